@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipeline import executor, outcome, rehearsal, summary
-from pipeline.base import factory, host, interrupts, layout, programs, words
+from pipeline.base import factory, host, interrupts, layout, programs, tracking_root, words
 from pipeline.base.errors import CollocationError, ConfigError, InUseError, TrackingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
@@ -45,6 +46,7 @@ from pipeline.prepare.device.waiting import Patience
 from pipeline.record import group_folder, provenance, resume
 from pipeline.record.group_folder import Survey
 from pipeline.record.original import FinishedGroup
+from pipeline.record.owner import close_command
 from pipeline.record.sender import Sender
 from pipeline.record.sender import take as take_sender
 from pipeline.record.spool import Spool
@@ -135,6 +137,7 @@ def planned(asked: Asked) -> tuple[Inventory, Plan]:
         inventory = inventory.with_environments()
         plan = asked.plan(inventory)
     if asked.config.plan_file is not None:
+        tracking_root.make(asked.root)  # below which a launcher has it
         agree(expanded("plan_file", asked.config.plan_file).absolute(), plan, inventory)
     return inventory, plan
 
@@ -149,7 +152,7 @@ class Asked:
         exporter: what shows the study while it runs.
         reproduction: the group to run again, if it is only that.
         differences: what was said of how that group differs from the original.
-        gpus: UUIDs of the GPUs on which a launcher runs units; none where the study runs on that of its plan.
+        gpus: those on which a launcher runs units; none where the study runs on that of its plan.
         planned: digests of the groups of all plans, where a launcher measures a study as several.
         begin_ms: when it was asked, since the epoch.
     """
@@ -161,7 +164,7 @@ class Asked:
     exporter: Exporter
     reproduction: Reproduction | None
     differences: str = ""
-    gpus: Sequence[str] = ()
+    gpus: Sequence[Device] = ()
     planned: Collection[str] = ()
     begin_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 
@@ -268,7 +271,9 @@ def _shown(asked: Asked, inventory: Inventory, plan: Plan) -> dict[str, object] 
     ahead = forecast(plan.groups, _ran_before(asked))
     if asked.config.dry_run == check.JSON:
         bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
-        return describe.as_dict(plan, ahead.of_each) | {"seconds": bounds}
+        loosely = {"num_other_packages": ahead.num_other_packages, "other_programs": ahead.other_programs}
+        told = {key: value for key, value in loosely.items() if value}
+        return describe.as_dict(plan, ahead.of_each) | {"seconds": bounds | told}
     return f"{describe.as_text(plan)}\n{ahead.words}"
 
 
@@ -314,6 +319,8 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
     finished = sender.finished(plan.experiment, store if asked.config.dry_run else None)
     groups, known = _remaining(asked, plan, finished)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
+    for line in resume.begun_again(groups, finished, gpus=asked.gpus):
+        words.say(line)
     if outcome.typed_for_study is None or outcome.slurm_task:  # else the launcher on this host has said it
         # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
         on_other_models = plan.any_gpu_digest if asked.config.gpu.models > 1 else ""
@@ -352,7 +359,7 @@ def _remaining(
     asked: Asked, plan: Plan, finished: Sequence[FinishedGroup]
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     accepts = asked.config.resume == Resume.ACCEPT_ENVIRONMENT
-    return resume.remaining(plan, finished, host.boot_id(), gpus=asked.gpus, accept_environment=accepts)
+    return resume.remaining(plan, finished, gpus=asked.gpus, accept_environment=accepts)
 
 
 def open_store(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:
@@ -421,10 +428,20 @@ class _Study:
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
         # What a killed orchestrator left is cleared before anybody is called a stranger.
-        self.unsent = end_leftovers(self.root).ready
+        found = end_leftovers(self.root)
+        self.unsent = found.ready
+        if self.config.unit is None:  # else other workers may well be at work there
+            self._say_what_other_hosts_left(found)
         for device in self.plan.devices:
             _undo(device, gpu)
             lease.refuse_strangers(device, gpu.tolerate)
+
+    def _say_what_other_hosts_left(self, found: Survey) -> None:
+        for owner, number in Counter(found.elsewhere.values()).items():
+            words.say(
+                f"note: {counted(number, 'group')} in {self.root / layout.SPOOL} left alone: host {owner} may be at "
+                f"work on it; if that is gone: {close_command(self.root)}"
+            )
 
     def run(self, stack: UndoStack, showing: Showing) -> int:
         """Open the store, run what is to run, show what was found."""

@@ -30,7 +30,6 @@ from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.modes import PROFILE, mode_of
 from pipeline.base.protocols import Exporter
 from pipeline.base.records import Device, Plan
-from pipeline.base.tags import Tag
 from pipeline.base.words import counted
 from pipeline.clean.journal import Journal
 from pipeline.plan import units
@@ -79,7 +78,7 @@ class Worker:
 def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> int:
     """Run the units of a study on the GPUs that are wanted; the worst exit status of the workers."""
     devices = free(asked, wanted)
-    asked = dataclasses.replace(asked, gpus=[device.uuid for device in devices])
+    asked = dataclasses.replace(asked, gpus=devices)
     refuse_taken_ports(asked, devices)
     by_model: dict[str, list[Device]] = {}
     for device in devices:
@@ -98,7 +97,7 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans, strict=True):
         groups, known = study.open_store(of_model, plan, inventory)
         waiting = deque(units.of(groups))
-        begun = {row.group.unit: gpu for row in known if (gpu := row.tags.get(Tag.GPU_UUID))}
+        begun = {row.group.unit: row.gpu_uuid for row in known}
         parts.append(Part(asked=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
             f"{counted(len(waiting), 'unit')} of {len(units.of(plan.groups))} to run on "

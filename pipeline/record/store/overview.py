@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import outcome
-from pipeline.base import layout, secrets, words
+from pipeline.base import layout, machine_state, secrets, words
 from pipeline.base.errors import TrackingError
 from pipeline.base.records import Result
 from pipeline.base.tags import Tag
@@ -27,8 +27,8 @@ from pipeline.record.store.unit_states import DONE, LOST, RUNNING, STATES, WAITI
 
 _FACTS = (
     *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "taken_over_by", "digest", "result"),
-    *("device", "gpu_uuid", "boot_id", "host", "user", "command_line", "slurm_task", "unit", "beside", "simulated"),
-    "spool_id",
+    *("device", "host", "user", "command_line", "slurm_task", "unit", "beside", "simulated", "spool_id"),
+    *machine_state.FACTS,
 )
 _BESIDE = "hydra/launcher=beside"
 _HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")

@@ -11,6 +11,7 @@ from statistics import fmean
 
 from pipeline.base import host, skips, squeue
 from pipeline.base.errors import CommandError
+from pipeline.base.machine_state import MachineState, merge_same
 from pipeline.base.records import Result
 from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.told import Told
@@ -141,15 +142,16 @@ def seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
 
 
 def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
-    attempts: dict[tuple[str | None, str | None], list[Told]] = defaultdict(list)
+    states = merge_same(MachineState.of(run.facts) for run in runs)
+    attempts: dict[MachineState, list[Told]] = defaultdict(list)
     counting = skips.without_old(reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result")))
     for run in reversed(counting):
-        attempts[run.facts.get("gpu_uuid"), run.facts.get("boot_id")].append(run)
+        attempts[states[MachineState.of(run.facts)]].append(run)
     if not attempts:
         return Unit(number=number, model=model, state=NOT_BEGUN, num_groups=size, results={})
     ended = {origin: Counter(_endings(members).values()) for origin, members in attempts.items()}
 
-    def rank(origin: tuple[str | None, str | None]) -> tuple[int, int]:
+    def rank(origin: MachineState) -> tuple[int, int]:
         return _num_findings(ended[origin]), _last_ms(attempts[origin])
 
     best = max(attempts, key=rank)

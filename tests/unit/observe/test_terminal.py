@@ -11,9 +11,9 @@ import re
 import pytest
 
 from pipeline.base import normalise
+from pipeline.base.machine_state import MachineState
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.samples import Field, FieldTable, Sample, Summary
-from pipeline.base.tags import Tag
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
@@ -89,17 +89,18 @@ def test_the_figures_of_a_group_are_those_of_its_valid_blocks_and_a_note_on_its_
 
 
 def test_each_gpu_counts_once():
-    def row(block, rate, **tags):
+    def row(block, rate, gpu=None):
         told = {"throughput_total_samples_per_s": rate}
-        return GroupResult(group=group("a", block=block), result=Result.OK, reason="", metrics=told, tags=tags)
+        origin = None if gpu is None else MachineState.of({"gpu_uuid": gpu})
+        return GroupResult(group=group("a", block=block), result=Result.OK, reason="", metrics=told, origin=origin)
 
     here = group("a").device.uuid
-    resumed = [row(1, 10, **{Tag.GPU_UUID: here}), row(2, 12)]
+    resumed = [row(1, 10, here), row(2, 12)]
     assert table(resumed, FIELDS).splitlines()[1:] == [
         "naive-a       2  ok           11.0",
         "figures are medians over the blocks",
     ]
-    others = [row(block, 20, **{Tag.GPU_UUID: "GPU-other"}) for block in (3, 4, 5)]
+    others = [row(block, 20, "GPU-other") for block in (3, 4, 5)]
     first, note = table([*resumed, *others], FIELDS).splitlines()[1:]
     assert first.split() == ["naive-a", "5", "ok", "15.5"]
     assert note == "figures are medians over the blocks; of the 2 GPUs each counts once"

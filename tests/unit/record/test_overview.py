@@ -104,6 +104,8 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen
         ("incomplete", "h1"),
         ("not begun", ""),
     ]
+    other_driver = seen(run(1, "a", driver_version="580"), run(1, "b", driver_version="590"))
+    assert (other_driver.units[0].state, dict(other_driver.units[0].results)) == ("incomplete", {"ok": 1})
     again = seen(run(1, "a", "failed"), run(1, "a"), run(1, "b"))
     assert dict(again.units[0].results) == {"ok": 2}
 

@@ -26,7 +26,7 @@ from pipeline.base.interrupts import Interrupted
 from pipeline.base.layout import DATABASE
 from pipeline.record.group_folder import Amendment, Record, write_amendment
 from pipeline.record.sender import Sender, end_early, start_forking
-from pipeline.record.store.links import ui_hint, ui_link
+from pipeline.record.store.links import hint_of, ui_hint, ui_link
 from pipeline.record.store.local import set_mlflow_defaults
 from tests import forks
 from tests.mlflow_server import start_server
@@ -379,6 +379,16 @@ def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest
         f"mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db   then open http://127.0.0.1:5000/{page}"
     )
     assert ui_hint(Path("/a b"), "3").startswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' ")
+    assert hint_of("https://host:80/", "3") == f"https://host:80/{page}"
+    for uri, typed in (
+        ("sqlite:///other.db", "sqlite:///other.db"),
+        ("sqlite:////a b/other.db", "'sqlite:////a b/other.db'"),
+        ("postgresql+psycopg2://me:secret@host/db", "postgresql+psycopg2://host/db"),
+        ("file:///runs", "file:///runs"),
+    ):
+        command, _, link = hint_of(uri, "3").partition("   then open ")
+        assert (command, link) == (f"mlflow ui --backend-store-uri {typed}", f"http://127.0.0.1:5000/{page}")
+    assert hint_of("databricks://mine", "3") == "experiment 3 in the workspace of databricks://mine"
     monkeypatch.setattr("shutil.which", lambda program: None)
     monkeypatch.setattr("sys.executable", "/b c/python")
     assert ui_hint(Path("mlruns"), "3").startswith("'/b c/mlflow' ui ")

@@ -43,8 +43,7 @@ def stored(group):
         name=group.name,
         block=str(group.block),
         result=Result.OK,
-        gpu_uuid=GPU.uuid,
-        boot_id="boot",
+        facts={"gpu_uuid": GPU.uuid, "boot_id": "boot"},
         run_id="run",
         settings=group.settings_digest,
     )
