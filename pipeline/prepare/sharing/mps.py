@@ -25,7 +25,8 @@ from pipeline.prepare.device.smi import Smi
 from pipeline.prepare.mig import existing
 from pipeline.prepare.mps import faulty_shares
 from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.daemon import CONTROL, MpsDaemon, daemon
+from pipeline.prepare.mps.control import CONTROL
+from pipeline.prepare.mps.daemon import MpsDaemon, daemon
 
 # Clients that MPS takes on one GPU, since a version of CUDA. Source: MPS documentation, release 615, architecture.
 # On a MIG device the limit is reduced in proportion to its size (MIG User Guide, concepts). Neither says how that is

@@ -20,7 +20,8 @@ from pipeline.prepare.device import compute_mode
 from pipeline.prepare.device.smi import Smi
 from pipeline.prepare.mps import partitions
 from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.daemon import CONTROL, Control, MpsDaemon, daemon
+from pipeline.prepare.mps.control import CONTROL, Control
+from pipeline.prepare.mps.daemon import MpsDaemon, daemon
 from pipeline.prepare.mps.partitions import Partition
 from pipeline.prepare.sharing.mps import Mps, numbers
 
