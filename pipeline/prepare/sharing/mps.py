@@ -52,9 +52,8 @@ class Mps:
                 raise ConfigError(f"scenario.priority={value}: 0 (normal) or 1 (below normal)")
 
     def check(self, group: Group) -> None:
-        device, what = group.device, f"scenario={group.scenario}"
-        if not device.is_gpu:
-            raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
+        device = group.device
+        refusals.refuse_cpus(group)
         refusals.refuse_mig(group)
         if device.parent is None:
             refuse_too_many(group, group.degree)
