@@ -193,6 +193,11 @@ def _start_server(control: Control, logs: MpsLogs) -> int:
         status = control.read_status(servers[0], _left(deadline)) if len(servers) == 1 else ""
         if status == "ACTIVE" or (status is None and logs.says_ready(servers[0])):
             return servers[0]
+        if status is None and not logs.is_written:
+            raise SharingError(
+                "its control program knows no get_server_status, and no control.log says when its server is ready; "
+                f"use driver R550 or newer ({_HELP})"
+            )
         if (not servers or status == "FAULT") and time.monotonic() > doubtful_until:
             said = f"; start_server was answered with: {' / '.join(reply)}" if reply else ""
             raise SharingError(f"{'its server is in FAULT' if servers else 'there is no server'}{said} ({_HELP})")

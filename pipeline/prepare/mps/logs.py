@@ -34,6 +34,11 @@ class MpsLogs:
 
     folder: Path
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the daemon writes its log; it goes on without one where it cannot."""
+        return bool(self._read("control.log"))
+
     def says_ready(self, server: int) -> bool:
         """Tell whether the daemon wrote that this server accepts clients."""
         return f"NEW SERVER {server}: Ready" in self._read("control.log")

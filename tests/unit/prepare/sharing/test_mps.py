@@ -33,6 +33,7 @@ from pipeline.prepare.mps import clients as mps_clients
 from pipeline.prepare.mps import control as mps_control
 from pipeline.prepare.mps import daemon
 from pipeline.prepare.mps.clients import MpsSlots
+from pipeline.prepare.mps.control import Control
 from pipeline.prepare.sharing.mps import Mps, MpsPercent
 from pipeline.simulation.mps.control import connect, write_program
 from tests.conftest import GPU
@@ -40,6 +41,7 @@ from tests.rows import gpu_settings, workload
 from tests.rows import group as make_group
 
 H100 = dataclasses.replace(GPU, details=(("compute_capability", "9.0"), ("multiprocessors", "132")))
+LOGS, environ = "CUDA_MPS_LOG_DIRECTORY", Control.environ
 CLIENT = """
 import os, sys, time
 from pipeline.simulation.mps.control import connect
@@ -299,6 +301,14 @@ def test_a_server_that_no_program_tells_to_be_ready_is_refused(folder, monkeypat
         prepared(folder, group_in(folder, "a"), ("never_ready",), branch="535"),
     ):
         pytest.fail("it is not ready")
+
+
+def test_without_status_and_log_nothing_is_waited_for(folder, monkeypatch):
+    monkeypatch.setattr(Control, "environ", lambda self, **more: environ(self, **more) | {LOGS: "/nonexistent"})
+    group = group_in(folder, "a")
+    says = r"knows no get_server_status, and no control\.log says when its server is ready; use driver R550 or newer"
+    with pytest.raises(SharingError, match=says), prepared(folder, group, branch="535"):
+        pytest.fail("nobody knows whether it is ready")
 
 
 def wrap_program(folder: Path, script: str) -> str:
