@@ -236,7 +236,9 @@ def _has_store(config: Config) -> bool:
 def _take_stock(asked: Asked) -> Inventory:
     """What the machine has, once what killed orchestrators left on it is undone; a dry run undoes nothing."""
     find_device = asked.simulated.find_device if asked.simulated else chosen.find_device
-    inventory = take(asked.configs, find_device)
+    # A dry run on a simulated GPU is the plan for another machine, which may have the data.
+    needs_data = not (asked.config.dry_run and asked.simulated)
+    inventory = take(asked.configs, find_device, needs_data=needs_data)
     if not asked.config.dry_run and _undo_leftovers(asked.configs, inventory, asked.root):
         inventory = take(asked.configs, find_device)
     return inventory

@@ -50,7 +50,7 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     beside, asked = programs.neighbours(config), programs.chosen(config)
     device, workloads = inventory.device_of(config.gpu), [workload for _, workload in asked]
     for workload in [*workloads, *(workload for _, workload in beside)]:
-        workload.check(device, device_was_chosen=config.gpu.kind is not GpuKind.auto)
+        workload.check(_planned_for(device, config), device_was_chosen=config.gpu.kind is not GpuKind.auto)
     window = _window(config, workloads)
     made = _programs(workloads, config, device, window, inventory)
     jobs = tuple(
@@ -78,6 +78,14 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     else:
         groups = [together]
     return [_identified(group, inventory) for group in groups]
+
+
+def _planned_for(device: Device, config: Config) -> Device:
+    """Return the device that workloads are checked for: of a dry run on a simulated GPU, the real one of its model.
+
+    Its jobs would run on the CPU, but nothing runs, and the plan is that of the study on the GPU.
+    """
+    return dataclasses.replace(device, kind="nvidia") if config.dry_run and device.is_simulated else device
 
 
 def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iterator[str]:

@@ -17,7 +17,7 @@ from pipeline.base.paths import expanded, is_file
 from pipeline.base.records import Device, Objective, Window, WindowKind
 from pipeline.plan import user_command
 from pipeline.plan.text_workloads import TextModel, positions_of
-from pipeline.plan.workloads import GPU_ONLY_PX, Precision, StepMode, WorkloadConfig
+from pipeline.plan.workloads import GPU_ONLY_PX, SEE_PLAN, Precision, StepMode, WorkloadConfig
 
 Library = enum.Enum("Library", "timm transformers diffusers", start=0)
 """Where the model of an inference workload comes from: of the last, a U-Net that takes noise from images."""
@@ -176,8 +176,7 @@ class InferConfig(ServiceConfig):
                 "(max_batch computes several requests together)"
             )
         if self.step_mode is StepMode.cuda_graph:
-            if not device.is_gpu or device.is_simulated:
-                raise self._refused("step_mode=cuda_graph needs a GPU; +rehearse=tiny rehearses without one")
+            self._refuse_graphs_without_gpu(device)
             if self.max_batch > 1:
                 raise self._refused(
                     "step_mode=cuda_graph replays one shape, and max_batch makes many; use eager or compile"
@@ -186,7 +185,7 @@ class InferConfig(ServiceConfig):
         if is_large and not device.is_gpu and not device_was_chosen:
             raise ConfigError(
                 f"workload {self.name} looks at {self.image_px}-pixel images and no GPU was found; "
-                "use gpu=cpu to run it on the CPUs anyway"
+                f"use gpu=cpu to run it on the CPUs anyway, or {SEE_PLAN}"
             )
 
     def _check_batching(self) -> None:

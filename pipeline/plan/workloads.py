@@ -33,6 +33,8 @@ comes with Python, and `files` a folder of text files."""
 Dataset = enum.Enum("Dataset", "digits cifar10 imagenet64 imagenet", start=0)
 """The data sets that `train_timm` knows."""
 
+SEE_PLAN = "gpu=simulated_h100_80gb dry_run=true to see its plan"
+"""The remedy where a study needs a GPU and there is none."""
 StepMode = enum.Enum("StepMode", "eager compile cuda_graph", start=0)
 """How a training step is issued: operator by operator, compiled, or replayed as one CUDA graph."""
 
@@ -227,6 +229,19 @@ class WorkloadConfig:
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(f"workload {self.name}: {why}")
 
+    def _refuse_graphs_without_gpu(self, device: Device) -> None:
+        """Raise ConfigError where CUDA graphs cannot be captured."""
+        if device.is_simulated:
+            raise self._refused(
+                f"step_mode=cuda_graph needs a GPU, and this study runs on a simulated {device.name}; "
+                "use dry_run=true to see its plan, or +rehearse=tiny to rehearse an experiment"
+            )
+        if not device.is_gpu:
+            raise self._refused(
+                f"step_mode=cuda_graph needs a GPU, and this study runs on {device.name}; use {SEE_PLAN}, "
+                "or +rehearse=tiny to rehearse an experiment"
+            )
+
 
 @dataclass
 class TrainingConfig(WorkloadConfig):
@@ -286,12 +301,7 @@ class TrainingConfig(WorkloadConfig):
         return path
 
     def _check_cuda_graph(self, device: Device) -> None:
-        if not device.is_gpu or device.is_simulated:
-            where = f"a simulated {device.name}" if device.is_simulated else device.name
-            raise self._refused(
-                f"step_mode=cuda_graph needs a GPU, and this study runs on {where}; "
-                "+rehearse=tiny rehearses an experiment without one"
-            )
+        self._refuse_graphs_without_gpu(device)
         if self.precision is Precision.fp16:
             raise self._refused(
                 "step_mode=cuda_graph cannot be combined with precision=fp16, whose loss "
@@ -349,7 +359,7 @@ class TrainTimmConfig(TrainingConfig):
         if self.image_px >= GPU_ONLY_PX and not device.is_gpu and not device_was_chosen:
             raise ConfigError(
                 f"workload {self.name} trains on {self.image_px}-pixel images and no GPU was found; "
-                "use gpu=cpu to train on the CPUs anyway"
+                f"use gpu=cpu to train on the CPUs anyway, or {SEE_PLAN}"
             )
 
     def check_data(self) -> None:

@@ -155,29 +155,29 @@ def _needs_reset(device: Device) -> bool:
         return False
 
 
-def free(asked: Asked, wanted: Any, *, of_one_model: bool = False) -> list[Device]:
+def free(asked: Asked, wanted: Any, *, of_one_model: bool = False, name: str = "gpus") -> list[Device]:
     """The GPUs that are wanted and free: of `all` those that are, else it is an error if one is not.
 
-    With `of_one_model`, those of another model than the first that is free are left out, or an error, as well.
+    With `of_one_model`, those of another model than the first that is free are left out, or an error, as well. Errors
+    name the launcher, `name`.
     """
-    config = asked.config.gpu
+    config, launcher = asked.config.gpu, f"hydra/launcher={name}"
     if config.kind is GpuKind.cpu:
-        raise ConfigError(
-            "hydra/launcher=gpus runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out"
-        )
-    workers.refuse_what_is_decided(asked.configs, "gpus")
+        raise ConfigError(f"{launcher} runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out")
+    workers.refuse_what_is_decided(asked.configs, name)
     if asked.config.wait:
-        raise ConfigError(
-            "wait=true: hydra/launcher=gpus takes the GPUs that are free now, and waits for none; leave it out"
-        )
+        raise ConfigError(f"wait=true: {launcher} takes the GPUs that are free now, and waits for none; leave it out")
     if asked.simulated is not None and config.machine is None:
         raise ConfigError(
-            "hydra/launcher=gpus on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with as "
+            f"{launcher} on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with as "
             "many GPUs as gpu.count=NUMBER says"
         )
     there = _there(asked)
     if not there:
-        raise ConfigError("hydra/launcher=gpus found no NVIDIA GPU; leave it out to run on the CPUs")
+        raise ConfigError(
+            f"{launcher} found no NVIDIA GPU; leave it out to run on the CPUs, or rehearse it with "
+            "gpu=simulated_h100_80gb gpu.count=2 gpu.machine=FILE"
+        )
     named = [] if wanted == ALL else _named(wanted)
     asked_for = [chosen.choose("hydra.launcher.devices", each, there) for each in named] or list(there)
     if twice := [device for device in asked_for if asked_for.count(device) > 1]:
@@ -194,7 +194,7 @@ def free(asked: Asked, wanted: Any, *, of_one_model: bool = False) -> list[Devic
     }
     said = [f"GPU {device.index} ({device.uuid}): {why}" for device, why in taken.items() if why]
     if said and (named or len(said) == len(asked_for)):
-        raise ConfigError(f"hydra/launcher=gpus: {'; '.join(said)}")
+        raise ConfigError(f"{launcher}: {'; '.join(said)}")
     for each in said:
         words.say(f"left out: {each}")
     return [device for device in asked_for if not taken[device]]

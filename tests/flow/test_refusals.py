@@ -72,7 +72,7 @@ def test_mig_without_a_gpu_is_one_line_that_says_what_to_do(tmp_path: Path) -> N
     assert (status, out) == (2, "")
     (line,) = err.splitlines()
     assert line.startswith("error: scenario=mig needs an NVIDIA GPU with MIG, not ")
-    assert "rehearse on a simulated GPU" in line
+    assert "rehearse it with gpu=simulated_h100_80gb" in line
     assert list(tmp_path.iterdir()) == []
 
 

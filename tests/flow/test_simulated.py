@@ -463,7 +463,7 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
     for asked, words in (
         ([newer], "kept.json was made with driver 580, not gpu.driver=590"),
         ([a100, newer], r"gpu.driver .* cannot be swept"),
-        ([unknown], "gpu.driver=470: a simulated machine has one of 580, 590, 615"),
+        ([unknown], "gpu.driver=470: a simulated machine has one of 535, 550, 570, 580, 590, 615"),
     ):
         with pytest.raises(ConfigError, match=words), rehearsal.prepared(asked):
             pass

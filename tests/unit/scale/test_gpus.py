@@ -321,6 +321,14 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     config.wait = True
     with pytest.raises(ConfigError, match="waits for none"):
         gpus.free(asked, "all")
+    config.wait = False
+    monkeypatch.setattr(gpus, "_there", lambda _: [])
+    for name in ("gpus", "beside"):
+        with pytest.raises(ConfigError, match=rf"^hydra/launcher={name} found no NVIDIA GPU; .* gpu=simulated_"):
+            gpus.free(asked, "all", name=name)
+    gpu.device = "1"
+    with pytest.raises(ConfigError, match=r"gpu.device=1 and hydra/launcher=beside both say where to run: name"):
+        gpus.free(asked, "all", name="beside")
 
 
 @pytest.fixture

@@ -79,6 +79,7 @@ def test_random_plans_are_legal_and_as_small_as_trying_everything_finds(tmp_path
         assert validator.faults(plan, services, rows, limits, margin) == []
         assert plan["status"] == "optimal"
         assert plan["num_gpus"] == fewest or (fewest is None and plan["num_gpus"] > 3)
+        check_slices(plan, services, rows, models, limits, margin)
     else:
         assert (status, plan["status"], fewest) == (1, "infeasible", None)
         assert plan["reasons"]
@@ -87,6 +88,17 @@ def test_random_plans_are_legal_and_as_small_as_trying_everything_finds(tmp_path
         if status == 0:
             assert validator.faults(other, services, rows, limits, margin) == []
             assert plan["num_gpus"] <= other["num_gpus"]
+            if plan["num_gpus"] == other["num_gpus"] and other["details"]["has_fewest_slices"]:
+                assert validator.count_slices(plan) == validator.count_slices(other)
+
+
+def check_slices(plan, services, rows, models, limits, margin):
+    details = plan["details"]
+    taken = validator.count_slices(plan)
+    assert (details["num_compute_slices"], details["num_memory_slices"]) == taken
+    assert details["has_fewest_slices"]
+    if plan["num_gpus"] <= 2:
+        assert taken == validator.fewest_slices(services, rows, models, plan["num_gpus"], limits, margin)
 
 
 ROW = {
@@ -154,6 +166,23 @@ def test_too_few_gpus_are_said_with_who_must_go(tmp_path, capsys):
     status, said = run(capsys, *argv)
     assert status == 1 and "1 of a100_80gb, are too few" in said["reasons"][0]
     assert "without bert the others" in said["reasons"][0] or "without yolo the others" in said["reasons"][0]
+
+
+SPEEDS = {"1g.10gb": 15, "2g.20gb": 114, "3g.40gb": 112, "7g.80gb": 164}
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+@pytest.mark.parametrize("limits", [{}, {"services_per_gpu": 1}])
+def test_a_small_service_gets_a_small_instance(tmp_path, capsys, method, limits):
+    rows = [ROW | {"instance_profile": name, "throughput_per_s": str(speed)} for name, speed in SPEEDS.items()]
+    rows.append(WHOLE | {"throughput_per_s": "500"})
+    path = table(tmp_path, *rows)
+    for rate, expected in ((20, ["2g.20gb"]), (15, ["1g.10gb"]), (120, ["1g.10gb", "2g.20gb"]), (400, [None])):
+        services = demand(tmp_path, [BERT | {"rate_per_s": rate}], limits=limits)
+        status, plan = run(capsys, "serve", services, "--profile", path, "--method", method, "--time-limit-s", 0.5)
+        assert (status, plan["num_gpus"]) == (0, 1)
+        assert sorted((each["profile"] for each in plan["gpus"][0]["instances"]), key=str) == expected, rate
+        assert plan["details"]["has_fewest_slices"]
 
 
 def test_the_margin_is_what_the_interval_says(tmp_path, capsys):
