@@ -179,7 +179,7 @@ def _workload(
     return Workload(
         name=workload.name,
         # What a launcher, which is no file of the user's, is to start.
-        script=str(inventory.scripts[files[0]].path if files and not path.is_absolute() else path),
+        script=str(inventory.scripts[next(iter(files))].path if files and not path.is_absolute() else path),
         argv=(*runner, str(path), *own, *words),
         ends_by_itself=workload.ends_by_itself,
         env=env,
