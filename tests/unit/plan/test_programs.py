@@ -229,6 +229,13 @@ def test_a_note_about_the_window_names_no_neighbour(make_plan):
     assert "tiny" not in told, told
 
 
+def test_a_note_about_the_window_names_programs_in_the_order_of_the_mix(make_plan):
+    plan = make_plan(['mix=["tests/toys/waiting.py","tests/toys/plain_torch.py"]'])
+    (name,) = {group.name for group in plan.groups}
+    assert name.endswith("waiting+plain_torch")
+    assert any(note.startswith("waiting, plain_torch cannot be told to stop") for note in plan.notes)
+
+
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
