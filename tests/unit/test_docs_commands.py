@@ -105,7 +105,7 @@ def files_of_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         (tmp_path / folder).mkdir()
     for name in ("train.py", "eval.py", "requirements.txt"):
         (tmp_path / name).touch()
-    for name in ("environment.yml", "eval.yml"):
+    for name in ("environment.yml", "eval.yml", "torch26.yml", "torch27.yml"):
         (tmp_path / name).write_text("{channels: [conda-forge], dependencies: [python]}")
     (tmp_path / "asks.jsonl").write_text("{}\n")
     for program in ("nsys", "ncu"):
