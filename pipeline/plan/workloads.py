@@ -400,6 +400,13 @@ class ScriptConfig(WorkloadConfig):
     def is_in_own_folder(self) -> bool:
         return self.run_in is RunIn.job_folder
 
+    def window_notes(self, window: Window) -> list[str]:
+        """Note arguments that were likely meant for the study, and stand behind the two dashes."""
+        meant = [word for word in self.argument_words() if user_command.sets(word, user_command.OF_THE_STUDY)]
+        return [
+            f"{word} goes to {self.name}, as it stands after --; the study takes what stands before" for word in meant
+        ]
+
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
         super().check(device, device_was_chosen=device_was_chosen)
         given = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]

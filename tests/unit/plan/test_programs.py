@@ -57,6 +57,13 @@ def test_what_stands_after_the_dashes_is_the_users_own_command_line(make_plan, s
     assert group.name == f"naive-3x-{name}"
 
 
+def test_a_key_of_the_study_after_the_dashes_is_noted(make_plan, scripts):
+    plan = make_plan(user_command.as_overrides(["--", "train.py", "lr=1", "dry_run=true", "--degree=2"]))
+    assert [note for note in plan.notes if "after --" in note] == [
+        "dry_run=true goes to train, as it stands after --; the study takes what stands before"
+    ]
+
+
 def test_the_overrides_stand_where_hydra_takes_them():
     ours = ["workload=script", "workload.script='train.py'", "workload.args=['--lr','1']"]
     own = ["--", "train.py", "--lr", "1"]
