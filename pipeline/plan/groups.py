@@ -107,8 +107,10 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
     profiler: Profiler = factory.instance(group.profiler.build)
     yield from profiler.notes(group.device)
     if is_other_window:
-        names = ", ".join(sorted({job.workload.name for job in group.measured if job.workload.ends_by_itself}))
-        others = ", ".join(sorted({job.workload.name for job in group.measured if not job.workload.ends_by_itself}))
+        by_end = {True: dict[str, None](), False: dict[str, None]()}
+        for job in group.measured:
+            by_end[job.workload.ends_by_itself][job.workload.name] = None
+        names, others = ", ".join(by_end[True]), ", ".join(by_end[False])
         if group.window.kind is WindowKind.LOGGED:
             yield f"{names} cannot be told to stop: measured while all jobs log how fast they are"
         else:
@@ -187,7 +189,7 @@ def _workload(
     return Workload(
         name=workload.name,
         # What a launcher, which is no file of the user's, is to start.
-        script=str(inventory.scripts[files[0]].path if files and not path.is_absolute() else path),
+        script=str(inventory.scripts[next(iter(files))].path if files and not path.is_absolute() else path),
         argv=(*runner, str(path), *own, *words),
         ends_by_itself=workload.ends_by_itself,
         env=env,

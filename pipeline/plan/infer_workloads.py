@@ -99,10 +99,10 @@ class ServiceConfig(WorkloadConfig):
 
     def window_notes(self, window: Window) -> list[str]:
         if window.kind is WindowKind.WORK:
-            count, how = self.requests * window.epochs, "workload.requests or window.epochs"
+            count = self.requests * window.epochs
             held = f"{count} requests"
         elif self.rate_per_s is not None:
-            count, how = int(self.rate_per_s * window.seconds), "window.seconds"
+            count = int(self.rate_per_s * window.seconds)
             held = f"about {count} requests ({self.rate_per_s:g}/s for {window.seconds:g} s)"
         else:
             return []  # nobody knows how many clients will send that wait for their answers
@@ -110,11 +110,19 @@ class ServiceConfig(WorkloadConfig):
         if wanted is not None and count < services.needed(wanted):
             raise self._refused(
                 f"objective_percentile={wanted:g} needs {services.needed(wanted)} requests, and the window holds "
-                f"{held}; raise {how}"
+                f"{held}; {self._enough(window, services.needed(wanted))}"
             )
         if count < (least := services.needed(99)):
-            return [f"{self.name}: no p99, which needs {least} requests: the window holds {held}; raise {how}"]
+            enough = self._enough(window, least)
+            return [f"{self.name}: no p99, which needs {least} requests: the window holds {held}; {enough}"]
         return []
+
+    def _enough(self, window: Window, count: int) -> str:
+        """Say what makes the window hold so many requests, and a tenth more: how many arrive is random."""
+        if window.kind is WindowKind.WORK:
+            return "raise workload.requests or window.epochs"
+        assert self.rate_per_s is not None
+        return f"set window.seconds={math.ceil(1.1 * count / self.rate_per_s)}"
 
 
 @dataclass
@@ -245,11 +253,12 @@ class ServerConfig(ServiceConfig):
         options = super().own_options()
         return options | {"command": options["command"].replace("{port}", "{{port}}")}
 
-    def source_files(self) -> list[str]:
-        """What the command line names, and what is asked, belong to the program too."""
+    def source_files(self) -> dict[str, str]:
+        """Return what the command line names and what is asked: both belong to the program."""
         words = self._split("command", self.command)
-        named = (file for file in user_command.source_files("", words) if is_file(Path(file)))
-        return [*super().source_files(), *named, *([] if self.requests_file is None else [self.requests_file])]
+        named = [file for file in user_command.source_files("", words) if is_file(Path(file))]
+        asked = {} if self.requests_file is None else {self.requests_file: "requests_file"}
+        return {**super().source_files(), **dict.fromkeys(named, "command"), **asked}
 
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
         super().check(device, device_was_chosen=device_was_chosen)

@@ -153,12 +153,15 @@ class WorkloadConfig:
         """Whether each job starts in its output folder, and not where the user called from."""
         return False
 
-    def source_files(self) -> list[str]:
-        """The Python files, beside the script, that the command line names: their content belongs to the program."""
+    def source_files(self) -> dict[str, str]:
+        """Return files beside the script whose content belongs to the program, each with the key that names it.
+
+        These are the Python files that the command line names.
+        """
         words = self.argument_words()
         named = [file for file in user_command.source_files("", words) if is_file(Path(file))]
         of_modules = (source_digest.files_run_as(each, Path()) for each in user_command.modules(self.script, words))
-        return [*named, *map(str, chain(*of_modules))]
+        return dict.fromkeys([*named, *map(str, chain(*of_modules))], "args")
 
     def words(self, own: Iterable[str] = ()) -> list[str]:
         """The words that `args` and `flags` add to the command line, which has these of its own.
@@ -406,6 +409,13 @@ class ScriptConfig(WorkloadConfig):
 
     def is_in_own_folder(self) -> bool:
         return self.run_in is RunIn.job_folder
+
+    def window_notes(self, window: Window) -> list[str]:
+        """Note arguments that were likely meant for the study, and stand behind the two dashes."""
+        meant = [word for word in self.argument_words() if user_command.sets(word, user_command.OF_THE_STUDY)]
+        return [
+            f"{word} goes to {self.name}, as it stands after --; the study takes what stands before" for word in meant
+        ]
 
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
         super().check(device, device_was_chosen=device_was_chosen)

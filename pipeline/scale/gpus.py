@@ -77,7 +77,7 @@ class Worker:
 
 def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> int:
     """Run the units of a study on the GPUs that are wanted; the worst exit status of the workers."""
-    devices = free(asked, wanted)
+    devices = free(asked, wanted, "gpus")
     asked = dataclasses.replace(asked, gpus=devices)
     refuse_taken_ports(asked, devices)
     by_model: dict[str, list[Device]] = {}
@@ -155,27 +155,31 @@ def _needs_reset(device: Device) -> bool:
         return False
 
 
-def free(asked: Asked, wanted: Any, *, of_one_model: bool = False, name: str = "gpus") -> list[Device]:
-    """The GPUs that are wanted and free: of `all` those that are, else it is an error if one is not.
+def free(asked: Asked, wanted: Any, launcher: str, *, of_one_model: bool = False) -> list[Device]:
+    """Return the GPUs that are wanted and free: of `all` those that are, else it is an error if one is not.
 
-    With `of_one_model`, those of another model than the first that is free are left out, or an error, as well. Errors
-    name the launcher, `name`.
+    Errors name `launcher`. With `of_one_model`, those of another model than the first that is free are left out, or an
+    error, as well.
     """
-    config, launcher = asked.config.gpu, f"hydra/launcher={name}"
+    config = asked.config.gpu
     if config.kind is GpuKind.cpu:
-        raise ConfigError(f"{launcher} runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out")
-    workers.refuse_what_is_decided(asked.configs, name)
+        raise ConfigError(
+            f"hydra/launcher={launcher} runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out"
+        )
+    workers.refuse_what_is_decided(asked.configs, launcher)
     if asked.config.wait:
-        raise ConfigError(f"wait=true: {launcher} takes the GPUs that are free now, and waits for none; leave it out")
+        raise ConfigError(
+            f"wait=true: hydra/launcher={launcher} takes the GPUs that are free now, and waits for none; leave it out"
+        )
     if asked.simulated is not None and config.machine is None:
         raise ConfigError(
-            f"{launcher} on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with as "
-            "many GPUs as gpu.count=NUMBER says"
+            f"hydra/launcher={launcher} on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with "
+            "as many GPUs as gpu.count=NUMBER says"
         )
     there = _there(asked)
     if not there:
         raise ConfigError(
-            f"{launcher} found no NVIDIA GPU; leave it out to run on the CPUs, or rehearse it with "
+            f"hydra/launcher={launcher} found no NVIDIA GPU; leave it out to run on the CPUs, or rehearse it with "
             "gpu=simulated_h100_80gb gpu.count=2 gpu.machine=FILE"
         )
     named = [] if wanted == ALL else _named(wanted)
@@ -194,7 +198,7 @@ def free(asked: Asked, wanted: Any, *, of_one_model: bool = False, name: str = "
     }
     said = [f"GPU {device.index} ({device.uuid}): {why}" for device, why in taken.items() if why]
     if said and (named or len(said) == len(asked_for)):
-        raise ConfigError(f"{launcher}: {'; '.join(said)}")
+        raise ConfigError(f"hydra/launcher={launcher}: {'; '.join(said)}")
     for each in said:
         words.say(f"left out: {each}")
     return [device for device in asked_for if not taken[device]]

@@ -14,8 +14,8 @@ from pipeline.plan.plan import build_plan
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig
 from pipeline.study import Asked
 
-_BY_LIST = "name the GPUs with 'hydra.launcher.devices=[0,1]'"
-_INSTEAD = {"gpus": _BY_LIST, "beside": _BY_LIST, "slurm": "ask for it with hydra.launcher.gres"}
+_NAME_THEM = "name the GPUs with 'hydra.launcher.devices=[0,1]'"
+_INSTEAD = {"gpus": _NAME_THEM, "beside": _NAME_THEM, "slurm": "ask for it with hydra.launcher.gres"}
 
 
 def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:

@@ -170,6 +170,16 @@ def test_plain_lines_say_where_the_study_is(capsys):
     ]
 
 
+def test_a_reason_to_skip_is_said_once(capsys):
+    groups = [group("a"), group("a", "a"), group("a", block=2), group("b")]
+    view = PlainView(Progress(groups, clock=Clock()))
+    for skipped, reason in zip(groups, ("no MIG", "no MIG", "no MIG", "no MPS"), strict=True):
+        view.begin(skipped)
+        view.done(GroupResult(group=skipped, result=Result.SKIPPED, reason=reason))
+    lines = [line.partition(" (")[0].strip() for line in capsys.readouterr().err.splitlines()[1::2]]
+    assert lines == ["skipped: no MIG", "skipped: as naive-a", "skipped: as naive-a", "skipped: no MPS"]
+
+
 @pytest.mark.parametrize("given", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])
 def test_the_command_that_goes_on_is_the_one_that_was_given(given):
     words = ["run.py", "-m", "mix=[M,S],[M,S,S]", *given]

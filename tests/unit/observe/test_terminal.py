@@ -123,10 +123,22 @@ def test_programs_that_differ_in_a_flag_are_cases_of_their_own():
 
 def test_a_reason_that_many_groups_share_is_said_once():
     groups = [group(*"a" * number) for number in range(2, 8)]
-    rows = [GroupResult(group=each, result=Result.SKIPPED, reason="needs MIG") for each in groups]
+    rows = [GroupResult(group=each, result=Result.FAILED, reason="lost") for each in groups]
     *_, last = lines = table(rows, FIELDS).splitlines()
     assert len(lines) == 1 + 6 + 1
-    assert last == "naive-a+a, naive-a+a+a, naive-a+a+a+a, naive-a+a+a+a+a and 2 more: needs MIG"
+    assert last == "naive-a+a, naive-a+a+a, naive-a+a+a+a, naive-a+a+a+a+a and 2 more: lost"
+
+
+def test_skipped_groups_stand_below_the_table():
+    alone, pair, three = (group(*"a" * number) for number in (1, 2, 3))
+    skipped = [GroupResult(group=each, result=Result.SKIPPED, reason="needs MIG") for each in (pair, three)]
+    ran = GroupResult(group=alone, result=Result.OK, reason="", metrics={"makespan_s": 3.0})
+    *_, row, below = table([ran, *skipped], FIELDS).splitlines()
+    assert row.split() == ["naive-a", "ok", "3.0"]
+    assert below == "skipped naive-a+a, naive-a+a+a: needs MIG"
+    assert table(skipped, FIELDS) == below
+    partly = table([dataclasses.replace(ran, group=pair), skipped[0]], FIELDS).splitlines()[1:]
+    assert partly[0].split("  ")[:2] == ["naive-a+a", "1 ok, 1 skipped"]
 
 
 def test_groups_of_one_name_are_told_apart_by_window_and_device():

@@ -304,6 +304,13 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_planned(tmp_pa
     assert status == 2 and "there is no folder" in error and error.count("\n") == 1
 
 
+def test_a_file_that_is_not_there_is_named_once(tmp_path, capsys):
+    status, error = run(capsys, "serve", tmp_path / "no.yaml", "--profile", table(tmp_path, ROW))
+    assert status == 2 and error.startswith(
+        f"error: {tmp_path}/no.yaml: cannot be read: No such file or directory; give"
+    )
+
+
 def test_a_file_that_is_no_yaml_is_named_with_its_row(tmp_path, capsys):
     services = tmp_path / "services.yaml"
     services.write_text("services:\n  - {name: [bert\n")
