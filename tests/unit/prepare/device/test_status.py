@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -392,6 +393,25 @@ with leftovers.scratch(sys.argv[2]) as folder:
     print(child.pid, flush=True)
     time.sleep(60)
 """
+
+
+def test_the_folder_of_a_process_that_hangs_in_the_kernel_stays_and_clean_says_so(
+    ask: Callable[..., tuple[int, Any]], scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool_id = uuid.uuid4().hex
+    folder = leftovers.scratch_folder(spool_id)
+    folder.mkdir()
+    with subprocess.Popen(["sleep", "60"], env={processes.MARK_VARIABLE: spool_id}) as hanging:
+        with monkeypatch.context() as kernel:
+            kernel.setattr(processes, "end", lambda *_: 1)
+            code, answer = ask("clean")
+            assert (code, answer["abandoned"], answer["hanging"]) == (1, {}, {str(folder): [hanging.pid]})
+            code, text = ask("clean", as_json=False)
+            assert code == 1 and f"left {folder}: processes [{hanging.pid}] do not end, not even by SIGKILL" in text
+            assert folder.is_dir()
+        assert ask("clean")[0] == 0
+        assert hanging.wait() == -signal.SIGTERM
+    assert not folder.exists()
 
 
 def test_folders_and_processes_of_killed_orchestrators_go_and_those_of_living_ones_stay(
