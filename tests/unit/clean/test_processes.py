@@ -43,8 +43,8 @@ def test_a_polite_process_gets_the_time_to_end():
     )
     while processes.marked(mark) != [polite.pid]:
         time.sleep(0.01)
-    processes.end(mark, grace_s=5)
-    assert polite.wait(timeout=5) == -signal.SIGTERM
+    processes.end(mark, grace_s=60)
+    assert polite.wait(timeout=60) == -signal.SIGTERM
 
 
 def test_what_sheds_its_mark_when_it_is_told_to_end_is_ended_all_the_same():

@@ -223,8 +223,7 @@ def test_a_server_that_died_is_an_error(folder):
     died = pytest.raises(SharingError, match=r"servers now: none.*server\.log ends with")
     with died, prepared(folder, group_in(folder, "a")) as slots:
         os.kill(server_of(slots), signal.SIGKILL)
-        wait_until(lambda: len(daemons(folder)) == 1)
-        time.sleep(0.1)  # until the daemon has noticed
+        wait_until(lambda: control_of(slots).list_pids("get_server_list") == [])
 
 
 def test_the_error_of_the_group_is_not_hidden_by_the_fault(folder, monkeypatch):
