@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from pipeline import executor, outcome, rehearsal, summary
 from pipeline.base import factory, host, interrupts, layout, programs, tracking_root, words
 from pipeline.base.errors import CollocationError, ConfigError, InUseError, TrackingError
-from pipeline.base.interrupts import UndoStack
+from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.paths import expanded
 from pipeline.base.protocols import Exporter, Showing
 from pipeline.base.records import Device, Group, Plan, Result, Resume
@@ -67,6 +67,8 @@ _STUDY_KEYS = (
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate"),
 )
 
+_SIGNAL_EARLY_S = 90.0
+
 
 def execute(configs: Sequence[DictConfig], *, is_sweep: bool, engine: Engine | None = None) -> int:
     """Plan and run a study from its composed configurations.
@@ -110,11 +112,12 @@ def _begun(asked: Asked, stack: UndoStack) -> _Study:
 
     Whoever has to wait for a device lets go of the others, and then plans anew: the machine may be another one.
     """
-    patience = Patience(is_wanted=asked.config.wait, limit_s=asked.config.wait_limit_s)
+    config = asked.config
+    patience = Patience(is_wanted=config.wait, limit_s=config.wait_limit_s, time_limit_s=config.time_limit_s)
     while True:
         try:
             with UndoStack() as taken:
-                study = _Study(asked, *planned(asked))
+                study = _Study(asked, *planned(asked), waited_s=patience.waited_s)
                 study.take_devices(taken)
                 with interrupts.held():
                     stack.enter_context(taken.pop_all())
@@ -411,8 +414,9 @@ def _check_same(configs: Sequence[Config]) -> None:
 class _Study:
     """A plan on its way through the machine."""
 
-    def __init__(self, asked: Asked, inventory: Inventory, plan: Plan) -> None:
+    def __init__(self, asked: Asked, inventory: Inventory, plan: Plan, *, waited_s: float) -> None:
         assert asked.sender is not None
+        self.waited_s = waited_s
         self.asked, self.inventory, self.plan = asked, inventory, plan
         self.config, self.sender, self.root = asked.config, asked.sender, asked.root
         self.comparison = Comparison()
@@ -470,6 +474,10 @@ class _Study:
         try:
             self._take_in(known)
             self._run(groups, view, warm_start, showing)
+        except Interrupted as interrupted:
+            if outcome.slurm_task:  # nobody is there who sent the signal
+                words.say(f"{interrupted}{self._nearness_of_limit(time.monotonic() - begin_s)}")
+            raise
         finally:
             with interrupts.held():
                 self._finish()
@@ -486,6 +494,12 @@ class _Study:
                 f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host.load_in_words()}); groups whose "
                 "jobs wait for CPUs will be marked: measure on a quiet machine"
             )
+
+    def _nearness_of_limit(self, elapsed_s: float) -> str:
+        """Say that the time limit is near, if it is: Slurm signals a task up to a minute before it was asked to."""
+        limit_s = self.config.time_limit_s
+        is_near = limit_s is not None and limit_s - elapsed_s - self.waited_s < _SIGNAL_EARLY_S
+        return f", near the end of its time (time_limit_s={limit_s:g})" if is_near else ""
 
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters)
@@ -553,7 +567,7 @@ class _Study:
             rehearsal=self.asked.simulated,
             own_files=self._own_files(),
         )
-        begin_s, limit_s = time.monotonic(), self.config.time_limit_s
+        begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
         for group in groups:
             if limit_s is not None and time.monotonic() - begin_s > limit_s:
                 words.say(f"time_limit_s={limit_s:g} is over")

@@ -40,7 +40,6 @@ from tests.tracking_cases import (
     record,
     runs_of,
     sample,
-    wait_for,
 )
 
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -292,18 +291,33 @@ def test_a_full_disk_is_told_in_a_line_and_what_was_not_sent_is_sent_later(root:
     assert {run.info.status for run in runs_of(client(root))} == {"FINISHED", "KILLED"}
 
 
+KILLED_IN_A_JOB = """
+import os, runpy, signal, sys
+from mlflow import MlflowClient
+log_batch = MlflowClient.log_batch
+def killed(client, run_id, *arguments, **options):
+    log_batch(client, run_id, *arguments, **options)
+    if options.get('metrics') and client.get_run(run_id).info.run_name == '3-toy':
+        os.kill(os.getpid(), signal.SIGKILL)
+MlflowClient.log_batch = killed
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)
+"""
+
+
 def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, serve) -> None:
-    num_points = [50, 50, 50, 4000, 50, 50, 50]  # the fourth job keeps the sender busy until it is killed
+    num_points = [50, 50, 50, 500, 50, 50, 50]  # the fourth job takes several requests, and the first one is the last
     folder = make_spool(
         root, record(tuple(child(index, num_series=5, num_points=num) for index, num in enumerate(num_points)))
     )
-    first = serve("--root", root)
-    first.ask("begin", spool=folder)
-    first.tell("send", spool=folder)
+    with forks.start("-c", KILLED_IN_A_JOB, "pipeline.tracking", "serve", "--root", root, has_stdin=True) as first:
+        for op in ("begin", "send"):
+            first.stdin.write(json.dumps({"op": op, "spool": str(folder)}) + "\n")
+        first.stdin.flush()
+        assert first.wait(600) == -signal.SIGKILL
     tracking = client(root)
-    wait_for(lambda: by_name(tracking)["2-toy"].info.status == "FINISHED")
-    first.kill()
-    assert by_name(tracking)["3-toy"].info.status == "RUNNING"
+    states = {name: run.info.status for name, run in by_name(tracking).items()}
+    assert [states[f"{index}-toy"] for index in range(5)] == [*["FINISHED"] * 3, *["RUNNING"] * 2]
 
     assert serve("--root", root).ask("send", spool=folder)["ok"]
 

@@ -15,6 +15,7 @@ from pipeline.planner.serving import methods
 from tests.unit.planner.serving import validator
 from tests.unit.planner.serving.cases import random_case
 
+pytestmark = pytest.mark.usefixtures("searches_by_rounds")
 PARVAGPU = PROJECT_DIR / "tests/data/parvagpu"
 
 
@@ -61,7 +62,7 @@ def test_the_scenarios_of_parvagpu_take_no_more_gpus_than_published(tmp_path, ca
     assert (status, plan["status"], plan["gap"]) == (0, "optimal", 0) and plan["num_gpus"] == plan["bound"] <= published
     assert validator.faults(plan, services, validator.read_profile(parva_profile)) == []
     assert json.loads(out.read_text()) == plan
-    _, compared = run(capsys, "compare", *argv, "--time-limit-s", 1)
+    _, compared = run(capsys, "compare", *argv)
     num_gpus = {row["method"]: row["num_gpus"] for row in compared["methods"]}
     assert num_gpus["whole GPUs"] == [6, 11, 11, 11][number]
     assert num_gpus["exact"] == plan["num_gpus"] <= num_gpus["tree"] <= num_gpus["greedy"] <= num_gpus["7x 1g.10gb"]
@@ -84,7 +85,7 @@ def test_random_plans_are_legal_and_as_small_as_trying_everything_finds(tmp_path
         assert (status, plan["status"], fewest) == (1, "infeasible", None)
         assert plan["reasons"]
     for method in ("greedy", "tree", "genetic"):
-        status, other = run(capsys, "serve", *argv, "--method", method, "--time-limit-s", 0.05)
+        status, other = run(capsys, "serve", *argv, "--method", method)
         if status == 0:
             assert validator.faults(other, services, rows, limits, margin) == []
             assert plan["num_gpus"] <= other["num_gpus"]
@@ -320,7 +321,7 @@ def test_a_file_that_is_no_yaml_is_named_with_its_row(tmp_path, capsys):
 
 def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
     path = demand(tmp_path, scenario(0))
-    argv = ["compare", path, "--profile", parva_profile, "--time-limit-s", 0.2]
+    argv = ["compare", path, "--profile", parva_profile]
     _, one = run(capsys, *argv)
     _, both = run(capsys, *argv, "--load", 1, "--load", 3)
     needed = [{row["method"]: row["num_gpus"] for row in each["methods"]} for each in (one, *both["loads"])]
@@ -347,7 +348,7 @@ def test_only_what_was_profiled_is_compared_with(tmp_path, capsys, profiles, exp
         ROW | {"instance_profile": each, "sharing_mode": "mig" if each else "mps", "throughput_per_s": "1000"}
         for each in profiles
     ]
-    argv = ["compare", demand(tmp_path, [BERT]), "--profile", table(tmp_path, *rows), "--time-limit-s", 0.1]
+    argv = ["compare", demand(tmp_path, [BERT]), "--profile", table(tmp_path, *rows)]
     status, found = run(capsys, *argv)
     assert status == 0
     assert [row["method"] for row in found["methods"]][len(methods.METHODS) :] == expected

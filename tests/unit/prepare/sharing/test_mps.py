@@ -235,8 +235,7 @@ def test_a_server_that_died_is_an_error(folder, branch):
     says = rf"\(status: {status}; servers now: none\).*; control\.log: Server \d+ exited with status 0$"
     with pytest.raises(SharingError, match=says), prepared(folder, group_in(folder, "a"), branch=branch) as slots:
         os.kill(server_of(slots), signal.SIGKILL)
-        wait_until(lambda: len(daemons(folder)) == 1)
-        time.sleep(0.1)  # until the daemon has noticed
+        wait_until(lambda: control_of(slots).list_pids("get_server_list") == [])
 
 
 def test_the_error_of_the_group_is_not_hidden_by_the_fault(folder, monkeypatch):
