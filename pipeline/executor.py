@@ -21,8 +21,9 @@ import psutil
 
 from pipeline import outcome
 from pipeline.base import factory, host, interrupts, layout, programs
-from pipeline.base.errors import CollocationError, ListenerError
+from pipeline.base.errors import CollocationError, ConfigError, ListenerError
 from pipeline.base.interrupts import Interrupted, UndoStack
+from pipeline.base.machine_state import MachineState
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.protocols import Listener, Profiler, Sharing, Slots
 from pipeline.base.records import Group, Job, ListenerSpec, Required, Slot
@@ -41,7 +42,8 @@ from pipeline.observe.host import FOREIGN_LOAD
 from pipeline.observe.observation import Observation, Watched
 from pipeline.observe.phases import Phases
 from pipeline.plan.inventory import Inventory
-from pipeline.prepare.device import lease
+from pipeline.prepare.device import lease, nvml
+from pipeline.prepare.device.nvml import NvmlError
 from pipeline.record import trace
 from pipeline.record.sender import Sender
 from pipeline.record.spool import Spool, SpoolRun
@@ -76,6 +78,12 @@ class Shared:
     idle_w: dict[str, float] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
+    def warn_once(self, text: str) -> None:
+        """Say something that holds for all groups of a study once; each group's tags have it."""
+        if text not in self.warned:
+            self.warned.add(text)
+            log.warning("%s", text)
+
 
 def run(group: Group, shared: Shared) -> GroupResult:
     """Run one group and record its row.
@@ -83,6 +91,7 @@ def run(group: Group, shared: Shared) -> GroupResult:
     Raises:
         Interrupted: the user asked to end; the row says so.
     """
+    group = _in_the_state_of_now(group, shared)
     with shared.spool.open(group) as record:
         if (skipped := endings.skipped(group)) is not None:
             record.close(skipped)
@@ -99,6 +108,22 @@ def run(group: Group, shared: Shared) -> GroupResult:
     if interrupted is not None:
         raise interrupted
     return row
+
+
+def _in_the_state_of_now(group: Group, shared: Shared) -> Group:
+    """Return the group with the state that its GPU has now: somebody may have changed it since the plan was made."""
+    if not group.device.is_gpu or group.skip_reason is not None:
+        return group
+    try:
+        device = nvml.with_state_now(group.device)
+    except (ConfigError, NvmlError):  # the group meets the same, and its row says so
+        return group
+    if change := MachineState.now(device).changes(MachineState.now(group.device)):
+        shared.warn_once(
+            f"{device.name} has changed since the study began ({change}): rows before and after are not compared; "
+            "repeat the command with resume=true to run unfinished blocks again"
+        )
+    return dataclasses.replace(group, device=device)
 
 
 class _Execution:
@@ -201,10 +226,10 @@ class _Execution:
             clock = self.clock.record
             changed = changed_files.since(here, min(began), clock, without=ours, inodes=outcome.outputs)
         except OSError as error:  # a job may have removed it
-            self._warn_once(f"files that several jobs wrote go unseen: {error}")
+            self.shared.warn_once(f"files that several jobs wrote go unseen: {error}")
             return None
         if not changed.is_whole:
-            self._warn_once(f"{here} has too many files to look at: jobs that write the same one may go unseen")
+            self.shared.warn_once(f"{here} has too many files to look at: jobs that write the same one may go unseen")
         return changed
 
     def _warn_of_other_programs(self, row: GroupResult) -> None:
@@ -212,17 +237,11 @@ class _Execution:
             self.shared.warned.add(FOREIGN_LOAD)
             log.warning("%s the machine: %s", FOREIGN_LOAD, host.load_in_words())
 
-    def _warn_once(self, said: str) -> None:
-        """Say something that holds for all groups of a study once; each group's tags have it."""
-        if said not in self.shared.warned:
-            self.shared.warned.add(said)
-            log.warning("%s", said)
-
     def _warn_of_shared_files(self, row: GroupResult) -> None:
         """Say which files several jobs may have written."""
         if (shared := row.tags.get(Tag.SHARED_FILES)) is not None:
             remedy = "workload.run_in=job_folder, or {output_dir} in the arguments, gives each job files of its own"
-            self._warn_once(f"{shared}; {remedy}")
+            self.shared.warn_once(f"{shared}; {remedy}")
 
     def _idle_w(self) -> float | None:
         """The lowest power that was read before the jobs of any group of this study started.
@@ -341,7 +360,7 @@ class _Execution:
             if spec.required is not Required.NO:
                 raise
             self.tags[listener_tag(spec.name)] = f"absent: {error}"
-            self._warn_once(f"left out: {error}")
+            self.shared.warn_once(f"left out: {error}")
 
     @contextmanager
     def _own_cost(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +19,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipeline import executor, outcome, rehearsal, summary
-from pipeline.base import factory, host, interrupts, layout, programs, words
+from pipeline.base import factory, host, interrupts, layout, programs, tracking_root, words
 from pipeline.base.errors import CollocationError, ConfigError, InUseError, TrackingError
-from pipeline.base.interrupts import UndoStack
+from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.paths import expanded
 from pipeline.base.protocols import Exporter, Showing
 from pipeline.base.records import Device, Group, Plan, Result, Resume
@@ -45,6 +46,7 @@ from pipeline.prepare.device.waiting import Patience
 from pipeline.record import group_folder, provenance, resume
 from pipeline.record.group_folder import Survey
 from pipeline.record.original import FinishedGroup
+from pipeline.record.owner import close_command
 from pipeline.record.sender import Sender
 from pipeline.record.sender import take as take_sender
 from pipeline.record.spool import Spool
@@ -64,6 +66,8 @@ _STUDY_KEYS = (
     *("wait", "wait_limit_s", "foreign_load", "unit", "unit_of", "plan_file", "only"),
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate"),
 )
+
+_SIGNAL_EARLY_S = 90.0
 
 
 def execute(configs: Sequence[DictConfig], *, is_sweep: bool, engine: Engine | None = None) -> int:
@@ -108,11 +112,12 @@ def _begun(asked: Asked, stack: UndoStack) -> _Study:
 
     Whoever has to wait for a device lets go of the others, and then plans anew: the machine may be another one.
     """
-    patience = Patience(is_wanted=asked.config.wait, limit_s=asked.config.wait_limit_s)
+    config = asked.config
+    patience = Patience(is_wanted=config.wait, limit_s=config.wait_limit_s, time_limit_s=config.time_limit_s)
     while True:
         try:
             with UndoStack() as taken:
-                study = _Study(asked, *planned(asked))
+                study = _Study(asked, *planned(asked), waited_s=patience.waited_s)
                 study.take_devices(taken)
                 with interrupts.held():
                     stack.enter_context(taken.pop_all())
@@ -135,6 +140,7 @@ def planned(asked: Asked) -> tuple[Inventory, Plan]:
         inventory = inventory.with_environments()
         plan = asked.plan(inventory)
     if asked.config.plan_file is not None:
+        tracking_root.make(asked.root)  # below which a launcher has it
         agree(expanded("plan_file", asked.config.plan_file).absolute(), plan, inventory)
     return inventory, plan
 
@@ -149,7 +155,7 @@ class Asked:
         exporter: what shows the study while it runs.
         reproduction: the group to run again, if it is only that.
         differences: what was said of how that group differs from the original.
-        gpus: UUIDs of the GPUs on which a launcher runs units; none where the study runs on that of its plan.
+        gpus: those on which a launcher runs units; none where the study runs on that of its plan.
         planned: digests of the groups of all plans, where a launcher measures a study as several.
         begin_ms: when it was asked, since the epoch.
     """
@@ -161,7 +167,7 @@ class Asked:
     exporter: Exporter
     reproduction: Reproduction | None
     differences: str = ""
-    gpus: Sequence[str] = ()
+    gpus: Sequence[Device] = ()
     planned: Collection[str] = ()
     begin_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 
@@ -233,7 +239,9 @@ def _has_store(config: Config) -> bool:
 def _take_stock(asked: Asked) -> Inventory:
     """What the machine has, once what killed orchestrators left on it is undone; a dry run undoes nothing."""
     find_device = asked.simulated.find_device if asked.simulated else chosen.find_device
-    inventory = take(asked.configs, find_device)
+    # A dry run on a simulated GPU is the plan for another machine, which may have the data.
+    needs_data = not (asked.config.dry_run and asked.simulated)
+    inventory = take(asked.configs, find_device, needs_data=needs_data)
     if not asked.config.dry_run and _undo_leftovers(asked.configs, inventory, asked.root):
         inventory = take(asked.configs, find_device)
     return inventory
@@ -268,7 +276,9 @@ def _shown(asked: Asked, inventory: Inventory, plan: Plan) -> dict[str, object] 
     ahead = forecast(plan.groups, _ran_before(asked))
     if asked.config.dry_run == check.JSON:
         bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
-        return describe.as_dict(plan, ahead.of_each) | {"seconds": bounds}
+        loosely = {"num_other_packages": ahead.num_other_packages, "other_programs": ahead.other_programs}
+        told = {key: value for key, value in loosely.items() if value}
+        return describe.as_dict(plan, ahead.of_each) | {"seconds": bounds | told}
     return f"{describe.as_text(plan)}\n{ahead.words}"
 
 
@@ -314,6 +324,8 @@ def _what_is_left(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple
     finished = sender.finished(plan.experiment, store if asked.config.dry_run else None)
     groups, known = _remaining(asked, plan, finished)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
+    for line in resume.begun_again(groups, finished, gpus=asked.gpus):
+        words.say(line)
     if outcome.typed_for_study is None or outcome.slurm_task:  # else the launcher on this host has said it
         # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
         on_other_models = plan.any_gpu_digest if asked.config.gpu.models > 1 else ""
@@ -352,7 +364,7 @@ def _remaining(
     asked: Asked, plan: Plan, finished: Sequence[FinishedGroup]
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     accepts = asked.config.resume == Resume.ACCEPT_ENVIRONMENT
-    return resume.remaining(plan, finished, host.boot_id(), gpus=asked.gpus, accept_environment=accepts)
+    return resume.remaining(plan, finished, gpus=asked.gpus, accept_environment=accepts)
 
 
 def open_store(asked: Asked, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:
@@ -402,8 +414,9 @@ def _check_same(configs: Sequence[Config]) -> None:
 class _Study:
     """A plan on its way through the machine."""
 
-    def __init__(self, asked: Asked, inventory: Inventory, plan: Plan) -> None:
+    def __init__(self, asked: Asked, inventory: Inventory, plan: Plan, *, waited_s: float) -> None:
         assert asked.sender is not None
+        self.waited_s = waited_s
         self.asked, self.inventory, self.plan = asked, inventory, plan
         self.config, self.sender, self.root = asked.config, asked.sender, asked.root
         self.comparison = Comparison()
@@ -421,10 +434,20 @@ class _Study:
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
         # What a killed orchestrator left is cleared before anybody is called a stranger.
-        self.unsent = end_leftovers(self.root).ready
+        found = end_leftovers(self.root)
+        self.unsent = found.ready
+        if self.config.unit is None:  # else other workers may well be at work there
+            self._say_what_other_hosts_left(found)
         for device in self.plan.devices:
             _undo(device, gpu)
             lease.refuse_strangers(device, gpu.tolerate)
+
+    def _say_what_other_hosts_left(self, found: Survey) -> None:
+        for owner, number in Counter(found.elsewhere.values()).items():
+            words.say(
+                f"note: {counted(number, 'group')} in {self.root / layout.SPOOL} left alone: host {owner} may be at "
+                f"work on it; if that is gone: {close_command(self.root)}"
+            )
 
     def run(self, stack: UndoStack, showing: Showing) -> int:
         """Open the store, run what is to run, show what was found."""
@@ -451,6 +474,10 @@ class _Study:
         try:
             self._take_in(known)
             self._run(groups, view, warm_start, showing)
+        except Interrupted as interrupted:
+            if outcome.slurm_task:  # nobody is there who sent the signal
+                words.say(f"{interrupted}{self._nearness_of_limit(time.monotonic() - begin_s)}")
+            raise
         finally:
             with interrupts.held():
                 self._finish()
@@ -467,6 +494,12 @@ class _Study:
                 f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host.load_in_words()}); groups whose "
                 "jobs wait for CPUs will be marked: measure on a quiet machine"
             )
+
+    def _nearness_of_limit(self, elapsed_s: float) -> str:
+        """Say that the time limit is near, if it is: Slurm signals a task up to a minute before it was asked to."""
+        limit_s = self.config.time_limit_s
+        is_near = limit_s is not None and limit_s - elapsed_s - self.waited_s < _SIGNAL_EARLY_S
+        return f", near the end of its time (time_limit_s={limit_s:g})" if is_near else ""
 
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters)
@@ -534,7 +567,7 @@ class _Study:
             rehearsal=self.asked.simulated,
             own_files=self._own_files(),
         )
-        begin_s, limit_s = time.monotonic(), self.config.time_limit_s
+        begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
         for group in groups:
             if limit_s is not None and time.monotonic() - begin_s > limit_s:
                 words.say(f"time_limit_s={limit_s:g} is over")

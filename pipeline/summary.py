@@ -50,4 +50,4 @@ def _how_to_open(sender: Sender, root: Path) -> str:
         return f"error: {error}"
     if store["kind"] == "local":
         return f"open: {links.ui_hint(root, store['experiment_id'])}"
-    return f"open: {links.ui_link(store['uri'], store['experiment_id'])}"
+    return f"open: {links.hint_of(store['uri'], store['experiment_id'])}"

@@ -1,4 +1,4 @@
-"""The command `python -m pipeline.tracking status | flush | relocate`; orchestrators start `serve` and `fork`."""
+"""The command `python -m pipeline.tracking status | flush | upgrade | relocate`; a study starts `serve` and `fork`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import forked, interrupts, layout, squeue
-from pipeline.base.errors import CollocationError, ConfigError, TrackingError
+from pipeline.base.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
+from pipeline.record.owner import close_command
 from pipeline.record.store.existing import open_named
-from pipeline.record.store.local import is_server, set_mlflow_defaults
+from pipeline.record.store.local import is_server, set_mlflow_defaults, upgrade
 from pipeline.record.store.lost import close_silent
 from pipeline.record.store.overview import overview
 from pipeline.record.store.relocate import relocate
@@ -31,11 +32,19 @@ SENDER = "sender"
 log = logging.getLogger(__name__)
 
 
-def flush(handler: RequestHandler, spool_root: Path) -> int:
-    """Send everything that lies in the spool and has no living owner; 1 if something could not be sent."""
-    found = group_folder.survey(spool_root)
+def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = False) -> int:
+    """Send everything that lies in the spool and has no living owner; 1 if something could not be sent.
+
+    Groups that another machine left open are not sent, unless `closes_lost`: it may be at work.
+
+    Raises:
+        StoreError: the local store, for which there is something, cannot be used as it is.
+    """
+    found = group_folder.survey(spool_root, closes_lost=closes_lost)
+    paths = (*found.ready, *group_folder.amendments(spool_root))
+    handler.refuse_unusable(paths)
     failures = [f"{folder}: {reason}" for folder, reason in found.unreadable.items()]
-    for path in (*found.ready, *group_folder.amendments(spool_root)):
+    for path in paths:
         try:
             if path in found.ready:
                 where = handler.where(path) if path.exists() else ""
@@ -52,11 +61,18 @@ def flush(handler: RequestHandler, spool_root: Path) -> int:
     handler.tidy()
     for folder in found.busy:
         _say(f"left {folder}: it is being written")
-    if not (found.ready or found.busy or failures):
+    for folder, owner in found.elsewhere.items():
+        if closes_lost:
+            _say(f"left {folder}: somebody writes it, as host {owner} would; end that study there")
+        else:
+            _say(
+                f"left {folder}: host {owner} may be at work on it; if that is gone: {close_command(spool_root.parent)}"
+            )
+    if not (found.ready or found.busy or found.elsewhere or failures):
         _say(f"nothing to send in {spool_root}")
     for failure in failures:
         log.error("not sent: %s", failure)
-    return 1 if failures else 0
+    return 1 if failures or found.elsewhere else 0
 
 
 def status(options: argparse.Namespace) -> int:
@@ -88,26 +104,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     set_mlflow_defaults()
     try:
-        if options.command == "status":
+        return _run(options)
+    except CollocationError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2 if isinstance(error, ConfigError | StoreError) else 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    match options.command:
+        case "status":
             return status(options)
-        if options.command == "relocate":
+        case "relocate":
             counts = relocate(options.root, options.old_root)
             for column, count in counts.items():
                 _say(f"{column}: {count} rewritten")
             if not counts:
                 _say(f"nothing to do: every artifact path lies in {options.root.absolute()} already")
             return 0
-        if options.command == "fork":
+        case "upgrade":
+            _say(upgrade(options.root))
+            return 0
+        case "fork":
             return _fork_senders()
-        handler = RequestHandler(options.root.absolute(), options.uri, options.series_points)
-        if options.command == "serve":
-            return serve(handler)
-        if not options.root.is_dir():
-            raise ConfigError(f"there is no folder {options.root.absolute()}; name that of a study with --root")
-        return flush(handler, options.root.absolute() / layout.SPOOL)
-    except CollocationError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
+    handler = RequestHandler(options.root.absolute(), options.uri, options.series_points)
+    if options.command == "serve":
+        return serve(handler)
+    if not options.root.is_dir():
+        raise ConfigError(f"there is no folder {options.root.absolute()}; name that of a study with --root")
+    return flush(handler, options.root.absolute() / layout.SPOOL, closes_lost=options.close_lost)
 
 
 def _fork_senders() -> int:
@@ -135,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
         ("status", "show how far a study is, unit by unit; exit status 0 if all units are done"),
         ("serve", "answer an orchestrator's requests on stdin"),
         ("flush", "send the groups in the spool; close and send those of killed studies"),
+        ("upgrade", "upgrade a local store of an older MLflow; a copy of the old database is kept"),
         ("relocate", "update artifact paths after a local store was copied or moved"),
     ):
         command = commands.add_parser(name, help=text, description=text)
@@ -151,6 +176,8 @@ def _parser() -> argparse.ArgumentParser:
                 help=f"first close groups that began over {SILENT_S / 3600:g} h ago and still run: their host is lost",
             )
             command.add_argument("--json", action="store_true", help="for programs")
+        elif name == "upgrade":
+            continue
         elif name == "relocate":
             command.add_argument(
                 "--from", dest="old_root", type=Path, help="former folder of the store, if it cannot be determined"
@@ -160,6 +187,12 @@ def _parser() -> argparse.ArgumentParser:
                 "--uri", help="tracking server for all groups; by default each goes to that of its study"
             )
             command.add_argument("--series-points", type=int, default=500, help="points of a series in MLflow's charts")
+        if name == "flush":
+            command.add_argument(
+                "--close-lost",
+                action="store_true",
+                help="also close and send groups that other hosts left open: these hosts are lost",
+            )
     text = "fork a process of `serve` for each request at the socket that is stdin"
     commands.add_parser("fork", help=text, description=text)
     return parser

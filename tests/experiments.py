@@ -27,8 +27,8 @@ from pipeline.plan.schema import Config
 
 def composed(overrides: Sequence[str]) -> DictConfig:
     """What a sweep composes for one of its jobs: each choice of groups is read once in all tests, then copied."""
-    of_hydra = tuple(override for override in overrides if override.startswith(("hydra.", "hydra/")))
-    return _kept_sweeper(of_hydra).launcher.compose(list(overrides))
+    of_hydra = [override for override in overrides if override.startswith(("hydra.", "hydra/"))]
+    return sweeper_of(of_hydra).launcher.compose(list(overrides))
 
 
 def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
@@ -51,6 +51,11 @@ def planned(configs: list[Config]) -> Iterator[Plan]:
         assert simulated is not None
         plan = planning.build_plan(configs, take(configs, simulated.find_device), is_sweep=True)
         yield feasible.checked(plan)
+
+
+def sweeper_of(arguments: Sequence[str]) -> Any:
+    """Return the sweeper of a command line, which keeps what its launcher composes, for all tests."""
+    return _kept_sweeper(tuple(arguments))
 
 
 @functools.cache

@@ -50,7 +50,7 @@ class NvmlLibrary(simulated.NvmlLibrary):
             "nvmlDeviceGetClockInfo": _clock,
             "nvmlDeviceGetTemperature": _number(42),
             "nvmlDeviceGetEnforcedPowerLimit": _number(650_000),
-            "nvmlDeviceGetEccMode": _ecc,
+            "nvmlDeviceGetApplicationsClock": _setting,
             "nvmlDeviceGetCurrentClocksThrottleReasons": _number(4),
             "nvmlDeviceGetPerformanceState": _number(0),
         }
@@ -92,9 +92,8 @@ def _clock(_handle: Any, kind: Any, clock: Any) -> None:
     fill(clock, {pynvml.NVML_CLOCK_SM: 345, pynvml.NVML_CLOCK_MEM: 2619}[kind.value])
 
 
-def _ecc(_handle: Any, current: Any, pending: Any) -> None:
-    fill(current, 1)
-    fill(pending, 1)
+def _setting(_handle: Any, kind: Any, clock: Any) -> None:
+    fill(clock, {pynvml.NVML_CLOCK_GRAPHICS: 1980, pynvml.NVML_CLOCK_MEM: 2619}[kind.value])
 
 
 def _utilization(_handle: Any, rates: Any) -> None:

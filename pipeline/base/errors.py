@@ -49,6 +49,10 @@ class TrackingError(CollocationError):
     """The tracking store could not be opened or written."""
 
 
+class StoreError(TrackingError):
+    """The database of a store cannot be used as it is. Raised before anything was touched."""
+
+
 class CommandError(CollocationError):
     """A helper program failed.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import platform
+import re
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from pipeline.base.records import Device
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+MACHINE_ID_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+_MACHINE_ID = re.compile("[0-9a-f]{32}")
 CPU_PREFIX = "CPU-"
 """How the UUID of a device begins that is no GPU."""
 _SYSTEM = Path("/sys/devices/system")
@@ -161,6 +164,19 @@ def boot_id() -> str:
         return BOOT_ID_FILE.read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def machine_id() -> str:
+    """Return what systemd or D-Bus named this machine when it was installed; empty where nothing did.
+
+    In a container it is that of the image, if that has one: many have an empty file, or none.
+    """
+    for file in MACHINE_ID_FILES:
+        with suppress(OSError, UnicodeDecodeError):
+            text = file.read_text(encoding="ascii").strip()
+            if _MACHINE_ID.fullmatch(text) and set(text) != {"0"}:  # else not set: `uninitialized`, zeros
+                return text
+    return ""
 
 
 def cpu_device() -> Device:

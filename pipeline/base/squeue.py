@@ -10,6 +10,12 @@ from pipeline.base import command
 from pipeline.base.errors import CommandError
 
 PENDING = "PENDING"
+_ENDS = frozenset(
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+        *("REVOKED", "TIMEOUT"),
+    }
+)
 _LIMIT_S = 60.0
 _TASK = re.compile(r"(\d+) (\d+) (\S+) (.*)")
 _ASK_CONFIG = ("scontrol", "show", "config")
@@ -27,7 +33,41 @@ def states(jobs: Collection[str]) -> Mapping[str, str]:
     Raises:
         CommandError: there is no Slurm, or it does not answer.
     """
-    argv = ["squeue", "--all", "--array", "--noheader", f"--jobs={','.join(sorted(jobs))}", "--format=%F %K %T %r"]
+    return _listed(jobs)
+
+
+def end_states(jobs: Collection[str]) -> Mapping[str, str]:
+    """Return how each task of these arrays ended: `TIMEOUT`, `FAILED NonZeroExitCode`; not of one that is forgotten.
+
+    Slurm's queue remembers it for some minutes, its accounting, where there is one, for long.
+
+    Raises:
+        CommandError: there is no Slurm, or it does not answer.
+    """
+    remembered = {task: state for task, state in _listed(jobs, "--states=all").items() if _is_end(state)}
+    return _accounted(jobs) | remembered
+
+
+def _accounted(jobs: Collection[str]) -> dict[str, str]:
+    argv = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State", f"--jobs={_joined(jobs)}"]
+    try:
+        done = command.run(argv, timeout_s=_LIMIT_S, check=False)
+    except CommandError:  # it is not installed, or does not answer: an overview says less
+        return {}
+    known = (line.partition("|") for line in done.stdout.splitlines())
+    return {task: state for task, _, state in known if _is_end(state)}
+
+
+def _joined(jobs: Collection[str]) -> str:
+    return ",".join(sorted(jobs))
+
+
+def _is_end(state: str) -> bool:
+    return state.partition(" ")[0] in _ENDS
+
+
+def _listed(jobs: Collection[str], *options: str) -> dict[str, str]:
+    argv = ["squeue", "--all", "--array", "--noheader", *options, f"--jobs={_joined(jobs)}", "--format=%F %K %T %r"]
     # What a user has set to see less of the queue would make tasks absent that are there.
     environ = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
     done = command.run(argv, timeout_s=_LIMIT_S, environ=environ, check=False)

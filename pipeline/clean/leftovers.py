@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def scratch(spool_id: str) -> AbstractContextManager[Path]:
 def clear(spool_id: str) -> int:
     """End what the group left running and remove its folder; returns how many processes there were."""
     ended = processes.end(spool_id, _GRACE_S)
-    shutil.rmtree(scratch_folder(spool_id), ignore_errors=True)
+    _remove(scratch_folder(spool_id), [spool_id])
     return ended
 
 
@@ -47,11 +48,25 @@ def find_abandoned() -> dict[Path, list[int]]:
     }
 
 
-def clear_abandoned(folder: Path) -> None:
-    """End what the group of an abandoned folder left running, and remove the folder."""
-    for mark in _marks_of(folder, processes.marks()):
+def clear_abandoned(folder: Path) -> list[int]:
+    """End what the group of an abandoned folder left running, and remove the folder.
+
+    Returns the PIDs of what does not end: then the folder stays, so that the next start finds them.
+    """
+    marks = _marks_of(folder, processes.marks())
+    for mark in marks:
         processes.end(mark, _GRACE_S)
-    shutil.rmtree(folder, ignore_errors=True)
+    return _remove(folder, marks)
+
+
+def _remove(folder: Path, marks: Sequence[str]) -> list[int]:
+    hanging = sorted(pid for mark in marks for pid in processes.marked(mark))
+    if hanging:
+        pids = ", ".join(map(str, hanging))
+        words.say(f"warning: processes {pids} do not end, not even by SIGKILL; {folder} stays until they are gone")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    return hanging
 
 
 def clear_all_abandoned() -> None:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MARK_VARIABLE = "COLLOCATION_GROUP"
+KILL_LIMIT_S = 30.0
+"""How long the end of what is killed is awaited, which gives back its memory first and needs a CPU for it. Unit: s."""
+_LOOK_S = 0.02
+_EMPTY_LOOKS = 2  # a child that is just being made may replace its program at the first
 
 
 def marked(mark: str) -> list[int]:
@@ -62,15 +67,65 @@ def kill_descendants(pid: int) -> None:
 
 
 def end(mark: str, grace_s: float) -> int:
-    """End every process that carries the mark: TERM, then KILL after the grace period; returns how many there were."""
-    found = send_signal(mark, signal.SIGTERM)
-    for signum, seconds in ((signal.SIGTERM, grace_s), (signal.SIGKILL, grace_s)):
-        if signum == signal.SIGKILL:
-            send_signal(mark, signum)
-        deadline = time.monotonic() + seconds
-        while marked(mark) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    return found
+    """End every process that carries the mark, and wait until all are gone; returns how many there were.
+
+    They get TERM and, after the grace period, KILL, also those that they start meanwhile. What was seen once counts
+    until the kernel says that it has ended: while a program is replaced by another (`exec`), its environment is empty.
+    What still carries the mark afterwards hangs in the kernel.
+    """
+    opened: dict[int, int] = {}
+    try:
+        for signum, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_LIMIT_S)):
+            if _all_ended(mark, opened, signum, limit_s):
+                break
+        return len(opened)
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+
+
+def _all_ended(mark: str, opened: dict[int, int], signum: int, limit_s: float) -> bool:
+    """Signal each process once, and wait for the end of all; adds descriptors of those that were not seen before."""
+    deadline, signalled, num_empty_looks = time.monotonic() + limit_s, set[int](), 0
+    while True:
+        _open_new(mark, opened)
+        alive = _alive(opened)
+        num_empty_looks = 0 if alive else num_empty_looks + 1
+        if num_empty_looks == _EMPTY_LOOKS:
+            return True
+        for pid in alive - signalled:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(opened[pid], signum)
+        signalled |= alive
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK_S)
+
+
+def _open_new(mark: str, opened: dict[int, int]) -> None:
+    """Open a descriptor of each process that carries the mark and has none; the mark is read again while it is open."""
+    for pid in marked(mark):
+        if pid in opened:
+            continue
+        with contextlib.suppress(OSError):  # it has just ended
+            descriptor = os.pidfd_open(pid)
+            if _carries(Path("/proc") / str(pid), mark):
+                opened[pid] = descriptor
+            else:
+                os.close(descriptor)
+
+
+def _alive(opened: dict[int, int]) -> set[int]:
+    """The PIDs of these descriptors whose processes have not ended; a zombie has."""
+    ended = {descriptor for descriptor, _ in _polled(opened.values())}
+    return {pid for pid, descriptor in opened.items() if descriptor not in ended}
+
+
+def _polled(descriptors: Iterable[int]) -> list[tuple[int, int]]:
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return poll.poll(0)
 
 
 def _entries() -> Iterator[Path]:

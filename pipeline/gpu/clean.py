@@ -25,8 +25,7 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
         meant = targets(selector, folder, is_real=is_real)
         # Processes first, as a study does at its start: an instance with a process on it cannot be destroyed.
         abandoned = leftovers.find_abandoned()
-        for path in abandoned:
-            leftovers.clear_abandoned(path)
+        hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
         rehearsal.remove_abandoned()
         own = {} if machine is None else rehearsal.programs_beside(StateFile(expanded("--machine", machine).resolve()))
         # A process on a MIG device, as a daemon that is ended with its journal, keeps the instances of its GPU.
@@ -37,12 +36,13 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
             _clean(each, folder, Programs() if is_real and is_there(each) else simulated, is_kept=machine is not None)
             for each in meant
         ]
-    ended = {str(path): pids for path, pids in abandoned.items()}
+    ended = {str(path): pids for path, pids in abandoned.items() if str(path) not in hanging}
     lines = [f"removed {path}" + (f" and ended processes {pids}" if pids else "") for path, pids in ended.items()]
     lines += [line for each in gpus for line in _lines(each)]
-    is_left = any(each["failed"] or each["refused"] for each in gpus)
+    lines += [f"left {path}: processes {pids} do not end, not even by SIGKILL" for path, pids in hanging.items()]
+    is_left = bool(hanging) or any(each["failed"] or each["refused"] for each in gpus)
     text = "\n".join(map(printable, lines)) or "nothing to clean"
-    data = {"gpus": gpus, "abandoned": ended, "is_clean": not is_left}
+    data = {"gpus": gpus, "abandoned": ended, "hanging": hanging, "is_clean": not is_left}
     return Answer(data=data, text=text, status=int(is_left))
 
 

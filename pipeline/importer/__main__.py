@@ -1,7 +1,7 @@
-"""Experiments of other tools as experiments of this project: `python -m pipeline.importer radt TABLE.csv`.
+"""Experiments of other tools as experiments of this project.
 
-Exit status: 0 when every row was taken, 1 when some were not (they are listed, the others are written), 2 when nothing
-was written.
+`python -m pipeline.importer radt TABLE.csv` and `python -m pipeline.importer carma JOB.rad ...`. Exit status: 0 when
+every job was taken, 1 when some were not (they are listed, the others are written), 2 when nothing was written.
 """
 
 from __future__ import annotations
@@ -9,189 +9,81 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from pipeline.base import interrupts, placeholders
+from pipeline.base import interrupts
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import counted
-from pipeline.importer import experiment_file, radt_table
-from pipeline.importer.experiment_file import NAME, Program, override_value, size_of
-from pipeline.importer.radt_table import Refused, Row, RowGroup
+from pipeline.importer import carma_experiment, experiment_file, radt_experiment
+from pipeline.importer.experiment_file import NAME, Imported
 
-_EPOCHS = 5  # radT's default
-# What the published tables train, by model and data set, among the workloads of this project.
-_EFFICIENTNET = {
-    "cifar10": "robroek_efficientnetv2_s_small",
-    "imagenet64": "robroek_efficientnetv2_s_medium",
-    "imagenet": "robroek_efficientnetv2_s_large",
-}
-_MODELS = {
-    "resnet26": {"cifar10": "robroek_small"},
-    "resnet50": {"imagenet64": "robroek_medium"},
-    "resnet152": {"imagenet": "robroek_large"},
-    "efficientnetv2_s": _EFFICIENTNET,
-    "efficientnet_v2_s": _EFFICIENTNET,
-    # The model refuses the 32 and 64 px of the other two data sets, so they are scaled up.
-    "cait_xxs24_224": {
-        "cifar10": "cait_xxs24_cifar10",
-        "imagenet64": "cait_xxs24_imagenet64",
-        "imagenet": "robroek_cait_large",
-    },
-}
-_DATASETS = {
-    "cifar10": "cifar10",
-    "imagenet64": "imagenet64",
-    "imagenet64_images": "imagenet64",
-    "imagenet": "imagenet",
-}
-_KNOWN_SCRIPT = ("timm", "train.py")
-_LISTENERS = {"smi": "smi", "top": "host", "ps": "host", "dcgmi": "dcgm"}
-
-
-def program_of(row: Row) -> Program:
-    """The workload of this project that a row means, else its script.
-
-    A model and data of an older table that are not known, without a script, are a ValueError.
-    """
-    options = _options(row)
-    if options is not None:
-        model, data = options.pop("model", ""), Path(options.pop("data-dir", "")).name
-        workload = _MODELS.get(model, {}).get(_DATASETS.get(data, ""))
-        batch_size = options.pop("batch-size", "128")
-        options.pop("warmup-epochs", None)
-        if workload is not None and not options and batch_size.isdecimal():
-            return Program(workload=workload, values=(("batch_size", int(batch_size)),))
-    if not row.file:
-        raise ValueError(f"Model {row.model} on Data {row.data} with Params {' '.join(row.args)} is no known workload")
-    name = re.sub(r"\W", "_", Path(row.file).stem)
-    arguments = (("args", tuple(map(placeholders.as_text, row.args))),) if row.args else ()
-    return Program(workload="script", values=(("name", name), ("script", row.file), *arguments))
-
-
-def _options(row: Row) -> dict[str, str] | None:
-    """The options of a known training program, by name; `None` for another program, or arguments of another form."""
-    if row.file and Path(row.file).parts[-2:] != _KNOWN_SCRIPT:
-        return None
-    words = row.args
-    if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
-        return None
-    given = {key[2:]: value for key, value in zip(words[::2], words[1::2], strict=True)}
-    return given if row.file else {"model": row.model, "data-dir": row.data} | given
-
-
-def slices_of(groups: Sequence[RowGroup]) -> dict[str, str]:
-    """The plain profiles of a table by slices, `1g` for `1g.5gb`, where no other one has as many."""
-    plain = {each for group in groups for each in group.profiles if re.fullmatch(r"\d+g\.\d+gb", each)}
-    number = Counter(each.partition(".")[0] for each in plain)
-    return {each: slices for each in plain if number[slices := each.partition(".")[0]] == 1}
-
-
-def block_of(group: RowGroup, sizes: dict[Program, str], profiles: Mapping[str, str]) -> dict[str, Any]:
-    """A group as a block of `hydra.sweeper.blocks`; its programs in `sizes` if it is a mix. Else ValueError.
-
-    `profiles` has those that are written in another way.
-    """
-    programs = [program_of(row) for row in group.rows]
-    block: dict[str, Any] = {"scenario": group.scenario}
-    # What looks like an interpolation survives in the values of a file, not on its way through an override.
-    if len(set(programs)) == 1 and "${" not in str(programs[0]):
-        block |= {"workload": programs[0].workload, "degree": len(programs)}
-        block |= {f"workload.{key}": override_value(value) for key, value in programs[0].values}
-    else:
-        block["mix"] = override_value(tuple(size_of(program, sizes) for program in programs))
-    if group.profiles:
-        block["scenario.profiles"] = override_value(tuple(profiles.get(each, each) for each in group.profiles))
-    return block
-
-
-def experiment_of(
-    groups: Sequence[RowGroup], name: str, source: str, profiles: Mapping[str, str]
-) -> tuple[str, list[Refused]]:
-    """The text of an experiment file, and the rows that it could not take; `profiles` as `block_of` takes them."""
-    sizes: dict[Program, str] = {}
-    blocks, refused = [], []
-    for group in groups:
-        try:
-            blocks.append(block_of(group, sizes, profiles))
-        except ValueError as error:
-            refused += [Refused(line=row.line, reason=str(error)) for row in group.rows]
-    asked = {word for group in groups for row in group.rows for word in row.listeners}
-    listeners = sorted({_LISTENERS[word] for word in asked if word in _LISTENERS} | {"host"})
-    origin = f"imported from {source} by `python -m pipeline.importer`"
-    text = experiment_file.text_of(
-        blocks,
-        sizes,
-        head=f"{counted(len(blocks), 'group')}, {origin}.",
-        defaults=[{"override /window": "work"}, {"override /listeners": listeners}],
-        settings={
-            "window": {"epochs": _EPOCHS},
-            "data": {"source": "files"},  # what timm's train.py reads
-            "tracking": {"experiment": name},
-        },
-    )
-    return text, refused
+_SEVERAL = "carma"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Import a table; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.importer",
-        description="Turn the experiment of another tool into one of this project.",
-        epilog="exit status: 0 every row was imported, 1 some were not and are listed, 2 nothing was written",
-    )
-    parser.add_argument("tool", choices=["radt"], help="the tool that the table was written for")
-    parser.add_argument("table", type=Path, help="CSV file")
-    parser.add_argument("--name", help="name of the experiment (default: the name of the table)")
-    parser.add_argument("--out", metavar="DIR", help="write DIR/experiment/NAME.yaml; - prints it (default: conf)")
-    parser.add_argument(
-        "--slices", action="store_true", help="MIG profiles by slices (1g), so that they follow the GPU"
-    )
-    parser.add_argument("--force", action="store_true", help="replace an experiment of this name")
-    args = parser.parse_args(argv)
+    """Import a table or job files; returns the exit status."""
+    args = _parser().parse_args(argv)
     try:
-        return _import(args)
+        name = _name_of(args.files) if args.name is None else _checked(args.name)
+        if args.tool == "radt":
+            imported = radt_experiment.read(args.files[0], name, has_slices=args.slices)
+        else:
+            imported = carma_experiment.read(args.files, name, is_together=args.together, environments=args.envs)
+        return _finish(imported, name, args)
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
 
 
-def _import(args: argparse.Namespace) -> int:
-    name = args.name or re.sub(r"\W", "_", args.table.stem)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.importer",
+        description="Turn the experiment of another tool into one of this project.",
+        epilog="exit status: 0 every job was imported, 1 some were not and are listed, 2 nothing was written",
+    )
+    tools = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
+    radt = tools.add_parser("radt", help="a table written for radT", description="Import a table written for radT.")
+    radt.add_argument("files", type=Path, nargs=1, metavar="TABLE", help="CSV file")
+    radt.add_argument("--slices", action="store_true", help="MIG profiles by slices (1g), so that they follow the GPU")
+    carma = tools.add_parser("carma", help="job files of CARMA", description="Import job files of CARMA.")
+    carma.add_argument("files", type=Path, nargs="+", metavar="JOB", help=".rad file")
+    carma.add_argument("--together", action="store_true", help="all jobs as one mix, exclusive ones as well")
+    carma.add_argument("--envs", metavar="DIR", help="folder of the conda environments that the jobs activate")
+    for tool in (radt, carma):
+        tool.add_argument("--name", help="name of the experiment (default: that of the file)")
+        tool.add_argument("--out", metavar="DIR", help="write DIR/experiment/NAME.yaml; - prints it (default: conf)")
+        tool.add_argument("--force", action="store_true", help="replace an experiment of this name")
+    return parser
+
+
+def _name_of(files: Sequence[Path]) -> str:
+    return _checked(re.sub(r"\W", "_", files[0].stem)) if len(files) == 1 else _SEVERAL
+
+
+def _checked(name: str) -> str:
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the name of an experiment: letters, digits and _; give one with --name")
-    groups, left_out = radt_table.read(args.table)
-    profiles = slices_of(groups) if args.slices else {}
-    text, unknown = experiment_of(groups, name, args.table.name, profiles)
-    refused = sorted([*left_out, *unknown], key=lambda each: each.line)
-    num_rows = sum(len(group.rows) for group in groups) + len(left_out)
-    num_groups = len(yaml.safe_load(text)["hydra"]["sweeper"]["blocks"])
-    for each in refused:
-        sys.stderr.write(f"not taken: line {each.line}: {each.reason}\n")
-    absent = sorted({word for group in groups for row in group.rows for word in row.listeners} - _LISTENERS.keys())
-    if absent:
-        sys.stderr.write(f"note: listeners without a counterpart here are left out: {', '.join(absent)}\n")
-    asked = {each for group in groups for each in group.profiles}
-    if args.slices and (kept := sorted(asked - profiles.keys())):
-        sys.stderr.write(
-            f"note: {', '.join(kept)}: by full name also with --slices, which stand for the one plain profile of a "
-            "number of slices\n"
-        )
-    if num_groups == 0:
-        raise ConfigError(f"none of the {num_rows} rows of {args.table} can be imported; nothing was written")
+    return name
+
+
+def _finish(imported: Imported, name: str, args: argparse.Namespace) -> int:
+    """Say what is not taken or not kept, and write the experiment."""
+    for refused in imported.refused:
+        sys.stderr.write(f"not taken: {refused}\n")
+    for note in imported.notes:
+        sys.stderr.write(f"note: {note}\n")
+    jobs = f"{imported.num_read} {imported.unit}s"
+    if not imported.num_groups:
+        raise ConfigError(f"none of the {jobs} of {args.files[0]} can be imported; nothing was written")
     if args.out == "-":
-        sys.stdout.write(text)
+        sys.stdout.write(imported.text)
         where = "printed"
     else:
-        where = experiment_file.write(text, name, args.out and Path(args.out), replace=args.force)
-    sys.stderr.write(
-        f"{num_rows - len(refused)} of {num_rows} rows imported, {counted(num_groups, 'group')}; {where}\n"
-    )
-    return 1 if refused else 0
+        where = experiment_file.write(imported.text, name, args.out and Path(args.out), replace=args.force)
+    num_taken = imported.num_read - len(imported.refused)
+    sys.stderr.write(f"{num_taken} of {jobs} imported, {counted(imported.num_groups, 'group')}; {where}\n")
+    return 1 if imported.refused else 0
 
 
 if __name__ == "__main__":

@@ -43,6 +43,29 @@ class Program:
         return re.sub(r"\W", "_", self.name or made)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """The experiment of another tool as a file of this project.
+
+    Attributes:
+        text: of the experiment file.
+        num_read: jobs that the tool's files have.
+        unit: what each of them is there: a row, a file.
+        refused: of the jobs that could not be taken, which it is and why.
+        notes: what of the others is not kept.
+    """
+
+    text: str
+    num_read: int
+    unit: str
+    refused: Sequence[str]
+    notes: Sequence[str]
+
+    @property
+    def num_groups(self) -> int:
+        return len(yaml.safe_load(self.text)["hydra"]["sweeper"]["blocks"])
+
+
 def size_of(program: Program, sizes: dict[Program, str]) -> str:
     """The name of a program in mixes, given to no other; `sizes` keeps it."""
     if program not in sizes:

@@ -2,7 +2,7 @@
 
 A row is a job; rows that share Experiment and Workload run together. `Devices` is an index, several joined by `+`;
 `Collocation` is `-`, `MPS` or a MIG profile; `Params` are arguments as in a shell or, in older tables, `x=1+y=2`.
-Status and Run are results of radT and are ignored. Source: radT's README and the tables that its authors published.
+Status and Run are results of radT. Source: radT's README and the tables that its authors published.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,12 @@ _COLUMNS = ("Experiment", "Workload", "Devices", "Collocation", "Listeners", "Pa
 _PROGRAM_COLUMNS = (("File",), ("Model", "Data"))
 # Where a row's cells beyond the last column are put.
 _BEYOND = "beyond the last column"
+LISTENERS = {"smi": "smi", "top": "host", "ps": "host", "dcgmi": "dcgm"}
+"""Those of radT that have a counterpart here, which it is."""
 # What an empty cell became in tables that went through a data frame.
 _EMPTY = frozenset({"", "-", "nan", "None"})
+_INDEX = re.compile(r"(\d+)(\.0)?")  # with a fraction in tables that went through a data frame
+_UUID = re.compile(r"(GPU|MIG)-[\w/-]+")
 _PROFILE = re.compile(r"[1-9]\d*g(\.\d+gb)?([+-][a-z.]+)*")
 
 
@@ -34,9 +38,12 @@ class Row:
         line: where the row ends in the file, from 1.
         file: the training script; empty in older tables, which name `model` and `data` instead.
         args: its arguments, one word each.
+        experiment: its number, which several workloads share.
+        others: its cells that say nothing of what runs, by column; empty ones are left out.
     """
 
     line: int
+    experiment: str
     devices: str
     collocation: str
     file: str
@@ -44,6 +51,7 @@ class Row:
     data: str
     listeners: tuple[str, ...]
     args: tuple[str, ...]
+    others: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,11 @@ class RowGroup:
     rows: tuple[Row, ...]
     scenario: str
     profiles: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """The index or UUID of the GPU that all rows share; empty if they name none."""
+        return self.rows[0].devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +104,17 @@ def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
         except ValueError as error:
             refused += [Refused(line=row.line, reason=str(error)) for row in rows]
     return groups, refused
+
+
+def kept_device(groups: Sequence[RowGroup]) -> str | None:
+    """Return the GPU of all groups as `gpu.device` has it; `None` if they have several, or the first one.
+
+    The default takes the first one, or that which an allocation grants. Groups on several GPUs cannot be kept: they
+    are compared with each other, and with baselines that one GPU measures.
+    """
+    devices = {group.device for group in groups}
+    device = devices.pop() if len(devices) == 1 else ""
+    return device if device not in ("", "0") else None
 
 
 def _cells(path: Path) -> list[tuple[int, dict[str, str]]]:
@@ -133,14 +157,20 @@ def _row(line: int, cells: dict[str, str]) -> Row:
         raise ValueError(f"more cells than columns, from {cells[_BEYOND]!r} on: a cell with a comma needs quotes")
     if not cells["Experiment"] or not cells["Workload"]:
         raise ValueError("it has no Experiment or no Workload, which say what runs together")
-    devices = cells["Devices"]
+    devices = _filled(cells["Devices"])
     if "+" in devices:
         raise ValueError(f"Devices {devices}: a job on several GPUs is not supported, each job has one")
+    if index := _INDEX.fullmatch(devices):
+        devices = str(int(index[1]))
+    elif devices and not _UUID.fullmatch(devices):
+        raise ValueError(f"Devices {devices} is neither the index of a GPU nor its UUID")
     file, model = _filled(cells.get("File", "")), _filled(cells.get("Model", ""))
+    read = {*_COLUMNS, "File", *(() if file else ("Model", "Data"))}
     if not file and not model:
         raise ValueError("it names no program: File is empty")
     return Row(
         line=line,
+        experiment=cells["Experiment"],
         devices=devices,
         collocation=cells["Collocation"],
         file=file,
@@ -148,6 +178,9 @@ def _row(line: int, cells: dict[str, str]) -> Row:
         data=_filled(cells.get("Data", "")),
         listeners=tuple(word.strip() for word in _filled(cells["Listeners"]).split("+") if word.strip()),
         args=_arguments(_filled(cells["Params"])),
+        others={
+            column: cell for column, cell in cells.items() if column not in read and column != _BEYOND and _filled(cell)
+        },
     )
 
 
@@ -172,7 +205,8 @@ def _group(rows: Sequence[Row]) -> RowGroup:
     """The group that rows make; ValueError if they do not share one GPU in one of the ways that there are."""
     devices = sorted({row.devices for row in rows})
     if len(devices) > 1:
-        raise ValueError(f"its group is on the GPUs {' and '.join(devices)}: one group shares one GPU")
+        named = " and ".join(device or "none" for device in devices)
+        raise ValueError(f"its group is on the GPUs {named}: one group shares one GPU")
     asked = [row.collocation for row in rows]
     if all(each in _EMPTY for each in asked):
         return RowGroup(rows=tuple(rows), scenario="naive")

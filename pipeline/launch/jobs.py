@@ -96,11 +96,11 @@ class JobGroup:
     def __exit__(self, *error: object) -> None:
         """End every process group: TERM, then KILL after a grace period; also what ended jobs left behind."""
         try:
-            for signum in (signal.SIGTERM, signal.SIGKILL):
+            for signum, limit_s in ((signal.SIGTERM, _TERM_GRACE_S), (signal.SIGKILL, processes.KILL_LIMIT_S)):
                 if self._all_gone():
                     break
                 self._signal(signum)
-                deadline_ns = _deadline(_TERM_GRACE_S)
+                deadline_ns = _deadline(limit_s)
                 # A stray child wakes nobody up when it ends, so this looks now and then.
                 while not self._all_gone() and time.monotonic_ns() < deadline_ns:
                     self._channel.pump(self._all_ended, min(deadline_ns, _deadline(0.05)))

@@ -12,9 +12,11 @@ import re
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base.records import Workload
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
 from pipeline.observe.clock import ClockRecord
@@ -89,14 +91,35 @@ def owners(
 
 
 def shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
-    """In words, the files below the folder that any of several jobs may have written; empty if there is none."""
-    num_jobs = sum(not state.job.workload.is_in_own_folder for state in states)
-    found = sorted(str(path) for path, index in whose.items() if index is None)
-    if not found or num_jobs < 2:
+    """Name the files below the folder that several jobs may have written, in words; empty if there are none.
+
+    Copies of a program write files of the same names. Different programs do where both name the file.
+    """
+    programs = [state.job.workload for state in states if not state.job.workload.is_in_own_folder]
+    by_script = {program.script: program for program in programs}
+    have_copies = len(by_script) < len(programs)
+    files = sorted(
+        path
+        for path, index in whose.items()
+        if index is None and (have_copies or sum(_names(program, path.name) for program in by_script.values()) > 1)
+    )
+    if not files or len(programs) < 2:
         return ""
-    names = [os.path.relpath(name, folder) for name in found]
+    names = [os.path.relpath(path, folder) for path in files]
     further = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"changed while {num_jobs} jobs ran: {', '.join(names[:_MAX_NAMES])}{further}"
+    return f"changed while {len(programs)} jobs ran: {', '.join(names[:_MAX_NAMES])}{further}"
+
+
+def _names(program: Workload, name: str) -> bool:
+    """Tell whether the arguments or the code of a program hold the name of a file, but for the digits in it."""
+    parts = [part for part in re.split(r"\d+", name) if part]
+    return any(all(part in text for part in parts) for text in ("\0".join(program.argv), *_texts(program)))
+
+
+def _texts(program: Workload) -> Iterator[str]:
+    for source in program.sources:
+        with suppress(OSError):  # a job may have removed it
+            yield Path(source.path).read_text(encoding="utf-8", errors="replace")
 
 
 def _owner(

@@ -39,8 +39,9 @@ class Comparison:
 
     def __init__(self) -> None:
         # Serial rows that ended well and are valid, by what a comparison must share.
-        self._baselines: dict[tuple[object, ...], _Baselines] = defaultdict(Baselines)
+        self._serial: dict[tuple[object, ...], list[GroupResult]] = defaultdict(list)
         self._rows: dict[str, GroupResult] = {}
+        self._baselines: dict[tuple[object, ...], _Baselines] = {}
 
     def add(self, row: GroupResult) -> list[GroupResult]:
         """Take in a row; returns those of which more is known from now on.
@@ -51,8 +52,8 @@ class Comparison:
         self._rows[row.group.digest] = row
         concerned = [row.group.digest]
         if row.group.sequential and row.result is Result.OK and not row.marks.invalid:
-            jobs = list(zip(row.measured, _first(row), strict=True))
-            self._baselines[comparable(row.group)].add(row, _digests(row), jobs)
+            self._serial[comparable(row.group)].append(row)
+            self._baselines.clear()
             concerned = list(self._rows)
         changed = []
         for digest in concerned:
@@ -72,9 +73,19 @@ class Comparison:
     def latest(self, row: GroupResult) -> GroupResult:
         return self._rows.get(row.group.digest, row)
 
+    def _baselines_of(self, row: GroupResult) -> _Baselines:
+        """The baselines that a row is compared with: those of its state of the machine."""
+        state, shared = row.machine_state, comparable(row.group)
+        if (key := (state, shared)) not in self._baselines:
+            self._baselines[key] = found = _Baselines()
+            for serial in self._serial[shared]:
+                if state.is_same(serial.machine_state):
+                    found.add(serial, _digests(serial), list(zip(serial.measured, _first(serial), strict=True)))
+        return self._baselines[key]
+
     def _alone(self, row: GroupResult) -> list[list[_Alone]]:
         """The runs alone of each job of a row."""
-        baselines, together = self._baselines[comparable(row.group)], _digests(row)
+        baselines, together = self._baselines_of(row), _digests(row)
         return [baselines.alone(digest, together) for digest in together]
 
     def _difference(self, row: GroupResult) -> str | None:
@@ -91,7 +102,7 @@ class Comparison:
             digest: mean_of([job.metrics for job, _ in runs])
             for digest, runs in zip(_digests(row), self._alone(row), strict=True)
         }
-        mix = self._baselines[comparable(row.group)].in_turn(_digests(row))
+        mix = self._baselines_of(row).in_turn(_digests(row))
         return against_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
 
 
@@ -155,5 +166,5 @@ def _digests(row: GroupResult) -> tuple[str, ...]:
 
 
 def comparable(group: Group) -> tuple[object, ...]:
-    """What a group and its baseline, which has no neighbours, must share beside their workloads."""
-    return (group.block, group.device.uuid, *sorted(group.shared_settings.items()), group.profiler)
+    """What a group and its baseline, which has no neighbours, must share beside workloads and state of the machine."""
+    return (group.block, *sorted(group.shared_settings.items()), group.profiler)

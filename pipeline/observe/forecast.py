@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from pipeline.base.records import Group, WindowKind
 from pipeline.base.words import duration
-from pipeline.observe.progress import Progress, Ran
+from pipeline.observe.progress import Likeness, Progress, Ran
+
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,10 @@ class Forecast:
         of_each: of its groups, by number; of those alone of which the like has run before.
         least_s: with the windows of the other groups; `most_s`: with their limits.
         num_unknown: how many groups those are, of `num_groups`: skipped ones are not counted.
+        num_other_packages: how many are estimated from the same group with other packages.
+        other_programs: from which others are estimated, each once, with their arguments: the same scripts with other
+            ones, or before they were changed.
+        num_other_programs: how many are estimated from these.
     """
 
     of_each: dict[int, float]
@@ -25,26 +31,53 @@ class Forecast:
     most_s: float
     num_unknown: int
     num_groups: int
+    num_other_packages: int = 0
+    other_programs: tuple[str, ...] = ()
+    num_other_programs: int = 0
 
     @property
     def words(self) -> str:
         """In a line."""
         if not self.num_unknown:
-            return f"takes about {duration(self.least_s)}, as groups like these did before"
+            return f"takes about {duration(self.least_s)}, as groups like these did before{self._loosely}"
         bounds = f"at least {duration(self.least_s)} (the windows) and at most {duration(self.most_s)} (limits.*)"
-        return f"takes {bounds}: {self.num_unknown} of {self.num_groups} groups have no like yet"
+        return f"takes {bounds}: {self.num_unknown} of {self.num_groups} groups have no like yet{self._loosely}"
+
+    @property
+    def _loosely(self) -> str:
+        """What the groups differ in that the estimate is taken from; empty if they do not."""
+        parts = []
+        if self.num_other_packages:
+            parts.append(f"; {self.num_other_packages} of {self.num_groups} with other packages")
+        if self.num_other_programs:
+            names = [*self.other_programs[:_MOST_NAMES], *(["..."] if len(self.other_programs) > _MOST_NAMES else [])]
+            parts.append(
+                f"; {self.num_other_programs} of {self.num_groups} with other arguments or code: {', '.join(names)}"
+            )
+        return "".join(parts)
 
 
 def forecast(groups: Sequence[Group], past: Iterable[Ran]) -> Forecast:
     """What groups will take, from others that ran before."""
     progress = Progress(groups, past=past)
-    expected = {group.number: progress.expected_s(group) for group in groups}
+    expected = {group.number: progress.expect(group) for group in groups}
     unknown = [group for group in groups if expected[group.number] is None]
-    of_each = {number: seconds for number, seconds in expected.items() if seconds is not None}
+    known = {number: estimate for number, estimate in expected.items() if estimate is not None}
+    of_each = {number: estimate.seconds for number, estimate in known.items()}
+    loose = [estimate.source for estimate in known.values() if estimate.likeness is Likeness.OTHER_PROGRAM]
     least_s, _ = progress.left_s()
     most_s = sum(of_each.values()) + sum(map(_most_s, unknown))
     num_groups = sum(group.skip_reason is None for group in groups)
-    return Forecast(of_each=of_each, least_s=least_s, most_s=most_s, num_unknown=len(unknown), num_groups=num_groups)
+    return Forecast(
+        of_each=of_each,
+        least_s=least_s,
+        most_s=most_s,
+        num_unknown=len(unknown),
+        num_groups=num_groups,
+        num_other_packages=sum(estimate.likeness is Likeness.OTHER_PACKAGES for estimate in known.values()),
+        other_programs=tuple(dict.fromkeys(loose)),
+        num_other_programs=len(loose),
+    )
 
 
 def _most_s(group: Group) -> float:

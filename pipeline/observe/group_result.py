@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pipeline.base.machine_state import MachineState
 from pipeline.base.marks import Marks, read_marks
 from pipeline.base.records import Group, Job, Result
-from pipeline.base.tags import Tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ class GroupResult:
     Attributes:
         spans: the phases of the group and of its jobs.
         spool_id: names it in the store.
+        origin: the state of the machine in which an earlier start ran it; `None` of a row of this start.
     """
 
     group: Group
@@ -69,11 +70,17 @@ class GroupResult:
     tags: dict[str, str] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
     spool_id: str | None = None
+    origin: MachineState | None = None
+
+    @property
+    def machine_state(self) -> MachineState:
+        """The state of the machine in which it ran."""
+        return MachineState.now(self.group.device) if self.origin is None else self.origin
 
     @property
     def gpu_uuid(self) -> str:
         """The device that it ran on; of a group that an earlier start ran, another one than planned, perhaps."""
-        return self.tags.get(Tag.GPU_UUID, self.group.device.uuid)
+        return dict(self.machine_state.facts).get("gpu_uuid", self.group.device.uuid)
 
     @property
     def marks(self) -> Marks:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.records import Group, Result, WindowKind
+from pipeline.base.records import Group, Result, Window, WindowKind
 from pipeline.base.words import duration
+
+_WINDOWS_OF_SCRIPTS = frozenset(Window(kind=kind).words for kind in (WindowKind.WORK, WindowKind.LOGGED))
+"""In words, the windows of programs that end by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,8 @@ class Ran:
         key, scenario: of the group; `window` and `device` as its settings say them, `kind` of its window.
         jobs: their sizes or workloads, as the group's run names them: `tiny+tiny`.
         on_top_s: what it took beside its window, if that is known before it runs.
+        program: the digest of the group without its packages.
+        called: its programs with their arguments, as users read them: `train --epochs 3`.
     """
 
     key: str
@@ -29,6 +35,25 @@ class Ran:
     kind: str
     device: str
     on_top_s: float
+    program: str = ""
+    called: str = ""
+
+
+class Likeness(enum.Enum):
+    """How far the groups that an estimate rests on are like the group itself, where their work is not known before."""
+
+    SAME = "the same group, or one whose time is that of its window"
+    OTHER_PACKAGES = "the same group with other packages"
+    OTHER_PROGRAM = "the same script with other arguments, or before it was changed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a group will take, in seconds, and the programs that this is taken from."""
+
+    seconds: float
+    likeness: Likeness = Likeness.SAME
+    source: str = ""
 
 
 class Progress:
@@ -61,11 +86,11 @@ class Progress:
         self._clock = clock
         self._begin_s = clock()
         self._group_begin_s: float | None = None
-        self._seen: dict[Hashable, list[float]] = {}
+        self._seen: dict[Hashable, list[Ran]] = {}
         for ran in past:
             # Another study tells of its workloads only: others may take minutes to start. How long work takes, only the
-            # same work tells.
-            self._learn(ran, _kinds_by_jobs(ran) if ran.kind == WindowKind.STEADY else [ran.key])
+            # same work tells, or roughly the same script.
+            self._learn(ran, _kinds_by_jobs(ran) if ran.kind == WindowKind.STEADY else [ran.key, *_looser(ran)])
 
     @property
     def num_done(self) -> int:
@@ -121,19 +146,32 @@ class Progress:
 
     def expected_s(self, group: Group) -> float | None:
         """What the group will take, in seconds; `None` if nothing like it has run."""
+        expected = self.expect(group)
+        return None if expected is None else expected.seconds
+
+    def expect(self, group: Group) -> Expected | None:
+        """Estimate what the group will take; `None` if nothing like it has run."""
         if group.skip_reason is not None:
-            return 0.0
-        on_top = next((self._seen[kind] for kind in _kinds(group) if kind in self._seen), None)
-        return None if on_top is None else _window_s(group) + statistics.median(on_top)
+            return Expected(seconds=0.0)
+        same, *others = _kinds(group)
+        kind = next((kind for kind in (same, *_looser(_ran(group)), *others) if kind in self._seen), None)
+        if kind is None:
+            return None
+        likeness = kind[0] if isinstance(kind, tuple) and isinstance(kind[0], Likeness) else Likeness.SAME
+        source = self._seen[kind][0].called  # the newest of those that ran before
+        of_one = likeness is Likeness.OTHER_PROGRAM
+        on_top_s = [ran.on_top_s for ran in self._seen[kind] if ran.called == source or not of_one]
+        seconds = _window_s(group) + statistics.median(on_top_s)
+        return Expected(seconds=seconds, likeness=likeness, source=source)
 
     def _learn(self, ran: Ran, kinds: Iterable[Hashable]) -> None:
         for kind in kinds:
-            self._seen.setdefault(kind, []).append(ran.on_top_s)
+            self._seen.setdefault(kind, []).append(ran)
 
 
-def _kinds(group: Group | Ran) -> Iterable[Hashable]:
+def _kinds(group: Group) -> Iterator[Hashable]:
     """What a group is like, from the closest to the widest kind."""
-    ran = _ran(group) if isinstance(group, Group) else group
+    ran = _ran(group)
     where = (ran.device, ran.window)
     yield from _kinds_by_jobs(ran)
     yield (*where, ran.scenario, len(ran.jobs.split("+")))
@@ -142,7 +180,17 @@ def _kinds(group: Group | Ran) -> Iterable[Hashable]:
     yield (ran.device, ran.kind)
 
 
-def _kinds_by_jobs(ran: Ran) -> Iterable[Hashable]:
+def _looser(ran: Ran) -> Iterator[Hashable]:
+    """What groups share that do work of their own length, with other packages or, of scripts, other arguments."""
+    if ran.kind == WindowKind.STEADY:
+        return
+    if ran.program:
+        yield (Likeness.OTHER_PACKAGES, ran.program)
+    if ran.window in _WINDOWS_OF_SCRIPTS:
+        yield (Likeness.OTHER_PROGRAM, ran.device, ran.window, ran.scenario, ran.jobs)
+
+
+def _kinds_by_jobs(ran: Ran) -> Iterator[Hashable]:
     """Those of them that say what ran."""
     where, workloads = (ran.device, ran.window), frozenset(ran.jobs.split("+"))
     yield ran.key
@@ -160,6 +208,7 @@ def _ran(group: Group, on_top_s: float = 0.0) -> Ran:
         kind=group.window.kind,
         device=group.settings["device"],
         on_top_s=on_top_s,
+        program=group.program_digest,
     )
 
 

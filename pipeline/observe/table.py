@@ -69,7 +69,7 @@ def table(
     """The groups as an aligned text table, one line each, the case by case; what there is to know of them below.
 
     Figures are medians over the blocks; of several GPUs, each counts once. A column without any value is left out, a
-    missing value is `-`.
+    missing value is `-`. Groups that were skipped are named below the table, with the reason.
 
     Args:
         rows: one of each group and block.
@@ -80,7 +80,11 @@ def table(
     by_key: dict[str, list[GroupResult]] = defaultdict(list)
     for row in rows:
         by_key[row.group.key].append(row)
-    groups = sorted(by_key.values(), key=lambda found: _place(found[0].group))
+    in_order = sorted(by_key.values(), key=lambda found: _place(found[0].group))
+    groups = [found for found in in_order if any(row.result is not Result.SKIPPED for row in found)]
+    skipped = _skipped([found for found in in_order if found not in groups])
+    if not groups:
+        return "\n".join(skipped)
     counted = _units(rows)
     rates = [(units.per_second(unit), units.total_of(unit), units.rate_in_words) for unit in counted]
     energies = [(units.joules_per(unit), units.energy_of(unit), "{:.3g}") for unit in counted]
@@ -104,7 +108,7 @@ def table(
         star = "*" if found[0].group.key in notes or any(row.marks.text for row in found) else ""
         lines.append([name, *said, *blocks, _results(found) + star, *figures])
     text = aligned(lines, left={*range(1 + len(facts)), 1 + len(facts) + has_blocks})
-    return "\n".join([*text, *_notes(groups, names, notes, is_of_blocks=has_blocks)])
+    return "\n".join([*text, *_notes(groups, names, notes, is_of_blocks=has_blocks), *skipped])
 
 
 def _names(groups: Sequence[Group]) -> list[str]:
@@ -179,6 +183,15 @@ def _notes(
     if replays := dict.fromkeys(device.replay for device in devices if device.replay):
         notes.append(f"power, energy, clocks and counters are a replay of {', '.join(replays)}, whatever the jobs did")
     return notes
+
+
+def _skipped(groups: Sequence[Sequence[GroupResult]]) -> list[str]:
+    """Format each reason with the groups that were skipped for it."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for name, rows in zip(_names([rows[0].group for rows in groups]), groups, strict=True):
+        for reason in dict.fromkeys(row.reason for row in rows):
+            by_reason[reason].append(name)
+    return [f"skipped {_listed(names)}: {reason}" for reason, names in by_reason.items()]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from pipeline.base import layout, units
-from pipeline.base.records import Group, WindowKind
+from pipeline.base.records import Group, Result, WindowKind
 from pipeline.base.words import duration, put, say
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.live import LiveJobs
@@ -28,6 +28,7 @@ class PlainView:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
+        self._skipped: dict[str, str] = {}  # the first group that was skipped, by the reason
 
     def begin(self, group: Group) -> None:
         self.progress.begin(group)
@@ -41,7 +42,13 @@ class PlainView:
 
     def done(self, row: GroupResult) -> None:
         self.progress.done(row.result)
-        say(f"    {in_one_line(row.result, row.reason, row.metrics, marks=row.marks)} ({self.progress.summary()})")
+        reason = row.reason
+        if row.result is Result.SKIPPED:
+            if reason in self._skipped:
+                reason = f"as {self._skipped[reason]}"
+            else:
+                self._skipped[reason] = row.group.name
+        say(f"    {in_one_line(row.result, reason, row.metrics, marks=row.marks)} ({self.progress.summary()})")
 
     def _announce(self, group: Group) -> None:
         say(f"{self.progress.position(group)} {group.name}")

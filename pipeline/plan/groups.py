@@ -50,7 +50,7 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     beside, asked = programs.neighbours(config), programs.chosen(config)
     device, workloads = inventory.device_of(config.gpu), [workload for _, workload in asked]
     for workload in [*workloads, *(workload for _, workload in beside)]:
-        workload.check(device, device_was_chosen=config.gpu.kind is not GpuKind.auto)
+        workload.check(_planned_for(device, config), device_was_chosen=config.gpu.kind is not GpuKind.auto)
     window = _window(config, workloads)
     made = _programs(workloads, config, device, window, inventory)
     jobs = tuple(
@@ -80,6 +80,14 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     return [_identified(group, inventory) for group in groups]
 
 
+def _planned_for(device: Device, config: Config) -> Device:
+    """Return the device that workloads are checked for: of a dry run on a simulated GPU, the real one of its model.
+
+    Its jobs would run on the CPU, but nothing runs, and the plan is that of the study on the GPU.
+    """
+    return dataclasses.replace(device, kind="nvidia") if config.dry_run and device.is_simulated else device
+
+
 def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iterator[str]:
     if group.device.is_simulated:
         yield (
@@ -99,8 +107,10 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
     profiler: Profiler = factory.instance(group.profiler.build)
     yield from profiler.notes(group.device)
     if is_other_window:
-        names = ", ".join(sorted({job.workload.name for job in group.measured if job.workload.ends_by_itself}))
-        others = ", ".join(sorted({job.workload.name for job in group.measured if not job.workload.ends_by_itself}))
+        by_end = {True: dict[str, None](), False: dict[str, None]()}
+        for job in group.measured:
+            by_end[job.workload.ends_by_itself][job.workload.name] = None
+        names, others = ", ".join(by_end[True]), ", ".join(by_end[False])
         if group.window.kind is WindowKind.LOGGED:
             yield f"{names} cannot be told to stop: measured while all jobs log how fast they are"
         else:
@@ -179,7 +189,7 @@ def _workload(
     return Workload(
         name=workload.name,
         # What a launcher, which is no file of the user's, is to start.
-        script=str(inventory.scripts[files[0]].path if files and not path.is_absolute() else path),
+        script=str(inventory.scripts[next(iter(files))].path if files and not path.is_absolute() else path),
         argv=(*runner, str(path), *own, *words),
         ends_by_itself=workload.ends_by_itself,
         env=env,

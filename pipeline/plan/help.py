@@ -38,7 +38,7 @@ The keys that one needs most (--help-keys explains all of them, --help-keys gpu 
   --hydra-help           the options of Hydra, which reads this command line
 
 Exit status: 0 every group ended in a result; 1 some failed or were left for later; 2 refused, nothing was touched.
-Guides: docs/, first docs/workloads.md, docs/sweeps.md, docs/method.md.
+Guides: docs/, first docs/your_own_script.md, docs/sweeps.md, docs/method.md.
 """
 # What the choices of a folder of `conf/` are, in the order in which they are shown. Other folders follow without words.
 _GROUPS = {

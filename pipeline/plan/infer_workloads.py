@@ -17,7 +17,7 @@ from pipeline.base.paths import expanded, is_file
 from pipeline.base.records import Device, Objective, Window, WindowKind
 from pipeline.plan import user_command
 from pipeline.plan.text_workloads import TextModel, positions_of
-from pipeline.plan.workloads import GPU_ONLY_PX, Precision, StepMode, WorkloadConfig
+from pipeline.plan.workloads import GPU_ONLY_PX, SEE_PLAN, Precision, StepMode, WorkloadConfig
 
 Library = enum.Enum("Library", "timm transformers diffusers", start=0)
 """Where the model of an inference workload comes from: of the last, a U-Net that takes noise from images."""
@@ -99,10 +99,10 @@ class ServiceConfig(WorkloadConfig):
 
     def window_notes(self, window: Window) -> list[str]:
         if window.kind is WindowKind.WORK:
-            count, how = self.requests * window.epochs, "workload.requests or window.epochs"
+            count = self.requests * window.epochs
             held = f"{count} requests"
         elif self.rate_per_s is not None:
-            count, how = int(self.rate_per_s * window.seconds), "window.seconds"
+            count = int(self.rate_per_s * window.seconds)
             held = f"about {count} requests ({self.rate_per_s:g}/s for {window.seconds:g} s)"
         else:
             return []  # nobody knows how many clients will send that wait for their answers
@@ -110,11 +110,19 @@ class ServiceConfig(WorkloadConfig):
         if wanted is not None and count < services.needed(wanted):
             raise self._refused(
                 f"objective_percentile={wanted:g} needs {services.needed(wanted)} requests, and the window holds "
-                f"{held}; raise {how}"
+                f"{held}; {self._enough(window, services.needed(wanted))}"
             )
         if count < (least := services.needed(99)):
-            return [f"{self.name}: no p99, which needs {least} requests: the window holds {held}; raise {how}"]
+            enough = self._enough(window, least)
+            return [f"{self.name}: no p99, which needs {least} requests: the window holds {held}; {enough}"]
         return []
+
+    def _enough(self, window: Window, count: int) -> str:
+        """Say what makes the window hold so many requests, and a tenth more: how many arrive is random."""
+        if window.kind is WindowKind.WORK:
+            return "raise workload.requests or window.epochs"
+        assert self.rate_per_s is not None
+        return f"set window.seconds={math.ceil(1.1 * count / self.rate_per_s)}"
 
 
 @dataclass
@@ -176,8 +184,7 @@ class InferConfig(ServiceConfig):
                 "(max_batch computes several requests together)"
             )
         if self.step_mode is StepMode.cuda_graph:
-            if not device.is_gpu or device.is_simulated:
-                raise self._refused("step_mode=cuda_graph needs a GPU; +rehearse=tiny rehearses without one")
+            self._refuse_graphs_without_gpu(device)
             if self.max_batch > 1:
                 raise self._refused(
                     "step_mode=cuda_graph replays one shape, and max_batch makes many; use eager or compile"
@@ -186,7 +193,7 @@ class InferConfig(ServiceConfig):
         if is_large and not device.is_gpu and not device_was_chosen:
             raise ConfigError(
                 f"workload {self.name} looks at {self.image_px}-pixel images and no GPU was found; "
-                "use gpu=cpu to run it on the CPUs anyway"
+                f"use gpu=cpu to run it on the CPUs anyway, or {SEE_PLAN}"
             )
 
     def _check_batching(self) -> None:
@@ -246,11 +253,12 @@ class ServerConfig(ServiceConfig):
         options = super().own_options()
         return options | {"command": options["command"].replace("{port}", "{{port}}")}
 
-    def source_files(self) -> list[str]:
-        """What the command line names, and what is asked, belong to the program too."""
+    def source_files(self) -> dict[str, str]:
+        """Return what the command line names and what is asked: both belong to the program."""
         words = self._split("command", self.command)
-        named = (file for file in user_command.source_files("", words) if is_file(Path(file)))
-        return [*super().source_files(), *named, *([] if self.requests_file is None else [self.requests_file])]
+        named = [file for file in user_command.source_files("", words) if is_file(Path(file))]
+        asked = {} if self.requests_file is None else {self.requests_file: "requests_file"}
+        return {**super().source_files(), **dict.fromkeys(named, "command"), **asked}
 
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
         super().check(device, device_was_chosen=device_was_chosen)

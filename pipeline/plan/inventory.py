@@ -79,11 +79,12 @@ def take(
     speaking = set[str]()
     interpreters = {spec: env.preview() for spec, env in envs.items()}
     for config, workload in workloads:
-        for script in (workload.script, *filter(None, (workload.runner, *workload.source_files()))):
+        named = {workload.script: "script"} | ({workload.runner: "runner"} if workload.runner else {})
+        for script, key in {**workload.source_files(), **named}.items():
             if script not in scripts:
                 has_programs = script == workload.script and workload.runner is not None
                 interpreter = interpreters[env_of(config, workload)] if has_programs else None
-                scripts[script] = _find_script(script, interpreter)
+                scripts[script] = _find_script(f"workload.{key}", script, interpreter)
         if workload.runner is None and workload.script not in speaking:
             _refuse_mute(workload, scripts[workload.script])
             speaking.add(workload.script)
@@ -129,21 +130,21 @@ def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
     return gpu.kind, gpu.device, gpu.model
 
 
-def _find_script(script: str, interpreter: Interpreter | None) -> Code:
-    """A file and the digest of its code; else a program of the interpreter's environment, which goes by its name."""
+def _find_script(key: str, script: str, interpreter: Interpreter | None) -> Code:
+    """Find the code of a file that a key names; else a program of the interpreter's environment, by its name."""
     if script and interpreter is not None and Path(script).name == script and not _is_file(script):
         return Code(Path(script), _digest_of_program(script, interpreter))
-    path = find_file("workload.script", script)
+    path = find_file(key, script)
     if not os.access(path, os.X_OK) and _is_of_another_interpreter(path):
         raise ConfigError(
-            f"workload.script={script}: {path} is not executable, and its first line names no Python; chmod +x {path}"
+            f"{key}={script}: {path} is not executable, and its first line names no Python; chmod +x {path}"
         )
     try:
         return code_of(path, PROJECT_DIR)
     except SyntaxError as error:
-        raise ConfigError(f"workload.script={script}: {error.filename} is not valid Python: {error}") from error
+        raise ConfigError(f"{key}={script}: {error.filename} is not valid Python: {error}") from error
     except OSError as error:
-        raise ConfigError(f"workload.script={script}: {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{key}={script}: {path} cannot be read: {error.strerror}") from error
 
 
 def _is_of_another_interpreter(path: Path) -> bool:

@@ -14,7 +14,7 @@ from omegaconf import MISSING
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded
 from pipeline.base.records import Device
-from pipeline.plan.workloads import DataSource, TrainingConfig
+from pipeline.plan.workloads import SEE_PLAN, DataSource, TrainingConfig
 
 TextModel = enum.Enum("TextModel", "bert distilbert gpt2", start=0)
 """Kinds of models of transformers, by their `model_type`."""
@@ -104,7 +104,7 @@ class TrainTextConfig(TrainingConfig):
         if is_large and not device.is_gpu and not device_was_chosen:
             raise ConfigError(
                 f"workload {self.name} trains a model of width {width} and no GPU was found; "
-                "use gpu=cpu to train on the CPUs anyway"
+                f"use gpu=cpu to train on the CPUs anyway, or {SEE_PLAN}"
             )
 
     def _check_source(self) -> None:

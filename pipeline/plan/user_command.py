@@ -25,6 +25,9 @@ OF_LAUNCHERS = (
 )
 """Keys, with all below them, that a launcher decides for its workers: they say where a study runs, not what it is."""
 
+OF_THE_STUDY = frozenset({"baseline", "degree", "dry_run", "mix", "neighbours", "repeats", "scenario"})
+"""Keys of ours that programs of others hardly have."""
+
 _SEPARATOR = "--"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
 _SWEEP = ("-m", "--multirun")

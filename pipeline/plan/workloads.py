@@ -33,6 +33,8 @@ comes with Python, and `files` a folder of text files."""
 Dataset = enum.Enum("Dataset", "digits cifar10 imagenet64 imagenet", start=0)
 """The data sets that `train_timm` knows."""
 
+SEE_PLAN = "gpu=simulated_h100_80gb dry_run=true to see its plan"
+"""The remedy where a study needs a GPU and there is none."""
 StepMode = enum.Enum("StepMode", "eager compile cuda_graph", start=0)
 """How a training step is issued: operator by operator, compiled, or replayed as one CUDA graph."""
 
@@ -151,12 +153,15 @@ class WorkloadConfig:
         """Whether each job starts in its output folder, and not where the user called from."""
         return False
 
-    def source_files(self) -> list[str]:
-        """The Python files, beside the script, that the command line names: their content belongs to the program."""
+    def source_files(self) -> dict[str, str]:
+        """Return files beside the script whose content belongs to the program, each with the key that names it.
+
+        These are the Python files that the command line names.
+        """
         words = self.argument_words()
         named = [file for file in user_command.source_files("", words) if is_file(Path(file))]
         of_modules = (source_digest.files_run_as(each, Path()) for each in user_command.modules(self.script, words))
-        return [*named, *map(str, chain(*of_modules))]
+        return dict.fromkeys([*named, *map(str, chain(*of_modules))], "args")
 
     def words(self, own: Iterable[str] = ()) -> list[str]:
         """The words that `args` and `flags` add to the command line, which has these of its own.
@@ -227,6 +232,19 @@ class WorkloadConfig:
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(f"workload {self.name}: {why}")
 
+    def _refuse_graphs_without_gpu(self, device: Device) -> None:
+        """Raise ConfigError where CUDA graphs cannot be captured."""
+        if device.is_simulated:
+            raise self._refused(
+                f"step_mode=cuda_graph needs a GPU, and this study runs on a simulated {device.name}; "
+                "use dry_run=true to see its plan, or +rehearse=tiny to rehearse an experiment"
+            )
+        if not device.is_gpu:
+            raise self._refused(
+                f"step_mode=cuda_graph needs a GPU, and this study runs on {device.name}; use {SEE_PLAN}, "
+                "or +rehearse=tiny to rehearse an experiment"
+            )
+
 
 @dataclass
 class TrainingConfig(WorkloadConfig):
@@ -286,12 +304,7 @@ class TrainingConfig(WorkloadConfig):
         return path
 
     def _check_cuda_graph(self, device: Device) -> None:
-        if not device.is_gpu or device.is_simulated:
-            where = f"a simulated {device.name}" if device.is_simulated else device.name
-            raise self._refused(
-                f"step_mode=cuda_graph needs a GPU, and this study runs on {where}; "
-                "+rehearse=tiny rehearses an experiment without one"
-            )
+        self._refuse_graphs_without_gpu(device)
         if self.precision is Precision.fp16:
             raise self._refused(
                 "step_mode=cuda_graph cannot be combined with precision=fp16, whose loss "
@@ -349,7 +362,7 @@ class TrainTimmConfig(TrainingConfig):
         if self.image_px >= GPU_ONLY_PX and not device.is_gpu and not device_was_chosen:
             raise ConfigError(
                 f"workload {self.name} trains on {self.image_px}-pixel images and no GPU was found; "
-                "use gpu=cpu to train on the CPUs anyway"
+                f"use gpu=cpu to train on the CPUs anyway, or {SEE_PLAN}"
             )
 
     def check_data(self) -> None:
@@ -396,6 +409,13 @@ class ScriptConfig(WorkloadConfig):
 
     def is_in_own_folder(self) -> bool:
         return self.run_in is RunIn.job_folder
+
+    def window_notes(self, window: Window) -> list[str]:
+        """Note arguments that were likely meant for the study, and stand behind the two dashes."""
+        meant = [word for word in self.argument_words() if user_command.sets(word, user_command.OF_THE_STUDY)]
+        return [
+            f"{word} goes to {self.name}, as it stands after --; the study takes what stands before" for word in meant
+        ]
 
     def check(self, device: Device, *, device_was_chosen: bool) -> None:
         super().check(device, device_was_chosen=device_was_chosen)

@@ -48,8 +48,9 @@ def read(path: Path) -> str:
 
 def read_mapping(path: Path, key: str) -> dict[str, Any]:
     """The mapping that a file in YAML holds, which has this key; ConfigError names file and row."""
+    text = read(path)
     try:
-        raw = yaml.load(read(path), _Loader)  # noqa: S506  # a safe loader
+        raw = yaml.load(text, _Loader)  # noqa: S506  # a safe loader
     except _UNREADABLE as error:
         raise ConfigError(f"{path}: holds what cannot be read: {error}; write it in another way") from error
     except yaml.YAMLError as error:

@@ -21,10 +21,12 @@ from typing import Any, TypeVar
 
 from pipeline.base import layout, locks
 from pipeline.base.errors import TrackingError
+from pipeline.base.host import boot_id, machine_id
 from pipeline.base.tags import Tag
 from pipeline.clean import leftovers
 from pipeline.launch.events import last_lines
 from pipeline.observe import endings
+from pipeline.record.owner import Owner, Standing, find_written
 
 VERSION = 4
 TAIL_BYTES = 1 << 16
@@ -92,7 +94,7 @@ class Record:
 
     Attributes:
         uri: tracking server that it is for; `None` for the local store beside the spool.
-        host: whose orchestrator owns it. Its lock means nothing on another one.
+        host, boot_id, machine_id: of the machine whose orchestrator owns it; empty where that does not tell.
     """
 
     spool_id: str
@@ -103,18 +105,30 @@ class Record:
     state: str = "open"
     uri: str | None = None
     host: str = field(default_factory=platform.node)
+    boot_id: str = field(default_factory=boot_id)
+    machine_id: str = field(default_factory=machine_id)
     version: int = VERSION
+
+    @property
+    def owner(self) -> Owner:
+        """The machine whose orchestrator owns the folder."""
+        return Owner(host=self.host, boot_id=self.boot_id, machine_id=self.machine_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a spool holds. `ready` is oldest first; `busy` has an owner that lives, or did on another host.
+    """What a spool holds.
 
-    `unreadable` maps a folder to why.
+    Attributes:
+        ready: what can be sent, oldest first.
+        busy: whose owner lives.
+        elsewhere: whose owner may live on another machine, by the name of that.
+        unreadable: by the folder, why.
     """
 
     ready: tuple[Path, ...]
     busy: tuple[Path, ...]
+    elsewhere: dict[Path, str]
     unreadable: dict[Path, str]
 
 
@@ -163,6 +177,8 @@ def read(folder: Path) -> Record:
             raise TrackingError(f"{folder / layout.RECORD} is not one of ours: spool_id {raw['spool_id']!r}")
         return Record(
             **{key: raw[key] for key in ("spool_id", "experiment", "state", "uri", "host")},
+            # Of an earlier version the host alone is known.
+            **{key: raw.get(key, "") for key in ("boot_id", "machine_id")},
             clock=Clock(**raw["clock"]),
             parent=RunRecord(**raw["parent"]),
             children=tuple(_child(child) for child in raw["children"]),
@@ -220,12 +236,44 @@ def amendments(spool_root: Path) -> list[Path]:
     return sorted((spool_root / layout.AMENDMENTS).glob("*.json"))
 
 
-def survey(spool_root: Path) -> Survey:
+def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
     """Close what dead owners left open, and say what can be sent.
 
-    Folders whose owner lives, or is on another host, are left alone; those that cannot be read are named in the log.
-    What a disk that was full left without a record holds nothing to send, and goes.
+    Folders whose owner lives, or may live on another machine, are left alone; those that cannot be read are named in
+    the log. What a disk that was full left without a record holds nothing to send, and goes.
+
+    Args:
+        spool_root: the spool's folder.
+        closes_lost: whether what another machine left open is closed as well, unless somebody writes it.
     """
+    _remove_abandoned(spool_root)
+    ready: list[tuple[int, Path]] = []
+    busy: list[Path] = []
+    elsewhere: dict[Path, str] = {}
+    unreadable: dict[Path, str] = {}
+    written = find_written(_doubtful(spool_root, closes_lost=closes_lost))
+    for folder in _folders_with(layout.RECORD, spool_root):
+        if folder.name.startswith(layout.SENT_PREFIX):
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        try:
+            with _claimed(folder) as free:
+                record = read(folder)
+                may_live = folder in written or (not closes_lost and not _is_over(record))
+                if not free:
+                    busy.append(folder)
+                elif record.state != "closed" and may_live:
+                    elsewhere[folder] = record.host
+                else:
+                    ready.append((_closed(folder, record).clock.wall_ns, folder))
+        except (TrackingError, OSError) as error:
+            log.warning("skipped a spool folder: %s", error)
+            unreadable[folder] = str(error)
+    found = tuple(folder for _, folder in sorted(ready))
+    return Survey(ready=found, busy=tuple(busy), elsewhere=elsewhere, unreadable=unreadable)
+
+
+def _remove_abandoned(spool_root: Path) -> None:
     for folder in _folders_with(layout.LOCK, spool_root):
         with suppress(OSError):
             # A young one may just have been made.
@@ -234,24 +282,16 @@ def survey(spool_root: Path) -> Survey:
                 with _claimed(folder) as free:
                     if free:
                         shutil.rmtree(folder, ignore_errors=True)
-    ready: list[tuple[int, Path]] = []
-    busy: list[Path] = []
-    unreadable: dict[Path, str] = {}
+
+
+def _doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
+    """The open folders that would be closed though no lock says that their owner is dead."""
+    standings = {Standing.BEFORE_BOOT, *([Standing.ELSEWHERE] if closes_lost else [])}
     for folder in _folders_with(layout.RECORD, spool_root):
-        if folder.name.startswith(layout.SENT_PREFIX):
-            shutil.rmtree(folder, ignore_errors=True)
-            continue
-        try:
-            with _claimed(folder) as free:
-                record = read(folder)
-                if free and _is_over(record):
-                    ready.append((_closed(folder, record).clock.wall_ns, folder))
-                else:
-                    busy.append(folder)
-        except (TrackingError, OSError) as error:
-            log.warning("skipped a spool folder: %s", error)
-            unreadable[folder] = str(error)
-    return Survey(ready=tuple(folder for _, folder in sorted(ready)), busy=tuple(busy), unreadable=unreadable)
+        with suppress(TrackingError, OSError):
+            record = read(folder)
+            if record.state != "closed" and record.owner.standing in standings:
+                yield folder
 
 
 def ended(spool_root: Path) -> list[Record]:
@@ -281,11 +321,11 @@ def _folders_with(name: str, spool_root: Path) -> list[Path]:
 
 
 def _is_over(record: Record) -> bool:
-    """Whether a group of which nobody holds the lock has ended. An open one of another host may not have.
+    """Whether a group of which nobody holds the lock has ended. An open one of another machine may not have.
 
-    That host shares the file system of the spool, and its locks mean nothing here.
+    That machine shares the file system of the spool, and its locks may mean nothing here.
     """
-    return record.state == "closed" or record.host == platform.node()
+    return record.state == "closed" or record.owner.standing is not Standing.ELSEWHERE
 
 
 def _child(raw: dict[str, Any]) -> ChildRecord:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.layout import SCRIPT_PREFIX
+from pipeline.base.machine_state import MachineState
 from pipeline.base.paths import MAX_NAME_BYTES
 from pipeline.base.records import Result
 from pipeline.base.tags import fact_tag
@@ -34,6 +35,7 @@ class FinishedGroup:
     """A group that ended. What its run does not say is `None`; of its tags, those that the row has in a comparison.
 
     Attributes:
+        facts: of the state of the machine that it ran on, by name.
         plans: that have it, by their digests.
         plans_any_gpu: the same by the digests without the GPU models.
     """
@@ -43,8 +45,7 @@ class FinishedGroup:
     name: str = ""
     block: str | None = None
     result: Result
-    gpu_uuid: str | None
-    boot_id: str | None
+    facts: Mapping[str, str]
     run_id: str = ""
     spool_id: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -54,6 +55,10 @@ class FinishedGroup:
     plans: Sequence[str] = ()
     plans_any_gpu: Sequence[str] = ()
     start_ms: int = 0
+
+    @property
+    def machine_state(self) -> MachineState:
+        return MachineState.of(self.facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

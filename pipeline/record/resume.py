@@ -3,69 +3,97 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from pipeline.base.errors import ConfigError
-from pipeline.base.records import Group, Plan, Result
+from pipeline.base.machine_state import MachineState, merge_same
+from pipeline.base.records import Device, Group, Plan, Result
 from pipeline.base.tags import Tag
+from pipeline.base.words import counted
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record.original import FinishedGroup
 
 
 def remaining(
-    plan: Plan,
-    finished: Sequence[FinishedGroup],
-    boot_id: str,
-    *,
-    gpus: Collection[str] = (),
-    accept_environment: bool = False,
+    plan: Plan, finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = (), accept_environment: bool = False
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     """The groups to run, and the rows of those that need not be.
 
-    A unit is compared within itself, so it must come from one GPU and one boot of the machine: one that was begun
-    before a reboot, or on another GPU, begins again; one that is complete stays.
+    A unit is compared within itself, so it must come from one state of the machine: one that was begun before a reboot,
+    on another GPU, or with another driver or power limit begins again; one that is complete stays.
 
     Args:
-        plan: the whole study.
+        plan: the whole study; its devices are as this machine has them now.
         finished: groups with a result in the store.
-        boot_id: of this machine now.
-        gpus: UUIDs of the GPUs on which what is left of a unit may be run; that of the plan if there are none.
+        gpus: those on which what is left of a unit may be run; that of the plan if there are none.
         accept_environment: whether a result counts that was measured with other packages.
 
     Raises:
         ConfigError: results cannot be told apart without the packages.
     """
+    keys = _keys(plan, accept_environment=accept_environment)
+    can_run = {keys[group.digest] for group in plan.groups if group.skip_reason is None}
+    now = {device: MachineState.now(device) for device in (*gpus, *(group.device for group in plan.groups))}
+    states = merge_same([*now.values(), *(each.machine_state for each in finished)])
+    found: dict[str, dict[MachineState, FinishedGroup]] = {}
+    # What was measured with the very packages comes last, and wins.
+    for each in sorted(finished, key=lambda each: each.digest in keys):
+        key = each.program_digest if accept_environment else each.digest
+        was_in_the_way = each.result is Result.SKIPPED and key in can_run  # what no longer is
+        if each.result.is_finding and key is not None and not was_in_the_way:
+            found.setdefault(key, {})[states[each.machine_state]] = each
+    units: dict[tuple[int, str], list[Group]] = {}
+    for group in plan.groups:
+        units.setdefault((group.unit, group.device.uuid), []).append(group)
+    done: dict[str, FinishedGroup] = {}
+    for groups in units.values():
+        members = [keys[group.digest] for group in groups]
+        origin = _origin(members, found, [states[now[device]] for device in gpus or (groups[0].device,)])
+        done |= {key: found[key][origin] for key in members if origin in found.get(key, {})}
+    left = tuple(group for group in plan.groups if keys[group.digest] not in done)
+    return left, [_row(group, done[key]) for group in plan.groups if (key := keys[group.digest]) in done]
+
+
+def _keys(plan: Plan, *, accept_environment: bool) -> dict[str, str]:
+    """What tells each group from others in the store, by its digest."""
     keys = {group.digest: group.program_digest if accept_environment else group.digest for group in plan.groups}
     if len(set(keys.values())) < len(keys):
         raise ConfigError(
             "resume=accept_environment: groups of this plan differ in their environment alone, so that it cannot be "
             "left out of account; use resume=true"
         )
-    can_run = {keys[group.digest] for group in plan.groups if group.skip_reason is None}
-    found: dict[str, dict[tuple[str | None, str | None], FinishedGroup]] = {}
-    # What was measured with the very packages comes last, and wins.
-    for each in sorted(finished, key=lambda each: each.digest in keys):
-        key = each.program_digest if accept_environment else each.digest
-        was_in_the_way = each.result is Result.SKIPPED and key in can_run  # what no longer is
-        if each.result.is_finding and key is not None and not was_in_the_way:
-            found.setdefault(key, {})[each.gpu_uuid, each.boot_id] = each
-    units: dict[tuple[int, str], list[str]] = {}
-    for group in plan.groups:
-        units.setdefault((group.unit, group.device.uuid), []).append(keys[group.digest])
-    done: dict[str, FinishedGroup] = {}
-    for (_, gpu_uuid), members in units.items():
-        here = [(each, boot_id or None) for each in gpus or (gpu_uuid,)]  # where none is known, a run says nothing
-        began_ms: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
-        for each in (each for key in members for each in found.get(key, {}).values()):
-            began_ms[each.gpu_uuid, each.boot_id].append(each.start_ms)
-        in_order = sorted(began_ms, key=lambda origin: (origin not in here, -max(began_ms[origin]), repr(origin)))
-        # A complete unit of any origin counts; of an incomplete one, only what one GPU of these found since the boot.
-        complete = (origin for origin in in_order if len(began_ms[origin]) == len(members))
-        origin = next(complete, max(here, key=lambda origin: len(began_ms[origin])))
-        done |= {key: found[key][origin] for key in members if origin in found.get(key, {})}
-    left = tuple(group for group in plan.groups if keys[group.digest] not in done)
-    return left, [_row(group, done[key]) for group in plan.groups if (key := keys[group.digest]) in done]
+    return keys
+
+
+def _origin(
+    members: Sequence[str], found: Mapping[str, Mapping[MachineState, FinishedGroup]], here: Sequence[MachineState]
+) -> MachineState:
+    """The state whose results count for a unit, which has these members.
+
+    A complete unit of any state counts; of an incomplete one, only what was found in a state that this machine is in.
+    """
+    began_ms: dict[MachineState, list[int]] = defaultdict(list)
+    for state, each in (pair for key in members for pair in found.get(key, {}).items()):
+        began_ms[state].append(each.start_ms)
+    in_order = sorted(began_ms, key=lambda state: (state not in here, -max(began_ms[state]), state))
+    complete = (state for state in in_order if len(began_ms[state]) == len(members))
+    return next(complete, max(here, key=lambda state: len(began_ms[state])))
+
+
+def begun_again(left: Sequence[Group], finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = ()) -> list[str]:
+    """Say, in a line for each change of the machine, how many findings of groups that are left count no more."""
+    counts: Counter[str] = Counter()
+    by_digest = {group.digest: group for group in left}
+    for each in finished:
+        if each.result.is_finding and (group := by_digest.get(each.digest)) is not None:
+            states = [MachineState.now(device) for device in gpus or (group.device,)]
+            if not any(state.is_same(each.machine_state) for state in states):
+                counts[states[0].changes(each.machine_state)] += 1
+    return [
+        f"resume: {counted(number, 'result')} of unfinished blocks not used, these begin again: {change}"
+        for change, number in counts.items()
+    ]
 
 
 def latest(groups: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[GroupResult]:
@@ -94,7 +122,6 @@ def unused(plan: Plan, left: Sequence[Group], finished: Sequence[FinishedGroup])
 def _row(group: Group, stored: FinishedGroup) -> GroupResult:
     """A stored row, as far as comparisons and the table need it."""
     rates = json.loads(stored.tags.get(Tag.RATES, "{}"))
-    origin = ((Tag.GPU_UUID, stored.gpu_uuid), (Tag.BOOT_ID, stored.boot_id))
     return GroupResult(
         group=group,
         result=stored.result,
@@ -104,6 +131,7 @@ def _row(group: Group, stored: FinishedGroup) -> GroupResult:
             for job in group.jobs
         ),
         metrics=stored.metrics,
-        tags=stored.tags | {tag: value for tag, value in origin if value},
+        tags=dict(stored.tags),
         spool_id=stored.spool_id,
+        origin=stored.machine_state,
     )

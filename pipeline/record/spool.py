@@ -16,7 +16,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from pipeline.base import layout, locks, secrets
+from pipeline.base import layout, locks, secrets, tracking_root
 from pipeline.base.errors import TrackingError
 from pipeline.base.factory import Spec
 from pipeline.base.marks import NO_MARKS
@@ -109,6 +109,7 @@ class Spool:
         self._interpreters, self._uri, self._origins = interpreters or {}, uri, origins or {}
         self._amendments: set[Path] = set()
         self.root = root.resolve()
+        tracking_root.make(self.root)
         self._folders: dict[str, Path] = {}
         self._folder = _new_folder(self.root / layout.SPOOL)
         self.study = self._folder.name

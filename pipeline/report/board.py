@@ -69,7 +69,8 @@ def _published(folders: Sequence[Path]) -> Iterator[tuple[str, Measured]]:
         except (OSError, ValueError) as error:
             has_report = (folder / MANIFEST).is_file()
             instead = _AGAIN if has_report else "name the folder of a report"
-            raise ConfigError(f"cannot read {CASES} in {folder}: {error}; {instead}") from error
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{folder}: {CASES} cannot be read: {why}; {instead}") from error
         try:
             for each in outcomes.from_json(text):
                 yield str(folder), each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from pipeline.base import layout
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Group
 from pipeline.plan.inventory import Inventory
+from pipeline.prepare.env import lock
 from pipeline.record.original import Original, script_files
 
 _MAX_PACKAGES = 8
@@ -40,6 +42,7 @@ def of_results(original: Original, group: Group, inventory: Inventory) -> list[s
     return [
         *_planned(original, group),
         *filter(None, _packages(original, group, inventory)),
+        *_requests(original, group, inventory),
         *_sources(original, group),
         *_options(original, group),
     ]
@@ -128,9 +131,31 @@ def _packages(original: Original, group: Group, inventory: Inventory) -> Iterabl
             yield lock_difference(before.splitlines(), now)
 
 
+def _requests(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
+    """Say of each environment that is still to be built what its file asks for that the original's did not."""
+    found: dict[str, None] = {}
+    for job in group.jobs:
+        interpreter = inventory.interpreters[job.workload.env]
+        before = original.job_locks.get(str(job.index))
+        if interpreter.to_build is not None and before is not None:
+            then = lock.request_of(before.splitlines())
+            changes = _difference(*map(_requested_by_name, (then, interpreter.requested))) if then else ""
+            found[changes or f"packages: not known yet, as {interpreter.to_build}"] = None
+    return found
+
+
+def _requested_by_name(request: Iterable[str]) -> dict[str, str]:
+    """Map what is asked for by the normalised name of the package; a path or an address stands for itself."""
+    names = {line: re.match(r"(?:[\w./-]+::)?([A-Za-z0-9][\w.-]*)(?![\w./:-])", line) for line in request}
+    return {re.sub("[-_.]+", "-", name[1]).lower() if name else line: line for line, name in names.items()}
+
+
 def lock_difference(before: Iterable[str], now: Iterable[str]) -> str:
     """The packages that differ between two locks, in a line; empty if none does."""
-    old, new = _by_name(before), _by_name(now)
+    return _difference(_by_name(before), _by_name(now))
+
+
+def _difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     changes = []
     for name in sorted(old.keys() | new.keys()):
         if name not in new:

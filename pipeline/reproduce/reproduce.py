@@ -31,6 +31,7 @@ from pipeline.reproduce import differences
 # What may be given beside `reproduce`: where it runs, who observes it and where the result goes.
 _MAY_BE_GIVEN = (
     *("gpu", "tracking", "listeners", "exporter", "limits", "data.root", "dry_run", "wait", "wait_limit_s"),
+    "foreign_load",
     *("reproduce", "reproduce_strict"),
 )
 # What says nothing of the group.

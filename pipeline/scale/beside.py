@@ -43,7 +43,7 @@ class Leg:
 
 def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> int:
     """Measure each unit of a study on the first of the GPUs, alone and in company; the worst exit status."""
-    devices = free(asked, wanted, of_one_model=True)
+    devices = free(asked, wanted, "beside", of_one_model=True)
     if len(devices) < 2:
         raise ConfigError(
             "hydra/launcher=beside measures a GPU alone and while others work, and here is one free GPU only: "

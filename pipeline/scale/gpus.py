@@ -30,7 +30,6 @@ from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.modes import PROFILE, mode_of
 from pipeline.base.protocols import Exporter
 from pipeline.base.records import Device, Plan
-from pipeline.base.tags import Tag
 from pipeline.base.words import counted
 from pipeline.clean.journal import Journal
 from pipeline.plan import units
@@ -78,8 +77,8 @@ class Worker:
 
 def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> int:
     """Run the units of a study on the GPUs that are wanted; the worst exit status of the workers."""
-    devices = free(asked, wanted)
-    asked = dataclasses.replace(asked, gpus=[device.uuid for device in devices])
+    devices = free(asked, wanted, "gpus")
+    asked = dataclasses.replace(asked, gpus=devices)
     refuse_taken_ports(asked, devices)
     by_model: dict[str, list[Device]] = {}
     for device in devices:
@@ -98,7 +97,7 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans, strict=True):
         groups, known = study.open_store(of_model, plan, inventory)
         waiting = deque(units.of(groups))
-        begun = {row.group.unit: gpu for row in known if (gpu := row.tags.get(Tag.GPU_UUID))}
+        begun = {row.group.unit: row.gpu_uuid for row in known}
         parts.append(Part(asked=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
             f"{counted(len(waiting), 'unit')} of {len(units.of(plan.groups))} to run on "
@@ -156,29 +155,33 @@ def _needs_reset(device: Device) -> bool:
         return False
 
 
-def free(asked: Asked, wanted: Any, *, of_one_model: bool = False) -> list[Device]:
-    """The GPUs that are wanted and free: of `all` those that are, else it is an error if one is not.
+def free(asked: Asked, wanted: Any, launcher: str, *, of_one_model: bool = False) -> list[Device]:
+    """Return the GPUs that are wanted and free: of `all` those that are, else it is an error if one is not.
 
-    With `of_one_model`, those of another model than the first that is free are left out, or an error, as well.
+    Errors name `launcher`. With `of_one_model`, those of another model than the first that is free are left out, or an
+    error, as well.
     """
     config = asked.config.gpu
     if config.kind is GpuKind.cpu:
         raise ConfigError(
-            "hydra/launcher=gpus runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out"
+            f"hydra/launcher={launcher} runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out"
         )
-    workers.refuse_what_is_decided(asked.configs, "gpus")
+    workers.refuse_what_is_decided(asked.configs, launcher)
     if asked.config.wait:
         raise ConfigError(
-            "wait=true: hydra/launcher=gpus takes the GPUs that are free now, and waits for none; leave it out"
+            f"wait=true: hydra/launcher={launcher} takes the GPUs that are free now, and waits for none; leave it out"
         )
     if asked.simulated is not None and config.machine is None:
         raise ConfigError(
-            "hydra/launcher=gpus on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with as "
-            "many GPUs as gpu.count=NUMBER says"
+            f"hydra/launcher={launcher} on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with "
+            "as many GPUs as gpu.count=NUMBER says"
         )
     there = _there(asked)
     if not there:
-        raise ConfigError("hydra/launcher=gpus found no NVIDIA GPU; leave it out to run on the CPUs")
+        raise ConfigError(
+            f"hydra/launcher={launcher} found no NVIDIA GPU; leave it out to run on the CPUs, or rehearse it with "
+            "gpu=simulated_h100_80gb gpu.count=2 gpu.machine=FILE"
+        )
     named = [] if wanted == ALL else _named(wanted)
     asked_for = [chosen.choose("hydra.launcher.devices", each, there) for each in named] or list(there)
     if twice := [device for device in asked_for if asked_for.count(device) > 1]:
@@ -195,7 +198,7 @@ def free(asked: Asked, wanted: Any, *, of_one_model: bool = False) -> list[Devic
     }
     said = [f"GPU {device.index} ({device.uuid}): {why}" for device, why in taken.items() if why]
     if said and (named or len(said) == len(asked_for)):
-        raise ConfigError(f"hydra/launcher=gpus: {'; '.join(said)}")
+        raise ConfigError(f"hydra/launcher={launcher}: {'; '.join(said)}")
     for each in said:
         words.say(f"left out: {each}")
     return [device for device in asked_for if not taken[device]]

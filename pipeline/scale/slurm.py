@@ -3,7 +3,7 @@
 A task is a `run.py ... unit=K` of its own, started by a batch script that a user could have written: no process of ours
 stands between Slurm and the study, so a signal of Slurm reaches it as it would on a terminal. `SIGTERM` comes some
 time before the limit, to the study alone; it gives up its group, cleans the GPU and sends what it has. A task that is
-requeued resumes.
+requeued resumes. A task waits for a device that another task of its node holds, as nobody is there to try again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.base.records import Device, Plan, Result, Resume
 from pipeline.base.words import counted
 from pipeline.plan import check, schema, user_command
 from pipeline.plan.schema import GpuConfig, GpuKind
-from pipeline.record import provenance
+from pipeline.record import provenance, task_output
 from pipeline.record.store.overview import Overview, overview
 from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.unit_states import DONE, Queue
@@ -47,6 +47,7 @@ _SCRIPT = """\
 cd {folder} || exit 1
 export {study_variable}={study}
 export {task_variable}="$SLURM_CLUSTER_NAME/$SLURM_ARRAY_JOB_ID"_"$SLURM_ARRAY_TASK_ID"
+echo "{start}$((${{SLURM_RESTART_COUNT:-0}} + 1)) of unit $SLURM_ARRAY_TASK_ID on $SLURMD_NODENAME" >&2
 resume={resume}
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] && [ "$resume" = {no} ]; then resume=true; fi
 limit_s={limit_s}
@@ -100,7 +101,7 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
                 f"{f' for {each}' if len(gres) > 1 else ''}, output in {folder}"
             )
         words.say(f"look at it: {status} --watch; cancel it: scancel {' '.join(jobs)}")
-        _note(asked, plan, list(jobs))
+        _note(asked, plan, list(jobs), folder)
     if not options.wait:
         return 0
     try:
@@ -114,7 +115,7 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     return 0 if found is not None and found.is_done else 1
 
 
-def _note(asked: Asked, plan: Plan, arrays: list[str]) -> None:
+def _note(asked: Asked, plan: Plan, arrays: list[str], folder: Path) -> None:
     """Have the store know the arrays, so that an overview shows tasks that wait."""
     typed, now_ms = provenance.command_line(), int(time.time() * 1000)
     assert asked.sender is not None
@@ -126,6 +127,7 @@ def _note(asked: Asked, plan: Plan, arrays: list[str]) -> None:
             cluster=squeue.cluster(),
             arrays=arrays,
             time_ms=now_ms,
+            folder=str(folder),
         )
         asked.sender.submitted(asked.config.tracking.experiment, new)
     except (CommandError, TrackingError) as error:
@@ -165,7 +167,7 @@ def script_of(
         "signal": f"B:TERM@{options.signal_delay_s}",
         "requeue": True,
         "open-mode": "append",
-        "output": folder / "%A_%a.log",
+        "output": task_output.file_of(folder, "%A_%a"),
         "partition": options.partition,
         "account": options.account,
         "qos": options.qos,
@@ -182,7 +184,9 @@ def script_of(
     ]
     (program, *ours), theirs = user_command.divided(outcome.command_line())
     ours = [word for word in ours if not user_command.sets(word, ["dry_run"])]
-    decided = {"gpu.models": num_models} if num_models > 1 else {}
+    decided: dict[str, object] = {"gpu.models": num_models} if num_models > 1 else {}
+    if not any(user_command.sets(word, ["wait"]) for word in ours):
+        decided["wait"] = "true"
     plan_file = user_command.override("plan_file", folder / f"plan-{_ARRAY}.json")
     before = workers.command([sys.executable, str(Path(program).absolute()), *ours], decided)
     return _SCRIPT.format(
@@ -191,15 +195,21 @@ def script_of(
         folder=shlex.quote(str(Path.cwd())),
         study_variable=outcome.STUDY,
         task_variable=outcome.TASK,
+        start=task_output.START,
         study=shlex.quote(shlex.join([program, *ours, *theirs])),
         resume=shlex.quote(resume),
         no=shlex.quote(Resume.NO),
-        limit_s=_NO_LIMIT_S if limit_s is None else math.ceil(limit_s),
+        limit_s=min(_NO_LIMIT_S if limit_s is None else math.ceil(limit_s), _time_of_task_s(options)),
         signal_delay_s=options.signal_delay_s,
         plan_file='"$SLURM_ARRAY_JOB_ID"'.join(map(shlex.quote, plan_file.split(_ARRAY))),
         before=shlex.join(before),
         after=shlex.join(theirs),
     )
+
+
+def _time_of_task_s(options: SlurmOptions) -> int:
+    """Return how long a task may measure by its options; Slurm may say in the task that it is less."""
+    return _NO_LIMIT_S if options.timeout_min is None else options.timeout_min * 60 - options.signal_delay_s
 
 
 def _refuse_what_has_no_array(asked: Asked, options: SlurmOptions) -> str:

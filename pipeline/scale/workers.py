@@ -14,7 +14,8 @@ from pipeline.plan.plan import build_plan
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig
 from pipeline.study import Asked
 
-_INSTEAD = {"gpus": "name the GPUs with 'hydra.launcher.devices=[0,1]'", "slurm": "ask for it with hydra.launcher.gres"}
+_NAME_THEM = "name the GPUs with 'hydra.launcher.devices=[0,1]'"
+_INSTEAD = {"gpus": _NAME_THEM, "beside": _NAME_THEM, "slurm": "ask for it with hydra.launcher.gres"}
 
 
 def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:

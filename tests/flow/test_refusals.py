@@ -28,7 +28,13 @@ sys.argv = [{RUN!r}, *arguments]
 with installed(Path(state_file)):
     runpy.run_path({RUN!r}, run_name="__main__")
 """
-has_no_gpu = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")
+WITHOUT_DRIVER = f"""
+import runpy, sys
+from pipeline.prepare.device import nvml
+nvml._start = lambda: False
+sys.argv[0] = {RUN!r}
+runpy.run_path({RUN!r}, run_name="__main__")
+"""
 
 
 def run(folder: Path, *command: str, **environ: str) -> tuple[int, str, str]:
@@ -65,14 +71,13 @@ def machine(tmp_path: Path, template_store: Path) -> Machine:
     return machine
 
 
-@has_no_gpu
 def test_mig_without_a_gpu_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     # A dry run, so that a GPU which is there after all stays as it is.
-    status, out, err = run(tmp_path, RUN, "gpu=auto", "scenario=mig", "dry_run=true")
+    status, out, err = run(tmp_path, "-c", WITHOUT_DRIVER, "gpu=auto", "scenario=mig", "dry_run=true")
     assert (status, out) == (2, "")
     (line,) = err.splitlines()
     assert line.startswith("error: scenario=mig needs an NVIDIA GPU with MIG, not ")
-    assert "rehearse on a simulated GPU" in line
+    assert "rehearse it with gpu=simulated_h100_80gb" in line
     assert list(tmp_path.iterdir()) == []
 
 

@@ -29,7 +29,7 @@ from pipeline.record.series import read_about
 from pipeline.record.store import results
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
-from pipeline.simulation.machine.state import Fault, StateFile
+from pipeline.simulation.machine.state import Fault, Settings, StateFile
 from pipeline.simulation.mps import control
 from tests import forks, made_up_recording
 from tests.conftest import GPU
@@ -463,7 +463,7 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
     for asked, words in (
         ([newer], "kept.json was made with driver 580, not gpu.driver=590"),
         ([a100, newer], r"gpu.driver .* cannot be swept"),
-        ([unknown], "gpu.driver=470: a simulated machine has one of 580, 590, 615"),
+        ([unknown], "gpu.driver=470: a simulated machine has one of 535, 550, 570, 580, 590, 615"),
     ):
         with pytest.raises(ConfigError, match=words), rehearsal.prepared(asked):
             pass
@@ -519,6 +519,36 @@ def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, t
     assert "undid 3 steps that a killed orchestrator had left on NVIDIA A100-SXM4-40GB" in err
     (gpu,) = StateFile(kept).read().gpus
     assert (gpu.instances, gpu.mig_current) == ((), False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"branch": "590"}, "driver 590.48.01, was 580.159.04"),
+        ({"settings": Settings(power_limit_w=500)}, "power limit 500 W, was 700 W"),
+    ],
+)
+def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, tmp_path, changed, words):
+    """What was measured before has no figure against what was measured after, in the table as in MLflow."""
+    kept = a100_in(tmp_path)
+
+    def change(branch: str = "580", settings: Settings | None = None) -> None:
+        with kept.changing() as cell:
+            gpu = dataclasses.replace(cell.state.gpus[0], settings=settings or Settings(power_limit_w=700))
+            cell.state = dataclasses.replace(cell.state.with_gpu(0, gpu), branch=branch)
+
+    study = [*TOY, *SHORT[:-2], "degree=2", "listeners=[host]", f"gpu.machine={kept.path}"]
+    change()
+    status, _, err = run(*study, "time_limit_s=0.1")
+    assert status == 1, err
+    change(**changed)
+    status, _, err = run(*study, "resume=true")
+    assert status == 0, err
+    assert "resume: 0 of 2 groups are finished" in err
+    assert f"resume: 1 result of unfinished blocks not used, these begin again: {words}" in err
+    (first, *others), _ = stored(tmp_path)
+    assert [("slowdown_worst_ratio" in each.data.metrics) for each in others] == [True, True]
+    assert first.data.tags["collocation.power_limit_w"] == "700"
 
 
 def test_nothing_real_is_mixed_in(temporary):

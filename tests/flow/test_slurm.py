@@ -28,7 +28,7 @@ from tests.servers import refuse_or_skip
 from tests.tracking_cases import wait_for
 
 MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
-STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=4", "degree=2", "repeats=3", "listeners=[host]", *MACHINE]
+STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=4", "degree=2", "repeats=3", "listeners=[host]"]
 
 pytestmark = [refuse_or_skip(slurm_cluster.missing()), pytest.mark.slow]
 
@@ -60,11 +60,11 @@ def start(tmp_path, server, slurm, monkeypatch):
     # The nodes are one host with one GPU a node, and each calls its own the first.
     setup = ["hydra.launcher.setup=['export CUDA_VISIBLE_DEVICES=`echo $SLURMD_NODENAME | tr -d n`']"]
 
-    def begin(*arguments):
+    def begin(*arguments, machine=MACHINE):
         tracking = ["tracking=server", f"tracking.uri={server}", f"tracking.experiment={tmp_path.name}"]
         launcher = ["hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1", f"hydra.launcher.folder={tmp_path}/slurm"]
-        argv = [PROJECT_DIR / "run.py", *STUDY, f"gpu.lock_dir={tmp_path}", *tracking, *launcher, *setup, *arguments]
-        return forks.start(*argv, cwd=tmp_path, env=os.environ)
+        argv = [*STUDY, *machine, f"gpu.lock_dir={tmp_path}", *tracking, *launcher, *setup, *arguments]
+        return forks.start(PROJECT_DIR / "run.py", *argv, cwd=tmp_path, env=os.environ)
 
     return begin
 
@@ -180,6 +180,23 @@ def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_on
     assert study.num_planned == len(study.rows) == 4
     assert not [run for run in ran if run.info.status == "RUNNING"]
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
+
+
+def test_tasks_that_share_a_device_wait_for_each_other_and_a_task_that_fails_says_why(start, tmp_path, server):
+    shared = ["gpu=cpu", "hydra.launcher.gres=null", "baseline=never", "window.seconds=1"]
+    process = start(machine=shared)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "units: 3 done; 3 of 3 groups have a result" in err
+    logs = [path.read_text() for path in sorted((tmp_path / "slurm").glob("*.log"))]
+    assert any("\nwaiting for " in log for log in logs), logs
+    (tmp_path / "hydra.py").write_text("import no_such_module\n")
+    broken = f"hydra.launcher.setup=['export PYTHONPATH={tmp_path}']"
+    process = start("resume=true", "repeats=4", broken, machine=shared)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1, err
+    why = rf"^units? .*4: ModuleNotFoundError: No module named 'no_such_module' \(output: {tmp_path}/slurm/.*\.log\)$"
+    assert re.search(why, err, re.MULTILINE), err
 
 
 def test_tasks_are_seen_before_one_of_them_begins(start, tmp_path, server, slurm):

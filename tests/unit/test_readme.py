@@ -1,21 +1,14 @@
-"""The README and the guides say what is true: links lead somewhere, commands plan, and every key has its row."""
+"""The README and the guides say what is true: links lead somewhere, files are there, and every key has its row."""
 
 from __future__ import annotations
 
 import importlib
-import itertools
-import os
 import re
-import shlex
-import sys
 
 import pytest
 from omegaconf import OmegaConf
 
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.plan import user_command
-from pipeline.plan.command_line import readable
-from tests.conftest import GPU
 
 README = PROJECT_DIR / "README.md"
 PAGES = [README, *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
@@ -23,30 +16,14 @@ TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 CONFIGURATION = TEXTS[PROJECT_DIR / "docs/configuration.md"]
 OURS = "pipeline|listeners|workloads|hydra_plugins|conf|tests|benchmarks"
 MODULE = r"(?<![\w./-])(?:pipeline|listeners|workloads)(?:\.(?!(?:md|py|[A-Z]{3,})\b)\w+)+"
-# Pages about what the reader adds: `tests/flow/test_extensions.py` makes their files and runs their commands.
+# Pages about what the reader adds: `tests/flow/test_extensions.py` makes their files.
 OWN = {page for page in PAGES if page.stem in ("your_own_listener", "your_own_workload")}
-# Words that stand for something of the reader's: such a command cannot be planned as it is.
-PLACEHOLDERS = re.compile(r"\.\.\.|[A-Z]{3,}|\$|reproduce=|/opt/|^--\w|eval\.yml")
-
-
-def commands_of(text):
-    """The commands `python run.py ...` of a page, without comments."""
-    return re.findall(r"^python run\.py ([^#\n]*)", text.replace("\\\n", " "), flags=re.MULTILINE)
 
 
 def anchors_of(text):
     """What a link may name after `#`, as GitHub makes it of each heading."""
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-COMMANDS = [
-    pytest.param(command, page is README, id=f"{page.stem}-{command.strip()}"[:60])
-    for page, text in TEXTS.items()
-    for command in commands_of(text)
-    if page not in OWN
-    if not any(map(PLACEHOLDERS.search, user_command.divided(shlex.split(command))[0]))
-]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -85,44 +62,6 @@ def is_there(name):
                 return True
             return hasattr(importlib.import_module(".".join(words[:length])), words[length])
     return False
-
-
-def test_the_readme_shows_commands():
-    assert len(commands_of(TEXTS[README])) >= 5
-    assert len(COMMANDS) >= 20
-
-
-@pytest.mark.parametrize(("command", "is_whole"), COMMANDS)
-def test_the_commands_of_the_pages_plan(make_plan, command, is_whole, tmp_path, monkeypatch):
-    """Those of the README in every combination of a sweep, those of a guide so that each value occurs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "miniconda3/envs/mine/bin").mkdir(parents=True)
-    (tmp_path / "miniconda3/envs/mine/bin/python").symlink_to(sys.executable)
-    for name, text in {
-        "train.py": "",
-        "eval.py": "",
-        "environment.yml": "{channels: [conda-forge], dependencies: [python]}",
-        "requirements.txt": "",
-        "asks.jsonl": "{}",
-    }.items():
-        (tmp_path / name).write_text(text)
-    for program in ("nsys", "ncu"):
-        (tmp_path / program).symlink_to("/bin/true")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    words = user_command.as_overrides(shlex.split(command))
-    axes = [values_of(argument) for argument in words if argument != "-m"]
-    if is_whole:
-        grid = list(itertools.product(*axes))
-    else:
-        grid = [[axis[i % len(axis)] for axis in axes] for i in range(max(map(len, axes)))]
-    assert make_plan(*map(list, grid), device=GPU).groups
-
-
-def values_of(argument):
-    """Each value of an override, as an override of its own."""
-    key, value = argument.split("=", 1)
-    return [argument] if value.startswith("[") else [readable(f"{key}={each}") for each in value.split(",")]
 
 
 def test_the_test_command_is_what_continuous_integration_runs():

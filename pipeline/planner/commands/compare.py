@@ -43,7 +43,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     for load in arguments.load or [1.0]:
         services = tuple(replace(service, rate_per_s=service.rate_per_s * load) for service in problem.services)
         scaled = replace(problem, services=services)
-        best = methods.solve(scaled, methods.EXACT, time_limit_s=arguments.time_limit_s)
+        best = methods.solve(scaled, methods.EXACT, time_limit_s=arguments.time_limit_s, fewest_slices=False)
         if best.status == "infeasible":
             return no_plan(scaled, best, arguments.time_limit_s, profile)
         rows = _rows(scaled, best, arguments)
@@ -59,11 +59,17 @@ def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> li
     for method in methods.METHODS:
         if method != methods.EXACT:
             found = methods.solve(
-                problem, method, seed=arguments.seed, time_limit_s=arguments.time_limit_s, bound=best.bound
+                problem,
+                method,
+                seed=arguments.seed,
+                time_limit_s=arguments.time_limit_s,
+                bound=best.bound,
+                fewest_slices=False,
             )
             rows.append(_row(method, found))
     for name, restricted in undivided_and_smallest(problem):
-        rows.append(_row(name, methods.solve(restricted, methods.EXACT, time_limit_s=arguments.time_limit_s)))
+        found = methods.solve(restricted, methods.EXACT, time_limit_s=arguments.time_limit_s, fewest_slices=False)
+        rows.append(_row(name, found))
     return rows
 
 

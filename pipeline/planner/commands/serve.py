@@ -11,7 +11,7 @@ from pipeline.base.words import aligned, counted
 from pipeline.planner import deployment, files
 from pipeline.planner.deployment import Instance, Plan
 from pipeline.planner.profile import Profile, marks
-from pipeline.planner.serving import asked, methods, planned
+from pipeline.planner.serving import asked, methods, planned, slices
 from pipeline.planner.serving import change as changes
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Solution, judged
@@ -42,7 +42,13 @@ def answer(arguments: argparse.Namespace) -> Answer:
         files.check_folder(arguments.out)
     problem, profile = asked.read(arguments)
     today = None if arguments.today is None else deployment.read(arguments.today).deployment
-    solution = methods.solve(problem, arguments.method, seed=arguments.seed, time_limit_s=arguments.time_limit_s)
+    solution = methods.solve(
+        problem,
+        arguments.method,
+        seed=arguments.seed,
+        time_limit_s=arguments.time_limit_s,
+        fewest_slices=today is None,  # else the fewest changes come first
+    )
     if not solution.gpus:
         return no_plan(problem, solution, arguments.time_limit_s, profile)
     details = {
@@ -50,12 +56,14 @@ def answer(arguments: argparse.Namespace) -> Answer:
         "seconds": round(solution.seconds, 3),
         "margin": arguments.margin,
         "profile": profile.source,
+        "has_fewest_slices": solution.has_fewest_slices,
     }
     changed = None
     if today is not None:
         left_s = max(arguments.time_limit_s - solution.seconds, _CHANGE_S)
         change = changes.least(problem, solution.gpus, today, time_limit_s=left_s)
         solution, changed = judged(change.gpus, solution.bound, solution.seconds), change.deployment
+        details["has_fewest_slices"] = change.has_fewest_slices
         details["changes"] = {
             "from": str(arguments.today),
             "num_kept": change.num_kept,
@@ -64,6 +72,8 @@ def answer(arguments: argparse.Namespace) -> Answer:
             "at_least": change.at_least,
             "is_least": change.is_least,
         }
+    compute, memory = slices.count_slices(problem, solution.gpus)
+    details |= {"num_compute_slices": compute, "num_memory_slices": memory}
     plan = planned.plan_of(problem, solution, profile, details, changed)
     if arguments.out is not None:
         deployment.write(plan, arguments.out)

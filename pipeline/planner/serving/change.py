@@ -1,4 +1,4 @@
-"""Among plans with a given number of GPUs the one that changes least from what runs today.
+"""Among plans with a given number of GPUs the one that changes least from today's, and of these the fewest slices.
 
 An instance stays if its service, place and configuration do; what does not stay is removed, and what is new is created.
 Where limits say who may share a GPU, a plan's GPUs are matched with today's, and nothing is proved of the changes.
@@ -11,15 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.planner.deployment import Deployment
+from pipeline.planner.serving import slices
 from pipeline.planner.serving import targets as of_targets
 from pipeline.planner.serving.least_change import Programme, fewest
 from pipeline.planner.serving.matching import matched
 from pipeline.planner.serving.problem import Problem
-from pipeline.planner.serving.solution import Filled
+from pipeline.planner.serving.solution import Filled, judged
 from pipeline.planner.serving.targets import Target
 
 # Parts of the time that is left: for how much must change, and for placing that.
 _COUNTING, _PLACING = 0.4, 0.6
+# For the fewest slices: of what is left, and at most.
+_SLIMMING, _MOST_SLICING_S = 0.1, 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,7 @@ class Change:
     Attributes:
         gpus: those of the deployment, in its order.
         at_least: of created and removed, any plan with so few GPUs has at least so many; `None` if nothing is proved.
+        has_fewest_slices: whether it is proved that no plan with so few GPUs and changes has fewer slices.
     """
 
     deployment: Deployment
@@ -37,6 +41,7 @@ class Change:
     num_created: int
     num_removed: int
     at_least: int | None
+    has_fewest_slices: bool = False
 
     @property
     def is_least(self) -> bool:
@@ -64,7 +69,12 @@ def least(problem: Problem, gpus: Sequence[Filled], today: Deployment, *, time_l
     def left_s() -> float:
         return max(end - time.monotonic(), 0.1)
 
-    chosen, lowest = matched(gpus, there, layouts), None
+    def weigh(targets: Sequence[Target]) -> tuple[int, tuple[int, int]]:
+        return num_changes(targets), slices.count_slices(problem, [target.filled for target in targets])
+
+    slim = slices.with_fewest(problem, judged(gpus, None), time_limit_s=left_s() * _SLIMMING)
+    chosen, lowest = min((matched(each, there, layouts) for each in (gpus, slim.gpus)), key=weigh), None
+    has_fewest = False
     if not problem.limits.concern_sharing:
         counts = fewest(problem, len(gpus), there, left_s() * _COUNTING)
         lowest = None if counts is None else counts.changes
@@ -77,6 +87,11 @@ def least(problem: Problem, gpus: Sequence[Filled], today: Deployment, *, time_l
                 chosen = found
             if found is not None and is_proved and fixed is None:
                 lowest = num_changes(found)
+        weights = slices.weigh_kinds(problem, len(gpus))
+        programme = Programme(problem, len(gpus), there, layouts)
+        found, is_fewest = programme.lightest(weights, num_changes(chosen), min(left_s(), _MOST_SLICING_S))
+        if found is not None and weigh(found) <= weigh(chosen):
+            chosen, has_fewest = found, is_fewest and num_changes(found) == lowest
     num_today = sum(len(gpu.instances) for gpu in today.gpus)
     num_kept = of_targets.num_kept(chosen, there)
     return Change(
@@ -86,4 +101,5 @@ def least(problem: Problem, gpus: Sequence[Filled], today: Deployment, *, time_l
         num_created=sum(len(target.taken) for target in chosen) - num_kept,
         num_removed=num_today - num_kept,
         at_least=None if lowest is None else lowest + num_today,
+        has_fewest_slices=has_fewest,
     )

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Filled, Solution, Status, ceil, filled, judged, pruned, shares, suffices
 
-# Added to the rate of a service that got less than it by what the solver takes for rounding, 1e-6 of it.
-_MORE = 1e-5
+MORE = 1e-5
+"""Added to the rate of a service that got less than it by what the solver takes for rounding, 1e-6 of it."""
 # Part of the time limit for the whole programme; the rest is for a solution near that of the linear one.
 _PROVING = 0.5
 # What the solver takes for a whole number.
@@ -66,7 +67,30 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
     return judged(found, bound, seconds)
 
 
-def _served(problem: Problem, counts: Counts, end: float) -> list[Filled]:
+def fewest_slices(
+    problem: Problem, most_gpus: int, weights: Sequence[float], *, time_limit_s: float
+) -> tuple[list[Filled], bool]:
+    """Serve everybody on at most so many GPUs by instances of the least weight; limits on sharing are left aside.
+
+    Args:
+        problem: that has a plan with so few GPUs.
+        most_gpus: that the plan may have.
+        weights: of an instance of each kind.
+        time_limit_s: for the search.
+
+    Returns:
+        The GPUs, none if none were found in time, and whether no plan weighs less.
+    """
+    end = time.monotonic() + time_limit_s
+    rates = [1.0] * len(problem.services)
+    solve_again = partial(_solved, weights=weights, most_gpus=most_gpus)
+    counts = solve_again(problem, rates, time_limit_s)
+    return _served(problem, counts, end, solve_again), counts.status == "optimal"
+
+
+def _served(
+    problem: Problem, counts: Counts, end: float, solve_again: Callable[..., Counts] | None = None
+) -> list[Filled]:
     """The GPUs of a solution; one that is short of a rate by what the solver takes for rounding is found anew."""
     rates = [1.0] * len(problem.services)
     while counts.partitions:
@@ -75,8 +99,8 @@ def _served(problem: Problem, counts: Counts, end: float) -> list[Filled]:
         if not short:
             return pruned(problem, gpus)
         for number in short:
-            rates[number] += _MORE
-        counts = _solved(problem, rates, max(end - time.monotonic(), 0.1))
+            rates[number] += MORE
+        counts = (solve_again or _solved)(problem, rates, max(end - time.monotonic(), 0.1))
     return []
 
 
@@ -108,17 +132,31 @@ def left_out(problem: Problem, *, time_limit_s: float = 60.0) -> tuple[int, ...]
     return _solved(problem, [1.0] * len(problem.services), time_limit_s, may_leave_out=True).left_out
 
 
-def _solved(problem: Problem, rates: Sequence[float], time_limit_s: float, *, may_leave_out: bool = False) -> Counts:
-    """The fewest GPUs that give each service so much of its rate, or the fewest services that get nothing."""
+def _solved(
+    problem: Problem,
+    rates: Sequence[float],
+    time_limit_s: float,
+    *,
+    may_leave_out: bool = False,
+    weights: Sequence[float] | None = None,
+    most_gpus: int | None = None,
+) -> Counts:
+    """The fewest GPUs that give each service so much of its rate, or the fewest services that get nothing.
+
+    With weights of the kinds it is the lightest instances, on no more than so many GPUs.
+    """
     import numpy as np
     from scipy.optimize import Bounds
 
-    instances, constraints = _programme(problem, rates, may_leave_out=may_leave_out)
+    instances, constraints = _programme(problem, rates, may_leave_out=may_leave_out, most_gpus=most_gpus)
     width = constraints.A.shape[1]
     first_left_out = len(problem.partitions) + len(instances)
     cost, highest = np.zeros(width), np.full(width, np.inf)
     if may_leave_out:
         cost[first_left_out:], highest[first_left_out:] = 1, 1
+    elif weights is not None:
+        for (_, kind), column in instances.items():
+            cost[column] = weights[kind]
     else:
         cost[: len(problem.partitions)] = 1
     return _counts(problem, milp(cost, Bounds(0, highest), constraints, time_limit_s), instances)
@@ -141,7 +179,7 @@ def _counts(problem: Problem, found: Found, instances: Mapping[tuple[int, int], 
 
 
 def _programme(
-    problem: Problem, rates: Sequence[float], *, may_leave_out: bool = False
+    problem: Problem, rates: Sequence[float], *, may_leave_out: bool = False, most_gpus: int | None = None
 ) -> tuple[dict[tuple[int, int], int], Any]:
     """The columns of instances, by (service, kind), and the constraints; partitions are the columns before these."""
     from scipy.optimize import LinearConstraint
@@ -150,7 +188,10 @@ def _programme(
     instances = {pair: len(problem.partitions) + number for number, pair in enumerate(pairs)}
     first_left_out = len(problem.partitions) + len(pairs)
     width = first_left_out + (len(problem.services) if may_leave_out else 0)
-    return instances, LinearConstraint(*_constraints(problem, rates, instances, first_left_out).matrix(width))
+    table = _constraints(problem, rates, instances, first_left_out)
+    if most_gpus is not None:
+        table.add(dict.fromkeys(range(len(problem.partitions)), 1), high=most_gpus)
+    return instances, LinearConstraint(*table.matrix(width))
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,11 +133,35 @@ class Programme:
 
     def solve(self, time_limit_s: float) -> tuple[list[Target] | None, bool]:
         """GPUs that serve everybody with the fewest changes, and whether that is proved; `None` if none were found."""
+        return self._cheapest(self._cost, self._constraints(), time_limit_s)
+
+    def lightest(
+        self, weights: Sequence[float], num_changes: int, time_limit_s: float
+    ) -> tuple[list[Target] | None, bool]:
+        """Find GPUs as `solve` does, of the least weight, with so many instances created, less those kept, at most.
+
+        Args:
+            weights: of an instance of each kind, in whole numbers.
+            num_changes: of a plan that is there.
+            time_limit_s: for the search.
+        """
+        cost = list(self._cost)  # of which that of GPUs that are not today's stays: it is less than a slice
+        changes: dict[int, float] = {}
+        for (_, kind), column in self._create.items():
+            cost[column], changes[column] = weights[kind], 1
+        for group in self._groups:
+            for (kind, _), column in group.keeps.items():
+                cost[column], changes[column] = weights[kind], -1
+        table = self._constraints()
+        table.add(changes, high=num_changes)
+        return self._cheapest(cost, table, time_limit_s)
+
+    def _cheapest(self, cost: Sequence[float], table: Rows, time_limit_s: float) -> tuple[list[Target] | None, bool]:
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint
 
-        matrix, low, high = self._constraints().matrix(len(self._cost))
-        found = exact.milp(np.array(self._cost), Bounds(0, np.inf), LinearConstraint(matrix, low, high), time_limit_s)
+        matrix, low, high = table.matrix(len(cost))
+        found = exact.milp(np.array(cost), Bounds(0, np.inf), LinearConstraint(matrix, low, high), time_limit_s)
         if found.counts is None:
             return None, False
         targets = self._targets(found.counts)

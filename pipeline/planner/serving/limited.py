@@ -7,6 +7,7 @@ a linear programme asks for, one after another; its plan is held against the bou
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, combinations_with_replacement, product
@@ -15,8 +16,8 @@ from typing import Any
 from pipeline.planner.serving import exact, greedy
 from pipeline.planner.serving.candidates import Candidates, Configuration
 from pipeline.planner.serving.exact import Rows
-from pipeline.planner.serving.problem import Problem
-from pipeline.planner.serving.solution import Solution, Status, judged, pruned
+from pipeline.planner.serving.problem import Option, Problem
+from pipeline.planner.serving.solution import Filled, Solution, Status, judged, pruned, shares, suffices
 
 _EVERY = 20_000
 """As many configurations are solved at once."""
@@ -53,6 +54,89 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
         status: Status = chosen.status if is_every else "unknown"
         return Solution(gpus=(), bound=bound, status=status, seconds=seconds)
     return judged(pruned(problem, [candidates.filled(each) for each in chosen.gpus]), bound, seconds)
+
+
+def fewest_slices(
+    problem: Problem, gpus: Sequence[Filled], weights: Sequence[float], *, time_limit_s: float
+) -> tuple[list[Filled], bool]:
+    """Serve everybody within all limits on no more GPUs than these by instances of the least weight.
+
+    Args:
+        problem: that the GPUs solve.
+        gpus: a plan within the limits. Where there are too many configurations, only those with the services of one of
+            its GPUs count.
+        weights: of an instance of each kind.
+        time_limit_s: for the search.
+
+    Returns:
+        The GPUs, none if none were found in time, and whether no plan weighs less.
+    """
+    end = time.monotonic() + time_limit_s
+    candidates = Candidates(problem)
+    every = list(_first(_every(candidates), _EVERY + 1))
+    is_every = len(every) <= _EVERY
+    if not is_every:
+        groups = dict.fromkeys(gpu.services for gpu in gpus)
+        every = list(_first((each for group in groups for each in _of(candidates, sorted(group))), _EVERY))
+    rates = [1.0] * len(problem.services)
+    while True:
+        lightest, is_proved = _lightest(candidates, every, weights, len(gpus), rates, max(end - time.monotonic(), 0.1))
+        short = [number for number, share in enumerate(shares(problem, lightest)) if not suffices(share)]
+        if not short or not lightest:
+            return lightest, is_every and is_proved
+        for number in short:
+            rates[number] += exact.MORE
+
+
+def _lightest(
+    candidates: Candidates,
+    every: Sequence[Configuration],
+    weights: Sequence[float],
+    most_gpus: int,
+    rates: Sequence[float],
+    time_limit_s: float,
+) -> tuple[list[Filled], bool]:
+    """The lightest instances that give each service so much of its rate, within the slots of some configurations."""
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint
+
+    problem, width = candidates.problem, len(every)
+    pairs = [(service, kind) for service, own in enumerate(problem.options) for kind in own]
+    column_of = {pair: width + number for number, pair in enumerate(pairs)}
+    table = Rows()
+    for service, own in enumerate(problem.options):
+        row = {column_of[service, kind]: exact.counted(problem.share(own[kind]), rates[service]) for kind in own}
+        table.add(row, low=rates[service])
+    slots: list[Counter[tuple[int, int]]] = [
+        Counter(zip(each.services, candidates.slots[each.partition], strict=True)) for each in every
+    ]
+    for pair, column in column_of.items():
+        table.add({number: -own[pair] for number, own in enumerate(slots) if pair in own} | {column: 1}, high=0)
+    for number, model in enumerate(problem.models):
+        if model.limit is not None:
+            mine = [place for place, each in enumerate(every) if problem.partitions[each.partition].model == number]
+            table.add(dict.fromkeys(mine, 1), high=model.limit)
+    table.add(dict.fromkeys(range(width), 1), high=most_gpus)
+    cost = np.array([0.0] * width + [weights[kind] for _, kind in pairs])
+    limits = LinearConstraint(*table.matrix(len(cost)))
+    found = exact.milp(cost, Bounds(0, np.inf), limits, time_limit_s)
+    if found.counts is None:
+        return [], False
+    left = {pair: found.counts[column] for pair, column in column_of.items()}
+    chosen = (each for each, count in zip(every, found.counts, strict=False) for _ in range(count))
+    gpus = [_without_free(candidates.filled(each), left) for each in chosen]
+    return pruned(problem, gpus), found.status == "optimal"
+
+
+def _without_free(gpu: Filled, left: dict[tuple[int, int], int]) -> Filled:
+    """The GPU with those of its instances that are still wanted, which are then wanted no longer."""
+    options: list[Option | None] = []
+    for option in gpu.options:
+        is_wanted = option is not None and left[option.service, option.kind] > 0
+        if option is not None and is_wanted:
+            left[option.service, option.kind] -= 1
+        options.append(option if is_wanted else None)
+    return Filled(gpu.partition, tuple(options))
 
 
 def _every(candidates: Candidates) -> Iterator[Configuration]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipeline.base.errors import ConfigError
-from pipeline.planner.serving import exact, genetic, greedy, limited, tree
+from pipeline.planner.serving import exact, genetic, greedy, limited, slices, tree
 from pipeline.planner.serving.candidates import Candidates, Configuration
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Solution, judged, pruned
@@ -24,13 +24,24 @@ METHODS: Mapping[str, str] = {
 _MOST_INSTANCES = 100_000
 # A plan as near to its bound as this is better than the greedy one is likely to be.
 _NEAR = 0.02
+# For the fewest slices, whatever is left of the time limit. A hundred services take three seconds.
+_LEAST_S, _MOST_S = 1.0, 5.0
 _SEARCHES = {TREE: tree.search, GENETIC: genetic.search}
 
 
 def solve(
-    problem: Problem, method: str, *, seed: int = 0, time_limit_s: float, bound: int | None = None, cost: Cost = len
+    problem: Problem,
+    method: str,
+    *,
+    seed: int = 0,
+    time_limit_s: float,
+    bound: int | None = None,
+    cost: Cost = len,
+    fewest_slices: bool = True,
 ) -> Solution:
     """The GPUs that a method finds within the time limit; of the exact one those of the greedy one if they are fewer.
+
+    On so few GPUs, the services then get instances of as few slices as can be found in what is left of the time.
 
     Args:
         problem: what is to be solved.
@@ -38,11 +49,23 @@ def solve(
         seed: of the methods that leave something to chance.
         time_limit_s: after which the best that was found counts; the greedy algorithm ends by itself.
         bound: the fewest GPUs that are possible, if that is known; a search ends there.
-        cost: what tree search and genetic algorithm make small, of a set of configurations; the number of GPUs.
+        cost: what tree search and genetic algorithm make small, of a set of configurations; the number of GPUs. With
+            any other one, slices are left alone.
+        fewest_slices: whether slices are looked at.
 
     Raises:
         ConfigError: a rate is beyond any number of GPUs.
     """
+    solution = _found_by(problem, method, seed=seed, time_limit_s=time_limit_s, bound=bound, cost=cost)
+    if not fewest_slices or cost is not len:
+        return solution
+    left_s = min(max(time_limit_s - solution.seconds, _LEAST_S), _MOST_S)
+    return slices.with_fewest(problem, solution, time_limit_s=left_s)
+
+
+def _found_by(
+    problem: Problem, method: str, *, seed: int, time_limit_s: float, bound: int | None, cost: Cost
+) -> Solution:
     begin = time.monotonic()
     if problem.unmet:
         return Solution(gpus=(), bound=None, status="infeasible")
@@ -52,7 +75,7 @@ def solve(
         solution = solve_exactly(problem, time_limit_s=time_limit_s)
         if solution.status == "infeasible" or (solution.gap is not None and solution.gap <= _NEAR):
             return solution
-        other = solve(problem, GREEDY, time_limit_s=time_limit_s, bound=solution.bound)
+        other = _found_by(problem, GREEDY, seed=seed, time_limit_s=time_limit_s, bound=solution.bound, cost=len)
         is_better = other.gpus and (not solution.gpus or other.num_gpus < solution.num_gpus)
         return replace(other if is_better else solution, seconds=time.monotonic() - begin)
     candidates = Candidates(problem)

@@ -36,12 +36,14 @@ class Solution:
         bound: no plan has fewer GPUs; `None` where nothing is known.
         status: `unknown` if neither a plan was found within the time limit nor that there is none.
         seconds: that it took; of the monotonic clock.
+        has_fewest_slices: whether it is proved that no plan on so few GPUs has fewer slices.
     """
 
     gpus: tuple[Filled, ...]
     bound: int | None
     status: Status
     seconds: float = 0.0
+    has_fewest_slices: bool = False
 
     @property
     def num_gpus(self) -> int:

@@ -75,6 +75,8 @@ def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "")
     `key` is that of the configuration or environment, for the error, and `remedy` its end.
     """
     is_mig = selector.startswith(nvml.MIG_PREFIX)
+    if not devices and not is_mig:
+        raise ConfigError(f"{key}={selector}: there is no NVIDIA GPU here; check that `nvidia-smi` lists one{remedy}")
     if is_mig and devices and not any(device.parent for device in devices):
         raise ConfigError(f"{key}={selector} names a MIG device, and what is needed here is a whole GPU{remedy}")
     if selector.isdecimal():

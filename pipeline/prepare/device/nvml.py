@@ -122,6 +122,20 @@ def list_devices() -> tuple[Device, ...]:
         pynvml.nvmlShutdown()
 
 
+def with_state_now(device: Device) -> Device:
+    """The device with what an administrator may have changed since its details were read.
+
+    Raises:
+        NvmlError: its GPU does not answer.
+        ConfigError: the driver does not work.
+    """
+    with session():
+        state = _state(_ask(f"GPU {device.gpu_uuid}", pynvml.nvmlDeviceGetHandleByUUID, device.gpu_uuid))
+    kept = {key: text for key, text in device.details if key not in state}
+    told = {key: text for key, text in state.items() if text is not None}
+    return dataclasses.replace(device, details=tuple((kept | told).items()))
+
+
 def list_mig_devices(gpu: Device) -> tuple[Device, ...]:
     """The MIG devices of a GPU, each as a device of its own; in NVML's order. None unless MIG mode is on."""
     if not gpu.mig_enabled:
@@ -320,7 +334,10 @@ def ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) 
     try:
         return _ask(what, function, *arguments)
     except NvmlError as error:
-        kinds = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NoPermission)
+        kinds = (
+            *(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NoPermission),
+            pynvml.NVMLError_Deprecated,
+        )
         if isinstance(error.__cause__, kinds):
             return None
         raise
@@ -418,18 +435,33 @@ def _details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None
     cores_each = _CORES_PER_MULTIPROCESSOR.get(tuple(capability))
     persistence = ask_if_offered("the persistence mode", pynvml.nvmlDeviceGetPersistenceMode, handle)
     compute_mode = ask_if_offered("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)
-    power_limit_mw = ask_if_offered("the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    ecc = ask_if_offered("the ECC mode", pynvml.nvmlDeviceGetEccMode, handle)
     return {
-        "driver_version": _ask("the driver's version", pynvml.nvmlSystemGetDriverVersion),
         "cuda_version": f"{cuda // 1000}.{cuda % 1000 // 10}",
         "pci_bus_id": pci.busId.decode() if isinstance(pci.busId, bytes) else pci.busId,
         "compute_capability": f"{capability[0]}.{capability[1]}",
         "multiprocessors": None if cores is None or cores_each is None else str(cores // cores_each),
         "persistence_mode": _SWITCH.get(persistence),
         "compute_mode": _COMPUTE_MODES.get(compute_mode),
-        "power_limit_w": None if power_limit_mw is None else f"{power_limit_mw / 1000:g}",
-        "ecc_mode": None if ecc is None else _SWITCH.get(ecc[0]),
         "mig_mode_current": None if mig_mode is None else _SWITCH.get(mig_mode[0]),
         "mig_mode_pending": None if mig_mode is None else _SWITCH.get(mig_mode[1]),
+        **_state(handle),
+    }
+
+
+def _state(handle: object) -> dict[str, str | None]:
+    """Read what decides how fast a GPU is and can change under a study (`base.machine_state`).
+
+    NVML has no function that tells the clocks which `nvidia-smi -lgc` and `-lmc` lock. Source: nvml.h of CUDA 13.
+    """
+    power_limit_mw = ask_if_offered("the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    ecc = ask_if_offered("the ECC mode", pynvml.nvmlDeviceGetEccMode, handle)
+    clocks_mhz = {
+        kind: ask_if_offered(f"the {kind} clock that is set", pynvml.nvmlDeviceGetApplicationsClock, handle, which)
+        for kind, which in (("graphics", pynvml.NVML_CLOCK_GRAPHICS), ("memory", pynvml.NVML_CLOCK_MEM))
+    }
+    return {
+        "driver_version": _ask("the driver's version", pynvml.nvmlSystemGetDriverVersion),
+        "power_limit_w": None if power_limit_mw is None else f"{power_limit_mw / 1000:g}",
+        "ecc_mode": None if ecc is None else _SWITCH.get(ecc[0]),
+        **{f"{kind}_clock_setting_mhz": None if mhz is None else str(mhz) for kind, mhz in clocks_mhz.items()},
     }

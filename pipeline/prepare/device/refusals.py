@@ -52,6 +52,15 @@ def refuse_without_admin(group: Group, change: str) -> None:
         programs.refuse_absent_admin(admin, f"gpu.admin={words.listed(admin)}", "'gpu.admin=[sudo,-n]'")
 
 
+def refuse_cpus(group: Group, needs: str = "an NVIDIA GPU", rehearsal: str = "gpu=simulated_h100_80gb") -> None:
+    """Raise ConfigError if the device is no GPU; `rehearsal` is what rehearses the sharing mode without one."""
+    if not group.device.is_gpu:
+        raise ConfigError(
+            f"scenario={group.scenario} needs {needs}, not {group.device.name}; rehearse it with {rehearsal}, "
+            "or choose scenario=naive"
+        )
+
+
 def refuse_mig(group: Group) -> None:
     """Raise ConfigError if MIG mode is on: the whole device cannot be used."""
     device = group.device

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from pipeline.base.paths import PROJECT_DIR, expanded, find_file
 from pipeline.base.records import Interpreter
+from pipeline.prepare.env import lock
 from pipeline.prepare.env.cache import Cache, default_root
 from pipeline.prepare.env.recipe import Recipe, python_of
 
@@ -15,6 +18,8 @@ class BuiltEnv(Recipe):
     """
 
     default: str
+    requested: tuple[str, ...] = ()
+    """The packages that the file asks for, line by line; of a lock, what was asked for when it was made."""
 
     def __init__(self, file: str | None, cache_root: str | None) -> None:
         self.file = PROJECT_DIR / "workloads" / self.default if file is None else find_file("env.file", file)
@@ -24,13 +29,17 @@ class BuiltEnv(Recipe):
         """The environment if it is there; else where it would be."""
         found = self.cache.find(self)
         if isinstance(found, Interpreter):
-            return found
+            return self._with_request(found)
         self.check_tools()
         return Interpreter(
             python=python_of(self.cache.prefix(self)),
             lock_digest=f"unbuilt-{self.key}",
             to_build=f"{self.title} {found}, and is built by {self.tool} before the study starts",
+            requested=self.requested,
         )
 
     def resolve(self) -> Interpreter:
-        return self.cache.prepare(self)
+        return self._with_request(self.cache.prepare(self))
+
+    def _with_request(self, interpreter: Interpreter) -> Interpreter:
+        return dataclasses.replace(interpreter, lock=lock.with_request(interpreter.lock, self.requested))

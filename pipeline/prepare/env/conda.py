@@ -34,6 +34,8 @@ class CondaEnv(BuiltEnv):
     def __init__(self, file: str | None, tool: EnvTool = EnvTool.rattler, cache_root: str | None = None) -> None:
         super().__init__(file, cache_root)
         self._tool, self._content = tool, conda_file.read(self.file)
+        pip = (line for line in self._content.pip if not line.startswith("-"))
+        self.requested = self._content.requested or (*self._content.specs, *pip)
         self.tool = "py-rattler" if tool is EnvTool.rattler else tool.name
         self.title = f"the conda environment of {self.file}"
         # What stands in for the machine's properties, so that a solve for another machine is another environment.

@@ -33,6 +33,7 @@ class CondaFile:
         pip: lines of a requirements file.
         variables: that an activated environment has.
         content: digest of the file and of what it includes.
+        requested: of a lock, what was asked for when it was made.
     """
 
     channels: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class CondaFile:
     pip: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     content: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
 
 
 def read(file: Path) -> CondaFile:
@@ -154,7 +156,8 @@ def _read_explicit(file: Path, text: str) -> CondaFile:
     wrong = [package["url"] for package in packages if "://" not in package["url"]]
     if wrong or not packages:
         raise ConfigError(f"env.file={file}: after {_EXPLICIT} every line is the address of a package: {wrong[:3]}")
-    return CondaFile(packages=tuple(packages), pip=tuple(pip), variables=variables)
+    requested = lock.request_of(text.splitlines())
+    return CondaFile(packages=tuple(packages), pip=tuple(pip), variables=variables, requested=requested)
 
 
 def _variables(file: Path, text: str) -> dict[str, str]:

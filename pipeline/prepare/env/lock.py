@@ -22,6 +22,7 @@ from pipeline.base.words import without_secrets
 
 EDITABLE = "a package installed from a folder can change and cannot be recorded; build a wheel and name that"
 _FIRST_LINE = "# environment lock: "
+_REQUESTED = "# requested: "
 _ARCHIVE = re.compile(r" @ (file://\S+)#sha256=([0-9a-f]{64})$", flags=re.MULTILINE)
 
 
@@ -132,6 +133,18 @@ def of_packages(kind: str, python: str, packages: Iterable[str | Distribution], 
         lines=(*header(kind, python), *map(without_secrets, options), *sorted(map(without_secrets, lines))),
         identity=(f"python=={python}", *identity),
     )
+
+
+def with_request(lines: Sequence[str], requested: Iterable[str]) -> tuple[str, ...]:
+    """Add what the file of an environment asked for to its lock, as comments below the header."""
+    comments = [_REQUESTED + line for line in map(without_secrets, requested)]
+    size = len(header("", ""))
+    return (*lines[:size], *comments, *lines[size:])
+
+
+def request_of(lines: Iterable[str]) -> tuple[str, ...]:
+    """Return what the file of an environment asked for, as its lock has it."""
+    return tuple(line.removeprefix(_REQUESTED) for line in lines if line.startswith(_REQUESTED))
 
 
 def kind_of(text: str) -> str | None:

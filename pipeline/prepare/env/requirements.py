@@ -28,11 +28,15 @@ class Requirements:
             that they name files in, and the archives in folders that packages come from.
         options: lines that say where packages come from, with absolute paths.
         python: version that a lock names.
+        packages: lines that ask for a package.
+        requested: of a lock, what was asked for when it was made.
     """
 
     content: tuple[str, ...]
     options: tuple[str, ...] = ()
     python: str | None = None
+    packages: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
 
 
 def read(file: Path) -> Requirements:
@@ -49,7 +53,13 @@ def read(file: Path) -> Requirements:
         raise ConfigError(f"{file} includes itself") from error
     places = (str(file.parent.resolve()),) if is_toml else ()
     content = (hashlib.sha256(data).hexdigest(), *places, *parsed.content)
-    return Requirements(content=content, options=parsed.options, python=lock.python_of(text))
+    return Requirements(
+        content=content,
+        options=parsed.options,
+        python=lock.python_of(text),
+        packages=parsed.packages,
+        requested=lock.request_of(text.splitlines()),
+    )
 
 
 def parse(lines: Iterable[str], folder: Path) -> Requirements:
@@ -57,7 +67,7 @@ def parse(lines: Iterable[str], folder: Path) -> Requirements:
 
     An include that cannot be read, and a line that asks for what can be edited, are a ConfigError.
     """
-    content, options = list[str](), list[str]()
+    content, options, packages = list[str](), list[str](), list[str]()
     for line in lines:
         word, place = _split(line)
         if word in _EDITABLE:  # other folders are seen once they are installed
@@ -66,12 +76,16 @@ def parse(lines: Iterable[str], folder: Path) -> Requirements:
             included = read((folder / place).resolve())
             content += included.content
             options += included.options
+            packages += included.packages
         elif word in _SOURCES:
             options.append(with_absolute_place(line, folder))
             content += _archives(options[-1]) if word in _FOLDERS else ()
-        elif "://" not in line and ("/" in line or _ARCHIVE.search(line)):
-            content.append(str(folder.resolve()))
-    return Requirements(content=tuple(content), options=tuple(dict.fromkeys(options)))
+        else:
+            if not word:
+                packages.append(line)
+            if "://" not in line and ("/" in line or _ARCHIVE.search(line)):
+                content.append(str(folder.resolve()))
+    return Requirements(content=tuple(content), options=tuple(dict.fromkeys(options)), packages=tuple(packages))
 
 
 def with_absolute_place(line: str, folder: Path) -> str:

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base.errors import ConfigError
+from pipeline.prepare.env import certificates
 from pipeline.prepare.env.recipe import Builder
+
+_UNTRUSTED = "invalid peer certificate"
 
 
 def program() -> str:
@@ -26,7 +29,12 @@ def program() -> str:
 def run(builder: Builder, arguments: Sequence[str], folder: Path) -> None:
     """Run uv with relative paths from a folder."""
     argv = [program(), "--no-progress", "--color=never", "--directory", str(folder), *arguments]
-    builder.step(argv, tool="uv")
+    try:
+        builder.step(argv, tool="uv", environ=certificates.variables())
+    except ConfigError as error:
+        if _UNTRUSTED in str(error):
+            raise ConfigError(f"{error}\n    name the file of the issuer's certificate with SSL_CERT_FILE") from error
+        raise
 
 
 def install(builder: Builder, python: Path, requirements: Path, folder: Path) -> None:

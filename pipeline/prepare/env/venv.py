@@ -45,6 +45,7 @@ class VenvEnv(BuiltEnv):
         # Its own version for a venv of the orchestrator's interpreter: an upgrade of it makes another environment.
         self._python = sys.executable if named == own else named
         version = own if self._python == sys.executable else named
+        self.requested = read.requested or (f"python=={version}", *read.packages)
         self.key = key_of(self.kind, content, self._options, version, lock.platform_name())
 
     def check_tools(self) -> None:

@@ -1,8 +1,6 @@
 """One MPS daemon with its server, from its start to its end, by the control program.
 
 A daemon is known by its pipe folder, which is ours alone: one that somebody else runs is never asked and never ended.
-The control program's answers are judged by their text, since it rejects a command with exit status 0.
-Source: NVIDIA MPS documentation (release 615), and what the programs of driver 580.159.04 print.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,48 +20,20 @@ from pipeline.base.programs import Programs
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
+from pipeline.prepare.mps.control import CONTROL, Control
+from pipeline.prepare.mps.logs import MpsLogs
 
 log = logging.getLogger(__name__)
 
-CONTROL = "nvidia-cuda-mps-control"
-# Programs that know no versions ignore it, and in those that do it counts more than an option.
-# Source: MPS documentation, release 615, mpsv3-interface.
-_PROTOCOL = "CUDA_MPS_PROTOCOL_VERSION"
 _LONGEST_SOCKET_PATH = 107  # bytes; Source: sun_path in unix(7)
-_ASK_LIMIT_S = 10.0
+_ANSWER_LIMIT_S = 10.0
 _START_LIMIT_S = 60.0  # a server initialises CUDA first, which takes seconds without persistence mode
+_APPEAR_LIMIT_S = 5.0  # a server is listed from its first moment on
 _CLIENTS_END_S = 2.0
 _END_GRACE_S = 3.0
 _LOOK_S = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
-    """The control program, pointed at one daemon by its pipe folder. Without an answer it raises CommandError."""
-
-    program: str
-    pipes: Path
-
-    def ask(self, text: str, limit_s: float | None = None) -> list[str]:
-        """Send one command; returns the lines of the answer, which may as well say that the command was rejected."""
-        limit_s = _ASK_LIMIT_S if limit_s is None else limit_s
-        done = command.run([self.program], stdin=f"{text}\n", environ=self.environ(), timeout_s=limit_s)
-        return [line.strip() for line in done.stdout.splitlines() if line.strip()]
-
-    def list_pids(self, text: str) -> list[int]:
-        """Send a command that is answered by PIDs, one a line; any other answer is a SharingError."""
-        lines = self.ask(text)
-        if not all(line.isdecimal() for line in lines):
-            raise SharingError(f"the MPS daemon in {self.pipes} answered '{text}' with: {' / '.join(lines)}")
-        return [int(line) for line in lines]
-
-    def environ(self, **further: str) -> dict[str, str]:
-        """Our environment without any word about another daemon, and with this one's pipe folder.
-
-        It asks for the commands that are used here: from release 615 on, the program has others besides (MPS v3).
-        """
-        own = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_MPS_") and k != "CUDA_VISIBLE_DEVICES"}
-        return own | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes), _PROTOCOL: "2"} | further
+_REFUSAL = "Unrecognized option"
+_HELP = "docs/mps.md#when-mps-does-not-start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +41,7 @@ class MpsDaemon:
     """A running daemon whose server, of this PID, is ready for clients. What it does not answer is a SharingError."""
 
     control: Control
-    logs: Path
+    logs: MpsLogs
     server: int
 
     def clients(self) -> set[int]:
@@ -79,20 +49,25 @@ class MpsDaemon:
         try:
             return set(self.control.list_pids(f"get_client_list {self.server}"))
         except CommandError as error:
-            raise SharingError(f"the MPS daemon is gone: {error}{_last_words(self.logs)}") from error
+            raise SharingError(f"the MPS daemon is gone: {error}{self.logs.explain()}") from error
 
     def check_health(self) -> None:
-        """Raise SharingError if the server ended, was replaced or is in FAULT: what ran under it does not count."""
+        """Raise SharingError if the server ended, was replaced or is in FAULT: what ran under it does not count.
+
+        Of a control program that does not tell the status, the list of servers and the log count instead.
+        """
         try:
             servers = self.control.list_pids("get_server_list")
-            status = self.control.ask(f"get_server_status {self.server}")
+            status = self.control.read_status(self.server)
         except CommandError as error:
-            raise SharingError(f"the MPS daemon is gone: {error}{_last_words(self.logs)}") from error
-        if servers != [self.server] or status != ["ACTIVE"]:
+            raise SharingError(f"the MPS daemon is gone: {error}{self.logs.explain()}") from error
+        is_active = status == "ACTIVE" if status is not None else not self.logs.says_ended()
+        if servers != [self.server] or not is_active:
+            status = "not told by this control program" if status is None else status or "none"
             raise SharingError(
-                f"the MPS server {self.server} was replaced or is not active (status: {' / '.join(status) or 'none'}; "
+                f"the MPS server {self.server} was replaced or is not active (status: {status}; "
                 f"servers now: {servers or 'none'}). A fatal GPU error of one client takes all clients with it: see "
-                f"stderr.log of the jobs{_last_words(self.logs)}"
+                f"stderr.log of the jobs{self.logs.explain()}"
             )
 
 
@@ -126,8 +101,8 @@ def daemon(
         raise SharingError(
             f"the path of the MPS sockets is longer than {_LONGEST_SOCKET_PATH} bytes: {os.fsdecode(longest)}"
         )
-    logs = folder / "log"
-    for path in (control.pipes, logs):
+    logs = MpsLogs(folder=folder / "log")
+    for path in (control.pipes, logs.folder):
         path.mkdir(parents=True)
     with journal.undoing("mps_daemon", pipes=str(control.pipes)):
         yield _start(control, logs, visible_device, divide)
@@ -159,29 +134,30 @@ def end_daemon(programs: Programs, pipes: str) -> None:
         )
 
 
-def _start(control: Control, logs: Path, visible_device: str, divide: Callable[[Control], None] | None) -> MpsDaemon:
+def _start(control: Control, logs: MpsLogs, visible_device: str, divide: Callable[[Control], None] | None) -> MpsDaemon:
     environ = control.environ(
-        CUDA_MPS_LOG_DIRECTORY=str(logs),
+        CUDA_MPS_LOG_DIRECTORY=str(logs.folder),
         CUDA_VISIBLE_DEVICES=visible_device,
         **{processes.MARK_VARIABLE: _mark(control.pipes)},
     )
-    attempt = f"starting MPS for {visible_device}"
     try:
-        options = ["-d"] if divide is None else ["-d", "-S"]
-        command.run([control.program, *options], environ=environ, timeout_s=_ASK_LIMIT_S)
-        if not _wait(lambda: _answers(control), _ASK_LIMIT_S):
-            raise SharingError(f"{attempt}: the daemon does not answer{_last_words(logs)}")
+        _start_daemon(control, environ, ["-d"] if divide is None else ["-d", "-S"])
         if divide is not None:
             divide(control)
-        # Without this the first client starts the server, and the time that it takes is that job's.
-        reply = control.ask(f"start_server -uid {os.getuid()}")
-        server = _wait_active(control)
-    except CommandError as error:
-        raise SharingError(f"{attempt}: {error}{_last_words(logs)}") from error
-    if server is None:
-        said = f", which answered '{' / '.join(reply)}'" if reply else ""
-        raise SharingError(f"{attempt}: no server became active after start_server{said}{_last_words(logs)}")
+        server = _start_server(control, logs)
+    except (CommandError, SharingError) as error:
+        raise SharingError(f"starting MPS for {visible_device}: {error}{logs.explain()}") from error
     return MpsDaemon(control=control, logs=logs, server=server)
+
+
+def _start_daemon(control: Control, environ: Mapping[str, str], options: Sequence[str]) -> None:
+    """Start the daemon and wait until it answers. One that knows not all options may say so with exit status 0."""
+    done = command.run([control.program, *options], environ=environ, timeout_s=_ANSWER_LIMIT_S)
+    first_line = (done.stdout or done.stderr).partition("\n")[0].strip(" \0")
+    if first_line.startswith(_REFUSAL):
+        raise SharingError(f"{CONTROL} {' '.join(options)} was answered with: {first_line}")
+    if not _wait(lambda: _answers(control), _ANSWER_LIMIT_S):
+        raise SharingError(f"the daemon does not answer{f'; it said: {first_line}' if first_line else ''}")
 
 
 def _answers(control: Control) -> bool:
@@ -194,19 +170,46 @@ def _answers(control: Control) -> bool:
     return True
 
 
-def _wait_active(control: Control) -> int | None:
-    """PID of the server when it accepts clients; `None` if it ended instead, or took too long."""
+def _start_server(control: Control, logs: MpsLogs) -> int:
+    """Start the server before there is a client, whose time it would take; returns its PID when it accepts clients.
+
+    Raises:
+        SharingError: it ended, is in FAULT, or was not ready in time.
+        CommandError: nobody answers.
+    """
+    reply: list[str] = []
+    try:
+        reply = control.ask_again(f"start_server -uid {os.getuid()}")
+    except CommandError as error:
+        if error.status is None:
+            raise  # else the answer was dropped, as it may be while a server exits: the log tells
     deadline = time.monotonic() + _START_LIMIT_S
-    was_there = False
-    while time.monotonic() < deadline:
-        servers = control.list_pids("get_server_list")
-        if was_there and not servers:
-            return None
-        was_there = was_there or bool(servers)
-        if len(servers) == 1 and control.ask(f"get_server_status {servers[0]}") == ["ACTIVE"]:
+    # A start is answered with nothing: words are a refusal.
+    doubtful_until = time.monotonic() + (0 if reply else _APPEAR_LIMIT_S)
+    while True:
+        if logs.says_ended():
+            raise SharingError(f"its server ended at once ({_HELP})")
+        servers = control.list_pids("get_server_list", _left(deadline))
+        status = control.read_status(servers[0], _left(deadline)) if len(servers) == 1 else ""
+        if status == "ACTIVE" or (status is None and logs.says_ready(servers[0])):
             return servers[0]
+        if status is None and not logs.is_written:
+            raise SharingError(
+                "its control program knows no get_server_status, and no control.log says when its server is ready; "
+                f"use driver R550 or newer ({_HELP})"
+            )
+        if (not servers or status == "FAULT") and time.monotonic() > doubtful_until:
+            said = f"; start_server was answered with: {' / '.join(reply)}" if reply else ""
+            raise SharingError(f"{'its server is in FAULT' if servers else 'there is no server'}{said} ({_HELP})")
+        if time.monotonic() > deadline:
+            untold = "; this control program knows no get_server_status" if status is None else ""
+            raise SharingError(f"its server was not ready within {_START_LIMIT_S:g} s{untold} ({_HELP})")
         time.sleep(_LOOK_S)
-    return None
+
+
+def _left(deadline: float) -> float:
+    """Return the time until then, but enough for an answer: a daemon may be silent while its server initialises."""
+    return max(_ANSWER_LIMIT_S, deadline - time.monotonic())
 
 
 def _quit(control: Control) -> None:
@@ -218,7 +221,11 @@ def _quit(control: Control) -> None:
                 # A client killed by a signal while its kernels run leaves the server in an undefined state.
                 for client in control.list_pids(listing):
                     control.ask(f"terminate_client {server} {client}")
-    control.ask("quit")
+    try:
+        control.ask("quit")
+    except CommandError as error:
+        if error.status is None:
+            raise  # else it quits: the exit status is that of its servers
 
 
 def _has_none(control: Control, listing: str) -> bool:
@@ -237,13 +244,3 @@ def _wait(is_true: Callable[[], bool], limit_s: float) -> bool:
             return False
         time.sleep(_LOOK_S)
     return True
-
-
-def _last_words(logs: Path) -> str:
-    """The end of the logs, which go with the group's folder."""
-    words = ""
-    for name in ("control.log", "server.log"):
-        with suppress(OSError):
-            lines = (logs / name).read_text(errors="replace").splitlines()
-            words += f"; {name} ends with: {lines[-1]}" if lines else ""
-    return words

@@ -95,11 +95,7 @@ class Mig:
 
     def _check_request(self, group: Group) -> None:
         device, what = group.device, f"scenario={group.scenario}"
-        if not device.is_gpu:
-            raise ConfigError(
-                f"{what} needs an NVIDIA GPU with MIG, not {device.name}: choose another scenario, or rehearse on a "
-                "simulated GPU"
-            )
+        refusals.refuse_cpus(group, "an NVIDIA GPU with MIG")
         if device.parent is not None:
             raise ConfigError(
                 f"{what} divides a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "

@@ -21,7 +21,8 @@ from pipeline.clean.journal import Journal
 from pipeline.prepare.mig.partitions import AUTO, Layout
 from pipeline.prepare.mig.profiles import MigGpu
 from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.daemon import CONTROL, daemon
+from pipeline.prepare.mps.control import CONTROL
+from pipeline.prepare.mps.daemon import daemon
 from pipeline.prepare.sharing.mig import Mig, check_places
 from pipeline.prepare.sharing.mps import Mps, MpsPercent, refuse_too_many
 

@@ -25,7 +25,8 @@ from pipeline.prepare.device.smi import Smi
 from pipeline.prepare.mig import existing
 from pipeline.prepare.mps import faulty_shares
 from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.daemon import CONTROL, MpsDaemon, daemon
+from pipeline.prepare.mps.control import CONTROL
+from pipeline.prepare.mps.daemon import MpsDaemon, daemon
 
 # Clients that MPS takes on one GPU, since a version of CUDA. Source: MPS documentation, release 615, architecture.
 # On a MIG device the limit is reduced in proportion to its size (MIG User Guide, concepts). Neither says how that is
@@ -51,9 +52,8 @@ class Mps:
                 raise ConfigError(f"scenario.priority={value}: 0 (normal) or 1 (below normal)")
 
     def check(self, group: Group) -> None:
-        device, what = group.device, f"scenario={group.scenario}"
-        if not device.is_gpu:
-            raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
+        device = group.device
+        refusals.refuse_cpus(group)
         refusals.refuse_mig(group)
         if device.parent is None:
             refuse_too_many(group, group.degree)

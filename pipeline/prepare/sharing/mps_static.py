@@ -16,11 +16,12 @@ from pipeline.base.programs import of_group
 from pipeline.base.protocols import Slots
 from pipeline.base.records import Device, Group, Job, Slot
 from pipeline.clean.journal import Journal
-from pipeline.prepare.device import compute_mode
+from pipeline.prepare.device import compute_mode, refusals
 from pipeline.prepare.device.smi import Smi
 from pipeline.prepare.mps import partitions
 from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.daemon import CONTROL, Control, MpsDaemon, daemon
+from pipeline.prepare.mps.control import CONTROL, Control
+from pipeline.prepare.mps.daemon import MpsDaemon, daemon
 from pipeline.prepare.mps.partitions import Partition
 from pipeline.prepare.sharing.mps import Mps, numbers
 
@@ -87,6 +88,7 @@ class MpsStatic(Mps):
                 f"{what} divides a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
                 "scenario=serial, naive and mps run on it"
             )
+        refusals.refuse_cpus(group, rehearsal="gpu=simulated_h100_80gb gpu.driver=590")
         super().check(group)
         wanted = self._wanted(group.degree)
         if not details:  # it was not read: what it can do is not known before it is

@@ -25,8 +25,7 @@ class Timeslice(Naive):
 
     def check(self, group: Group) -> None:
         device, what = group.device, f"scenario={group.scenario}"
-        if not device.is_gpu:
-            raise ConfigError(f"{what} needs an NVIDIA GPU, not {device.name}: choose gpu=nvidia, or scenario=naive")
+        refusals.refuse_cpus(group)
         super().check(group)
         if device.parent is not None:
             raise ConfigError(

@@ -75,7 +75,7 @@ def _opened_copy(root: Path) -> Store:
         ) from error
     with suppress(TrackingError):  # what is read by a copy is often mounted where it was not written
         relocate(copy, place=root)
-    return open_store(copy)
+    return open_store(copy, upgrades=True)
 
 
 _folders: list[tempfile.TemporaryDirectory[str]] = []

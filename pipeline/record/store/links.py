@@ -22,9 +22,22 @@ def ui_link(base_url: str, experiment_id: str) -> str:
 
 def ui_hint(root: Path, experiment_id: str) -> str:
     """What to type to see a local store, and the page to open then."""
-    shown = _from_here((root / DATABASE).absolute())
+    return _command(f"sqlite:///{_from_here((root / DATABASE).absolute())}", experiment_id)
+
+
+def hint_of(uri: str, experiment_id: str) -> str:
+    """Say how an experiment at a tracking URI is seen: by a link to its server, or a command for a database."""
+    scheme = uri.partition(":")[0]
+    if scheme in ("http", "https"):
+        return ui_link(uri, experiment_id)
+    if scheme.startswith("databricks"):
+        return f"experiment {experiment_id} in the workspace of {uri}"
+    return _command(without_secrets(uri), experiment_id)
+
+
+def _command(backend: str, experiment_id: str) -> str:
     program = "mlflow" if shutil.which("mlflow") else _from_here(Path(sys.executable).parent / "mlflow")
-    command = shlex.join([str(program), "ui", "--backend-store-uri", f"sqlite:///{shown}"])
+    command = shlex.join([str(program), "ui", "--backend-store-uri", backend])
     return f"{command}   then open {ui_link(_UI, experiment_id)}"
 
 

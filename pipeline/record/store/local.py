@@ -1,4 +1,4 @@
-"""Opening the tracking store; creating and migrating the local one safely.
+"""Opening the tracking store; creating the local one safely, and upgrading it when asked.
 
 The local store is a folder: `mlflow.db` (sqlite), `artifacts/`, `spool/`. Any number of orchestrators may open it at
 once. MLflow itself would let them migrate one fresh database at the same time, and leaves it broken.
@@ -12,9 +12,6 @@ import os
 import re
 import shlex
 import sqlite3
-import subprocess
-import sys
-import time
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -25,18 +22,18 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 
-from pipeline.base import locks
-from pipeline.base.errors import TrackingError
+from pipeline import outcome
+from pipeline.base import locks, tracking_root
+from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
-from pipeline.record.store import shared_view
+from pipeline.record.store import schema, shared_view
+from pipeline.record.store.schema import OutdatedError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 BUSY_TIMEOUT_S = 60
 """How long a writer waits for another one. The default of Python's sqlite3 is 5 s, which a large upload can exceed."""
-
-UPGRADE_TIMEOUT_S = 600.0
 
 LOCAL_FILE_SYSTEMS = frozenset(
     ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs")
@@ -54,6 +51,8 @@ _MLFLOW_DEFAULTS = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
+
+_OTHER_FOLDER = "choose another folder with tracking.root, or --root"
 
 log = logging.getLogger(__name__)
 
@@ -152,17 +151,25 @@ def set_mlflow_defaults() -> None:
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; our error says it
 
 
-def open_store(root: Path, uri: str | None = None) -> Store:
-    """Open the server at `uri`, or else the local store in `root`, which is created or migrated if need be.
+def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) -> Store:
+    """Open the server at `uri`, or else the local store in `root`, which is created if need be.
+
+    Args:
+        root: the folder of the local store.
+        uri: of a server, or of a database.
+        upgrades: whether a local store of an older MLflow is upgraded, without a copy of the old one.
 
     Raises:
+        StoreError: the database is of another version of MLflow, or of another program, or damaged.
         TrackingError: the local store cannot be used, or the URI is of no kind that MLflow knows.
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
+    from mlflow.version import VERSION
     from sqlalchemy.exc import SQLAlchemyError
 
     if uri is not None:
+        schema.check_uri(uri, VERSION)
         try:
             return Store(client=MlflowClient(tracking_uri=uri), uri=uri, root=None)
         except Exception as error:  # each kind of store raises errors of its own
@@ -170,16 +177,16 @@ def open_store(root: Path, uri: str | None = None) -> Store:
             raise TrackingError(f"MLflow cannot open {uri}: {first}; a server is http://HOST:PORT") from error
     root = root.absolute()
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        tracking_root.make(root)
         with locks.held(root / STORE_LOCK):
-            _prepare(root)
+            _prepare(root, upgrades=upgrades)
         _sync_seldom()
         local_uri = database_uri(root / DATABASE)
         client = MlflowClient(tracking_uri=local_uri)
     except (OSError, sqlite3.Error, SQLAlchemyError, MlflowException) as error:
         raise TrackingError(
             f"could not open the tracking store in {root}: {reason_of(error)}; if that is no store of MLflow's that "
-            "you may write, choose another folder with tracking.root, or --root"
+            f"you may write, {_OTHER_FOLDER}"
         ) from error
     return Store(client=client, uri=local_uri, root=root, inode=_inode_of(root / DATABASE))
 
@@ -234,17 +241,53 @@ def foreign_root(location: str, root: Path) -> Path | None:
     return None if same else owner
 
 
-def _prepare(root: Path) -> None:
-    """Leave an up-to-date database behind. Only another version of MLflow can have made one outdated."""
+def _prepare(root: Path, *, upgrades: bool) -> None:
+    """Leave a database behind that can be used. Only another version of MLflow can have made one outdated."""
     from mlflow.version import VERSION
 
     database, version_file = root / DATABASE, root / STORE_LOCK
     if not database.exists():
         _create(root)
-    elif version_file.read_text(encoding="utf-8").split() != [VERSION, _schema(database)]:
-        _upgrade(database, VERSION)
+    elif version_file.read_text(errors="replace").split() != [VERSION, *schema.read_revisions(database)]:
+        try:
+            schema.check(database, VERSION, upgrade_command(root))
+        except OutdatedError:
+            if not upgrades:
+                raise
+            schema.upgrade(database, VERSION, keeps_old=False)
     _set_journal_mode(root)
-    version_file.write_text(f"{VERSION} {_schema(database)}", encoding="utf-8")
+    version_file.write_text(f"{VERSION} {schema.read_revisions(database)[0]}", encoding="utf-8")
+
+
+def upgrade(root: Path) -> str:
+    """Upgrade the local store of an older MLflow; what was done, in words.
+
+    Raises:
+        ConfigError: there is none.
+        StoreError: its database cannot be upgraded.
+        TrackingError: it cannot be opened.
+    """
+    from mlflow.version import VERSION
+
+    root = root.absolute()
+    database = root / DATABASE
+    if not database.exists():
+        raise ConfigError(f"there is no tracking store in {root}: {DATABASE} is missing; name its folder with --root")
+    try:
+        with locks.held(root / STORE_LOCK):
+            try:
+                schema.check(database, VERSION, upgrade_command(root))
+            except OutdatedError:
+                old = schema.upgrade(database, VERSION)
+                return f"upgraded {database} for MLflow {VERSION}; the old one is kept as {old}"
+    except (OSError, sqlite3.Error) as error:
+        raise TrackingError(f"{database} could not be upgraded: {reason_of(error)}; {_OTHER_FOLDER}") from error
+    return f"nothing to do: {database} is up to date"
+
+
+def upgrade_command(root: Path) -> str:
+    """The command that upgrades a local store, as a user types it."""
+    return shlex.join([outcome.python(), "-m", "pipeline.tracking", "upgrade", "--root", str(root)])
 
 
 def is_ready(root: Path, experiment: str) -> bool:
@@ -253,8 +296,9 @@ def is_ready(root: Path, experiment: str) -> bool:
     If it is not, `open_store` and `Store.experiment_id` say why or make it so.
     """
     try:
-        known = (root / STORE_LOCK).read_text(encoding="utf-8").split()
-        if known != [metadata.version("mlflow"), _schema(root / DATABASE)] or not os.access(root / DATABASE, os.W_OK):
+        known = (root / STORE_LOCK).read_text(errors="replace").split()
+        wanted = [metadata.version("mlflow"), *schema.read_revisions(root / DATABASE)]
+        if known != wanted or not os.access(root / DATABASE, os.W_OK):
             return False
         with closing(sqlite3.connect(root / DATABASE, timeout=BUSY_TIMEOUT_S)) as connection:
             found = connection.execute(
@@ -263,15 +307,6 @@ def is_ready(root: Path, experiment: str) -> bool:
     except (OSError, sqlite3.Error, metadata.PackageNotFoundError):
         return False
     return found is None or (found[0] == "active" and foreign_root(found[1], root) is None)
-
-
-def _schema(database: Path) -> str:
-    """The revision of MLflow's schema that an existing database has."""
-    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
-        found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    if found is None:
-        raise sqlite3.DatabaseError(f"{database} names no version of its schema")
-    return str(found[0])
 
 
 def _create(root: Path) -> None:
@@ -286,32 +321,6 @@ def _create(root: Path) -> None:
     store = SqlAlchemyStore(f"sqlite:///{beside}", (root / STORE_ARTIFACTS).as_uri())
     store.engine.dispose()
     beside.replace(root / DATABASE)
-
-
-def _upgrade(database: Path, version: str) -> None:
-    """Bring an older database up to date, after a copy of it was made."""
-    from alembic.script import ScriptDirectory
-    from mlflow.store import db_migrations
-
-    revisions = ScriptDirectory(str(Path(db_migrations.__file__).parent))
-    with closing(sqlite3.connect(database)) as connection:
-        found = _schema(database)
-        if found == revisions.get_current_head():
-            return
-        if found not in {revision.revision for revision in revisions.walk_revisions()}:
-            raise TrackingError(
-                f"{database} was written by a newer MLflow than {version}: its schema is {found}; update MLflow, or "
-                "choose another folder"
-            )
-        copy = database.with_name(f"{DATABASE}.before-{version}-{time.strftime('%Y%m%dT%H%M%S')}")
-        with closing(sqlite3.connect(copy)) as target:
-            connection.backup(target)
-    log.warning("upgrading %s for MLflow %s; the old one is kept as %s", database, version, copy.name)
-    argv = [sys.executable, "-m", "mlflow", "db", "upgrade", database_uri(database)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=UPGRADE_TIMEOUT_S, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise TrackingError(f"could not upgrade {database} for MLflow {version} ({reason}); the old one is {copy}")
 
 
 def _set_journal_mode(root: Path) -> None:

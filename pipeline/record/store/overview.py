@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline import outcome
-from pipeline.base import layout, secrets, words
-from pipeline.base.errors import TrackingError
+from pipeline.base import layout, machine_state, secrets, squeue, words
+from pipeline.base.errors import CommandError, TrackingError
 from pipeline.base.records import Result
 from pipeline.base.tags import Tag
 from pipeline.plan import user_command
 from pipeline.record import group_folder
 from pipeline.record.group_folder import RunRecord
-from pipeline.record.store import content, submitted, told, unit_states
+from pipeline.record.store import content, submitted, task_messages, told, unit_states
 from pipeline.record.store.local import is_server
 from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.taken_over import facts_by_plan
@@ -27,12 +27,14 @@ from pipeline.record.store.unit_states import DONE, LOST, RUNNING, STATES, WAITI
 
 _FACTS = (
     *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "taken_over_by", "digest", "result"),
-    *("device", "gpu_uuid", "boot_id", "host", "user", "command_line", "slurm_task", "unit", "beside", "simulated"),
-    "spool_id",
+    *("device", "host", "user", "command_line", "slurm_task", "unit", "beside", "simulated", "spool_id"),
+    *machine_state.FACTS,
 )
 _BESIDE = "hydra/launcher=beside"
 _HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
 _MODEL = "GPU model"
+TaskEnds = Callable[[Collection[str]], Mapping[str, str]]
+"""Asks Slurm how the tasks of some job arrays ended (`squeue.end_states`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,7 @@ class Overview:
         ]
         if num_skipped := sum(unit.results.get(Result.SKIPPED, 0) for unit in self.units):
             said.append(f"{words.counted(num_skipped, 'group')} skipped: resume=true runs what can run now")
+        said += task_messages.describe(self.units)
         if self.simulated:
             said.append(f"simulated: {', '.join(self.simulated)}")
         if self.num_unsent:
@@ -118,10 +121,13 @@ class Overview:
         return f"{', '.join(['to run what is left', *conditions])}: {command}"
 
 
-def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
+def overview(
+    where: Path | str, experiment: str, queue: Queue | None = None, ends: TaskEnds = squeue.end_states
+) -> Overview:
     """How far the newest plan of an experiment is, and with it those of the same study for other GPU models.
 
-    With `queue`, what Slurm says of the tasks that ran groups of it, or are of their job arrays, counts as well.
+    With `queue`, what Slurm says of the tasks that ran groups of it, or are of their job arrays, counts as well; of
+    tasks that ended without a result, `ends` is asked how.
 
     Raises:
         TrackingError: there is no such store or experiment, or nothing in it says how many units a study has.
@@ -139,7 +145,16 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
     queued = Queued.of([*itertools.chain(*of_models)], queue, given)
     parts = _parts(of_models or [[]], newest, queued)
     if any(unit.state == LOST for units, _ in parts for unit in units):  # unless it ended between the two questions
-        parts = _parts(_of_models(where, experiment, spooled), newest, queued)
+        of_models = _of_models(where, experiment, spooled)
+        parts = _parts(of_models, newest, queued)
+    if queued.arrays:
+        all_units = [unit for units, _ in parts for unit in units]
+        known = _ended(queued.arrays, ends) if task_messages.has_open_questions(all_units) else {}
+        folder = given.folder if given else ""
+        parts = [
+            (task_messages.add_messages(units, unit_states.arrays_of(runs, queued), folder, known), seconds)
+            for runs, (units, seconds) in zip(of_models or [[]], parts, strict=True)
+        ]
     left_s = [seconds for _, seconds in parts if seconds is not None]
     return Overview(
         experiment=experiment,
@@ -154,6 +169,13 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
         is_asked=bool(queued.arrays),
         unasked=queued.unasked,
     )
+
+
+def _ended(arrays: Collection[str], ends: TaskEnds) -> Mapping[str, str]:
+    try:
+        return ends(arrays)
+    except CommandError:  # Slurm has just answered; without it the output of the tasks still tells
+        return {}
 
 
 def sizes_in_words(sizes: Sequence[int]) -> str:

@@ -10,12 +10,13 @@ import gc
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base import layout
+from pipeline.base import layout, naming
 from pipeline.base.errors import TrackingError
+from pipeline.base.machine_state import MachineState
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag, facts_of
 from pipeline.observe.progress import Ran
@@ -54,8 +55,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
                 name=run.info.run_name,
                 block=tags.get(Tag.BLOCK),
                 result=Result(result),
-                gpu_uuid=tags.get(Tag.GPU_UUID),
-                boot_id=tags.get(Tag.BOOT_ID),
+                facts=dict(MachineState.of(facts_of(tags)).facts),
                 run_id=run.info.run_id,
                 spool_id=tags.get(Tag.SPOOL_ID),
                 metrics=figures_of(run),
@@ -103,7 +103,17 @@ def _ran(run: Any) -> Ran:
         kind=params["window"],
         device=settings["device"],
         on_top_s=sum(spent.values()),
+        program=run.data.tags.get(Tag.PROGRAM_DIGEST, ""),
+        called=_called(params),
     )
+
+
+def _called(params: Mapping[str, str]) -> str:
+    """What the jobs of a group are called, with the arguments that all of them have: `train --epochs 3`."""
+    flags = {key: value for key, value in params.items() if key.startswith(naming.FLAG)}
+    given = [f"{key} {value}".strip() for key, value in naming.as_flags(flags).items()]
+    names = "+".join(dict.fromkeys(params["jobs"].split("+")))
+    return " ".join([names, *filter(None, [params.get(naming.ARGUMENTS)]), *given])
 
 
 def recall(root_or_uri: Path | str, run_id: str) -> Original:

@@ -30,13 +30,13 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import layout, library_internals
-from pipeline.base.errors import CollocationError, TrackingError
+from pipeline.base.errors import CollocationError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.store import lost, results, submitted, taken_over
 from pipeline.record.store.local import Store, open_store, reason_of
@@ -127,6 +127,20 @@ class RequestHandler:
         begun = self._begun.get(folder)
         return send(self._open, folder, series_points=self._series_points, begun=begun)
 
+    def refuse_unusable(self, paths: Iterable[Path]) -> None:
+        """Refuse a local store that cannot be used as it is, if one of these groups or amendments is for it.
+
+        Raises:
+            StoreError: what is wrong with its database. Whatever else stands in the way is said of each group.
+        """
+        if self._for_all is None and any(map(_is_for_local_store, paths)):
+            try:
+                self._open(None)
+            except StoreError:
+                raise
+            except TrackingError as error:
+                log.debug("the local store is not open: %s", error)
+
     def where(self, folder: Path) -> str:
         """Where a group goes, in words."""
         return self._for_all or group_folder.read(folder).uri or str(self._root)
@@ -152,6 +166,12 @@ class RequestHandler:
         if uri not in self._stores:
             self._stores[uri] = open_store(self._root, uri)
         return self._stores[uri]
+
+
+def _is_for_local_store(path: Path) -> bool:
+    with suppress(TrackingError):
+        return (group_folder.read(path) if path.is_dir() else group_folder.read_amendment(path)).uri is None
+    return False
 
 
 def serve(handler: RequestHandler) -> int:

@@ -30,6 +30,7 @@ class Submitted:
         plan_any_gpu: the digest of its plan without the GPU models.
         cluster: whose Slurm has them.
         time_ms: when the newest was submitted, since the epoch.
+        folder: of the output of its tasks.
     """
 
     command_line: str
@@ -38,6 +39,7 @@ class Submitted:
     cluster: str
     arrays: Sequence[str]
     time_ms: int
+    folder: str = ""
 
     @property
     def study(self) -> str:

@@ -11,13 +11,14 @@ from statistics import fmean
 
 from pipeline.base import host, skips, squeue
 from pipeline.base.errors import CommandError
+from pipeline.base.machine_state import MachineState, merge_same
 from pipeline.base.records import Result
 from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.told import Told
 
 DONE, RUNNING, WAITING, LOST = "done", "running", "waiting", "lost"
-INCOMPLETE, NOT_BEGUN = "incomplete", "not begun"
-STATES = (DONE, RUNNING, WAITING, LOST, INCOMPLETE, NOT_BEGUN)
+INCOMPLETE, ENDED, NOT_BEGUN = "incomplete", "ended", "not begun"
+STATES = (DONE, RUNNING, WAITING, LOST, INCOMPLETE, ENDED, NOT_BEGUN)
 Queue = Callable[[str, Collection[str]], Mapping[str, str]]
 """Asks the Slurm of a cluster for the tasks of some job arrays (`squeue.states_on`)."""
 
@@ -28,7 +29,8 @@ class Unit:
 
     Attributes:
         model: of the GPU that it is for; empty of a model on which nothing was begun, which nobody knows.
-        state: `LOST` if a group of it runs by what the store says, and its Slurm task has left the queue.
+        state: `LOST` if a group of it runs by what the store says, and its Slurm task has left the queue; `ENDED` if
+            its task ended before a group of it began.
         num_groups: that it has.
         results: how many ended in each result; a group that ran twice counts once, with its finding.
         host, gpu: of the attempt; empty if it was not begun.
@@ -36,6 +38,8 @@ class Unit:
         group: what runs, or did when it was lost, if anything does.
         reason: why its Slurm task waits, in Slurm's words.
         tasks: of a unit that may have groups to run, its Slurm tasks in the queue.
+        message: the last error of a task that ended and left groups to run, or for whom one waits that runs.
+        output: the file of that task's output.
     """
 
     number: int
@@ -49,6 +53,8 @@ class Unit:
     group: str = ""
     reason: str = ""
     tasks: Sequence[str] = ()
+    message: str = ""
+    output: str = ""
 
     @property
     def num_found(self) -> int:
@@ -125,9 +131,14 @@ def of_plan(sizes: Sequence[int], runs: Sequence[Told], queued: Queued) -> list[
     for run in runs:
         by_unit[int(run.facts["plan_unit"])].append(run)
     model = model_of(runs)
-    arrays = {task[1] for run in runs if (task := _task(run)) and task[1] in queued.arrays}.union(queued.new)
+    arrays = arrays_of(runs, queued)
     units = (_unit(number, model, size, by_unit[number]) for number, size in enumerate(sizes, start=1))
     return [queued.seen(unit, by_unit[unit.number], arrays) for unit in units]
+
+
+def arrays_of(runs: Sequence[Told], queued: Queued) -> set[str]:
+    """The job arrays that may have tasks of a plan: those that ran groups of it, and those that ran none yet."""
+    return {task[1] for run in runs if (task := _task(run)) and task[1] in queued.arrays}.union(queued.new)
 
 
 def seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
@@ -141,15 +152,16 @@ def seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
 
 
 def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
-    attempts: dict[tuple[str | None, str | None], list[Told]] = defaultdict(list)
+    states = merge_same(MachineState.of(run.facts) for run in runs)
+    attempts: dict[MachineState, list[Told]] = defaultdict(list)
     counting = skips.without_old(reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result")))
     for run in reversed(counting):
-        attempts[run.facts.get("gpu_uuid"), run.facts.get("boot_id")].append(run)
+        attempts[states[MachineState.of(run.facts)]].append(run)
     if not attempts:
         return Unit(number=number, model=model, state=NOT_BEGUN, num_groups=size, results={})
     ended = {origin: Counter(_endings(members).values()) for origin, members in attempts.items()}
 
-    def rank(origin: tuple[str | None, str | None]) -> tuple[int, int]:
+    def rank(origin: MachineState) -> tuple[int, int]:
         return _num_findings(ended[origin]), _last_ms(attempts[origin])
 
     best = max(attempts, key=rank)

@@ -179,7 +179,7 @@ def _label(outcome: Outcome, varying: Container[str]) -> str:
         for _ in range(program.number)
     ]
     beside = [f"[{key} {outcome.settings[key]}]" for key in _OF_THE_ROW if outcome.settings.get(key)]
-    return " ".join([labels.jobs_label(jobs), *beside])
+    return " ".join([labels.jobs_label(labels.in_one_order(jobs)), *beside])
 
 
 def _apart(outcome: Outcome, keys: Sequence[str], facts: Mapping[int, Mapping[str, str]]) -> list[str]:

@@ -206,11 +206,10 @@ def _place(cell: Cell) -> tuple[object, ...]:
 
 
 def _case_of(row: Row) -> Case:
-    """What a row is a repeat of, whatever its degree and mode."""
+    """Build the case of a row, which is the same whatever its degree, its mode and the order of its jobs."""
     jobs = sorted(row.jobs, key=lambda job: job.label) if row.is_mix else row.jobs[:1]
-    label = labels.jobs_label(row.called)
     return Case(
-        label=f"{label} [{row.setting}]" if row.setting else label,
+        label=_label(row, labels.in_one_order(row.called)),
         is_mix=row.is_mix,
         workloads=tuple(job.label for job in jobs),
         setting=row.setting,
@@ -218,9 +217,20 @@ def _case_of(row: Row) -> Case:
     )
 
 
+def _label(row: Row, jobs: Sequence[labels.Called]) -> str:
+    label = labels.jobs_label(jobs)
+    return f"{label} [{row.setting}]" if row.setting else label
+
+
 def cases_of(study: Study) -> dict[str, Case]:
-    """The case of each row by its run, with longer labels where different mixes would share one."""
+    """Map the run of each row to its case, labelled in the order of the jobs of the first of its groups by name.
+
+    Labels are longer where different mixes would share one.
+    """
     cases = {row.run_id: _case_of(row) for row in study.rows}
+    first = {cases[row.run_id]: row for row in sorted(study.rows, key=lambda row: natural(row.name), reverse=True)}
+    as_given = {case: dataclasses.replace(case, label=_label(row, row.called)) for case, row in first.items()}
+    cases = {run_id: as_given[case] for run_id, case in cases.items()}
     sharing: dict[str, set[Case]] = defaultdict(set)
     for case in cases.values():
         sharing[case.label].add(case)

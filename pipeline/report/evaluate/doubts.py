@@ -7,6 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
+from pipeline.base.records import DEVICE
 from pipeline.observe.host import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP
@@ -105,5 +106,6 @@ def bound_by_host(cells: Sequence[Cell]) -> str:
 
 
 def _place(where: Row | Block) -> tuple[str, ...]:
-    number = where.block if isinstance(where, Row) else where.number
-    return (str(number), where.gpu_uuid, where.boot_id)
+    if isinstance(where, Row):
+        return (str(where.block), dict(where.settings)[DEVICE])
+    return (str(where.number), where.device)

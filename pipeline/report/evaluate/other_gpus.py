@@ -129,10 +129,10 @@ def _identity(row: Row) -> tuple[object, ...]:
 def _share(row: Row, alone: Row | None) -> float | None:
     """Speed of a group over that alone in its block, of different jobs their mean; `None` where it is not known.
 
-    Both are of one GPU since one boot. A fixed amount of work is compared by its time. Jobs at a given rate are as fast
-    as that, whatever else works.
+    Both are of one state of the machine. A fixed amount of work is compared by its time. Jobs at a given rate are as
+    fast as that, whatever else works.
     """
-    if alone is None or (row.gpu_uuid, row.boot_id) != (alone.gpu_uuid, alone.boot_id):
+    if alone is None or not row.machine_state.is_same(alone.machine_state):
         return None
     if any(job.is_rate_given for job in row.jobs):
         return None

@@ -54,7 +54,7 @@ BaselineKey = tuple[object, ...]
 
 @dataclass(slots=True)
 class BlockBaselines(Baselines[Row, JobRow]):
-    """What ran alone in one block, on one GPU and with the same settings.
+    """What ran alone in one block, in one state of the machine and with the same settings.
 
     Attributes:
         by_program: of each program that has step modes, in whatever step mode, by all else that it computes.
@@ -93,8 +93,11 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
 
 
 def baseline_key(row: Row) -> BaselineKey:
-    """What a row and its baseline, which has no neighbours, must share beside their workloads."""
-    return (row.block, settings_without_neighbours(row), row.gpu_uuid, row.boot_id)
+    """What a row and its baseline, which has no neighbours, must share beside their workloads.
+
+    The rows of a block on one kind of device are those of one state of the machine (`read.selection`).
+    """
+    return (row.block, settings_without_neighbours(row))
 
 
 def settings_without_neighbours(row: Row) -> tuple[tuple[str, str], ...]:

@@ -16,8 +16,9 @@ def methods() -> list[tuple[str, str]]:
         (
             "Baseline",
             "Every speed is compared with the serial baseline of the same block: the same jobs, one at a time, on the "
-            "same GPU since the same boot. For n copies that is one solo run, taken n times; the serial total of a mix "
-            "with a fixed amount of work was really executed.",
+            "same GPU since the same boot, with the same driver, power limit, ECC mode and clock settings. For n "
+            "copies that is one solo run, taken n times; the serial total of a mix with a fixed amount of work was "
+            "really executed.",
         ),
         (
             "Windows",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pipeline.base import units
 from pipeline.base.normalise import SPEEDUP
-from pipeline.base.records import Result, WindowKind
+from pipeline.base.records import DEVICE, Result, WindowKind
 from pipeline.report.evaluate import doubts, other_gpus
 from pipeline.report.evaluate.cells import Cell, cases_of, metrics_in
 from pipeline.report.evaluate.metrics import GROUPS, HOST, TOTAL_TIME, Metric, table_of
@@ -74,7 +74,7 @@ def other_gpus_table(study: Study) -> Table:
         for each in other_gpus.kept(study)
     ]
     heads = ("case", "jobs", "mode", "GPUs beside", "speed in company", "low", "high", "blocks", "in words")
-    note = f"{_INTERVALS} Ratios of one block, on one GPU since one boot; 1 is as fast as alone."
+    note = f"{_INTERVALS} Ratios of one block, in one state of the machine; 1 is as fast as alone."
     return Table("other-gpus", "While other GPUs of the host work", heads, tuple(rows), note)
 
 
@@ -203,10 +203,10 @@ def case_table(study: Study) -> Table:
 def block_table(study: Study) -> Table:
     """Where each block ran, and whether it is complete."""
     heads = ("block", "host", "device", "driver", "GPU", "boot", "groups", "missing", "loop on the host (ms)", "loop")
-    facts = {(row.block, row.gpu_uuid, row.boot_id): row.facts for row in study.rows}
+    facts = {(row.block, dict(row.settings)[DEVICE]): row.facts for row in study.rows}
     rows: list[Values] = []
     for block, loop_ms, is_slow in doubts.host_loops(study):
-        told = facts.get((block.number, block.gpu_uuid, block.boot_id), {})
+        told = facts.get((block.number, block.device), {})
         where = (block.number, told.get("host"), block.device, told.get("driver_version"), block.gpu_uuid)
         rows.append(
             (*where, block.boot_id[:8], block.num_groups, block.num_missing, loop_ms, "slower" if is_slow else None)

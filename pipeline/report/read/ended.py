@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from pipeline.base import host
 from pipeline.base.modes import mode_of
 from pipeline.base.records import Group, Job
-from pipeline.base.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.report.read.records import JobRow, Row, Study
 from pipeline.report.read.rows import study_of
@@ -21,6 +19,7 @@ def study_that_ended(experiment: str, rows: Iterable[GroupResult]) -> Study:
 
 def _row(ended: GroupResult) -> Row:
     group, ran = ended.group, {job.job.index: job for job in ended.jobs}
+    state = dict(ended.machine_state.facts)
     jobs = tuple(_job(job, ran.get(job.index)) for job in group.jobs)
     return Row(
         run_id=group.digest,
@@ -38,14 +37,14 @@ def _row(ended: GroupResult) -> Row:
         params={},
         window=group.window.kind,
         device=group.device.name,
-        gpu_uuid=ended.gpu_uuid,
-        boot_id=ended.tags.get(Tag.BOOT_ID) or host.boot_id(),  # what has just run has no tag of it
+        gpu_uuid=state.get("gpu_uuid", ""),
+        boot_id=state.get("boot_id", ""),
         is_simulated=group.device.is_simulated,
         start_ms=group.number,
         end_ms=None,
         start="",
         jobs=jobs,
-        facts=_facts(group),
+        facts=state | _facts(group),
     )
 
 

@@ -101,27 +101,35 @@ def _said(key: str, value: str) -> str:
 
 
 def jobs_label(jobs: Sequence[Called]) -> str:
-    """The jobs of a group without their order: `M+2S (bf16)` where they have sizes, else `a + 2 b`; `a` for equal ones.
+    """Label the jobs of a group in their order: `M+2S (bf16)` where they have sizes, else `a + 2 b`; `a` for copies.
 
     The words of all labels, where these are the same, stand behind the sizes.
     """
     names = Counter(job.workload for job in jobs)
     if len(names) == 1:
         return jobs[0].workload
-    if (mix := mix_of(jobs)) is not None:
+    if (mix := _sizes(jobs)) is not None:
         words = {job.words for job in jobs}
         return _with_words(mix, words.pop() if len(words) == 1 else "")
-    return " + ".join(f"{names[name]} {name}" if names[name] > 1 else name for name in sorted(names))
+    return " + ".join(f"{number} {name}" if number > 1 else name for name, number in names.items())
+
+
+def in_one_order(jobs: Iterable[Called]) -> list[Called]:
+    """Sort the jobs of a group: equal for groups of the same jobs."""
+    places = {size: place for place, size in enumerate(_SIZE_ORDER)}
+    return sorted(jobs, key=lambda job: (places.get(job.size or "", len(places)), job.size or "", job.workload))
 
 
 def mix_of(jobs: Sequence[Called]) -> str | None:
-    """The sizes of different jobs without their order: `M+2S`; `None` where each workload has not one of its own."""
+    """Label the sizes of different jobs without their order: `M+2S`; `None` where a workload has not one of its own."""
+    return _sizes(in_one_order(jobs))
+
+
+def _sizes(jobs: Sequence[Called]) -> str | None:
     sizes = Counter(job.size for job in jobs if job.size is not None)
     if sizes.total() < len(jobs) or len(sizes) != len({job.workload for job in jobs}):
         return None
-    known = [size for size in _SIZE_ORDER if size in sizes]
-    ordered = known + sorted(size for size in sizes if size not in _SIZE_ORDER)
-    return "+".join(f"{sizes[size]}{size}" if sizes[size] > 1 else size for size in ordered)
+    return "+".join(f"{number}{size}" if number > 1 else size for size, number in sizes.items())
 
 
 def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:

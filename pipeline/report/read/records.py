@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base import units
+from pipeline.base.machine_state import MachineState
 from pipeline.base.marks import NO_MARKS, Marks
 from pipeline.base.modes import PARTITION, PROFILE, SERIAL, Mode
 from pipeline.base.records import BESIDE, NEIGHBOURS, Result, WindowKind
@@ -102,6 +103,11 @@ class Row:
         return self.result is Result.OK and not self.marks.invalid
 
     @property
+    def machine_state(self) -> MachineState:
+        """The state of the machine in which it ran."""
+        return MachineState.of({**self.facts, "gpu_uuid": self.gpu_uuid, "boot_id": self.boot_id})
+
+    @property
     def mode(self) -> str:
         """Label of its sharing mode: `naive`, `MPS 25 %`, `MIG 2g.10gb`."""
         return f"{self.sharing.word} {self.detail}".strip()
@@ -168,7 +174,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One repeat on one kind of device.
+    """One repeat on one kind of device, in one state of the machine.
 
     Attributes:
         num_groups: groups that have a row.
@@ -178,11 +184,18 @@ class Block:
 
     number: int
     device: str
-    gpu_uuid: str
-    boot_id: str
+    machine_state: MachineState
     num_groups: int
     num_expected: int
     num_missing: int
+
+    @property
+    def gpu_uuid(self) -> str:
+        return dict(self.machine_state.facts).get("gpu_uuid", "")
+
+    @property
+    def boot_id(self) -> str:
+        return dict(self.machine_state.facts).get("boot_id", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,8 @@ FACTS = {
     "compute_mode": "compute mode",
     "power_limit_w": "power limit (W)",
     "ecc_mode": "ECC mode",
+    "graphics_clock_setting_mhz": "graphics clock setting (MHz)",
+    "memory_clock_setting_mhz": "memory clock setting (MHz)",
     "python": "Python",
     "job_torch": "torch",
     "job_timm": "timm",
@@ -56,7 +58,7 @@ FACTS = {
 
 
 def read(stores: Sequence[Path | str], experiment: str, *, pools_hosts: bool = True) -> Study:
-    """The study in an experiment: of each group and block the newest finding, of each block one GPU and one boot.
+    """The study in an experiment: of each group and block the newest finding, of each block one state of the machine.
 
     The stores, folders or URIs of servers, are such as those of several machines.
 

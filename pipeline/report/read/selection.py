@@ -1,4 +1,4 @@
-"""Which of an experiment's rows may stand beside each other: of each part one plan, in each block one GPU and boot."""
+"""Which of an experiment's rows may stand beside each other: of each part one plan, in each block one machine state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.base import skips
+from pipeline.base.machine_state import MachineState, merge_same
 from pipeline.base.naming import own_params
 from pipeline.base.records import Result
 from pipeline.report.read.records import Block, Row
@@ -18,6 +19,7 @@ _UNKNOWN = "not recorded"
 def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[str, int]]:
     """The rows of the newest plan of each part, one a group and block, by block; how many do not count, by reason."""
     left_out: Counter[str] = Counter()
+    states = merge_same(row.machine_state for row in rows)
     # Of a plan whose units are cases, each case is as a study of its own.
     members: dict[tuple[int, str, int, str], list[Row]] = defaultdict(list)
     expected: dict[tuple[str, int, str], set[str]] = defaultdict(set)
@@ -26,45 +28,42 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
             device, case = row.settings[0][1], row.facts.get("case", "")
             members[row.block, device, number, case].append(row)
             expected[device, number, case].add(row.key)
-    blocks: dict[tuple[int, str], dict[_Boot, _Piece]] = defaultdict(dict)
+    blocks: dict[tuple[int, str], dict[MachineState, _Piece]] = defaultdict(dict)
     for (block, device, number, case), found in sorted(members.items()):
         wanted = expected[device, number, case]
-        boot, kept = _of_one_boot(found, wanted, left_out)
-        # Parts that ran on one GPU since the same boot stand beside each other in one block.
-        piece = blocks[block, device].setdefault(boot, _Piece([], set()))
+        state, kept = _of_one_state(found, states, wanted, left_out)
+        # Parts that ran in one state of the machine stand beside each other in one block.
+        piece = blocks[block, device].setdefault(state, _Piece([], set()))
         piece.rows.extend(kept)
         piece.expected.update(wanted)
     return _numbered(blocks), left_out
 
 
 _Settings = tuple[tuple[str, str], ...]
-_Boot = tuple[str, str]
-"""UUID of the GPU, and id of the boot."""
 
 
 class _Piece(NamedTuple):
-    """What of a block ran on one GPU since the same boot, and the groups that it should have."""
+    """What of a block ran in one state of the machine, and the groups that it should have."""
 
     rows: list[Row]
     expected: set[str]
 
 
-def _numbered(blocks: Mapping[tuple[int, str], Mapping[_Boot, _Piece]]) -> list[tuple[Block, list[Row]]]:
+def _numbered(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece]]) -> list[tuple[Block, list[Row]]]:
     """Each piece as a block with its rows: the first under the number it had, others under numbers of their own."""
     pieces = [
-        (place, number, device, boot, piece)
-        for (number, device), by_boot in blocks.items()
-        for place, (boot, piece) in enumerate(by_boot.items())
+        (place, number, device, state, piece)
+        for (number, device), by_state in blocks.items()
+        for place, (state, piece) in enumerate(by_state.items())
     ]
     last = max((number for number, _ in blocks), default=0)
     made = []
-    for place, number, device, boot, piece in sorted(pieces, key=lambda each: each[:3]):
+    for place, number, device, state, piece in sorted(pieces, key=lambda each: each[:3]):
         last += place > 0
         block = Block(
             number=last if place else number,
             device=device,
-            gpu_uuid=boot[0],
-            boot_id=boot[1],
+            machine_state=state,
             num_groups=len(piece.rows),
             num_expected=len(piece.expected),
             num_missing=len(piece.expected - {row.key for row in piece.rows if row.result.is_finding}),
@@ -160,14 +159,16 @@ def _difference(row: Row, newest: set[_Settings]) -> str:
     return "; ".join(f"{key} {value} instead of {new}" for key, value, new in differing)
 
 
-def _of_one_boot(members: Sequence[Row], expected: set[str], left_out: Counter[str]) -> tuple[_Boot, list[Row]]:
-    """GPU and boot of a block, and its rows from there: a complete set if there is one, else the largest."""
-    by_boot: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+def _of_one_state(
+    members: Sequence[Row], states: Mapping[MachineState, MachineState], expected: set[str], left_out: Counter[str]
+) -> tuple[MachineState, list[Row]]:
+    """The state of a block, and its rows from there: a complete set if there is one, else the largest."""
+    by_state: dict[MachineState, dict[str, Row]] = defaultdict(dict)
     counting = skips.without_old(members, lambda row: (row.key, row.result))
     if num_skipped := len(members) - len(counting):
         left_out["skipped at first, and run later"] += num_skipped
     for row in counting:  # newest first
-        mine = by_boot[row.gpu_uuid, row.boot_id]
+        mine = by_state[states[row.machine_state]]
         newer = mine.setdefault(row.key, row)
         if newer is row:
             continue
@@ -178,13 +179,13 @@ def _of_one_boot(members: Sequence[Row], expected: set[str], left_out: Counter[s
         if dropped.result is not Result.INTERRUPTED:
             left_out["run again: the newest finding of the same group counts"] += 1
 
-    def rank(boot: tuple[str, str]) -> tuple[bool, int, int]:
-        rows = by_boot[boot].values()
+    def rank(state: MachineState) -> tuple[bool, int, int]:
+        rows = by_state[state].values()
         findings = {row.key for row in rows if row.result.is_finding}
         return (findings >= expected, len(findings), max(row.start_ms for row in rows))
 
-    best = max(sorted(by_boot), key=rank)
-    for boot, rows in by_boot.items():
-        if boot != best:
-            left_out["another GPU or boot than the rest of its block"] += len(rows)
-    return best, list(by_boot[best].values())
+    best = max(sorted(by_state), key=rank)
+    for state, rows in by_state.items():
+        if state != best:
+            left_out[f"another {best.difference(state)} than the rest of its block"] += len(rows)
+    return best, list(by_state[best].values())

@@ -14,9 +14,12 @@ class Release:
 
 
 RELEASES = {
+    "535": Release(driver_version="535.309.01", cuda_version=12020),
+    "550": Release(driver_version="550.163.01", cuda_version=12040),
+    "570": Release(driver_version="570.133.20", cuda_version=12080),
     "580": Release(driver_version="580.159.04", cuda_version=13000),
     "590": Release(driver_version="590.48.01", cuda_version=13010),
     "615": Release(driver_version="615.71.09", cuda_version=13040),
 }
-"""By branch. Most answers are recorded from 580; of the later ones the versions differ, and what MPS knows."""
+"""By branch. Most answers are recorded from 580; of the others the versions differ, and what MPS knows."""
 RECORDED = "580"

@@ -31,7 +31,13 @@ COUNTER_FAULTS = ("capped", "stuck", "swapped")
 """How counters can lie (`Health.counter_fault`): an instance shows at most the share of its smallest neighbour
 (NVIDIA/DCGM#248), they stay at 0, or SMACT and GRACT are each other's."""
 
-_PLAIN_TYPES: dict[object, type] = {"bool": bool, "int": int, "str": str}  # by annotation
+# By annotation.
+_PLAIN_TYPES: dict[object, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "str": (str,),
+}
 T = TypeVar("T")
 
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
@@ -138,6 +144,21 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings by an administrator that a GPU's speed depends on: factory settings, unless the file has others.
+
+    Attributes:
+        power_limit_w, graphics_clock_mhz, memory_clock_mhz: `None` where the driver does not tell. The clocks are those
+            that `nvidia-smi -ac` sets.
+    """
+
+    power_limit_w: int | None = None
+    graphics_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    is_ecc_on: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU. `compute_mode` is NVML's number; the MIG modes are whether it is on now, and after the next reset.
 
@@ -154,6 +175,7 @@ class Gpu:
     instances: tuple[GpuInstance, ...] = ()
     processes: tuple[Process, ...] = ()
     health: Health = Health()
+    settings: Settings = Settings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +378,7 @@ def _restarted(gpu: Gpu) -> Gpu:
         mig_current=is_on,
         mig_pending=is_on,
         health=gpu.health,
+        settings=Settings(is_ecc_on=gpu.settings.is_ecc_on),  # which is in the InfoROM
     )
 
 
@@ -403,11 +426,13 @@ def _gpu(row: dict[str, Any]) -> Gpu:
         for i in row["instances"]
     )
     processes = tuple(_checked(Process(**p)) for p in row["processes"])
-    # A machine that was kept before there was a health has none in its file.
+    # A machine that was kept before there were health and settings has none in its file.
     health = _checked(Health(**row.get("health", {})))
+    settings = _checked(Settings(**row.get("settings", {})))
     if health.counter_fault not in ("", *COUNTER_FAULTS):
         raise ValueError(f"counter_fault is {health.counter_fault!r}, none of {', '.join(COUNTER_FAULTS)}")
-    return _checked(Gpu(**{**row, "instances": instances, "processes": processes, "health": health}))
+    made = {"instances": instances, "processes": processes, "health": health, "settings": settings}
+    return _checked(Gpu(**{**row, **made}))
 
 
 def _compute_instance(row: dict[str, Any]) -> ComputeInstance:
@@ -418,6 +443,6 @@ def _checked(made: T) -> T:
     """The same, whose plain attributes are of the types that they are declared to be; a file can hold others."""
     for each in fields(made):  # type: ignore[arg-type]
         value, declared = getattr(made, each.name), _PLAIN_TYPES.get(each.type)
-        if declared is not None and type(value) is not declared:
-            raise ValueError(f"{each.name} is {value!r}, which is not of type {declared.__name__}")
+        if declared is not None and type(value) not in declared:
+            raise ValueError(f"{each.name} is {value!r}, which is not of type {each.type}")
     return made

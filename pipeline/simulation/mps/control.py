@@ -1,9 +1,9 @@
 """`nvidia-cuda-mps-control` without hardware: daemon and server are real processes, a client is an open connection.
 
-Texts and exit statuses are those of an H100 80GB HBM3 (driver 580.159.04), status 0 for rejected commands included;
-what later drivers know beside, `-S` and `-p`, is from NVIDIA's documentation (release 615). It imports only the
-standard library, so that it starts quickly; it looks for no other program, and without `CUDA_MPS_PIPE_DIRECTORY` it
-refuses to run, because the default folder may be that of a real daemon.
+Texts and exit statuses are those of real programs, status 0 for rejected commands included; `branches` says of which
+drivers, and what each knows. It imports only the standard library, so that it starts quickly; it looks for no other
+program, and without `CUDA_MPS_PIPE_DIRECTORY` it refuses to run, because the default folder may be that of a real
+daemon.
 
 `write_program` makes the executable. `connect` is what the CUDA library does in a client.
 """
@@ -23,43 +23,58 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.simulation.mps import partitions
+from pipeline.simulation.machine.releases import RECORDED, RELEASES
+from pipeline.simulation.mps.branches import CONTROL_PROGRAMS
+from pipeline.simulation.mps.partitions import Device
 
 if TYPE_CHECKING:
     from pipeline.simulation.machine.state import Gpu
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _SETTINGS = "SIMULATED_MPS"
-_VERSION = 13000  # of the recorded one
-_PROTOCOLS_SINCE = 13040
 # Clients on one GPU, since a version of the control program. Source: MPS documentation, release 615, architecture.
 _MOST_CLIENTS = ((13010, 60), (0, 48))
+# Of 580.159.04, which goes on with all its options and commands.
+_USAGE = f"Unrecognized option \0\nCUDA MPS Control for Linux/Unix/QNX.\n\n{MPS_CONTROL} [options] [command]"
 # What a client is told by CUDA where the daemon answers so; where it answers nothing, that the server is not ready.
 _REFUSALS = {
     b"no such partition\n": "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION",
     b"too many clients\n": "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
 }
-FAULTS = frozenset({"start_fails", "no_answer", "server_dies", "never_ready", "ignores_quit", "fault_on_client"})
+FAULTS = frozenset(
+    {"start_fails", "no_answer", "server_dies", "server_fails", "never_ready", "ignores_quit", "fault_on_client"}
+)
 
 
 def write_program(
-    folder: Path, *, init_s: float = 0.05, faults: Sequence[str] = (), machine: Path | None = None
+    folder: Path,
+    *,
+    init_s: float = 0.05,
+    faults: Sequence[str] = (),
+    machine: Path | None = None,
+    branch: str = RECORDED,
 ) -> Path:
     """Write the executable `nvidia-cuda-mps-control` into the folder; returns its absolute path.
 
     Args:
         folder: where it goes.
         init_s: how long a server is INITIALIZING, in seconds; 0.3 s on the H100 with persistence mode.
-        faults: of `FAULTS`: the daemon does not start; answers nobody; its server dies at once; its server is never
-            ready; it does not quit; a client puts its server into the state FAULT until all clients are gone.
-        machine: state file of the simulated machine, on whose GPUs servers then hold memory; a daemon also has the
-            version of its driver, and the faults that are in it when it starts.
+        faults: of `FAULTS`: the daemon does not start; answers nobody; its server dies at once, without a word or with
+            a reason in its log; its server is never ready; it does not quit; a client puts its server into the state
+            FAULT until all clients are gone.
+        machine: state file of the simulated machine, which exists, and on whose GPUs servers then hold memory; the
+            program is that of its driver, and a daemon also has the faults that are in it when it starts.
+        branch: of the driver, where there is no machine.
     """
     unknown = set(faults) - FAULTS
     if unknown:
         raise ValueError(f"no such fault: {', '.join(sorted(unknown))}")
+    if machine is not None:
+        from pipeline.simulation.machine.state import StateFile  # for the reason given in _read_machine
+
+        branch = StateFile(machine).read().branch
     state_file = None if machine is None else str(machine.absolute())
-    settings = json.dumps({"init_s": init_s, "faults": sorted(faults), "machine": state_file})
+    settings = json.dumps({"init_s": init_s, "faults": sorted(faults), "machine": state_file, "branch": branch})
     assignments = f"PYTHONPATH={shlex.quote(str(PROJECT_DIR))} {_SETTINGS}={shlex.quote(settings)}"
     command = shlex.join([sys.executable, "-S", "-P", "-m", "pipeline.simulation.mps.control"])
     path = folder.resolve() / MPS_CONTROL
@@ -108,19 +123,21 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
 
 def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[str]) -> int:
     """`-d`, with further options: return when the daemon listens."""
-    settings |= {"version": _VERSION, "devices": [], "visible": [], "share": 1.0}
+    settings |= {"devices": [], "visible": [], "share": 1.0}
     if settings["machine"] is not None:
         _read_machine(settings)
+    settings["version"] = RELEASES[settings["branch"]].cuda_version
+    program = CONTROL_PROGRAMS[settings["branch"]]
+    if any(option.startswith("-") and option not in program.options for option in options):
+        print(_USAGE)  # noqa: T201
+        return 0  # as the recorded one
     most = next(most for since, most in _MOST_CLIENTS if settings["version"] >= since)
     # How a share of a client is rounded is not documented.
     settings["most_clients"] = math.ceil(most * settings["share"])
-    if unknown := _unknown(options, settings["version"]):
-        print(f"{MPS_CONTROL}: invalid option -- '{unknown.lstrip('-')}'")  # noqa: T201
-        return 1
     asked = options[options.index("-p") + 1] if "-p" in options else "2"
     # The environment takes precedence over the option. Source: MPS documentation, release 615, mpsv3-interface.
     protocol = os.environ.get("CUDA_MPS_PROTOCOL_VERSION", asked)
-    settings["is_legacy"] = protocol != "3" or settings["version"] < _PROTOCOLS_SINCE
+    settings["is_legacy"] = protocol != "3" or "-p" not in program.options
     settings["is_static"] = "-S" in options
     if "start_fails" in settings["faults"]:
         print("Failed to start the MPS control daemon")  # noqa: T201
@@ -152,8 +169,8 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
 def _read_machine(settings: dict[str, Any]) -> None:
     """Add what the machine says.
 
-    That is its driver's version, its faults, the UUIDs of what is visible, which part of a GPU the smallest of them is,
-    and of each GPU the multiprocessors and chunks.
+    That is its faults, the UUIDs of what is visible, which part of a GPU the smallest of them
+    is, and of each GPU the name, the multiprocessors and chunks.
     """
     # Imported only here: it takes a third of the time that the program needs for a command.
     from pipeline.simulation.machine.queries import mig_devices, model_of
@@ -161,12 +178,14 @@ def _read_machine(settings: dict[str, Any]) -> None:
 
     state = StateFile(Path(settings["machine"])).read()
     settings["faults"] += state.mps_faults
-    settings["version"] = state.release.cuda_version
     settings["visible"] = _visible(state.gpus)
     for gpu in state.gpus:
         model = model_of(gpu)
         chunk = 8 if model.compute_capability >= (9, 0) else 4
-        settings["devices"].append(partitions.Device(gpu.uuid, model.num_multiprocessors or 0, chunk))
+        domain, bus, rest = gpu.bus_id.split(":")
+        number, function = rest.split(".")
+        pci = f"{domain[-4:]}:{bus}.{number}.{function:0>2}"
+        settings["devices"].append(Device(gpu.uuid, model.num_multiprocessors or 0, chunk, model.product, pci))
         for instance, ci in mig_devices(gpu):
             if mig_uuid(gpu, instance, ci) in settings["visible"]:
                 settings["share"] = min(settings["share"], ci.size / model.compute_slices)
@@ -181,19 +200,15 @@ def _visible(gpus: Sequence[Gpu]) -> list[str]:
     return [by_index.get(name, name) for name in names.split(",") if name]
 
 
-def _unknown(options: Sequence[str], version: int) -> str | None:
-    """The first option that a control program of this version does not know."""
-    known = {"-d", *(["-S"] if version >= partitions.SINCE else []), *(["-p"] if version >= _PROTOCOLS_SINCE else [])}
-    return next((each for each in options if each.startswith("-") and each not in known), None)
-
-
-def _ask(pipes: Path, command: str) -> int:
-    """Send one command and print the answer. Status 1 only if nobody is there to answer, or to end the answer."""
+def _ask(pipes: Path, command: str | None) -> int:
+    """Send a command, if any, and print the answer. Status 1 if nobody is there to answer, or to end the answer."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(pipes / "control"))
-        connection.sendall(f"UI {command}\n".encode())
         with connection, connection.makefile("r", encoding="utf-8") as answer:
+            if command is None:
+                return 0
+            connection.sendall(f"UI {command}\n".encode())
             said = answer.read()
     except OSError:
         print("Cannot find MPS control daemon process")  # noqa: T201
@@ -210,13 +225,12 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     pipes = Path(folder)
     settings = json.loads(os.environ[_SETTINGS])
-    if "-d" in arguments:
+    reads_arguments = CONTROL_PROGRAMS[settings["branch"]].reads_arguments
+    if "-d" in arguments and (reads_arguments or list(arguments) == ["-d"]):
         return _start(pipes, Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", folder)), settings, arguments)
-    commands = [" ".join(arguments)] if arguments else [line.strip() for line in sys.stdin if line.strip()]
-    for command in commands:
-        if _ask(pipes, command):
-            return 1
-    return 0
+    commands = [" ".join(arguments)] if arguments and reads_arguments else [line.strip() for line in sys.stdin]
+    # It looks for the daemon also where there is nothing to ask.
+    return next((1 for command in commands or [None] if _ask(pipes, command)), 0)
 
 
 if __name__ == "__main__":

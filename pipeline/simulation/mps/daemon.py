@@ -1,14 +1,13 @@
-"""The daemon and the server of a simulated MPS: real processes, with the files, logs and answers of the real ones.
+"""The daemon and the server of a simulated MPS: real processes, with the files and logs of the real ones.
 
-Recorded on one H100 80GB HBM3 (driver 580.159.04, MPS control binary 13000). Where neither a recording nor a document
-says what the real daemon answers, the answer is the one for an unknown command or nothing: so it answers all commands
-that this project knows where the command syntax of release 615 (MPS v3) was chosen. Standard library only.
+Recorded on one H100 80GB HBM3 (driver 580.159.04, MPS control binary 13000); what other branches write otherwise is in
+`branches`. What it answers is in `answers`. Every command of this project is unknown to it where the command syntax of
+release 615 (MPS v3) was chosen. Standard library only.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import selectors
 import signal
 import socket
@@ -16,38 +15,18 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.simulation.mps.answers import Answers, Client, Limits, Server
+from pipeline.simulation.mps.branches import CONTROL_PROGRAMS, ControlProgram
 from pipeline.simulation.mps.partitions import Partitions
 
 _LOOK_S = 0.02
 _SPEAKS_WITHIN_S = 2.0  # whoever connects; meanwhile nobody else is answered
-# Commands of the real daemon that this one does not know. Source: MPS documentation, release 615, mpsv2-interface.
-_NOT_SIMULATED = re.compile(
-    "ps|device_query|get_device_client_list"
-    "|(get|set)_((default_)?(active_thread_percentage|device_pinned_mem_limit)|default_client_priority)"
-)
+_OF_V3 = ControlProgram(commands=frozenset())
 _SERVER_MIB = 66  # of an H100 80GB, driver 580.159.04
-
-
-@dataclass(slots=True)
-class _Client:
-    pid: int
-    connection: socket.socket
-    partition: str | None = None
-
-
-@dataclass(slots=True)
-class _Server:
-    """The server as its daemon knows it."""
-
-    pid: int
-    uid: int
-    ready_s: float
-    status: str = "INITIALIZING"
-    clients: list[_Client] = field(default_factory=list)
 
 
 class Daemon:
@@ -62,10 +41,14 @@ class Daemon:
         self._most_clients: int = settings["most_clients"]
         self._is_legacy: bool = settings["is_legacy"]
         self._uuids: list[str] = settings["visible"]
+        self._program = CONTROL_PROGRAMS[settings["branch"]]
+        known = self._program if self._is_legacy else _OF_V3
         own = [device for device in settings["devices"] if device.uuid in self._uuids]
         self._partitions = Partitions(own, self._version) if settings["is_static"] else None
-        self._server: _Server | None = None
-        self._pending: list[_Client] = []
+        self._answers = Answers(known, own, self._partitions, self, partial(self._log, "Control"))
+        self.server: Server | None = None
+        self._ends_server: int | None = None  # what tells that its process has ended
+        self._pending: list[Client] = []
         # Connections of whoever speaks for another process, and what tells the end of that process.
         self._stand_ins: dict[socket.socket, int] = {}
         self._quitting: socket.socket | None = None
@@ -84,20 +67,26 @@ class Daemon:
             self._selector.register(listener, selectors.EVENT_READ, "listener")
         (self._pipes / "log").unlink(missing_ok=True)
         os.mkfifo(self._pipes / "log")
-        (self._pipes / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()), encoding="ascii")
-        for name, mode in (("control_lock", 0o666), ("log", 0o777), ("nvidia-cuda-mps-control.pid", 0o666)):
+        modes = {"control_lock": 0o666, "log": 0o777}
+        if self._program.writes_pid:
+            (self._pipes / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()), encoding="ascii")
+            modes["nvidia-cuda-mps-control.pid"] = 0o666
+        for name, mode in modes.items():
             (self._pipes / name).chmod(mode)
         self._log("Control", f"Starting control daemon using socket {self._pipes}/control")
         self._log(
             "Control", f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={self._pipes}"
         )
-        self._log("Control", f"CUDA MPS Control binary version: {self._version}")
+        if self._program.logs_version:
+            self._log("Control", f"CUDA MPS Control binary version: {self._version}")
 
     def serve(self) -> None:
         """Answer until `quit` and the end of the last client."""
         while True:
             for key, _ in self._selector.select(_LOOK_S):
                 connection = key.fileobj
+                if key.data == "server":
+                    continue
                 if not isinstance(connection, socket.socket):
                     self._forget(key.data)
                 elif key.data == "listener":
@@ -105,7 +94,7 @@ class Daemon:
                 else:
                     self._client_left(connection)
             self._look_after_server()
-            if self._quitting is not None and (self._server is None or not self._server.clients):
+            if self._quitting is not None and (self.server is None or not self.server.clients):
                 self._end()
                 return
 
@@ -122,14 +111,15 @@ class Daemon:
             words = connection.makefile("r", encoding="utf-8").readline().split()
         match words:
             case ["CLIENT", whom, partition]:
-                self._greet(_Client(pid, connection), uid, whom, partition)
+                self._greet(Client(pid, connection), uid, whom, partition)
             case ["UI", *command]:
                 self._log("Control", "NEW UI")
                 self._log("Control", f"Cmd:{' '.join(command)}")
-                if command == ["quit"] and self._is_legacy and "ignores_quit" not in self._faults:
+                is_quit = self._is_legacy and command[:1] == ["quit"]
+                if is_quit and "ignores_quit" not in self._faults:
                     self._quitting = connection
                     return
-                self._reply(connection, self._answer(command))
+                self._reply(connection, [] if is_quit else self._answers.answer(command))
             case _:
                 connection.close()
 
@@ -141,7 +131,7 @@ class Daemon:
         connection.close()
         self._log("Control", "UI closed")
 
-    def _greet(self, client: _Client, uid: int, whom: str, partition: str) -> None:
+    def _greet(self, client: Client, uid: int, whom: str, partition: str) -> None:
         """Take a client, or the process for which it speaks, into the partition that it names."""
         if self._partitions is not None:
             client.partition = self._partitions.find(partition)
@@ -157,8 +147,8 @@ class Daemon:
                 return
         self._new_client(client, uid)
 
-    def _new_client(self, client: _Client, uid: int) -> None:
-        server, pid = self._server, client.pid
+    def _new_client(self, client: Client, uid: int) -> None:
+        server, pid = self.server, client.pid
         if self._quitting is not None or (server is not None and server.status == "FAULT"):
             self._refuse(client)
         elif len(self._pending) + len(server.clients if server else ()) >= self._most_clients:
@@ -167,17 +157,17 @@ class Daemon:
             self._log("Control", f"NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list")
             self._pending.append(client)
             if server is None:
-                self._start_server(uid)
+                self.start_server(uid)
         else:
             self._log("Control", f"NEW CLIENT {pid} from user {uid}: Server already exists")
             self._admit(server, client)
 
-    def _refuse(self, client: _Client, answer: bytes = b"") -> None:
+    def _refuse(self, client: Client, answer: bytes = b"") -> None:
         with suppress(OSError):
             client.connection.sendall(answer)
         self._disconnect([client.connection])
 
-    def _admit(self, server: _Server, client: _Client) -> None:
+    def _admit(self, server: Server, client: Client) -> None:
         server.clients.append(client)
         connection = client.connection
         if connection in self._stand_ins:
@@ -199,27 +189,55 @@ class Daemon:
     def _forget(self, connection: socket.socket) -> None:
         """A client has ended."""
         self._disconnect([connection])
-        if (server := self._server) is None:
+        if (server := self.server) is None:
             return
         for client in [client for client in server.clients if client.connection is connection]:
             self._log("Server", f"Client process {client.pid} disconnected")
             self._take_out(server, client)
 
     @staticmethod
-    def _take_out(server: _Server, client: _Client) -> None:
+    def _take_out(server: Server, client: Client) -> None:
         """A server recovers from a fault when its last client is gone."""
         server.clients.remove(client)
         if not server.clients and server.status == "FAULT":
             server.status = "ACTIVE"
 
-    def _start_server(self, uid: int) -> None:
+    def start_server(self, uid: int) -> None:
+        """Start the server, for whoever has this UID."""
         pid = os.fork()
         if pid == 0:
-            _be_server(dies="server_dies" in self._faults)
-        self._server = _Server(pid, uid, time.monotonic() + self._init_s)
-        self._log("Control", f"Starting new server {pid} for user {uid}")
+            _be_server(dies=not {"server_dies", "server_fails"}.isdisjoint(self._faults))
+        limits = Limits(self._answers.defaults.percentage, dict(self._answers.defaults.memory))
+        self.server = Server(pid, uid, time.monotonic() + self._init_s, limits)
+        self._ends_server = os.pidfd_open(pid)
+        self._selector.register(self._ends_server, selectors.EVENT_READ, "server")
+        whose = pid if self._program.server_logs_its_start else os.getpid()
+        self._log("Control", f"Starting new server {pid} for user {uid}", whose)
+        if "server_fails" in self._faults:  # in the words of a public report
+            self._log("Other", "Startup")
+            self._log("Other", "Initializing server process")
+            self._log("Legacy Server", "Failed to start : invalid argument")
+            self._log("Control", "Server encountered a fatal exception. Shutting down")
         if self._machine is not None:
             self._take_memory(pid, self._machine)
+
+    def shut_down_server(self) -> None:
+        """Tell the server to end; who is its client loses it."""
+        if self.server is not None:
+            self._log("Control", f"Try shutting down server {self.server.pid}, backoff is disabled")
+            self._log("Server", "Server has been notified to shutdown")
+            with suppress(ProcessLookupError):
+                os.kill(self.server.pid, signal.SIGTERM)
+
+    def disconnect_clients(self, pid: int) -> bool:
+        """Disconnect a process; returns whether it was a client."""
+        if (server := self.server) is None:
+            return False
+        clients = [client for client in server.clients if client.pid == pid]
+        self._disconnect([client.connection for client in clients])
+        for client in clients:
+            self._take_out(server, client)
+        return bool(clients)
 
     def _take_memory(self, server: int, machine: str) -> None:
         """Let the server hold what it holds on the device; it ends where it cannot."""
@@ -235,15 +253,12 @@ class Daemon:
             os.kill(server, signal.SIGKILL)
 
     def _look_after_server(self) -> None:
-        server = self._server
+        server = self.server
         if server is None:
             return
         pid, status = os.waitpid(server.pid, os.WNOHANG)
         if pid:
-            self._log("Control", f"Server {pid} exited with status {os.waitstatus_to_exitcode(status)}")
-            self._server = None
-            self._disconnect([client.connection for client in (*self._pending, *server.clients)])
-            self._pending = []
+            self._server_ended(server, status)
         elif (
             server.status == "INITIALIZING" and time.monotonic() >= server.ready_s and "never_ready" not in self._faults
         ):
@@ -253,6 +268,18 @@ class Daemon:
             for client in self._pending:
                 self._admit(server, client)
             self._pending = []
+
+    def _server_ended(self, server: Server, status: int) -> None:
+        # The real daemon says 0 of a server that a signal has ended, SIGKILL as well (580.159.04).
+        code = 0 if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
+        self._log("Control", f"Server {server.pid} exited with status {code}")
+        self.server = None
+        if self._ends_server is not None:
+            self._selector.unregister(self._ends_server)
+            os.close(self._ends_server)
+            self._ends_server = None
+        self._disconnect([client.connection for client in (*self._pending, *server.clients)])
+        self._pending = []
 
     def _disconnect(self, connections: Sequence[socket.socket]) -> None:
         for connection in connections:
@@ -265,66 +292,24 @@ class Daemon:
 
     def _end(self) -> None:
         """Stop the server, then remove what a daemon that quits removes: its sockets and the lock stay."""
-        if self._server is not None:
-            self._log("Control", f"Try shutting down server {self._server.pid}, backoff is disabled")
-            self._log("Server", "Server has been notified to shutdown")
-            with suppress(ProcessLookupError):
-                os.kill(self._server.pid, signal.SIGTERM)
-            _, status = os.waitpid(self._server.pid, 0)
-            code = 0 if os.waitstatus_to_exitcode(status) == -signal.SIGTERM else os.waitstatus_to_exitcode(status)
-            self._log("Control", f"Server {self._server.pid} exited with status {code}")
+        if self.server is not None:
+            self.shut_down_server()
+            self._server_ended(self.server, os.waitpid(self.server.pid, 0)[1])
         for name in ("log", "nvidia-cuda-mps-control.pid"):
             (self._pipes / name).unlink(missing_ok=True)
         self._log("Control", "Exit with status 0")
         assert self._quitting is not None
         self._quitting.close()
 
-    def _answer(self, words: list[str]) -> list[str]:
-        """What the daemon prints for a command; an unknown or wrong one has an answer like every other."""
-        server = self._server
-        unknown = [f'Unknown command "{" ".join(words)}"']
-        if not self._is_legacy:
-            return unknown
-        if self._partitions is not None:
-            clients = server.clients if server else []
-            found = self._partitions.answer(words, {client.partition or "" for client in clients})
-            if found is not None:
-                return found
-        match words:
-            case ["get_server_list"]:
-                return [str(server.pid)] if server else []
-            case ["start_server", "-uid", wanted] if wanted.isdecimal():
-                if server is None:
-                    self._start_server(int(wanted))
-                return []
-            case ["get_server_status" | "get_client_list", pid] | ["terminate_client", pid, _]:
-                if server is None or pid != str(server.pid):
-                    return [f"Server {pid} not found"]
-                return self._answer_of_server(server, words)
-            case ["quit"]:
-                return []
-            case [command, *_] if _NOT_SIMULATED.fullmatch(command):
-                return [f"The simulated MPS does not know {command}"]
-        return unknown
-
-    def _answer_of_server(self, server: _Server, words: list[str]) -> list[str]:
-        match words:
-            case ["get_server_status", _]:
-                return [server.status]
-            case ["terminate_client", _, pid]:
-                gone = [client for client in server.clients if str(client.pid) == pid]
-                self._disconnect([client.connection for client in gone])
-                for client in gone:
-                    self._take_out(server, client)
-                return ["0"] if gone else [f"Client {pid} not found"]
-        return [str(client.pid) for client in server.clients]
-
-    def _log(self, who: str, text: str) -> None:
-        pid = os.getpid() if who == "Control" or self._server is None else self._server.pid
+    def _log(self, who: str, text: str, pid: int | None = None) -> None:
+        """Write a line into the log of the daemon, or in the server's name into that of its server."""
+        if pid is None:
+            pid = os.getpid() if who == "Control" or self.server is None else self.server.pid
         now_s = time.time()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s)) + f".{int(now_s * 1000) % 1000:03}"
+        name = "control" if who == "Control" else "server"
         # As the real one: a log that cannot be written (its folder was removed) stops nobody.
-        with suppress(OSError), (self._logs / f"{who.lower()}.log").open("a", encoding="utf-8") as file:
+        with suppress(OSError), (self._logs / f"{name}.log").open("a", encoding="utf-8") as file:
             file.write(f"[{stamp} {who:<7} {pid:>5}] {text}\n")
 
 

@@ -11,8 +11,6 @@ import base64
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-SINCE = 13010
-"""Version of the control program from which on it knows `-S`."""
 _DASHES_SINCE = 13040
 _FAILED = "Failed to fulfill the requested SM partition of {} chunks, error CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
 # Chunks of GPUs with so many multiprocessors, as they were told: they depend on how these lie on the chip. Of others
@@ -22,11 +20,16 @@ _CHUNKS_TOLD = {132: 15, 92: 10}
 
 @dataclass(slots=True)
 class Device:
-    """A GPU of the daemon: its multiprocessors, how many a chunk has, and the chunks of each partition, by its id."""
+    """A GPU of the daemon: its multiprocessors, how many a chunk has, and the chunks of each partition, by its id.
+
+    `pci` is its bus id as the daemon prints it, `0000:00.06.00`.
+    """
 
     uuid: str
     multiprocessors: int
     chunk: int
+    name: str = ""
+    pci: str = ""
     made: dict[str, int] = field(default_factory=dict)
 
     @property

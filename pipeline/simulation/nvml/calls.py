@@ -18,10 +18,8 @@ from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance,
 
 _NOT_AVAILABLE = 0xFFFFFFFF  # Source: nvml.h, NVML_VALUE_NOT_AVAILABLE as an unsigned int
 
-# What only hardware knows, and retired pages, which no GPU has from Ampere on: it replaces rows.
-_NOT_SUPPORTED = frozenset(
-    {"nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRetiredPages"}
-)
+# Retired pages, which no GPU has from Ampere on: it replaces rows.
+_NOT_SUPPORTED = frozenset({"nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRetiredPages"})
 _METHODS: dict[str, str] = {}
 _Method = TypeVar("_Method", bound=Callable[..., int | None])
 

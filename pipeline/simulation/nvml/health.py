@@ -16,11 +16,6 @@ _RECOVERY_ACTION = 230  # Source: nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 class HealthCalls(Calls):
     """What NVML offers on memory errors and what the driver wants done about them."""
 
-    @answers("nvmlDeviceGetEccMode")
-    def _ecc_mode(self, _handle: Any, current: Any, pending: Any) -> None:
-        fill(current, 1)
-        fill(pending, 1)
-
     @answers("nvmlDeviceGetTotalEccErrors")
     def _ecc_errors(self, handle: Any, kind: Any, counter: Any, count: Any) -> int:
         health = self.gpu(handle).health

@@ -20,6 +20,7 @@ from pipeline.simulation.nvml.gpm import GpmCalls
 from pipeline.simulation.nvml.health import HealthCalls
 from pipeline.simulation.nvml.mig import MigCalls
 from pipeline.simulation.nvml.sensors import SensorCalls
+from pipeline.simulation.nvml.settings import SettingsCalls
 
 _MIB = 2**20
 # Source: CUDA C++ Programming Guide, compute capabilities: cores for single precision of one multiprocessor.
@@ -28,7 +29,7 @@ _CORES_PER_LATER_MULTIPROCESSOR = 128
 _NOT_IN_MIG = 0xFFFFFFFF  # Source: nvml.h, nvmlProcessInfo_t: ids of a process that runs on no instance
 
 
-class NvmlLibrary(MigCalls, SensorCalls, GpmCalls, HealthCalls):
+class NvmlLibrary(MigCalls, SensorCalls, GpmCalls, HealthCalls, SettingsCalls):
     """An object that takes the place of `pynvml.nvmlLib`."""
 
     def close_all(self) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -75,9 +74,25 @@ def test_a_file_that_is_no_program_has_no_status(tmp_path: Path) -> None:
     assert caught.value.status is None
 
 
+@pytest.fixture
+def time_runs_once_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A file that a program makes once it is as it shall be; its time limit begins then."""
+    path = tmp_path / "written"
+
+    def status(process: subprocess.Popen[bytes], timeout_s: float) -> int:
+        while not path.exists():
+            time.sleep(0.01)
+        return status_at_end(process, timeout_s)
+
+    monkeypatch.setattr(command, "status_at_end", status)
+    return path
+
+
 @pytest.mark.parametrize("check", [True, False])
-def test_at_the_time_limit_the_whole_group_is_killed_and_its_words_are_kept(check: bool) -> None:
-    script = "trap '' TERM; echo stuck >&2; sleep 60 & echo $! >&2; wait; sleep 60"
+def test_at_the_time_limit_the_whole_group_is_killed_and_its_words_are_kept(
+    check: bool, time_runs_once_written: Path
+) -> None:
+    script = f"trap '' TERM; echo stuck >&2; sleep 60 & echo $! >&2; touch {time_runs_once_written}; wait; sleep 60"
     start = time.monotonic()
     with pytest.raises(CommandError, match=r"time limit of 0\.3 s\. stuck") as caught:
         run([SH, "-c", script], timeout_s=0.3, check=check)
@@ -87,7 +102,7 @@ def test_at_the_time_limit_the_whole_group_is_killed_and_its_words_are_kept(chec
 
 
 def test_one_that_may_not_be_killed_is_an_error_at_the_time_limit_like_any_other(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, time_runs_once_written: Path
 ) -> None:
     """As `sudo`, which is root's process: an ordinary user may not signal it."""
 
@@ -99,22 +114,22 @@ def test_one_that_may_not_be_killed_is_an_error_at_the_time_limit_like_any_other
     with pytest.raises(
         CommandError, match=r"not ours to kill, and still running at its time limit of 0\.3 s"
     ) as caught:
-        run([SH, "-c", "echo $$ >&2; exec sleep 60"], timeout_s=0.3)
+        run([SH, "-c", f"echo $$ >&2; touch {time_runs_once_written}; exec sleep 60"], timeout_s=0.3)
     pid = int(caught.value.stderr.split()[-1])
     assert not _gone(pid, within_s=0.1)
     os.kill(pid, signal.SIGKILL)
 
 
-def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
+def test_an_interruption_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid_file = tmp_path / "pid"
 
-    def interrupt() -> None:
+    def status(process: subprocess.Popen[bytes], timeout_s: float) -> int:
         while not (pid_file.exists() and pid_file.read_text().strip()):
             time.sleep(0.01)
-        time.sleep(0.5)  # until the program is waited for: it runs before those who start it go on
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # while the program is waited for
+        return status_at_end(process, timeout_s)
 
-    threading.Thread(target=interrupt, daemon=True).start()
+    monkeypatch.setattr(command, "status_at_end", status)
     with pytest.raises(KeyboardInterrupt):
         run([SH, "-c", f"echo $$ > {pid_file}; sleep 60"], timeout_s=50)
     assert _gone(int(pid_file.read_text()))

@@ -53,3 +53,14 @@ def test_another_cluster_does_not_answer_for_the_tasks_of_this_one(says) -> None
     assert squeue.states_on("c1", {"12"}) == {"12_3": "RUNNING"}
     with pytest.raises(CommandError, match="this is cluster c1, and not c2"):
         squeue.states_on("c2", {"12"})
+
+
+def test_how_tasks_ended_is_known_from_the_queue_and_once_it_forgot_from_accounting(says) -> None:
+    queue = "12 1 RUNNING None\\n12 2 TIMEOUT TimeLimit\\n12 3 COMPLETED None\\n"
+    accounted = "12_2|FAILED\\n12_5|CANCELLED by 0\\n12_6|RUNNING\\n12_[7-9]|PENDING\\n"
+    says(squeue=f"case $* in *--states=all*) printf '{queue}';; esac", sacct=f"printf '{accounted}'")
+    ended = {"12_2": "TIMEOUT TimeLimit", "12_3": "COMPLETED"}
+    assert squeue.end_states({"12"}) == {"12_5": "CANCELLED by 0", **ended}
+    assert squeue.states({"12"}) == {}
+    says(sacct="echo Slurm accounting storage is disabled >&2; exit 1")
+    assert squeue.end_states({"12"}) == ended

@@ -43,5 +43,28 @@ def test_a_polite_process_gets_the_time_to_end():
     )
     while processes.marked(mark) != [polite.pid]:
         time.sleep(0.01)
-    processes.end(mark, grace_s=5)
-    assert polite.wait(timeout=5) == -signal.SIGTERM
+    processes.end(mark, grace_s=60)
+    assert polite.wait(timeout=60) == -signal.SIGTERM
+
+
+def test_what_sheds_its_mark_when_it_is_told_to_end_is_ended_all_the_same():
+    mark = uuid.uuid4().hex
+    script = "trap 'exec env -i sleep 60' TERM; echo up; while :; do sleep 0.05; done"
+    environ = os.environ | {processes.MARK_VARIABLE: mark}
+    with subprocess.Popen(["/bin/sh", "-c", script], env=environ, stdout=subprocess.PIPE) as shedding:
+        assert shedding.stdout is not None and shedding.stdout.readline() == b"up\n"
+        processes.end(mark, grace_s=1)
+        assert shedding.wait(timeout=60) == -signal.SIGKILL
+
+
+def test_what_is_started_meanwhile_is_ended_too():
+    mark = uuid.uuid4().hex
+    environ = os.environ | {processes.MARK_VARIABLE: mark}
+    child = f'{sys.executable} -c "import time; time.sleep(60)"'
+    script = f"trap '{child} & exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    with subprocess.Popen(["/bin/sh", "-c", script], env=environ, stdout=subprocess.PIPE) as starting:
+        assert starting.stdout is not None and starting.stdout.readline() == b"up\n"
+        begin = time.monotonic()
+        assert processes.end(mark, grace_s=60) > 1
+        assert processes.marked(mark) == []
+        assert time.monotonic() - begin < 60  # it was told to end like the others

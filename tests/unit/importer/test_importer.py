@@ -214,3 +214,68 @@ def test_to_the_terminal(tmp_path, capsys):
     printed = yaml.safe_load(out)
     assert printed["hydra"]["sweeper"]["blocks"][0]["degree"] == 3
     assert not (PROJECT_DIR / "conf/experiment/t.yaml").exists()
+
+
+def notes_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[list[object]], header: list[str]) -> str:
+    table = write(tmp_path / "t.csv", rows, header)
+    assert __main__.main(["radt", str(table), "--out", str(tmp_path / "conf"), "--name", "imported", "--force"]) == 0
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("devices", "kept", "note"),
+    [
+        ("1", ["1"], "note: Devices 1: kept as gpu.device"),
+        ("2.0", ["2"], "note: Devices 2: kept as gpu.device"),
+        ("GPU-0b5e", ["GPU-0b5e"], "note: Devices GPU-0b5e: kept as gpu.device"),
+        ("0", ["auto"], "note: Devices 0: left to gpu.device=auto"),
+        ("", ["auto"], ""),
+    ],
+)
+def test_the_device_of_a_table_is_kept_unless_a_gpu_is_chosen(tmp_path, capsys, devices, kept, note):
+    assert import_table(tmp_path, [job(1, devices=devices), job(2, "MPS", devices=devices)]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "Devices" in line]
+    assert [line.startswith(note) for line in lines] == [True] * bool(note)
+    configs = configs_of(arguments_to_run(tmp_path))
+    assert [config.gpu.device for config in configs] == kept * 2
+    chosen = configs_of(arguments_to_run(tmp_path, "gpu=simulated_a100_40gb"))
+    assert [config.gpu.device for config in chosen] == ["auto"] * 2
+
+
+def test_devices_that_are_not_kept_are_said_with_their_groups(tmp_path, capsys):
+    rows = [job(number, devices=str(device)) for number, device in enumerate([0, 2, 10, 2])]
+    assert import_table(tmp_path, rows) == 0
+    said = "note: Devices: not kept (1 group on GPU 0, 2 groups on GPU 2, 1 group on GPU 10), as "
+    assert said in capsys.readouterr().err
+    assert {config.gpu.device for config in configs_of(arguments_to_run(tmp_path))} == {"auto"}
+    assert import_table(tmp_path, [job(1, devices="cuda")], "--force") == 2
+    assert "Devices cuda is neither the index of a GPU nor its UUID" in capsys.readouterr().err
+
+
+def test_every_column_that_is_not_kept_is_said(tmp_path, capsys):
+    header = [*HEADER[:2], "Name", *HEADER[2:], "WorkloadListener"]
+    known = "--model resnet26 --data-dir /raid/cifar10 --warmup-epochs 0 --batch-size 32"
+    common = ["0", "-", "timm/train.py"]
+    rows = [
+        [1, 1, "no sharing", "FINISHED", "a1b2", *common, "smi+free", known, "nsys profile -o x"],
+        [2, 1, "again", "", "", *common, "smi+top+nsys", "--lr 0.1", ""],
+    ]
+    said = notes_of(tmp_path, capsys, rows, header)
+    assert [line for line in said.splitlines() if line.startswith("note: ")] == [
+        "note: Devices 0: left to gpu.device=auto, the first GPU or that which an allocation grants",
+        "note: listeners without a counterpart here are left out: free",
+        "note: listener nsys is a profiler here: profiler=nsys on the command line",
+        "note: Listeners differ from row to row; here all groups have all of them",
+        "note: Experiment 1, 2: they become one experiment, whose groups run in random order",
+        "note: --data-dir /raid/cifar10: not kept; data.root=FOLDER says where the data sets lie",
+        "note: Name no sharing, again: not kept, groups are named after what they run",
+        "note: Status and Run are results of radT and not kept: every row runs again",
+        "note: WorkloadListener nsys profile -o x: not kept, it has no counterpart here",
+    ]
+
+
+def test_warm_up_epochs_are_kept_as_arguments_of_the_script(tmp_path, capsys):
+    params = "--model resnet26 --data-dir /raid/cifar10 --warmup-epochs 3 --batch-size 32"
+    assert import_table(tmp_path, [job(1, file="timm/train.py", params=params)]) == 0
+    (config,) = configs_of(arguments_to_run(tmp_path))
+    assert config.workload.args[4:6] == ["--warmup-epochs", "3"]

@@ -225,7 +225,7 @@ def test_a_server_that_was_killed_is_replaced_by_cold_starts(server, tmp_path, c
 
 
 def test_nothing_is_imported_once_it_rests(tmp_path, monkeypatch):
-    (tmp_path / "slow_import.py").write_text("import time; time.sleep(8)")
+    (tmp_path / "slow_import.py").write_text("import time; time.sleep(300)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     quick, slow = (dataclasses.replace(workload("w"), preload=module) for module in ("workloads.client", "slow_import"))
     with WarmStart() as warm:
@@ -235,7 +235,7 @@ def test_nothing_is_imported_once_it_rests(tmp_path, monkeypatch):
         warm.rest()
         begin_s = time.monotonic()
         assert isinstance(warm.starter(slow, PYTHON), ForkServer)
-        assert time.monotonic() - begin_s < 4
+        assert time.monotonic() - begin_s < 120
 
 
 def test_a_server_that_did_not_answer_is_not_asked_again(tmp_path, monkeypatch):

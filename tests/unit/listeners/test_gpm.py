@@ -44,7 +44,7 @@ class GpmLibrary(NvmlLibrary):
     Attributes:
         values: GPU instance (`None`: the whole GPU) to metric id to value. A metric that is not there is not supported.
         passed_over: metrics whose slots the driver leaves as it found them.
-        apart_ms: how far apart the samples of each answered query were.
+        taken_ns: of each answered query, when its two samples were taken.
         asked: the metric ids of each query, by GPU instance.
     """
 
@@ -62,7 +62,7 @@ class GpmLibrary(NvmlLibrary):
         self.values: dict[int | None, dict[int, float]] = {None: dict(WHOLE)}
         self.passed_over: set[int] = set()
         self.buffers: dict[int, _Buffer] = {}
-        self.apart_ms: list[float] = []
+        self.taken_ns: list[tuple[int, int]] = []
         self.asked: dict[int | None, list[int]] = {}
 
     def _buffer(self, sample: Any) -> _Buffer:
@@ -107,7 +107,7 @@ class GpmLibrary(NvmlLibrary):
         apart_ms = (second.taken_ns - first.taken_ns) / 1e6
         if query.version != 1 or apart_ms <= 100:
             return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        self.apart_ms.append(apart_ms)
+        self.taken_ns.append((first.taken_ns, second.taken_ns))
         metrics = query.metrics[: query.numMetrics]
         self.asked[first.gi_id] = [metric.metricId for metric in metrics]
         for metric in metrics:
@@ -221,11 +221,18 @@ def test_a_metric_that_is_passed_over_later_does_not_keep_its_old_value(library:
 
 def test_a_value_covers_the_time_since_the_one_before(library: GpmLibrary) -> None:
     sink = Collected()
-    with GpmListener(300).observe(OneDevice(), sink):
+    with GpmListener(200).observe(OneDevice(), sink):
         wait_until(lambda: len(sink) >= 4)
-    assert library.apart_ms[0] < 300, "the first one is not kept waiting for a whole interval"
-    between_ms = [(b.t_ns - a.t_ns) / 1e6 for a, b in itertools.pairwise(sink)]
-    assert library.apart_ms[1 : len(sink)] == pytest.approx(between_ms, abs=60)
+    assert all(begin_ns == end_ns for (_, end_ns), (begin_ns, _) in itertools.pairwise(library.taken_ns))
+    instants = [sample.t_ns for sample in sink]
+    ends = [end_ns for _, end_ns in library.taken_ns]
+    assert all(before < end <= t_ns for before, end, t_ns in zip([0, *instants], ends, instants, strict=False))
+
+
+def test_the_first_value_is_not_kept_waiting_for_an_interval(library: GpmLibrary) -> None:
+    with GpmListener(600_000).observe(OneDevice(), Collected()):
+        ((begin_ns, end_ns),) = library.taken_ns
+    assert end_ns - begin_ns < 120e9
 
 
 def test_a_tick_too_close_to_the_one_before_is_left_out(library: GpmLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +241,7 @@ def test_a_tick_too_close_to_the_one_before_is_left_out(library: GpmLibrary, mon
     sink = Collected()
     with GpmListener(200).observe(OneDevice(), sink):
         wait_until(lambda: len(sink) >= 4)
-    assert min(library.apart_ms) > 100
+    assert min(end_ns - begin_ns for begin_ns, end_ns in library.taken_ns) > 100e6
 
 
 def _every(stop: Any, seconds: float) -> Iterator[int]:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pipeline.base.records import WindowKind
+from pipeline.base.records import Source, WindowKind
 from pipeline.launch.events import Events
 from pipeline.observe import changed_files, measure
 from pipeline.observe.changed_files import Changed
@@ -73,6 +73,42 @@ def test_a_file_that_two_jobs_may_have_written_is_named_in_the_row(tmp_path, pai
     )
     row = measure.judge(both, seen)
     assert row.tags["collocation.shared_files"] == "changed while 2 jobs ran: x/model.pt"
+
+
+@pytest.mark.parametrize(
+    ("args", "texts", "is_shared"),
+    [
+        ((), ("open('result.json', 'w')", "open('log.txt', 'w')"), False),
+        ((), ("open('result.json', 'w')", "json.load(open('result.json'))"), True),
+        (("--out=result.json",), ("open(args.out, 'w')", "json.load(open('result.json'))"), True),
+        (("--out", "result.json"), ("open(args.out, 'w')", None), False),
+    ],
+)
+def test_different_programs_share_a_file_that_both_name(tmp_path, pair, args, texts, is_shared):
+    _, states = pair
+    for job_state, text, own_args in zip(states, texts, (args, ()), strict=True):
+        script = tmp_path / f"{job_state.job.index}.py"
+        if text is not None:  # else the script is gone by now
+            script.write_text(text)
+        own = dataclasses.replace(
+            job_state.job.workload,
+            script=str(script),
+            argv=(str(script), *own_args),
+            sources=(Source(name=script.name, path=str(script), digest=""),),
+        )
+        job_state.job = dataclasses.replace(job_state.job, workload=own)
+    said = changed_files.shared(tmp_path, {tmp_path / "result.json": None}, states)
+    assert said == ("changed while 2 jobs ran: result.json" if is_shared else "")
+
+
+def test_numbers_in_the_name_of_a_file_are_of_no_account(tmp_path, pair):
+    _, states = pair
+    for job_state in states:
+        argv = (f"{job_state.job.index}.py", "--save=epoch{}.pt")
+        own = dataclasses.replace(job_state.job.workload, script=argv[0], argv=argv, sources=())
+        job_state.job = dataclasses.replace(job_state.job, workload=own)
+    assert changed_files.shared(tmp_path, {tmp_path / "epoch12.pt": None}, states).endswith(": epoch12.pt")
+    assert not changed_files.shared(tmp_path, {tmp_path / "epochs.csv": None}, states)
 
 
 def test_jobs_in_folders_of_their_own_share_no_files(tmp_path, pair):

@@ -7,9 +7,10 @@ import json
 
 import pytest
 
+from pipeline.base import host
 from pipeline.base.errors import ConfigError
+from pipeline.base.machine_state import MachineState
 from pipeline.base.records import Plan, Result, WindowKind
-from pipeline.base.tags import Tag
 from pipeline.observe.compare import Comparison, loss_difference
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import resume
@@ -51,14 +52,21 @@ def test_a_failed_baseline_is_none():
 HERE = "boot-now"
 
 
-def entry(the_group, *rates, result="ok", boot=HERE, gpu=None):
+@pytest.fixture(autouse=True)
+def boot(tmp_path, monkeypatch):
+    """The boot of this machine is `HERE`."""
+    monkeypatch.setattr(host, "BOOT_ID_FILE", tmp_path / "boot_id")
+    (tmp_path / "boot_id").write_text(f"{HERE}\n")
+    return tmp_path / "boot_id"
+
+
+def entry(the_group, *rates, result="ok", boot=HERE, gpu=None, **facts):
     """A group in the store, with the samples/s of its jobs."""
     of_each = {index: {"throughput_samples_per_s": rate} for index, rate in enumerate(rates)}
     return FinishedGroup(
         digest=the_group.digest,
         result=Result(result),
-        gpu_uuid=gpu or the_group.device.uuid,
-        boot_id=boot,
+        facts={"gpu_uuid": gpu or the_group.device.uuid, "boot_id": boot} | facts,
         tags={"collocation.rates": json.dumps(of_each)},
     )
 
@@ -78,7 +86,7 @@ def plan() -> Plan:
 
 
 def left(plan, *finished):
-    return [group.number for group in resume.remaining(plan, finished, HERE)[0]]
+    return [group.number for group in resume.remaining(plan, finished)[0]]
 
 
 def test_finished_groups_are_not_run_again(plan):
@@ -109,32 +117,102 @@ def test_a_block_that_was_begun_before_a_reboot_begins_again(plan):
     assert left(plan, other_gpu[0]) == [1, 2, 3, 4]
 
 
+STATE = {
+    "driver_version": "580.159.04",
+    "power_limit_w": "700",
+    "ecc_mode": "enabled",
+    "graphics_clock_setting_mhz": "1980",
+    "memory_clock_setting_mhz": "2619",
+}
+CHANGES = [
+    ("driver_version", "590.48.01", "driver 580.159.04, was 590.48.01"),
+    ("power_limit_w", "500", "power limit 700 W, was 500 W"),
+    ("ecc_mode", "disabled", "ECC mode enabled, was disabled"),
+    ("graphics_clock_setting_mhz", "1410", "graphics clock setting 1980 MHz, was 1410 MHz"),
+    ("memory_clock_setting_mhz", "1593", "memory clock setting 2619 MHz, was 1593 MHz"),
+]
+
+
+def on(plan, state):
+    """The plan on a GPU in this state."""
+    device = dataclasses.replace(plan.devices[0], details=tuple(state.items()))
+    groups = tuple(dataclasses.replace(g, device=device) for g in plan.groups)
+    return dataclasses.replace(plan, devices=(device,), groups=groups)
+
+
+@pytest.mark.parametrize(("fact", "before", "change"), CHANGES)
+def test_a_block_that_was_begun_in_another_state_of_the_machine_begins_again(plan, fact, before, change):
+    plan = on(plan, STATE)
+    first = [entry(g, 100.0, 100.0, **STATE | {fact: before}) for g in plan.groups]
+    assert left(plan, *first[:3]) == [3, 4]  # block 1 is complete, block 2 was cut
+    again, _ = resume.remaining(plan, first[:3])
+    (line,) = resume.begun_again(again, first[:3])
+    assert line == f"resume: 1 result of unfinished blocks not used, these begin again: {change}"
+    assert resume.begun_again(again, [entry(g, **STATE) for g in plan.groups]) == []
+    assert left(plan, first[2], entry(plan.groups[3], **STATE)) == [1, 2, 3]
+
+
+def test_what_is_not_known_of_a_state_is_no_change(plan):
+    plan = on(plan, STATE)
+    kept = {name: value for name, value in STATE.items() if not name.endswith("clock_setting_mhz")}
+    for facts in ({}, kept, kept | {"ecc_mode": ""}):
+        assert left(plan, entry(plan.groups[0], **facts)) == [2, 3, 4]
+    of_no_driver = on(plan, {})
+    assert left(of_no_driver, entry(plan.groups[0], **STATE)) == [2, 3, 4]
+    # Two states that contradict each other are two, whatever else is unknown.
+    begun = [entry(plan.groups[2], **kept), entry(plan.groups[3], **kept | {"power_limit_w": "500"})]
+    assert left(plan, *begun) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("baseline_first", [True, False])
+@pytest.mark.parametrize("fact", [fact for fact, *_ in CHANGES])
+def test_rows_are_compared_with_baselines_of_their_state_only(plan, fact, baseline_first):
+    plan = on(plan, STATE)
+    serial, pair = plan.groups[:2]
+    old = dataclasses.replace(row(serial, 100), origin=MachineState.of(entry(serial, **STATE | {fact: "x"}).facts))
+    new = row(pair, 60, 60)
+    comparison = Comparison()
+    changed = [c for each in ((old, new) if baseline_first else (new, old)) for c in comparison.add(each)]
+    assert [c.group.name for c in changed] == ["naive-a"]  # itself alone
+    comparison.add(row(dataclasses.replace(serial, digest="again"), 50))
+    assert comparison.latest(new).metrics["speedup_vs_serial_ratio"] == pytest.approx(2.4)
+
+
+def test_a_row_after_a_change_in_the_middle_of_a_study_is_not_compared_with_those_before(plan):
+    before, after = on(plan, STATE), on(plan, STATE | {"power_limit_w": "500"})
+    comparison = Comparison()
+    comparison.add(row(before.groups[0], 100))
+    assert comparison.add(row(after.groups[1], 60, 60)) == []
+
+
 def test_of_a_unit_that_was_begun_one_gpu_keeps_what_it_found_if_it_may_go_on(plan):
-    here, both = plan.devices[0].uuid, [plan.devices[0].uuid, "GPU-other"]
+    here, other = plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")
+    both = [here, other]
     begun = [entry(plan.groups[0]), entry(plan.groups[2], gpu="GPU-other")]
-    groups, known = resume.remaining(plan, begun, HERE, gpus=both)
+    groups, known = resume.remaining(plan, begun, gpus=both)
     assert [group.number for group in groups] == [2, 4]
-    assert [row.tags[Tag.GPU_UUID] for row in known] == both
+    assert [row.gpu_uuid for row in known] == [here.uuid, other.uuid]
     one_unit = dataclasses.replace(plan, groups=tuple(dataclasses.replace(g, unit=1) for g in plan.groups))
-    groups, known = resume.remaining(one_unit, [*begun, entry(plan.groups[3], gpu="GPU-other")], HERE, gpus=both)
+    groups, known = resume.remaining(one_unit, [*begun, entry(plan.groups[3], gpu="GPU-other")], gpus=both)
     assert [group.number for group in groups] == [1, 2]  # the one that found more of it
-    assert left(one_unit, *begun) == [2, 3, 4] and here == both[0]
-    before = [dataclasses.replace(each, boot_id="boot-before") for each in begun]
-    assert resume.remaining(plan, before, HERE, gpus=both) == (plan.groups, [])
+    assert left(one_unit, *begun) == [2, 3, 4]
+    before = [dataclasses.replace(each, facts=each.facts | {"boot_id": "boot-before"}) for each in begun]
+    assert resume.remaining(plan, before, gpus=both) == (plan.groups, [])
 
 
 def test_of_two_complete_attempts_the_newest_counts(plan):
-    both = [plan.devices[0].uuid, "GPU-other"]
+    both = [plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")]
     old = [dataclasses.replace(entry(group), start_ms=1) for group in plan.groups]
     new = [dataclasses.replace(entry(group, gpu="GPU-other"), start_ms=2) for group in plan.groups]
     for found in (old + new, new + old):
-        _, known = resume.remaining(plan, found, HERE, gpus=both)
-        assert {row.tags[Tag.GPU_UUID] for row in known} == {"GPU-other"}
+        _, known = resume.remaining(plan, found, gpus=both)
+        assert {row.gpu_uuid for row in known} == {"GPU-other"}
 
 
-def test_a_unit_goes_on_where_no_boot_is_known(plan):
-    begun = dataclasses.replace(entry(plan.groups[0]), boot_id=None)
-    assert [group.number for group in resume.remaining(plan, [begun], "")[0]] == [2, 3, 4]
+def test_a_unit_goes_on_where_no_boot_is_known(plan, boot):
+    boot.unlink()
+    begun = entry(plan.groups[0], boot=None)
+    assert [group.number for group in resume.remaining(plan, [begun])[0]] == [2, 3, 4]
 
 
 def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_the_same_come_first(plan):
@@ -146,16 +224,16 @@ def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_th
     ]
     exact = dataclasses.replace(entry(groups[0], 2.0), program_digest=groups[0].program_digest)
     assert left(plan, *before) == [1, 2, 3, 4]
-    kept, known = resume.remaining(plan, [exact, *before[:3]], HERE, accept_environment=True)
+    kept, known = resume.remaining(plan, [exact, *before[:3]], accept_environment=True)
     assert [g.number for g in kept] == [4]
     assert [row.jobs[0].metrics["throughput_samples_per_s"] for row in known] == [2.0, 1.0, 1.0]
     same = dataclasses.replace(plan, groups=(groups[0], dataclasses.replace(groups[1], program_digest="program-1")))
     with pytest.raises(ConfigError, match="differ in their environment alone"):
-        resume.remaining(same, [], HERE, accept_environment=True)
+        resume.remaining(same, [], accept_environment=True)
 
 
 def test_a_finished_group_gets_its_figures_when_its_baseline_runs_after_the_resume(plan):
-    _, (earlier,) = resume.remaining(plan, [entry(plan.groups[1], 60.0, 60.0)], HERE)
+    _, (earlier,) = resume.remaining(plan, [entry(plan.groups[1], 60.0, 60.0)])
     comparison = Comparison()
     assert comparison.add(earlier) == []
     changed = {c.group.number: c.metrics["speedup_vs_serial_ratio"] for c in comparison.add(row(plan.groups[0], 100))}
@@ -170,7 +248,7 @@ def test_a_baseline_of_another_length_does_not_count():
 
 
 def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
-    _, known = resume.remaining(plan, [entry(plan.groups[0], 100.0)], HERE)
+    _, known = resume.remaining(plan, [entry(plan.groups[0], 100.0)])
     comparison = Comparison()
     for earlier in known:
         comparison.add(earlier)
@@ -183,7 +261,7 @@ def test_a_baseline_that_stood_still_is_none_after_a_resume_either(plan):
     stood_still = dataclasses.replace(row(plan.groups[0], 100), tags=flagged)
     good = entry(plan.groups[0], 100.0)
     stored = dataclasses.replace(good, tags=good.tags | flagged)
-    for baseline in (stood_still, *resume.remaining(plan, [stored], HERE)[1]):
+    for baseline in (stood_still, *resume.remaining(plan, [stored])[1]):
         comparison = Comparison()
         assert comparison.add(baseline) == []
         assert comparison.add(row(plan.groups[1], 60, 60)) == []
@@ -249,7 +327,7 @@ def test_losses_outlive_a_resume(plan):
         dataclasses.replace(entry(each), tags={"collocation.first_losses": json.dumps(of_jobs)})
         for each, of_jobs in zip(plan.groups, losses, strict=False)
     ]
-    _, known = resume.remaining(plan, stored, HERE)
+    _, known = resume.remaining(plan, stored)
     comparison = Comparison()
     changed = [c for each in known for c in comparison.add(each)]
     assert [(c.group.number, c.result) for c in changed] == [(2, Result.WRONG_RESULTS)]

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pipeline import outcome
-from pipeline.base.records import Result, WindowKind
+from pipeline.base.records import Result, Window, WindowKind
 from pipeline.base.words import counted, duration
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
@@ -78,6 +78,47 @@ def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
     assert forecast([group("c", "c")], past).num_unknown == 1, "of no study that ran other workloads only"
 
 
+def of_script(**changes):
+    """A group of a script, which ends by itself, and one that ran before with these changes."""
+    window = Window(kind=WindowKind.WORK)
+    the_group = group("a", "a", window=window, program_digest="program")
+    ran = Ran(
+        key=the_group.key,
+        scenario="naive",
+        jobs="a+a",
+        window=window.words,
+        kind="work",
+        device=the_group.settings["device"],
+        on_top_s=60.0,
+        program="program",
+        called="a --epochs 5",
+    )
+    return the_group, dataclasses.replace(ran, **changes)
+
+
+def test_a_script_with_other_packages_takes_as_long():
+    the_group, same = of_script()
+    _, packages = of_script(key="other packages", on_top_s=40.0)
+    assert forecast([the_group], [packages, same]).words == "takes about 60 s, as groups like these did before"
+    with_packages = forecast([the_group], [packages])
+    assert with_packages.words == "takes about 40 s, as groups like these did before; 1 of 1 with other packages"
+
+
+def test_a_script_with_other_arguments_takes_about_as_long_as_the_newest_and_it_is_named():
+    the_group, newest = of_script(key="k3", program="p3", called="a --epochs 3", on_top_s=30.0)
+    older = [dataclasses.replace(newest, called="a --epochs 50", on_top_s=500.0, key=f"k{n}") for n in range(5)]
+    again = dataclasses.replace(newest, on_top_s=34.0)
+    found = forecast([the_group], [newest, *older, again])
+    assert found.words == (
+        "takes about 32 s, as groups like these did before; 1 of 1 with other arguments or code: a --epochs 3"
+    )
+    elsewhere = [
+        dataclasses.replace(newest, **change)
+        for change in ({"device": "x"}, {"jobs": "a+b"}, {"scenario": "mps"}, {"window": "logged", "kind": "logged"})
+    ]
+    assert forecast([the_group], elsewhere).num_unknown == 1
+
+
 def test_one_slow_group_and_failures_do_not_decide():
     clock = Clock()
     blocks = [group("a", block=n) for n in range(1, 6)]
@@ -127,6 +168,16 @@ def test_plain_lines_say_where_the_study_is(capsys):
         "[1/2] block 1 of 2 naive-a",
         "    ok (14 s elapsed, about 14 s left; 1 ok)",
     ]
+
+
+def test_a_reason_to_skip_is_said_once(capsys):
+    groups = [group("a"), group("a", "a"), group("a", block=2), group("b")]
+    view = PlainView(Progress(groups, clock=Clock()))
+    for skipped, reason in zip(groups, ("no MIG", "no MIG", "no MIG", "no MPS"), strict=True):
+        view.begin(skipped)
+        view.done(GroupResult(group=skipped, result=Result.SKIPPED, reason=reason))
+    lines = [line.partition(" (")[0].strip() for line in capsys.readouterr().err.splitlines()[1::2]]
+    assert lines == ["skipped: no MIG", "skipped: as naive-a", "skipped: as naive-a", "skipped: no MPS"]
 
 
 @pytest.mark.parametrize("given", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])

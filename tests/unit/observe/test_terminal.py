@@ -11,9 +11,9 @@ import re
 import pytest
 
 from pipeline.base import normalise
+from pipeline.base.machine_state import MachineState
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.samples import Field, FieldTable, Sample, Summary
-from pipeline.base.tags import Tag
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
@@ -89,17 +89,18 @@ def test_the_figures_of_a_group_are_those_of_its_valid_blocks_and_a_note_on_its_
 
 
 def test_each_gpu_counts_once():
-    def row(block, rate, **tags):
+    def row(block, rate, gpu=None):
         told = {"throughput_total_samples_per_s": rate}
-        return GroupResult(group=group("a", block=block), result=Result.OK, reason="", metrics=told, tags=tags)
+        origin = None if gpu is None else MachineState.of({"gpu_uuid": gpu})
+        return GroupResult(group=group("a", block=block), result=Result.OK, reason="", metrics=told, origin=origin)
 
     here = group("a").device.uuid
-    resumed = [row(1, 10, **{Tag.GPU_UUID: here}), row(2, 12)]
+    resumed = [row(1, 10, here), row(2, 12)]
     assert table(resumed, FIELDS).splitlines()[1:] == [
         "naive-a       2  ok           11.0",
         "figures are medians over the blocks",
     ]
-    others = [row(block, 20, **{Tag.GPU_UUID: "GPU-other"}) for block in (3, 4, 5)]
+    others = [row(block, 20, "GPU-other") for block in (3, 4, 5)]
     first, note = table([*resumed, *others], FIELDS).splitlines()[1:]
     assert first.split() == ["naive-a", "5", "ok", "15.5"]
     assert note == "figures are medians over the blocks; of the 2 GPUs each counts once"
@@ -122,10 +123,22 @@ def test_programs_that_differ_in_a_flag_are_cases_of_their_own():
 
 def test_a_reason_that_many_groups_share_is_said_once():
     groups = [group(*"a" * number) for number in range(2, 8)]
-    rows = [GroupResult(group=each, result=Result.SKIPPED, reason="needs MIG") for each in groups]
+    rows = [GroupResult(group=each, result=Result.FAILED, reason="lost") for each in groups]
     *_, last = lines = table(rows, FIELDS).splitlines()
     assert len(lines) == 1 + 6 + 1
-    assert last == "naive-a+a, naive-a+a+a, naive-a+a+a+a, naive-a+a+a+a+a and 2 more: needs MIG"
+    assert last == "naive-a+a, naive-a+a+a, naive-a+a+a+a, naive-a+a+a+a+a and 2 more: lost"
+
+
+def test_skipped_groups_stand_below_the_table():
+    alone, pair, three = (group(*"a" * number) for number in (1, 2, 3))
+    skipped = [GroupResult(group=each, result=Result.SKIPPED, reason="needs MIG") for each in (pair, three)]
+    ran = GroupResult(group=alone, result=Result.OK, reason="", metrics={"makespan_s": 3.0})
+    *_, row, below = table([ran, *skipped], FIELDS).splitlines()
+    assert row.split() == ["naive-a", "ok", "3.0"]
+    assert below == "skipped naive-a+a, naive-a+a+a: needs MIG"
+    assert table(skipped, FIELDS) == below
+    partly = table([dataclasses.replace(ran, group=pair), skipped[0]], FIELDS).splitlines()[1:]
+    assert partly[0].split("  ")[:2] == ["naive-a+a", "1 ok, 1 skipped"]
 
 
 def test_groups_of_one_name_are_told_apart_by_window_and_device():

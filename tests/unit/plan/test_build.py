@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline import rehearsal as rehearsal_of
 from pipeline.base.errors import ConfigError
+from pipeline.plan import read
 from tests.conftest import GPU, sweep
+from tests.experiments import composed
 
 
 def test_a_mode_that_cannot_hold_a_single_group_refuses_it(make_plan):
     with pytest.raises(ConfigError, match="needs an NVIDIA GPU"):
         make_plan(["scenario=mps"])
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rehearsal"),
+    [
+        ("mps", ""),
+        ("mps_percent", ""),
+        ("mps_static", " gpu.driver=590"),
+        ("timeslice", ""),
+        ("mig", ""),
+        ("mig_mps", ""),
+    ],
+)
+def test_each_mode_without_a_gpu_is_refused_with_what_rehearses_it(make_plan, scenario, rehearsal):
+    remedy = f"gpu=simulated_h100_80gb{rehearsal}"
+    with pytest.raises(ConfigError, match=rf"not .*; rehearse it with {remedy}, or choose scenario=naive$"):
+        make_plan([f"scenario={scenario}"])
+    configs = read.read([composed([f"scenario={scenario}", *remedy.split()])])
+    with rehearsal_of.prepared(configs) as machine:
+        assert make_plan([f"scenario={scenario}"], device=machine.find_device(configs[0].gpu)).groups
 
 
 def test_in_a_study_a_group_that_cannot_be_held_is_skipped_with_the_reason(make_plan):

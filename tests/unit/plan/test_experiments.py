@@ -31,6 +31,17 @@ def test_quick_is_a_sweep_of_its_blocks_without_m(tmp_path):
     assert Counter(names)["serial-M+S+S"] == Counter(names)["naive-3x-resnet26_cifar10"] == blocks
 
 
+def test_quick_is_planned_as_it_is_for_a_gpu_that_is_not_there(tmp_path):
+    asked = ["+experiment=robroek_quick", "gpu=simulated_h100_80gb", "scenario=naive,mig", "unit=2"]
+    with forks.start("run.py", *asked, "dry_run=true", f"gpu.lock_dir={tmp_path}") as process:
+        out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert {line.split()[2] for line in out.splitlines() if " block " in line} == {"2"}
+    assert "step_mode=cuda_graph" in out and " steady, " in out
+    assert "nvidia-smi -i GPU-" in out and " mig -i GPU-" in out
+    assert out.splitlines()[-1].startswith("takes at least ")
+
+
 def test_quick_is_rehearsed_with_tiny_networks(tmp_path):
     names = Counter(dry_run(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", "scenario=naive,mps,mig"))
     mixes = [f"{mode}-{mix}" for mode in ("serial", "naive", "mps", "mig") for mix in ("M+S", "M+S+S", "L+S")]

@@ -28,11 +28,11 @@ POISSON = ["workload.arrival=poisson", "workload.rate_per_s=100"]
         (["workload.objective_ms=9", "workload.objective_percentile=98"], "must be one of 50, 95, 99, 99.9"),
         (
             [*POISSON, "workload.objective_ms=9", "workload.objective_percentile=99", "window.seconds=9"],
-            r"needs 1000 requests, and the window holds about 900 requests \(100/s for 9 s\); raise window.seconds",
+            r"needs 1000 requests, and the window holds about 900 requests \(100/s for 9 s\); set window.seconds=11",
         ),
         (
             ["window=work", "workload.requests=199", "workload.objective_ms=9", "workload.objective_percentile=99"],
-            "the window holds 995 requests",
+            "the window holds 995 requests; raise workload.requests or window.epochs",
         ),
         (["workload.step_mode=cuda_graph"], "cuda_graph needs a GPU"),
         (["workload.output_tokens=4"], "output_tokens is for decoders"),
@@ -53,6 +53,10 @@ def test_what_cannot_be_is_refused(make_plan, overrides, words):
         ),
         (["workload.command=serve"], "does not say where the server listens; write {port} in its place"),
         (["workload.command='serve {port}'", "workload.path=v1"], "path=v1 must begin with / and hold no blanks"),
+        (
+            ["workload.command='serve {port}'", "workload.requests_file=no.jsonl"],
+            "workload.requests_file=no.jsonl: there",
+        ),
     ],
 )
 def test_a_server_that_cannot_be_asked_is_refused(make_plan, overrides, words):
@@ -87,7 +91,7 @@ def test_a_window_without_a_p99_is_noted_once(make_plan):
     told = [note for note in short.notes if "p99" in note]
     assert told == [
         "infer_tiny: no p99, which needs 1000 requests: the window holds about 900 requests (100/s for 9 s); "
-        "raise window.seconds"
+        "set window.seconds=11"
     ]
     assert not any("p99" in note for note in make_plan([*TINY, *POISSON, "window.seconds=10"]).notes)
     assert not any("p99" in note for note in make_plan([*TINY]).notes), "nobody knows how many there will be"

@@ -282,6 +282,18 @@ def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):
         take_inventory([config], chosen.find_device)
 
 
+@pytest.mark.parametrize("workload", ["tiny", "bert_base", "infer_bert_base"])
+def test_a_dry_run_on_a_simulated_gpu_plans_what_only_a_real_one_can_run(make_plan, workload):
+    simulated = dataclasses.replace(GPU, kind="simulated")
+    graphs = [f"workload={workload}", "workload.step_mode=cuda_graph"]
+    assert make_plan([*graphs, "dry_run=true"], device=simulated).groups
+    with pytest.raises(ConfigError, match=r"on a simulated NVIDIA H100 .*; use dry_run=true to see its plan, or \+re"):
+        make_plan(graphs, device=simulated)
+    for more in ([], ["dry_run=true"]):
+        with pytest.raises(ConfigError, match=r"; use gpu=simulated_h100_80gb dry_run=true to see its plan, or \+re"):
+            make_plan([*graphs, "gpu=cpu", *more])
+
+
 def test_fp16_in_a_cuda_graph_is_refused(make_plan):
     with pytest.raises(ConfigError, match="use bf16"):
         make_plan(["workload.step_mode=cuda_graph", "workload.precision=fp16"], device=GPU)

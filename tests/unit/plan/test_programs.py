@@ -57,6 +57,13 @@ def test_what_stands_after_the_dashes_is_the_users_own_command_line(make_plan, s
     assert group.name == f"naive-3x-{name}"
 
 
+def test_a_key_of_the_study_after_the_dashes_is_noted(make_plan, scripts):
+    plan = make_plan(user_command.as_overrides(["--", "train.py", "lr=1", "dry_run=true", "--degree=2"]))
+    assert [note for note in plan.notes if "after --" in note] == [
+        "dry_run=true goes to train, as it stands after --; the study takes what stands before"
+    ]
+
+
 def test_the_overrides_stand_where_hydra_takes_them():
     ours = ["workload=script", "workload.script='train.py'", "workload.args=['--lr','1']"]
     own = ["--", "train.py", "--lr", "1"]
@@ -227,6 +234,13 @@ def test_a_note_about_the_window_names_no_neighbour(make_plan):
     notes = make_plan(asked, device=GPU).notes
     (told,) = (note for note in notes if "cannot be told to stop" in note)
     assert "tiny" not in told, told
+
+
+def test_a_note_about_the_window_names_programs_in_the_order_of_the_mix(make_plan):
+    plan = make_plan(['mix=["tests/toys/waiting.py","tests/toys/plain_torch.py"]'])
+    (name,) = {group.name for group in plan.groups}
+    assert name.endswith("waiting+plain_torch")
+    assert any(note.startswith("waiting, plain_torch cannot be told to stop") for note in plan.notes)
 
 
 @pytest.mark.parametrize(

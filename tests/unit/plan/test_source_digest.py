@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from pipeline.base.errors import ConfigError
+from pipeline.base.machine_state import MachineState
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.plan import inventory
@@ -30,7 +31,7 @@ def project(tmp_path, monkeypatch):
 
 def stored(plan):
     """Every group of the plan as a result in the store."""
-    same = {"result": Result.OK, "gpu_uuid": GPU.uuid, "boot_id": "boot"}
+    same = {"result": Result.OK, "facts": dict(MachineState.now(GPU).facts)}
     return [FinishedGroup(digest=group.digest, settings=group.settings_digest, **same) for group in plan.groups]
 
 
@@ -44,7 +45,7 @@ def test_after_a_program_was_added_and_a_class_moved_every_row_is_found_again(ma
     for plan, run in zip(before, runs, strict=True):
         after = make_plan([*run, "scenario._target_=moved.Moved"], device=GPU)
         assert "moved.Moved" in {group.sharing.target for group in after.groups}
-        left, rows = resume.remaining(after, stored(plan), "boot")
+        left, rows = resume.remaining(after, stored(plan))
         assert left == () and len(rows) == len(plan.groups)
         assert resume.unused(after, left, stored(plan)) == []
 

@@ -97,12 +97,12 @@ def test_what_is_silent_is_closed_when_asked(store):
 
 
 def test_a_group_of_another_host_is_not_closed_by_its_lock(tmp_path, monkeypatch):
-    running = record((), state="open", host="another")
+    running = record((), state="open", host="another", boot_id="", machine_id="")
     folder = make_spool(tmp_path, running)
     group_folder.write(
         folder, dataclasses.replace(running, parent=dataclasses.replace(running.parent, status="RUNNING"))
     )
-    assert group_folder.survey(folder.parents[1]).busy == (folder,)
+    assert group_folder.survey(folder.parents[1]).elsewhere == {folder: "another"}
     assert group_folder.read(folder).state == "open"
     monkeypatch.setattr(group_folder.platform, "node", lambda: "another")
     assert group_folder.survey(folder.parents[1]).ready == (folder,)

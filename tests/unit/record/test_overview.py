@@ -45,9 +45,11 @@ def run(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> Told
 def seen(monkeypatch, tmp_path):
     """The overview of these runs."""
 
-    def look(*runs: Told, queue: overview.Queue | None = None) -> overview.Overview:
+    def look(
+        *runs: Told, queue: overview.Queue | None = None, ends: overview.TaskEnds = lambda _: {}
+    ) -> overview.Overview:
         monkeypatch.setattr(overview.told, "groups", lambda *_: list(runs))
-        return overview.overview(tmp_path, "e", queue)
+        return overview.overview(tmp_path, "e", queue, ends)
 
     return look
 
@@ -56,10 +58,12 @@ def seen(monkeypatch, tmp_path):
 def seen_of_server(monkeypatch, seen):
     """The overview of these runs, and of what Slurm was given."""
 
-    def look(given: Submitted, *runs: Told, queue: overview.Queue) -> overview.Overview:
+    def look(
+        given: Submitted, *runs: Told, queue: overview.Queue, ends: overview.TaskEnds = lambda _: {}
+    ) -> overview.Overview:
         monkeypatch.setattr(overview, "is_server", lambda _: True)
         monkeypatch.setattr(overview.submitted, "of", lambda *_: given)
-        return seen(*runs, queue=queue)
+        return seen(*runs, queue=queue, ends=ends)
 
     return look
 
@@ -104,6 +108,8 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen
         ("incomplete", "h1"),
         ("not begun", ""),
     ]
+    other_driver = seen(run(1, "a", driver_version="580"), run(1, "b", driver_version="590"))
+    assert (other_driver.units[0].state, dict(other_driver.units[0].results)) == ("incomplete", {"ok": 1})
     again = seen(run(1, "a", "failed"), run(1, "a"), run(1, "b"))
     assert dict(again.units[0].results) == {"ok": 2}
 
@@ -386,6 +392,51 @@ def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, 
     assert text.splitlines()[-1] == said.replace("PYTHON", outcome.python())
     still_runs = seen(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(NOW_S)
     assert still_runs.splitlines()[-1] == f"begun by: {recorded}"
+
+
+def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom(seen_of_server, tmp_path) -> None:
+    held = "error: CPU is held by another orchestrator: bob (pid {})"
+    for name, line in {
+        "7_2": held.format(1),
+        "9_2": held.format(22),
+        "9_3": held.format(3),
+        "9_4": "waiting for CPU, which is held by bob; at most 40 s, Ctrl-C ends it",
+        "9_5": "[1/1] a",
+    }.items():
+        (tmp_path / f"{name}.log").write_text(f"{line}\n")
+    began = [task(1, "a"), task(1, "b", "failed"), task(5, "a", None)]
+    began = [replace(run, facts={**run.facts, "command_line": "run.py hydra/launcher=slurm"}) for run in began]
+    noted = replace(given("7", "9"), folder=str(tmp_path))
+    ends = {"9_1": "OUT_OF_MEMORY", "9_2": "FAILED NonZeroExitCode", "9_5": "NODE_FAIL", "9_6": "CANCELLED"}
+    ends |= {"9_7": "FAILED NonZeroExitCode"}
+    found = seen_of_server(noted, *began, queue=lambda *_: {"9_4": "RUNNING"}, ends=lambda _: ends)
+    assert [(unit.state, unit.message) for unit in found.units] == [
+        ("incomplete", "OUT_OF_MEMORY"),
+        ("ended", held.format(22)),
+        ("ended", held.format(3)),
+        ("running", "waits for CPU, which is held by bob"),
+        ("lost", "NODE_FAIL: no error in its output, which ends with: [1/1] a"),
+        ("not begun", ""),
+        ("ended", "FAILED NonZeroExitCode, and its output is empty"),
+        *[("not begun", "")] * 2,
+    ]
+    text = found.as_text(NOW_S)
+    assert f"\nunits 2, 3: {held.format(22)} (output: {tmp_path}/9_2.log)\n" in text
+    assert f"\nunit 4: waits for CPU, which is held by bob (output: {tmp_path}/9_4.log)\n" in text
+
+    def silent(_: Collection[str]) -> Mapping[str, str]:
+        raise CommandError(["squeue"], 1, "timed out")
+
+    found = seen_of_server(noted, *began, queue=lambda *_: {}, ends=silent)
+    assert [unit.message for unit in found.units[:2]] == ["", held.format(22)]
+
+
+def test_many_messages_are_counted(seen_of_server, tmp_path) -> None:
+    for number in range(1, 14):
+        (tmp_path / f"9_{number}.log").write_text(f"error: of {'x' * number}\n")
+    noted = replace(given("9"), folder=str(tmp_path), num_units=13)
+    text = seen_of_server(noted, queue=lambda *_: {}).as_text(NOW_S)
+    assert text.count("error: of ") == 10 and "\n3 more units with other messages: --json has all\n" in text
 
 
 def test_a_store_that_says_nothing_of_units_is_an_error(seen) -> None:

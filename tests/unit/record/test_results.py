@@ -34,6 +34,7 @@ def filled(root: Path) -> Path:
         return run_id
 
     whole = {"collocation.block": "2", "collocation.gpu_uuid": "GPU-1", "collocation.boot_id": "boot"}
+    whole |= {"collocation.power_limit_w": "500", "collocation.ecc_mode": ""}
     second = run(2000, tags_of("group", 2, "oom"), "FAILED", makespan_s=2.0)
     first = run(
         1000, tags_of("group", 1) | whole, makespan_s=1.0, speedup_vs_serial_ratio=1.5, system__nvml__power_w=70.0
@@ -52,9 +53,9 @@ def filled(root: Path) -> Path:
 def test_finished_groups_say_what_resume_needs_and_nothing_that_is_unknown(filled: Path) -> None:
     first, second = results.find_finished(filled, EXPERIMENT)
     assert (first.digest, first.result) == ("digest1", Result.OK)
-    assert (first.gpu_uuid, first.boot_id) == ("GPU-1", "boot")
+    assert first.facts == {"gpu_uuid": "GPU-1", "boot_id": "boot", "power_limit_w": "500"}
     assert first.metrics == {"makespan_s": 1.0, "speedup_vs_serial_ratio": 1.5}
-    assert (second.digest, second.result, second.gpu_uuid) == ("digest2", Result.OOM, None)
+    assert (second.digest, second.result, second.facts) == ("digest2", Result.OOM, {})
 
 
 def test_nothing_is_finished_where_there_is_no_store_and_looking_makes_none(root: Path, tmp_path: Path) -> None:
@@ -130,3 +131,9 @@ def test_a_thousand_groups_are_read_in_seconds(root: Path) -> None:
     assert table["group.tags.collocation.digest"].notna().all()
     assert finding_s < 10
     assert loading_s < 20
+
+
+def test_a_group_that_ran_says_of_which_program_with_which_arguments() -> None:
+    given = {"jobs": "train+train", "args": "--epochs 3", "flags.lr": "0.1", "flags.fast": "true", "degree": "2"}
+    assert results._called(given) == "train --epochs 3 --lr 0.1 --fast"
+    assert results._called({"jobs": "train+eval+train"}) == "train+eval"

@@ -74,7 +74,7 @@ def test_what_has_ended_is_told_without_a_change(tmp_path: Path) -> None:
         for name, written in (
             ("0001-dead", running),
             ("0002-living", replace(running, spool_id="living")),
-            ("0003-elsewhere", replace(running, spool_id="elsewhere", host="another")),
+            ("0003-elsewhere", replace(running, spool_id="elsewhere", host="another", boot_id="", machine_id="")),
             ("0004-done", replace(record((child(0),)), spool_id="done")),
         )
     )

@@ -16,11 +16,14 @@ import pytest
 import sqlalchemy
 
 from pipeline import tracking
-from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.errors import ConfigError, StoreError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_LOCK
+from pipeline.record.store import schema
+from pipeline.record.store.existing import open_if_there
 from pipeline.record.store.local import is_local, is_ready, open_store
 from pipeline.record.store.relocate import relocate
-from tests.tracking_cases import EXPERIMENT, PROJECT, client, runs_of
+from pipeline.report.__main__ import main as report
+from tests.tracking_cases import EXPERIMENT, PROJECT, client, make_spool, record, runs_of
 
 pytest_plugins = ["tests.tracking_fixtures"]
 
@@ -128,23 +131,85 @@ def test_a_store_is_ready_only_as_it_was_left_and_with_an_experiment_that_can_be
     store.client.restore_experiment(experiment_id)
     moved = root.rename(root.with_name("moved"))
     assert not is_ready(moved, "test")
-    query(moved / DATABASE, "UPDATE alembic_version SET version_num = 'from_the_future'")
+    query(moved / DATABASE, f"UPDATE alembic_version SET version_num = '{NEWER}'")
     assert not is_ready(moved, "another")
 
 
-@pytest.mark.parametrize("is_said", [True, False])
-def test_a_store_of_a_newer_mlflow_is_refused_and_left_alone(root: Path, *, is_said: bool) -> None:
-    query(root / DATABASE, "UPDATE alembic_version SET version_num = 'from_the_future'")
-    if is_said:
-        (root / STORE_LOCK).write_text("99.0")
-    with pytest.raises(TrackingError, match="newer MLflow"):
-        open_store(root)
-    assert query(root / DATABASE, "SELECT version_num FROM alembic_version") == [("from_the_future",)]
+NEWER, OLDER, OPTUNA = "fedcba987654", "b7e2c1a4d9f3", "v3.2.0.a"
+SHARED = [f"INSERT INTO alembic_version VALUES ('{OPTUNA}')"]
+NO_MLFLOW = ["DROP TABLE runs", "DROP TABLE experiments"]
+
+
+@pytest.mark.parametrize(
+    ("statements", "words"),
+    [
+        ([f"UPDATE alembic_version SET version_num = '{NEWER}'"], f"written by a newer MLflow than .* {NEWER};"),
+        ([f"UPDATE alembic_version SET version_num = '{OLDER}'"], f"older MLflow than .* is {OLDER}; .*upgrade "),
+        (SHARED, f"shared with Optuna: alembic_version has .*, {OPTUNA};"),
+        ([f"UPDATE alembic_version SET version_num = '{OPTUNA}'"], f"shared with Optuna: .* has {OPTUNA};"),
+        (["INSERT INTO alembic_version VALUES ('ours')"], "shared with another program: alembic_version has .*, ours;"),
+        (["CREATE TABLE studies (a)", "CREATE TABLE trials (a)", f"UPDATE alembic_version SET version_num = '{NEWER}'"],
+         "shared with Optuna: "),
+        ([f"INSERT INTO alembic_version VALUES ('{OLDER}')"], f"names 2 versions of its schema: {OLDER}, "),
+        (["DELETE FROM alembic_version"], "names no version of its schema; "),
+        (["DROP TABLE alembic_version"], "names no version of its schema; "),
+        ([*NO_MLFLOW, "CREATE TABLE studies (a)", "CREATE TABLE trials (a)"], "a database of Optuna, not of MLflow; "),
+        (NO_MLFLOW, "a database of another program, not of MLflow; "),
+    ],
+)  # fmt: skip
+def test_a_database_that_cannot_be_used_is_told_and_left_alone(root: Path, statements, words: str) -> None:
+    for statement in statements:
+        query(root / DATABASE, statement)
+    before = "\n".join(sqlite3.connect(root / DATABASE).iterdump())
+    assert not is_ready(root, EXPERIMENT)
+    for open_it in (open_store, open_if_there, lambda root: open_store(root, f"sqlite:///{root / DATABASE}")):
+        with pytest.raises(StoreError, match=f"{words}.") as error:
+            open_it(root)
+        assert "\n" not in str(error.value)
+    assert "\n".join(sqlite3.connect(root / DATABASE).iterdump()) == before
     assert not list(root.glob("*.before-*"))
 
 
+@pytest.mark.parametrize("content", [b"", b"no database\n" * 100])
+def test_a_file_that_is_no_database_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / DATABASE).write_bytes(content)
+    with pytest.raises(TrackingError, match=r"is empty; remove it|file is not a database; "):
+        open_store(tmp_path)
+    assert (tmp_path / DATABASE).read_bytes() == content
+
+
+def test_every_command_ends_with_2_on_a_database_that_cannot_be_used(root: Path, capsys) -> None:
+    query(root / DATABASE, SHARED[0])
+    assert tracking.main(["upgrade", "--root", str(root)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    make_spool(root, record(()))
+    assert tracking.main(["flush", "--root", str(root)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and "shared with Optuna" in err and err.count("\n") == 1
+    assert report(["--root", str(root), "--experiment", "e"]) == 2
+    assert "shared with Optuna" in capsys.readouterr().err
+
+
+def test_an_upgrade_that_fails_changes_nothing_and_leaves_no_copy(root: Path, capsys, monkeypatch) -> None:
+    """A half-migrated database has tables that the upgrade makes again."""
+    query(root / DATABASE, f"UPDATE alembic_version SET version_num = '{OLDER}'")
+    before = "\n".join(sqlite3.connect(root / DATABASE).iterdump())
+    assert tracking.main(["upgrade", "--root", str(root)]) == 2
+    err = capsys.readouterr().err
+    assert "could not be upgraded for MLflow" in err and "and is as it was; if an upgrade was cut off" in err
+    assert "Background on this error" not in err and err.count("\n") == 1
+    assert "\n".join(sqlite3.connect(root / DATABASE).iterdump()) == before
+    assert {file.name for file in root.iterdir()} - {f"{DATABASE}-wal", f"{DATABASE}-shm"} == {DATABASE, STORE_LOCK}
+    (copy := root / f"{DATABASE}.before-3.0").touch()
+    failed = SimpleNamespace(returncode=1, stderr="Traceback\nValueError: of 2.0\n(Background)\n")
+    monkeypatch.setattr(schema.subprocess, "run", lambda *_, **__: failed)
+    assert tracking.main(["upgrade", "--root", str(root)]) == 2
+    err = capsys.readouterr().err
+    assert "(ValueError: of 2.0)" in err and f"put back the copy from before it, {copy}\n" in err
+
+
 @pytest.mark.slow
-def test_an_older_store_is_copied_and_then_upgraded(tmp_path: Path) -> None:
+def test_an_older_store_is_upgraded_when_asked_and_not_before(tmp_path: Path, capsys) -> None:
     from alembic import command
     from mlflow.store.db.utils import _get_alembic_config, create_sqlalchemy_engine
     from mlflow.store.tracking.dbmodels.initial_models import Base
@@ -160,13 +225,27 @@ def test_an_older_store_is_copied_and_then_upgraded(tmp_path: Path) -> None:
     engine.dispose()
     columns = "name, artifact_location, lifecycle_stage"
     query(tmp_path / DATABASE, f"INSERT INTO experiments ({columns}) VALUES ('old', '/elsewhere', 'active')")
+    query(tmp_path / DATABASE, "PRAGMA journal_mode=wal")
+    before = "\n".join(sqlite3.connect(tmp_path / DATABASE).iterdump())
+    for open_it in (open_store, open_if_there, lambda _: open_store(tmp_path, uri)):
+        with pytest.raises(StoreError, match="older MLflow"):
+            open_it(tmp_path)
+    assert "\n".join(sqlite3.connect(tmp_path / DATABASE).iterdump()) == before
 
+    reader = sqlite3.connect(tmp_path / DATABASE)  # as of MLflow's UI
+    reader.execute("SELECT * FROM experiments").fetchall()
+    assert tracking.main(["upgrade", "--root", str(tmp_path)]) == 0
+    assert "upgraded " in capsys.readouterr().out
+    assert tracking.main(["upgrade", "--root", str(tmp_path)]) == 0
+    assert "is up to date" in capsys.readouterr().out
+
+    assert reader.execute("SELECT name FROM experiments").fetchall() == [("old",)]
     store = open_store(tmp_path)
-
     assert store.client.get_experiment_by_name("old").artifact_location == "/elsewhere"
     [copy] = tmp_path.glob(f"{DATABASE}.before-*")
     assert query(copy, "SELECT version_num FROM alembic_version") == [(older,)]
     assert query(copy, "SELECT name FROM experiments WHERE name = 'old'") == [("old",)]
+    assert not list(tmp_path.glob("*.upgrade*"))
 
 
 @pytest.mark.parametrize(
@@ -207,15 +286,6 @@ def test_a_copied_store_asks_to_be_relocated_and_then_has_its_artifacts(root: Pa
     assert Path(client(moved).download_artifacts(run_id, "note.txt")).read_text() == "kept"
     assert open_store(moved).experiment_id(EXPERIMENT) == runs_of(client(moved))[0].info.experiment_id
     assert relocate(moved) == {}
-
-
-def test_a_database_that_names_no_schema_is_said(root: Path) -> None:
-    with closing(sqlite3.connect(root / DATABASE)) as connection:
-        connection.execute("DELETE FROM alembic_version")
-        connection.commit()
-    assert not is_ready(root, EXPERIMENT)
-    with pytest.raises(TrackingError, match="names no version of its schema"):
-        open_store(root)
 
 
 def test_an_old_place_may_be_named_from_the_working_directory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

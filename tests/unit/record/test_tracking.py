@@ -26,7 +26,7 @@ from pipeline.base.interrupts import Interrupted
 from pipeline.base.layout import DATABASE
 from pipeline.record.group_folder import Amendment, Record, write_amendment
 from pipeline.record.sender import Sender, end_early, start_forking
-from pipeline.record.store.links import ui_hint, ui_link
+from pipeline.record.store.links import hint_of, ui_hint, ui_link
 from pipeline.record.store.local import set_mlflow_defaults
 from tests import forks
 from tests.mlflow_server import start_server
@@ -40,7 +40,6 @@ from tests.tracking_cases import (
     record,
     runs_of,
     sample,
-    wait_for,
 )
 
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -292,18 +291,33 @@ def test_a_full_disk_is_told_in_a_line_and_what_was_not_sent_is_sent_later(root:
     assert {run.info.status for run in runs_of(client(root))} == {"FINISHED", "KILLED"}
 
 
+KILLED_IN_A_JOB = """
+import os, runpy, signal, sys
+from mlflow import MlflowClient
+log_batch = MlflowClient.log_batch
+def killed(client, run_id, *arguments, **options):
+    log_batch(client, run_id, *arguments, **options)
+    if options.get('metrics') and client.get_run(run_id).info.run_name == '3-toy':
+        os.kill(os.getpid(), signal.SIGKILL)
+MlflowClient.log_batch = killed
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)
+"""
+
+
 def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, serve) -> None:
-    num_points = [50, 50, 50, 4000, 50, 50, 50]  # the fourth job keeps the sender busy until it is killed
+    num_points = [50, 50, 50, 500, 50, 50, 50]  # the fourth job takes several requests, and the first one is the last
     folder = make_spool(
         root, record(tuple(child(index, num_series=5, num_points=num) for index, num in enumerate(num_points)))
     )
-    first = serve("--root", root)
-    first.ask("begin", spool=folder)
-    first.tell("send", spool=folder)
+    with forks.start("-c", KILLED_IN_A_JOB, "pipeline.tracking", "serve", "--root", root, has_stdin=True) as first:
+        for op in ("begin", "send"):
+            first.stdin.write(json.dumps({"op": op, "spool": str(folder)}) + "\n")
+        first.stdin.flush()
+        assert first.wait(600) == -signal.SIGKILL
     tracking = client(root)
-    wait_for(lambda: by_name(tracking)["2-toy"].info.status == "FINISHED")
-    first.kill()
-    assert by_name(tracking)["3-toy"].info.status == "RUNNING"
+    states = {name: run.info.status for name, run in by_name(tracking).items()}
+    assert [states[f"{index}-toy"] for index in range(5)] == [*["FINISHED"] * 3, *["RUNNING"] * 2]
 
     assert serve("--root", root).ask("send", spool=folder)["ok"]
 
@@ -379,6 +393,16 @@ def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest
         f"mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db   then open http://127.0.0.1:5000/{page}"
     )
     assert ui_hint(Path("/a b"), "3").startswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' ")
+    assert hint_of("https://host:80/", "3") == f"https://host:80/{page}"
+    for uri, typed in (
+        ("sqlite:///other.db", "sqlite:///other.db"),
+        ("sqlite:////a b/other.db", "'sqlite:////a b/other.db'"),
+        ("postgresql+psycopg2://me:secret@host/db", "postgresql+psycopg2://host/db"),
+        ("file:///runs", "file:///runs"),
+    ):
+        command, _, link = hint_of(uri, "3").partition("   then open ")
+        assert (command, link) == (f"mlflow ui --backend-store-uri {typed}", f"http://127.0.0.1:5000/{page}")
+    assert hint_of("databricks://mine", "3") == "experiment 3 in the workspace of databricks://mine"
     monkeypatch.setattr("shutil.which", lambda program: None)
     monkeypatch.setattr("sys.executable", "/b c/python")
     assert ui_hint(Path("mlruns"), "3").startswith("'/b c/mlflow' ui ")

@@ -12,9 +12,10 @@ from pipeline.base.errors import TrackingError
 from pipeline.base.records import Result
 from pipeline.plan import plan as planning
 from pipeline.plan import read
+from pipeline.prepare.env import lock
 from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.spool import _group_json
-from pipeline.reproduce import unused
+from pipeline.reproduce import differences, unused
 from tests.conftest import GPU, inventory_of
 
 STUDY = ["workload=script", "workload.script=train.py", "degree=1"]
@@ -43,8 +44,7 @@ def stored(group):
         name=group.name,
         block=str(group.block),
         result=Result.OK,
-        gpu_uuid=GPU.uuid,
-        boot_id="boot",
+        facts={"gpu_uuid": GPU.uuid, "boot_id": "boot"},
         run_id="run",
         settings=group.settings_digest,
     )
@@ -74,6 +74,28 @@ def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):
         "more.py has become a part of train",
         "train.py: its content has changed",
     }
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (("numpy", "torch==2.1", "boto3==1.44.8"), ["packages: with boto3==1.44.8"]),
+        (("numpy>=2", "./wheels/a.whl"), ["packages: with ./wheels/a.whl; numpy now numpy>=2; without torch==2.1"]),
+        (("Numpy", "torch==2.1"), ["packages: numpy now Numpy"]),
+        (("numpy", "torch==2.1"), ["packages: not known yet, as the environment of r.txt is not built"]),
+    ],
+)
+def test_what_an_environment_that_is_not_built_asks_for_is_compared(planned, now, words):
+    plan, inventory = planned()
+    _, original = stored(plan.groups[0])
+    before = lock.with_request(lock.header("venv", "3.11.7"), ("numpy", "torch==2.1"))
+    original = dataclasses.replace(original, job_locks={"0": "\n".join(before)})
+    (spec,) = inventory.interpreters
+    interpreter = dataclasses.replace(
+        inventory.interpreters[spec], lock=(), to_build="the environment of r.txt is not built", requested=now
+    )
+    inventory = dataclasses.replace(inventory, interpreters={spec: interpreter})
+    assert differences.of_results(original, plan.groups[0], inventory) == words
 
 
 def test_an_artifact_that_is_damaged_or_cannot_be_had_costs_the_explanation_only(planned):

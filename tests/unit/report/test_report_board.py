@@ -230,7 +230,7 @@ def test_a_board_of_published_reports(reports: list[Path], tmp_path: Path, capsy
     ("arguments", "says"),
     [
         ([], "a board needs studies"),
-        (["nowhere"], "name the folder of a report"),
+        (["nowhere"], "nowhere: cases.json cannot be read: No such file or directory; name the folder of a report"),
         (["old"], "write the report again with this version"),
         (["damaged"], "it is damaged"),
         (["h100", "h200", "h100"], "is named twice"),

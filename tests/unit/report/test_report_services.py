@@ -139,7 +139,7 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
     ]
     naive, mps = (list(each) for _, each in itertools.groupby(shared(cells), key=lambda each: each.cell.mode))
     assert sentence(mps) == (
-        "MPS runs I+T: the p99 latency of infer is 2.00 times that alone and train keeps 0.80 times its throughput."
+        "MPS runs T+I: the p99 latency of infer is 2.00 times that alone and train keeps 0.80 times its throughput."
     )
     assert [each.workload for each in naive] == ["infer", "train"]
     (sketch,) = beside.sketches(cells, None)

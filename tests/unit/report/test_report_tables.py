@@ -10,7 +10,7 @@ from listeners.nvml import NvmlListener
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.samples import Field, FieldTable, Summary
 from pipeline.observe.fields import Fields
-from pipeline.report.evaluate.cells import Cell, cells_of
+from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import verdicts
@@ -202,14 +202,27 @@ def test_orders_of_the_same_jobs_never_share_a_cell_and_are_compared_within_an_o
     one = [mix("naive", first, 1.0), mix("mps", first, 3.0)]
     jobs = [labels.Called(name, size) for name, size in zip("ab", sizes, strict=True)]
     label = labels.jobs_label(jobs)
-    assert label == labels.jobs_label(jobs[::-1]) == {"AB": "A+B", "SM": "M+S"}[sizes]
+    assert label == "+".join(first) and labels.jobs_label(jobs[::-1]) == "+".join(second)
+    assert labels.mix_of(jobs) == labels.mix_of(jobs[::-1]) == {"AB": "A+B", "SM": "M+S"}[sizes]
     assert blocks_of_each_cell(*one) == {(label, "naive"): [2.0], (label, "MPS"): [6.0]}
-    assert blocks_of_each_cell(one[0], mix("mps", second, 3.0)) == blocks_of_each_cell(*one)  # no order to tell from
+    called = "+".join(second)  # as the first of the groups by name, and no order is told from another
+    assert blocks_of_each_cell(one[0], mix("mps", second, 3.0)) == {(called, "naive"): [2.0], (called, "MPS"): [6.0]}
     assert blocks_of_each_cell(*one, mix("naive", second, 2.0)) == {
         (f"{label} [order {'+'.join(first)}]", "naive"): [2.0],
         (f"{label} [order {'+'.join(first)}]", "MPS"): [6.0],
-        (f"{label} [order {'+'.join(second)}]", "naive"): [4.0],
+        (f"{'+'.join(second)} [order {'+'.join(second)}]", "naive"): [4.0],
     }
+
+
+@pytest.mark.parametrize(("sizes", "label"), [((None, None), "work1 bs128 + work0 bs128"), (("S", "L"), "L+S")])
+def test_a_mix_is_called_in_the_order_of_the_first_of_its_groups(sizes: tuple[str | None, ...], label: str) -> None:
+    def mix(scenario: str, *order: int) -> Row:
+        jobs = [job(index, params(f"work{place}"), 5.0, size=sizes[place]) for index, place in enumerate(order)]
+        return row(scenario, tuple(jobs))
+
+    found = study(mix("serial", 0, 1), mix("naive", 0, 1), mix("mps", 1, 0))
+    assert {case.label for case in cases_of(found).values()} == {label}
+    assert min(own_row.name for own_row in found.rows) == f"mps-{label.replace(' bs128', '').replace(' ', '')}"
 
 
 def test_each_order_of_a_mix_has_its_own_baseline_where_it_ran() -> None:
@@ -225,7 +238,7 @@ def test_each_order_of_a_mix_has_its_own_baseline_where_it_ran() -> None:
     orders = [("SM", 10.0), ("MS", 20.0)]
     found = speedups(*(mix(mode, order, s / n) for order, s in orders for mode, n in (("serial", 1), ("naive", 2))))
     assert found == {
-        (f"M+S [order {order}]", mode): speedup
+        (f"{order} [order {order}]", mode): speedup
         for order in ("S+M", "M+S")
         for mode, speedup in (("serial", 1.0), ("naive", 2.0))
     }

@@ -309,18 +309,33 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     gpu = SimpleNamespace(kind="nvidia", device="auto", lock_dir=str(tmp_path), tolerate=[])
     config = SimpleNamespace(gpu=gpu, unit=None, wait=False, dry_run=False)
     asked: Any = SimpleNamespace(config=config, configs=[config], simulated=None, root=tmp_path)
-    assert gpus.free(asked, "all") == devices
-    assert gpus.free(asked, "all", of_one_model=True) == [devices[0], devices[2]]
+    assert gpus.free(asked, "all", "gpus") == devices
+    assert gpus.free(asked, "all", "gpus", of_one_model=True) == [devices[0], devices[2]]
     assert "left out: GPU 1 (GPU-1): it is another model than the A" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="it is another model than the A"):
-        gpus.free(asked, ["0", "1"], of_one_model=True)
-    assert gpus.free(asked, 1) == gpus.free(asked, "GPU-1") == [devices[1]]
+        gpus.free(asked, ["0", "1"], "gpus", of_one_model=True)
+    assert gpus.free(asked, 1, "gpus") == gpus.free(asked, "GPU-1", "gpus") == [devices[1]]
     for wanted in (None, [], {"a": 1}, [[0]], [None]):
         with pytest.raises(ConfigError, match="give a list of GPUs by index or UUID, or all"):
-            gpus.free(asked, wanted)
+            gpus.free(asked, wanted, "gpus")
     config.wait = True
     with pytest.raises(ConfigError, match="waits for none"):
-        gpus.free(asked, "all")
+        gpus.free(asked, "all", "gpus")
+
+
+@pytest.mark.parametrize(("engine", "launcher"), [(gpus.run, "gpus"), (company.run, "beside")])
+def test_an_error_names_the_launcher_that_was_chosen(
+    monkeypatch: pytest.MonkeyPatch, engine: Any, launcher: str
+) -> None:
+    monkeypatch.setattr(gpus, "_there", lambda _: [])
+    gpu = SimpleNamespace(kind="nvidia", device="auto")
+    config = SimpleNamespace(gpu=gpu, unit=None, wait=False)
+    asked: Any = SimpleNamespace(config=config, configs=[config], simulated=None)
+    with pytest.raises(ConfigError, match=rf"^hydra/launcher={launcher} found no NVIDIA GPU; .* gpu=simulated_"):
+        engine(asked, None, "all", None)
+    gpu.device = "0"
+    with pytest.raises(ConfigError, match=f"gpu.device=0 and hydra/launcher={launcher} both say"):
+        engine(asked, None, "all", None)
 
 
 @pytest.fixture

@@ -87,11 +87,23 @@ def test_a_task_runs_its_unit_and_resumes_when_it_is_requeued(environ, limit_s, 
         text=True,
         check=True,
     )
-    words = ["-m", "repeats=3", "unit=3", f"resume={resume}", f"time_limit_s={time_limit_s}"]
+    words = ["-m", "repeats=3", "wait=true", "unit=3", f"resume={resume}", f"time_limit_s={time_limit_s}"]
     words += ["plan_file=/shared/slurm/plan-8.json", "--", "train.py", "a b"]
     typed = "run.py -m repeats=3 hydra/launcher=slurm resume=true -- train.py 'a b'"
     assert done.stdout == "|".join([*words, "1", typed, "test/8_3"]) + "\n"
     assert sys.executable in text
+
+
+def test_a_task_waits_for_its_device_unless_it_was_said_whether_it_does(monkeypatch) -> None:
+    assert " wait=true unit=" in script(SlurmOptions())
+    monkeypatch.setattr(outcome, "typed", ["run.py", "-m", "repeats=3", "wait=false", "hydra/launcher=slurm"])
+    text = script(SlurmOptions())
+    assert " wait=false unit=" in text and "wait=true" not in text
+
+
+def test_a_task_measures_within_the_limit_that_it_was_given() -> None:
+    options = SlurmOptions(timeout_min=10, signal_delay_s=60)
+    assert "\nlimit_s=540\n" in script(options) and "\nlimit_s=8\n" in script(options, 7.5)
 
 
 def test_an_option_cannot_smuggle_in_a_line() -> None:
@@ -207,7 +219,7 @@ def test_what_is_no_list_of_gres_is_refused(gres, why) -> None:
 
 def test_a_task_of_one_of_several_models_is_told_how_many_there_are() -> None:
     text = slurm.script_of(SlurmOptions(gres="gpu:h100:1"), [1], "false", None, Path("/shared"), 2)
-    assert "#SBATCH --gres=gpu:h100:1\n" in text and ' gpu.models=2 unit="$SLURM_ARRAY_TASK_ID"' in text
+    assert "#SBATCH --gres=gpu:h100:1\n" in text and ' gpu.models=2 wait=true unit="$SLURM_ARRAY_TASK_ID"' in text
     assert "gpu.models" not in script(SlurmOptions())
 
 

@@ -423,7 +423,7 @@ def test_what_is_no_machine_is_refused(state_file: StateFile, text: str) -> None
 @pytest.mark.parametrize(
     ("of_machine", "health", "words"),
     [
-        ({"branch": "620"}, {}, "branch is '620', none of 580, 590, 615"),
+        ({"branch": "620"}, {}, "branch is '620', none of 535, 550, 570, 580, 590, 615"),
         ({"branch": 580}, {}, "branch is 580, none of"),
         ({"faults": [{"function": "nvmlShutdown", "code": "19"}]}, {}, "code is '19', which is not of type int"),
         ({}, {"counter_fault": "stuk"}, "counter_fault is 'stuk', none of capped, stuck, swapped"),

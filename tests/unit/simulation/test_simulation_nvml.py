@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,14 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from pipeline.base.errors import ConfigError
 from pipeline.prepare.device import nvml
 from pipeline.prepare.mig import profiles
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes, placement, queries
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import Fault, StateFile
+from pipeline.simulation.machine.state import Fault, Settings, StateFile
 from pipeline.simulation.nvml.library import NvmlLibrary
 from tests.conftest import DATA
 
@@ -199,6 +201,26 @@ def test_the_project_sees_the_device_as_it_sees_a_real_one(state_file: StateFile
         quantities = nvml.GpuReader(device.uuid).quantities()
     assert set(quantities) == {f"nvmlDeviceGetMemoryInfo_v2.{name}" for name in ("total", "reserved", "free", "used")}
     assert library.num_open == 0
+
+
+def test_what_the_file_says_was_set_is_the_state_of_the_device(state_file: StateFile, library: NvmlLibrary) -> None:
+    text = json.loads(state_file.path.read_text())
+    text["gpus"][0]["settings"] = {"power_limit_w": 500, "graphics_clock_mhz": 1410, "is_ecc_on": False}
+    state_file.path.write_text(json.dumps(text | {"branch": "590"}))
+    (device,) = nvml.list_devices()
+    details = dict(device.details)
+    assert details["driver_version"] == "590.48.01" and "memory_clock_setting_mhz" not in details
+    assert (details["power_limit_w"], details["graphics_clock_setting_mhz"], details["ecc_mode"]) == (
+        *("500", "1410", "disabled"),
+    )
+    assert nvml.with_state_now(device) == device
+    text["gpus"][0]["settings"] = {"power_limit_w": "500"}
+    state_file.path.write_text(json.dumps(text))
+    with pytest.raises(ConfigError, match="power_limit_w is '500'"):
+        state_file.read()
+    text["gpus"][0]["settings"] = {"power_limit_w": 500, "is_ecc_on": False}
+    state_file.path.write_text(json.dumps(text | {"boot": "an earlier one"}))
+    assert state_file.read().gpus[0].settings == Settings(is_ecc_on=False)  # a restart keeps ECC alone
 
 
 @pytest.mark.parametrize("name", ["a100_40gb", "rtxpro6000_96gb"])

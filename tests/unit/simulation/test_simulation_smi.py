@@ -146,7 +146,7 @@ def test_a_loop_prints_its_header_once_and_ends_with_its_reader(state_file: Stat
         assert lines[0] == "timestamp, memory.used [MiB]\n"
         assert all(line.endswith(", 0 MiB\n") for line in lines[1:])
         process.stdout.close()
-        process.wait(5)
+        process.wait(60)
     assert state_file.read().sessions == ()
 
 

@@ -418,7 +418,8 @@ def test_files_of_a_data_set_are_read_by_class(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["synthetic_host", "synthetic_files"])
-def test_loader_processes_end_at_once_even_if_they_hang(few_files, tmp_path, source):
+def test_loader_processes_end_at_once_even_if_they_hang(few_files, tmp_path, source, monkeypatch):
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 300.0)  # PyTorch waits so long for each
     data = open_data(of_files(tmp_path, source=source, loader_workers=2))
     next(data.train.epoch(1))
     workers = multiprocessing.active_children()
@@ -427,5 +428,5 @@ def test_loader_processes_end_at_once_even_if_they_hang(few_files, tmp_path, sou
     began = time.monotonic()
     data.close()
     data.close()
-    assert time.monotonic() - began < 4.5  # PyTorch itself waits 5 s for each
+    assert time.monotonic() - began < 120
     assert multiprocessing.active_children() == []

@@ -168,7 +168,7 @@ def test_a_generator_that_cannot_keep_its_rate_ends_with_its_owner():
     assert loop.take(timeout_s=60)
     loop._input.close()
     try:
-        assert wait_until(lambda: not loop.take() and not is_alive(loop._process.pid), 5)
+        assert wait_until(lambda: not loop.take() and not is_alive(loop._process.pid), 60)
     finally:
         loop._output.close()
         loop._process.wait()
@@ -187,7 +187,7 @@ def test_a_generator_that_dies_ends_its_job():
         loop.begin(time.monotonic_ns())
         loop._process.kill()
         with pytest.raises(RuntimeError, match="sends requests ended with status -9"):
-            wait_until(lambda: bool(loop.take(timeout_s=0.01)) and False, timeout_s=5)
+            wait_until(lambda: bool(loop.take(timeout_s=0.01)) and False, timeout_s=60)
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_whoever_cannot_send_at_the_rate_over_http_takes_answers_meanwhile_and_e
     with over_http(job, 0, arrival="constant", rate_per_s=1e9) as loop:
         loop.begin(time.monotonic_ns())
         server = Server(job, loop, Lengths(), Batching())
-        has_answers = wait_until(lambda: server._turn() or any(request[3] > 0 for request in job.requests), 10)
+        has_answers = wait_until(lambda: server._turn() or any(request[3] > 0 for request in job.requests), 60)
         if not has_answers:
             loop._sender._process.kill()
     assert has_answers
@@ -303,7 +303,7 @@ def test_a_connection_that_the_server_has_no_room_for_holds_nothing_up(http_clie
         began_s = time.monotonic()
         for _ in range(3):
             asking.send(time.monotonic_ns())
-        assert time.monotonic() - began_s < 0.5
+        assert time.monotonic() - began_s < 60  # the kernel would try for two minutes
 
         def answer() -> None:
             for _ in range(3):  # the kernel tries those again that it had no room for

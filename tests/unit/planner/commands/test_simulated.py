@@ -22,6 +22,7 @@ ROW = Row(
 )
 
 
+@pytest.mark.usefixtures("searches_by_rounds")
 @pytest.mark.parametrize("is_simulated", [True, False])
 def test_plans_transitions_pictures_and_exports_are_marked(tmp_path: Path, capsys, is_simulated: bool) -> None:
     def said(*argv: object) -> str:
@@ -36,7 +37,7 @@ def test_plans_transitions_pictures_and_exports_are_marked(tmp_path: Path, capsy
     texts = [
         said("serve", services, "--profile", profile, "--out", plan),
         said("train", jobs, "--profile", profile),
-        said("compare", services, "--profile", profile, "--time-limit-s", 0.1),
+        said("compare", services, "--profile", profile),
         said("transition", plan, plan, "--out", steps),
         said("export", plan, "--as", "mig-parted"),
         said("export", plan, "--as", "kubernetes", "--image", "a"),
@@ -44,7 +45,7 @@ def test_plans_transitions_pictures_and_exports_are_marked(tmp_path: Path, capsy
     said("export", plan, "--as", "experiment", "--out", tmp_path / "conf")
     texts.append((tmp_path / "conf/experiment/plan.yaml").read_text())
     assert [SIMULATED in text for text in texts] == [is_simulated] * len(texts)
-    loads.write_text(said("compare", services, "--profile", profile, "--time-limit-s", 0.1, "--json"))
+    loads.write_text(said("compare", services, "--profile", profile, "--json"))
     assert json.loads(said("train", jobs, "--profile", profile, "--json"))["is_simulated"] is is_simulated
     said("draw", plan, steps, loads, "--out", tmp_path)
     pictures = [(tmp_path / f"{each.stem}.svg").read_text() for each in (plan, steps, loads)]

@@ -28,7 +28,7 @@ def in_place(gpu):
 
 
 def fewest_changes(today, rates, speed, num_gpus):
-    """Instances created and removed at least, by trying every deployment of so many A30s."""
+    """Instances created and removed at least, then slices, by trying every deployment of so many A30s."""
     gpus = [
         {(*place, name) for place, name in zip(placed, who, strict=True)}
         for size in range(5)
@@ -46,7 +46,9 @@ def fewest_changes(today, rates, speed, num_gpus):
             most = max(len(new), len(old))
             padded = [*new, *[set()] * (most - len(new))]
             kept = max(sum(len(a & b) for a, b in zip(each, old, strict=False)) for each in permutations(padded, most))
-            found.append(sum(map(len, new)) + total - 2 * kept)
+            sizes = [validator.slices_of(A30, profile) for gpu in new for profile, _, _ in gpu]
+            slices = tuple(map(sum, zip(*sizes, strict=True)))
+            found.append((sum(map(len, new)) + total - 2 * kept, slices))
     return min(found)
 
 
@@ -91,7 +93,9 @@ def test_no_plan_with_as_few_gpus_changes_less(tmp_path, capsys, seed):
     placed, before = (sum(len(gpu["instances"]) for gpu in each["gpus"]) for each in (plan, today))
     assert changes["num_kept"] == kept
     assert (changes["num_created"], changes["num_removed"]) == (placed - kept, before - kept)
-    assert placed + before - 2 * kept == fewest_changes(today, rates, speed, plan["num_gpus"])
+    expected = fewest_changes(today, rates, speed, plan["num_gpus"])
+    assert (placed + before - 2 * kept, validator.count_slices(plan)) == expected
+    assert plan["details"]["has_fewest_slices"]
 
 
 def test_limits_hold_where_a_plan_is_held_against_todays(tmp_path, capsys):

@@ -15,6 +15,7 @@ from pipeline.planner.serving import methods
 from tests.unit.planner.serving import validator
 from tests.unit.planner.serving.cases import random_case
 
+pytestmark = pytest.mark.usefixtures("searches_by_rounds")
 PARVAGPU = PROJECT_DIR / "tests/data/parvagpu"
 
 
@@ -61,7 +62,7 @@ def test_the_scenarios_of_parvagpu_take_no_more_gpus_than_published(tmp_path, ca
     assert (status, plan["status"], plan["gap"]) == (0, "optimal", 0) and plan["num_gpus"] == plan["bound"] <= published
     assert validator.faults(plan, services, validator.read_profile(parva_profile)) == []
     assert json.loads(out.read_text()) == plan
-    _, compared = run(capsys, "compare", *argv, "--time-limit-s", 1)
+    _, compared = run(capsys, "compare", *argv)
     num_gpus = {row["method"]: row["num_gpus"] for row in compared["methods"]}
     assert num_gpus["whole GPUs"] == [6, 11, 11, 11][number]
     assert num_gpus["exact"] == plan["num_gpus"] <= num_gpus["tree"] <= num_gpus["greedy"] <= num_gpus["7x 1g.10gb"]
@@ -79,14 +80,26 @@ def test_random_plans_are_legal_and_as_small_as_trying_everything_finds(tmp_path
         assert validator.faults(plan, services, rows, limits, margin) == []
         assert plan["status"] == "optimal"
         assert plan["num_gpus"] == fewest or (fewest is None and plan["num_gpus"] > 3)
+        check_slices(plan, services, rows, models, limits, margin)
     else:
         assert (status, plan["status"], fewest) == (1, "infeasible", None)
         assert plan["reasons"]
     for method in ("greedy", "tree", "genetic"):
-        status, other = run(capsys, "serve", *argv, "--method", method, "--time-limit-s", 0.05)
+        status, other = run(capsys, "serve", *argv, "--method", method)
         if status == 0:
             assert validator.faults(other, services, rows, limits, margin) == []
             assert plan["num_gpus"] <= other["num_gpus"]
+            if plan["num_gpus"] == other["num_gpus"] and other["details"]["has_fewest_slices"]:
+                assert validator.count_slices(plan) == validator.count_slices(other)
+
+
+def check_slices(plan, services, rows, models, limits, margin):
+    details = plan["details"]
+    taken = validator.count_slices(plan)
+    assert (details["num_compute_slices"], details["num_memory_slices"]) == taken
+    assert details["has_fewest_slices"]
+    if plan["num_gpus"] <= 2:
+        assert taken == validator.fewest_slices(services, rows, models, plan["num_gpus"], limits, margin)
 
 
 ROW = {
@@ -154,6 +167,23 @@ def test_too_few_gpus_are_said_with_who_must_go(tmp_path, capsys):
     status, said = run(capsys, *argv)
     assert status == 1 and "1 of a100_80gb, are too few" in said["reasons"][0]
     assert "without bert the others" in said["reasons"][0] or "without yolo the others" in said["reasons"][0]
+
+
+SPEEDS = {"1g.10gb": 15, "2g.20gb": 114, "3g.40gb": 112, "7g.80gb": 164}
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+@pytest.mark.parametrize("limits", [{}, {"services_per_gpu": 1}])
+def test_a_small_service_gets_a_small_instance(tmp_path, capsys, method, limits):
+    rows = [ROW | {"instance_profile": name, "throughput_per_s": str(speed)} for name, speed in SPEEDS.items()]
+    rows.append(WHOLE | {"throughput_per_s": "500"})
+    path = table(tmp_path, *rows)
+    for rate, expected in ((20, ["2g.20gb"]), (15, ["1g.10gb"]), (120, ["1g.10gb", "2g.20gb"]), (400, [None])):
+        services = demand(tmp_path, [BERT | {"rate_per_s": rate}], limits=limits)
+        status, plan = run(capsys, "serve", services, "--profile", path, "--method", method, "--time-limit-s", 0.5)
+        assert (status, plan["num_gpus"]) == (0, 1)
+        assert sorted((each["profile"] for each in plan["gpus"][0]["instances"]), key=str) == expected, rate
+        assert plan["details"]["has_fewest_slices"]
 
 
 def test_the_margin_is_what_the_interval_says(tmp_path, capsys):
@@ -275,6 +305,13 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_planned(tmp_pa
     assert status == 2 and "there is no folder" in error and error.count("\n") == 1
 
 
+def test_a_file_that_is_not_there_is_named_once(tmp_path, capsys):
+    status, error = run(capsys, "serve", tmp_path / "no.yaml", "--profile", table(tmp_path, ROW))
+    assert status == 2 and error.startswith(
+        f"error: {tmp_path}/no.yaml: cannot be read: No such file or directory; give"
+    )
+
+
 def test_a_file_that_is_no_yaml_is_named_with_its_row(tmp_path, capsys):
     services = tmp_path / "services.yaml"
     services.write_text("services:\n  - {name: [bert\n")
@@ -284,7 +321,7 @@ def test_a_file_that_is_no_yaml_is_named_with_its_row(tmp_path, capsys):
 
 def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
     path = demand(tmp_path, scenario(0))
-    argv = ["compare", path, "--profile", parva_profile, "--time-limit-s", 0.2]
+    argv = ["compare", path, "--profile", parva_profile]
     _, one = run(capsys, *argv)
     _, both = run(capsys, *argv, "--load", 1, "--load", 3)
     needed = [{row["method"]: row["num_gpus"] for row in each["methods"]} for each in (one, *both["loads"])]
@@ -311,7 +348,7 @@ def test_only_what_was_profiled_is_compared_with(tmp_path, capsys, profiles, exp
         ROW | {"instance_profile": each, "sharing_mode": "mig" if each else "mps", "throughput_per_s": "1000"}
         for each in profiles
     ]
-    argv = ["compare", demand(tmp_path, [BERT]), "--profile", table(tmp_path, *rows), "--time-limit-s", 0.1]
+    argv = ["compare", demand(tmp_path, [BERT]), "--profile", table(tmp_path, *rows)]
     status, found = run(capsys, *argv)
     assert status == 0
     assert [row["method"] for row in found["methods"]][len(methods.METHODS) :] == expected

@@ -150,15 +150,95 @@ def fewest(services, rows, models, limits=None, most=4, margin=0.0):
     return None
 
 
-def _shares(services, rows, model, branch, limits, margin):
-    """What one GPU can give each service, as a share of its rate, however it is divided and whoever is on it."""
+def slices_of(model, profile):
+    """Compute and memory slices of an instance of a model, or of the undivided GPU."""
+    gpu = TABLE[KEYS[model]]
+    if not profile:
+        return gpu["compute_slices"], gpu["memory_slices"]
+    row = next(row for row in gpu["gi_profiles"] if row["name"] == profile)
+    return row["compute_slices"], row["memory_slices"]
+
+
+def count_slices(plan):
+    """Compute and memory slices of all instances of a plan, as its JSON."""
+    sizes = [slices_of(gpu["model"], instance["profile"]) for gpu in plan["gpus"] for instance in gpu["instances"]]
+    return tuple(map(sum, zip(*sizes, strict=True)))
+
+
+def fewest_slices(services, rows, models, num_gpus, limits=None, margin=0.0):
+    """The fewest compute slices, and then memory slices, of any plan on so many GPUs, by trying everything.
+
+    Arguments as of `fewest`.
+    """
+    limits = limits or {}
+    uses = {use for model, branch in models.items() for use in _uses(services, rows, model, branch, limits, margin)}
+    uses = _undominated(uses)
+    plans = {((0.0,) * len(services), (0, 0), ())}
+    for _ in range(num_gpus):
+        found = set()
+        for (given, size, used), (shares, more, model) in product(plans, uses):
+            together = tuple(min(1.0, round(a + b, 12)) for a, b in zip(given, shares, strict=True))
+            gpus = tuple(sorted((*used, *model)))
+            if gpus.count(model[0]) <= limits.get("gpus", {}).get(model[0], math.inf):
+                found.add((together, (size[0] + more[0], size[1] + more[1]), gpus))
+        plans = _undominated(found)
+    return min(size for given, size, _ in plans if all(share >= 1 - 1e-9 for share in given))
+
+
+def _uses(services, rows, model, branch, limits, margin):
+    """Each way to use one GPU: the shares that it gives, the slices that are taken, and its model."""
     names = [service["name"] for service in services]
+    best = _best_shares(services, rows, model, margin)
+    profiles = {profile for _, profile in best if profile}
+    undivided = [("",)] if any(not profile for _, profile in best) else []
+    for layout in [*layouts(model, branch, profiles), *undivided]:
+        ways = [
+            combinations_with_replacement(range(-1, len(names)), count) for _, count in sorted(Counter(layout).items())
+        ]
+        for way in product(*ways):
+            here = {names[who] for each in way for who in each if who >= 0}
+            if any(len(here & set(group)) > 1 for group in limits.get("apart", [])):
+                continue
+            if len(here) > limits.get("services_per_gpu", math.inf):
+                continue
+            total, taken = Counter(), [0, 0]
+            for profile, each in zip(sorted(Counter(layout)), way, strict=True):
+                for who in each:
+                    if who >= 0:
+                        total[who] += best[who, profile]
+                        taken = [a + b for a, b in zip(taken, slices_of(model, profile), strict=True)]
+            shares = tuple(min(1.0, round(total[number], 12)) for number in range(len(names)))
+            yield shares, tuple(taken), (model,)
+
+
+def _undominated(uses):
+    """Without those beside which another one of the same models gives as much and takes as few slices."""
+    kept = []
+    for shares, size, models in sorted(uses, key=lambda use: (use[1], [-share for share in use[0]])):
+        is_needed = not any(
+            models == other_models and all(a >= b for a, b in zip(other, shares, strict=True))
+            for other, _, other_models in kept
+        )
+        if is_needed:
+            kept.append((shares, size, models))
+    return set(kept)
+
+
+def _best_shares(services, rows, model, margin):
+    """The share of its rate that each service, by position, gets at most of an instance."""
     best = Counter()
     for number, service in enumerate(services):
         for row in rows:
             if row["workload"] == service["name"] and row["gpu_model"] == model:
                 key = number, row["instance_profile"]
                 best[key] = max(best[key], admitted(service, row, margin) / service["rate_per_s"])
+    return best
+
+
+def _shares(services, rows, model, branch, limits, margin):
+    """What one GPU can give each service, as a share of its rate, however it is divided and whoever is on it."""
+    names = [service["name"] for service in services]
+    best = _best_shares(services, rows, model, margin)
     profiles = {profile for _, profile in best if profile}
     undivided = [("",)] if any(not profile for _, profile in best) else []
     for layout in [*layouts(model, branch, profiles), *undivided]:

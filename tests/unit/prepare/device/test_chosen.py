@@ -49,6 +49,11 @@ def test_a_grant_of_nothing_is_the_cpus_or_an_error(nothing, monkeypatch) -> Non
     assert chosen.find_device(GpuConfig(device="2")).uuid == "GPU-22"
 
 
+def test_no_device_at_all_is_said_as_such() -> None:
+    with pytest.raises(ConfigError, match=r"^--gpu=0: there is no NVIDIA GPU here; check that `nvidia-smi` lists one"):
+        chosen.choose("--gpu", "0", [])
+
+
 @pytest.mark.parametrize(
     ("granted", "words"),
     [("4", "CUDA_VISIBLE_DEVICES='4' matches 0 GPUs"), ("MIG-12", "CUDA_VISIBLE_DEVICES='MIG-12' matches 0")],

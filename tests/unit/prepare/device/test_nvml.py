@@ -53,6 +53,8 @@ def test_a_device_tells_what_identifies_it(library: NvmlLibrary) -> None:
         "compute_mode": "default",
         "power_limit_w": "650",
         "ecc_mode": "enabled",
+        "graphics_clock_setting_mhz": "1980",
+        "memory_clock_setting_mhz": "2619",
         "mig_mode_current": "disabled",
         "mig_mode_pending": "disabled",
     }
@@ -69,6 +71,22 @@ def test_details_that_the_gpu_does_not_offer_are_absent(library: NvmlLibrary) ->
     assert device.memory_mib is None
     assert not device.mig_enabled
     assert not {"mig_mode_current", "mig_mode_pending", "multiprocessors", "ecc_mode"} & dict(device.details).keys()
+
+
+def test_the_state_is_read_again_and_the_other_details_stay(library: NvmlLibrary) -> None:
+    (before,) = nvml.list_devices()
+    library.functions["nvmlDeviceGetEnforcedPowerLimit"] = lambda _handle, limit: fill(limit, 500_000)
+    library.fail(
+        nvmlDeviceGetApplicationsClock=pynvml.NVML_ERROR_DEPRECATED,
+        nvmlDeviceGetEccMode=pynvml.NVML_ERROR_NOT_SUPPORTED,
+    )
+    after = dict(nvml.with_state_now(before).details)
+    gone = {"graphics_clock_setting_mhz", "memory_clock_setting_mhz", "ecc_mode"}
+    assert dict(before.details).keys() - after.keys() == gone
+    assert after == {key: value for key, value in before.details if key not in gone} | {"power_limit_w": "500"}
+    library.fail(nvmlDeviceGetEnforcedPowerLimit=pynvml.NVML_ERROR_GPU_IS_LOST)
+    with pytest.raises(nvml.NvmlError, match="the power limit"):
+        nvml.with_state_now(before)
 
 
 def test_a_pending_mig_mode_is_told_apart_from_a_current_one(library: NvmlLibrary) -> None:

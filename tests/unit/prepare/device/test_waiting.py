@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from pipeline.base.errors import GpuBusyError, InUseError
+from pipeline.base.interrupts import Interrupted
 from pipeline.prepare.device import waiting
 from pipeline.prepare.device.waiting import Patience
 
@@ -38,6 +41,23 @@ def test_the_limit_is_for_all_waits_together():
         patience.wait(in_use(False))
     with pytest.raises(GpuBusyError, match="in vain"):
         patience.wait(in_use(False))
+
+
+def test_the_time_limit_of_the_study_holds_while_it_waits_and_counts_what_was_waited():
+    patience = Patience(is_wanted=True, limit_s=60.0, time_limit_s=0.05)
+    with pytest.raises(GpuBusyError, match=r"waited 0 s \(time_limit_s\) in vain: busy"):
+        patience.wait(in_use(False))
+    assert patience.waited_s >= 0.05
+
+
+def test_a_signal_ends_the_wait_which_is_said(capsys):
+    def look() -> bool:
+        raise Interrupted(signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        Patience(is_wanted=True, limit_s=60.0).wait(InUseError("busy", "GPU 0, which is held by alice", look))
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == "interrupted by SIGTERM after waiting 0 s for GPU 0, which is held by alice"
 
 
 def test_who_does_not_want_to_wait_is_refused():

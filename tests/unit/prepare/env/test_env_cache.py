@@ -191,7 +191,7 @@ def test_what_programs_add_to_it_is_no_change(env):
     assert env.preview().to_build is None
 
 
-# Resolves, says so, and keeps the environment until its stdin ends; a build takes a second longer than it would.
+# Resolves, says so, and keeps the environment until its stdin ends; a build waits until the test lets it go on.
 PROGRAM = """
 import os, sys, time
 from pipeline.prepare.env.venv import VenvEnv
@@ -200,8 +200,9 @@ def slowly(self, prefix, builder):
     with open(os.environ["BUILDS"], "a") as builds:
         builds.write(f"{os.getpid()}\\n")
     if "HANG" in os.environ:
-        builder.step(["sleep", os.environ["HANG"]], tool="sleep")
-    time.sleep(1)
+        builder.step(["sh", "-c", 'echo $$ > "$HANG.new"; mv "$HANG.new" "$HANG"; exec sleep 600'], tool="sleep")
+    while not os.path.exists(os.environ["BUILDS"] + ".may-go-on"):
+        time.sleep(0.01)
     return build(self, prefix, builder)
 VenvEnv.build = slowly
 print(VenvEnv(sys.argv[1], cache_root=sys.argv[2]).resolve().lock_digest, flush=True)
@@ -244,35 +245,51 @@ def wait_for(condition: Callable[[], object], limit_s: float = 120) -> None:
         time.sleep(0.02)
 
 
+def let_builds_go_on(tmp_path: Path) -> None:
+    (tmp_path / "builds.may-go-on").touch()
+
+
 def test_several_at_once_build_it_once_and_the_others_wait_and_say_so(start, tmp_path):
     processes = [start() for _ in range(3)]
-    outputs = [process.communicate("", timeout=300) for process in processes]
-    assert len({out for out, _ in outputs}) == 1 and outputs[0][0].strip()
+    wait_for(lambda: builds(tmp_path))
+    (builder,) = builds(tmp_path)
+    for process in processes:
+        if process.pid != int(builder):
+            wait_for(lambda process=process: "waiting for it" in process.stderr.readline())
+    let_builds_go_on(tmp_path)
+    outputs = [process.communicate("", timeout=300)[0] for process in processes]
+    assert len(set(outputs)) == 1 and outputs[0].strip()
     assert len(builds(tmp_path)) == 1
-    assert sum("waiting for it" in err for _, err in outputs) == 2
 
 
 def test_who_waits_goes_on_while_the_builder_still_uses_it(start, tmp_path):
     first = start()
     wait_for(lambda: builds(tmp_path))
     second = start()
+    wait_for(lambda: "waiting for it" in second.stderr.readline())
+    let_builds_go_on(tmp_path)
     digest = first.stdout.readline()
     assert second.stdout.readline() == digest and first.poll() is None
 
 
 def test_a_build_whose_orchestrator_was_killed_is_waited_for_and_done_again(start, tmp_path):
-    first = start(HANG="3")
-    wait_for(lambda: builds(tmp_path))
-    time.sleep(0.3)
+    step = tmp_path / "step"
+    first = start(HANG=str(step))
+    wait_for(step.exists)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    out, err = start().communicate("", timeout=300)
-    # The step of the killed build went on by itself, and two builds in one folder would spoil each other.
-    assert "waiting for it" in err and "was built only in part" in err
+    second = start()
+    # The step of the killed build goes on by itself, and two builds in one folder would spoil each other.
+    wait_for(lambda: "waiting for it" in second.stderr.readline())
+    os.kill(int(step.read_text()), signal.SIGKILL)
+    let_builds_go_on(tmp_path)
+    out, err = second.communicate("", timeout=300)
+    assert "was built only in part" in err
     assert out.strip() and len(builds(tmp_path)) == 2
 
 
 def test_an_environment_that_is_used_is_not_taken_away_from_its_jobs(start, env, tmp_path):
+    let_builds_go_on(tmp_path)
     user = start()
     assert user.stdout.readline().strip()
     (marker,) = tmp_path.glob("cache/venv-*/environment.json")

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Interpreter
-from pipeline.prepare.env import existing
+from pipeline.prepare.env import existing, lock
 from pipeline.prepare.env.conda import CondaEnv
 from pipeline.prepare.env.existing import ExistingEnv
 from pipeline.prepare.env.venv import VenvEnv
@@ -176,4 +176,5 @@ def test_an_environment_that_was_built_is_the_same_one_as_itself_where_it_lies(t
         built = VenvEnv(str(tmp_path / "requirements.txt"), cache_root=str(tmp_path / "cache")).resolve()
     found = described(built.python.parent.parent)
     assert (found.lock_digest, found.python, found.environ) == (built.lock_digest, built.python, built.environ)
-    assert {line for line in built.lock if line.removeprefix("# pip ") not in sources} == set(found.lock)
+    unrecorded = {*sources, *(f"# requested: {line}" for line in lock.request_of(built.lock))}
+    assert {line for line in built.lock if line.removeprefix("# pip ") not in unrecorded} == set(found.lock)

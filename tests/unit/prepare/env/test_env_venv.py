@@ -63,6 +63,14 @@ def test_requirements_are_installed_beside_nothing_else(resolve, tmp_path):
     assert environ["VIRTUAL_ENV"] == str(interpreter.python.parent.parent) and environ["PYTHONPATH"] == ""
 
 
+def test_what_is_asked_for_stands_in_the_preview_and_then_in_the_lock(resolve, tmp_path):
+    write(tmp_path / "more.txt", "tiny<2 # the older\n")
+    file = write(tmp_path / "requirements.txt", OFFLINE + "-r more.txt\n")
+    requested = (f"python=={VERSION}", "tiny<2")
+    assert VenvEnv(str(file), cache_root=str(tmp_path / "cache")).preview().requested == requested
+    assert env_lock.request_of(resolve(file).lock) == requested
+
+
 def test_an_environment_built_from_its_lock_is_the_same_one_from_another_folder_too(resolve, tmp_path, wheels):
     original = resolve(write(tmp_path / "requirements.txt", OFFLINE + "tiny\n"))
     wheel(wheels, "tiny", "9.0")

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,24 @@ class Session:
         assert _plain(self.run(stdin=question), self.names) == expected, name
 
 
+def check_ps(session: Session) -> None:
+    """Compare the table of clients: all but the number of the namespace and the name of the program."""
+    session.checked.add("ps")
+    _, header, *recorded, status = (RECORDED / "ps.txt").read_text().splitlines()
+    own_header, *lines, own_status = session.run(stdin="ps").splitlines()
+    assert (own_header, own_status) == (header, status)
+    recorded_names = {"577": "<server>", "539": "<first>", "538": "<second>"}
+    for line, expected in zip(lines, recorded, strict=True):
+        cells, expected_cells = line.split(), expected.split()
+        assert [line.find(f" {cell} ") for cell in cells[2:]] == [
+            expected.find(f" {cell} ") for cell in expected_cells[2:]
+        ]
+        assert [session.names.get(cell, cell) for cell in cells[:4]] == [
+            recorded_names.get(cell, cell) for cell in expected_cells[:4]
+        ]
+        assert cells[4].isdecimal()
+
+
 def _plain(text: str, names: dict[str, str]) -> str:
     """The text with names in the place of PIDs, all at once: a name may be another PID."""
     return re.sub(r"\b\d+\b", lambda found: names.get(found[0], found[0]), text)
@@ -116,6 +135,11 @@ def recorded_listing(name: str) -> set[tuple[str, str]]:
 
 
 def test_the_recorded_session_word_for_word(session):
+    file = StateFile(session.folder / "machine.json")
+    file.create(["h100_80gb"])
+    with file.changing() as cell:
+        cell.state = replace(cell.state, gpus=(replace(cell.state.gpus[0], uuid=UUID),))
+    write_program(session.folder, machine=file.path)
     session.check("no_daemon")
     session.check("start")
     session.check("start_again")
@@ -124,8 +148,11 @@ def test_the_recorded_session_word_for_word(session):
     try:
         server = int(session.run(stdin="get_server_list").split()[0])
         session.names = {str(server): "<server>", str(first.pid): "<first>", str(second.pid): "<second>"}
-        for name in ("servers", "status", "clients", "bad", "bad_pid"):
+        for name in ("servers", "status", "clients", "devclients", "query", "bad", "bad_pid"):
             session.check(name)
+        for name in ("pct", "get_pct", "pct_bad"):
+            session.check(name)
+        check_ps(session)
         assert listing(session.pipes) == recorded_listing("files")
         second.kill()
         second.wait()
@@ -163,6 +190,25 @@ def _kinds(log: str) -> set[str]:
     plain = re.sub(r"^\[[^]]*? (\w+) +\d+\]", r"\1", log, flags=re.M)
     plain = re.sub(r"/tmp/\S*?(?=$|/control\b)", "<folder>", plain, flags=re.M)
     return set(re.sub(r"\b\d+\b", "N", plain).splitlines())
+
+
+def test_an_option_that_the_program_does_not_know_starts_no_daemon(session):
+    assert session.run("-d", "-S").startswith("Unrecognized option \0\nCUDA MPS Control for Linux/Unix/QNX.\n")
+    assert session.run() == "Cannot find MPS control daemon process\nexit 1\n"
+
+
+@pytest.mark.parametrize("branch", ["535", "550"])
+def test_files_and_log_of_older_daemons(session, branch):
+    write_program(session.folder, branch=branch)
+    assert session.run("-d", "-S") == "Cannot find MPS control daemon process\nexit 1\n"  # it is the front end
+    session.run("-d")
+    session.run(stdin="start_server -uid 0")
+    log = (session.pipes / "control.log").read_text()
+    daemon, server = (int(pid) for pid in re.search(r" (\d+)\] Starting new server (\d+) for user 0", log).groups())
+    assert (daemon == server) == (branch == "550")
+    assert "binary version" not in log
+    assert ("-rw-rw-rw-", "nvidia-cuda-mps-control.pid") in listing(session.pipes) or branch == "535"
+    session.run(stdin="quit")
 
 
 def test_without_a_daemon_a_program_runs_without_mps_and_nothing_says_so(session):
@@ -220,9 +266,7 @@ def test_who_says_nothing_nonsense_or_speaks_for_the_dead_does_not_stop_the_daem
         client = connect({**session.environ, "CUDA_MPS_SM_PARTITION": ""})
         assert client is not None
         stack.enter_context(client)
-        assert session.run(stdin="set_active_thread_percentage 1 40") == (
-            "The simulated MPS does not know set_active_thread_percentage\nexit 0\n"
-        )
+        assert session.run(stdin="get_client_list 1") == "Server 1 not found\nexit 0\n"
     assert session.run(stdin="quit") == "exit 0\n"
 
 

@@ -30,8 +30,10 @@ from pipeline.clean.journal import Journal, replay
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn
 from pipeline.prepare.mps import clients as mps_clients
+from pipeline.prepare.mps import control as mps_control
 from pipeline.prepare.mps import daemon
 from pipeline.prepare.mps.clients import MpsSlots
+from pipeline.prepare.mps.control import Control
 from pipeline.prepare.sharing.mps import Mps, MpsPercent
 from pipeline.simulation.mps.control import connect, write_program
 from tests.conftest import GPU
@@ -39,6 +41,7 @@ from tests.rows import gpu_settings, workload
 from tests.rows import group as make_group
 
 H100 = dataclasses.replace(GPU, details=(("compute_capability", "9.0"), ("multiprocessors", "132")))
+LOGS, environ = "CUDA_MPS_LOG_DIRECTORY", Control.environ
 CLIENT = """
 import os, sys, time
 from pipeline.simulation.mps.control import connect
@@ -78,8 +81,15 @@ def daemons(folder: Path) -> list[int]:
 
 
 @contextmanager
-def prepared(folder: Path, group: Group, faults: tuple[str, ...] = (), sharing: type[Mps] = Mps, **options: Any):
-    program = write_program(folder, faults=faults)
+def prepared(
+    folder: Path,
+    group: Group,
+    faults: tuple[str, ...] = (),
+    sharing: type[Mps] = Mps,
+    branch: str = "580",
+    **options: Any,
+):
+    program = write_program(folder, faults=faults, branch=branch)
     with sharing(program=str(program), **options).prepare(group.device, group, folder) as slots:
         yield slots
 
@@ -219,12 +229,13 @@ def test_a_fault_of_the_server_is_an_error(folder, monkeypatch):
         stack.enter_context(client(slots.slots[0]))
 
 
-def test_a_server_that_died_is_an_error(folder):
-    died = pytest.raises(SharingError, match=r"servers now: none.*server\.log ends with")
-    with died, prepared(folder, group_in(folder, "a")) as slots:
+@pytest.mark.parametrize("branch", ["535", "580"])
+def test_a_server_that_died_is_an_error(folder, branch):
+    status = "not told by this control program" if branch == "535" else "Server \\d+ not found"
+    says = rf"\(status: {status}; servers now: none\).*; control\.log: Server \d+ exited with status 0$"
+    with pytest.raises(SharingError, match=says), prepared(folder, group_in(folder, "a"), branch=branch) as slots:
         os.kill(server_of(slots), signal.SIGKILL)
-        wait_until(lambda: len(daemons(folder)) == 1)
-        time.sleep(0.1)  # until the daemon has noticed
+        wait_until(lambda: control_of(slots).list_pids("get_server_list") == [])
 
 
 def test_the_error_of_the_group_is_not_hidden_by_the_fault(folder, monkeypatch):
@@ -248,20 +259,101 @@ def wait_until(is_true: Callable[[], bool]) -> None:
     [
         ("start_fails", "Failed to start the MPS control daemon"),
         ("no_answer", "time limit"),
-        ("server_dies", "no server became active"),
-        ("never_ready", "no server became active"),
+        ("server_dies", r"its server ended at once \(.*\); control\.log: Server \d+ exited with status 1$"),
+        (
+            "server_fails",
+            r"its server ended at once .*; server\.log: Failed to start : invalid argument; control\.log: Server encou",
+        ),
+        ("never_ready", "its server was not ready within 0.5 s"),
     ],
 )
 def test_a_daemon_that_does_not_become_ready_is_an_error_and_leaves_nothing(folder, monkeypatch, fault, says):
     if fault == "no_answer":  # others answer in time on a busy machine too
-        monkeypatch.setattr(daemon, "_ASK_LIMIT_S", 0.5)
-    monkeypatch.setattr(daemon, "_START_LIMIT_S", 0.5)
+        monkeypatch.setattr(mps_control, "_ASK_LIMIT_S", 0.5)
+    if fault == "never_ready":
+        monkeypatch.setattr(daemon, "_START_LIMIT_S", 0.5)
     monkeypatch.setattr(daemon, "_END_GRACE_S", 0.3)
     refused = pytest.raises(SharingError, match=rf"starting MPS for {GPU.uuid}: .*{says}")
     with refused, prepared(folder, group_in(folder, "a"), (fault,)):
         pytest.fail("it is not ready")
     assert daemons(folder) == []
     assert not Journal(folder, GPU.uuid).path.exists()
+
+
+@pytest.mark.parametrize("branch", ["535", "550", "615"])
+def test_the_program_of_each_branch_runs_a_group(folder, branch):
+    group = group_in(folder, "a", "b")
+    with prepared(folder, group, branch=branch) as slots, ExitStack() as stack:
+        control = control_of(slots)
+        status = 'Unknown command "get_server_status"' if branch == "535" else "ACTIVE"
+        assert control.ask(f"get_server_status {server_of(slots)}") == [status]
+        slots.verify({i: stack.enter_context(client(slot)) for i, slot in enumerate(slots.slots)})
+        stack.close()
+    assert daemons(folder) == []
+
+
+def test_a_server_that_no_program_tells_to_be_ready_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(daemon, "_START_LIMIT_S", 0.5)
+    says = "its server was not ready within 0.5 s; this control program knows no get_server_status"
+    with (
+        pytest.raises(SharingError, match=says),
+        prepared(folder, group_in(folder, "a"), ("never_ready",), branch="535"),
+    ):
+        pytest.fail("it is not ready")
+
+
+def test_without_status_and_log_nothing_is_waited_for(folder, monkeypatch):
+    monkeypatch.setattr(Control, "environ", lambda self, **more: environ(self, **more) | {LOGS: "/nonexistent"})
+    group = group_in(folder, "a")
+    says = r"knows no get_server_status, and no control\.log says when its server is ready; use driver R550 or newer"
+    with pytest.raises(SharingError, match=says), prepared(folder, group, branch="535"):
+        pytest.fail("nobody knows whether it is ready")
+
+
+def wrap_program(folder: Path, script: str) -> str:
+    """Put a program before the simulated one, which is `$real` in the script of a shell; `$line` is the question."""
+    real = write_program(folder)
+    program = folder / "wrapped"
+    program.write_text(f'#!/bin/sh\nreal={real}\ncase "$1" in -*) exec $real "$@";; esac\nread -r line\n{script}\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+PASS_ON = 'printf "%s\\n" "$line" | exec $real'
+
+
+def test_answers_that_the_daemon_drops_are_asked_for_again(folder):
+    """As real ones do while a server exits: nothing is printed, and the exit status is 1."""
+    dropped = f'count={folder}/"${{line%% *}}"; if [ ! -e "$count" ]; then : > "$count"; exit 1; fi; {PASS_ON}'
+    program = wrap_program(folder, dropped)
+    group = group_in(folder, "a")
+    with Mps(program=program).prepare(GPU, group, folder) as slots:
+        assert {"get_server_list", "start_server", "get_server_status"} <= {path.name for path in folder.iterdir()}
+        assert slots.slots
+
+
+def test_a_start_that_is_refused_says_so_at_once(folder):
+    refusal = "Insufficient privileges for UID 1000. Only the root user may start server for another user."
+    script = f'case "$line" in start_server*) echo "{refusal}"; exit 0;; esac; {PASS_ON}'
+    program = wrap_program(folder, script)
+    says = rf"there is no server; start_server was answered with: {re.escape(refusal)} \(docs/mps"
+    begin = time.monotonic()
+    with (
+        pytest.raises(SharingError, match=says),
+        Mps(program=program).prepare(GPU, group_in(folder, "a"), folder),
+    ):
+        pytest.fail("there is no server")
+    assert time.monotonic() - begin < daemon._APPEAR_LIMIT_S
+
+
+def test_a_server_that_ends_unseen_and_unlogged_is_not_waited_for(folder, monkeypatch):
+    monkeypatch.setattr(daemon, "_APPEAR_LIMIT_S", 0.3)
+    program = wrap_program(folder, f'case "$line" in start_server*) exit 0;; esac; {PASS_ON}')
+    with (
+        pytest.raises(SharingError, match=r"there is no server \(docs/mps\.md"),
+        Mps(program=program).prepare(GPU, group_in(folder, "a"), folder),
+    ):
+        pytest.fail("there is no server")
 
 
 def test_a_daemon_that_does_not_quit_is_ended_by_signals(folder, monkeypatch):

@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.records import Group
-from pipeline.prepare.mps import daemon, partitions
-from pipeline.prepare.mps.daemon import Control
+from pipeline.prepare.mps import control, partitions
+from pipeline.prepare.mps.control import Control
 from pipeline.prepare.sharing import mps_static
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.mps_static import MpsStatic
@@ -63,7 +63,7 @@ def test_jobs_get_equal_parts_of_the_gpu_and_are_proved_to_be_in_them(machine, m
 
 def test_the_commands_of_a_newer_protocol_are_not_those_that_are_used_here(machine, monkeypatch):
     """What makes the test above one that can fail."""
-    monkeypatch.setattr(daemon, "_PROTOCOL", "CUDA_MPS_PROTOCOL")
+    monkeypatch.setattr(control, "_PROTOCOL", "CUDA_MPS_PROTOCOL")
     monkeypatch.setattr(
         Control, "environ", lambda self, **more: os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes)} | more
     )
@@ -117,7 +117,7 @@ def test_an_older_driver_is_refused_and_so_is_an_older_control_program(machine):
         MpsStatic().check(machine.group("a"))
     assert "\n" not in str(refused.value)
     group = machine.group("a", cuda="13.1")
-    says = "starting MPS .*invalid option -- 'S'"
+    says = "starting MPS .* -d -S was answered with: Unrecognized option"
     with pytest.raises(SharingError, match=says), MpsStatic().prepare(group.device, group, machine.folder):
         pytest.fail("it does not know static partitions")
     assert not machine.journal.path.exists()

@@ -1,0 +1,138 @@
+"""Job files of CARMA as an experiment file: exclusive jobs alone, collocated ones together."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import placeholders
+from pipeline.base.paths import expanded
+from pipeline.base.words import counted
+from pipeline.importer import carma_job, experiment_file
+from pipeline.importer.carma_job import COLLOCATED, EXCLUSIVE, Job
+from pipeline.importer.experiment_file import Imported, Program, Value, override_value, size_of
+
+
+def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environments: str | None = None) -> Imported:
+    """Import job files as the experiment of this name.
+
+    Args:
+        paths: of the files, in the order of their groups.
+        name: of the experiment.
+        is_together: whether all jobs are one mix, whatever their modes.
+        environments: folder of the conda environments that the jobs activate.
+
+    Raises:
+        ConfigError: one of them cannot be read, or is no such file.
+    """
+    jobs = [carma_job.read(path) for path in paths]
+    taken = [job for job in jobs if not job.obstacle]
+    prefixes = _prefixes(taken, environments)
+    programs = _programs(taken, prefixes)
+    together = [job for job in taken if is_together or job.mode == COLLOCATED]
+    sizes: dict[Program, str] = {}
+    alone = list(dict.fromkeys(programs[job.path] for job in taken if job not in together))
+    blocks = [_block([program], sizes) for program in alone]
+    if together:
+        blocks.append(_block([programs[job.path] for job in together], sizes))
+    origin = f"imported from {', '.join(path.name for path in paths)} by `python -m pipeline.importer`"
+    described = dict.fromkeys(f"{programs[job.path].label}: {_describe(job)}" for job in taken)
+    text = experiment_file.text_of(
+        blocks,
+        sizes,
+        head="\n# ".join([f"{counted(len(blocks), 'group')}, {origin}.", *described]),
+        defaults=[{"override /window": "work"}, *([{"override /env": "existing"}] if prefixes else [])],
+        settings={"tracking": {"experiment": name}},
+    )
+    return Imported(
+        text=text,
+        num_read=len(jobs),
+        unit="file",
+        refused=[f"{job.path}: {job.obstacle}" for job in jobs if job.obstacle],
+        notes=list(_notes(taken, prefixes, is_together=is_together)),
+    )
+
+
+def _prefixes(jobs: Sequence[Job], environments: str | None) -> Mapping[str, str]:
+    """Return where each environment lies; nothing if that is not known of all, as they are of one kind then."""
+    named = {job.environment for job in jobs}
+    if "" in named:
+        return {}
+    if environments is None:
+        return {name: name for name in named} if all("/" in name for name in named) else {}
+    folder = expanded("--envs", environments).absolute()
+    return {name: name if "/" in name else str(folder / name) for name in named}
+
+
+def _programs(jobs: Sequence[Job], prefixes: Mapping[str, str]) -> dict[Path, Program]:
+    """Return the program of each file, named after model and batch size and, of several such, after the file."""
+    commands = defaultdict[str, set[tuple[object, ...]]](set)
+    for job in jobs:
+        commands[_label(job)].add((job.script, job.args, job.environment))
+    programs = {}
+    for job in jobs:
+        label = _label(job) if len(commands[_label(job)]) == 1 else f"{_label(job)}_{_word(job.path.stem)}"
+        values: dict[str, Value] = {"name": label, "script": job.script}
+        if job.args:
+            values["args"] = tuple(map(placeholders.as_text, job.args))
+        if prefixes:
+            values["env_prefix"] = prefixes[job.environment]
+        programs[job.path] = Program(workload="script", values=tuple(values.items()), name=label)
+    return programs
+
+
+def _label(job: Job) -> str:
+    model = _word(job.model or Path(job.script).stem)
+    is_told = model.endswith(f"_{job.batch_size}")
+    return model if is_told else f"{model}_bs{job.batch_size}"
+
+
+def _word(text: str) -> str:
+    return re.sub(r"\W", "_", text)
+
+
+def _block(programs: Sequence[Program], sizes: dict[Program, str]) -> dict[str, Any]:
+    block: dict[str, Any] = {"scenario": "naive"}
+    if len(set(programs)) == 1:
+        block |= {"workload": programs[0].workload, "degree": len(programs)}
+        return block | {f"workload.{key}": override_value(value) for key, value in programs[0].values}
+    return block | {"mix": override_value(tuple(size_of(program, sizes) for program in programs))}
+
+
+def _describe(job: Job) -> str:
+    parts = [job.mode, f"model {job.model}", f"batch size {job.batch_size}", f"data set {job.dataset}"]
+    if job.environment:
+        parts.append(f"conda environment {job.environment}")
+    parts += [
+        f"{amount:g} MB {source}" if source == carma_job.MEASURED else f"{amount:g} MB estimated by {source}"
+        for source, amount in job.memory_mib
+    ]
+    return ", ".join(parts)
+
+
+def _notes(jobs: Sequence[Job], prefixes: Mapping[str, str], *, is_together: bool) -> list[str]:
+    notes = []
+    if jobs:
+        notes.append(
+            "model, data set, batch size and memory are comments of the experiment: a script does what its arguments "
+            "say, and memory is measured"
+        )
+    names = sorted({job.environment for job in jobs if job.environment})
+    if names and not prefixes:
+        notes.append(
+            f"conda environment {', '.join(names)}: not kept, as nothing says where it lies; --envs FOLDER does, or "
+            "env=existing env.prefix=FOLDER on the command line"
+        )
+    if variables := sorted({name for job in jobs for name in job.dropped}):
+        notes.append(f"{', '.join(variables)}: not kept, each job sees the device of its group")
+    exclusive = [job for job in jobs if job.mode == EXCLUSIVE]
+    if is_together and exclusive:
+        notes.append(f"{EXCLUSIVE}: not kept of {counted(len(exclusive), 'job')}, as --together makes one mix of all")
+    elif len(exclusive) > 1:
+        notes.append(f"{counted(len(exclusive), 'exclusive job')} each run alone; --together makes one mix of all")
+    if len(jobs) - len(exclusive) == 1 and not is_together:
+        notes.append(f"one {COLLOCATED} job has nobody to run with: give the files of the others as well")
+    return notes

@@ -1,0 +1,161 @@
+"""Job files of CARMA, the collocation-aware resource manager of radT's authors.
+
+A file is read by lines: `conda activate NAME`, the command, the summary of the model, the data set, the batch size, the
+mode, the number of GPUs and, if it has them, the job's memory: as measured, and as three estimators say. Lines that
+begin with `#` are comments. Source: `src/server.py` and `workloads/*.rad` of itu-rad/CARMA.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.errors import ConfigError
+from pipeline.plan import user_command
+
+EXCLUSIVE, COLLOCATED = "exclusive", "collocated"
+_MODES = {EXCLUSIVE: EXCLUSIVE, **dict.fromkeys((COLLOCATED, "collocate", "collocation", "shared"), COLLOCATED)}
+MEASURED = "measured"
+_MEMORY = (MEASURED, "Horus", "FakeTensor", "GPUMemNet")
+"""Where each figure of a job's memory comes from, in the order of their lines. Unit: MiB, as nvidia-smi has it."""
+_FIELDS = ("the summary of its model", "its data set", "its batch size", "its mode", "its number of GPUs")
+_ACTIVATE = re.compile(r"(?:conda|source|mamba|micromamba|\.)\s+(?:\S*/)?activate\s+(?P<name>\S+)")
+_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=.*")
+_OF_SHELLS = re.compile(r"^[;&|<>()]+$|[`$]")
+_MOST_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job file.
+
+    Attributes:
+        environment: name or path of a conda environment; empty if it activates none.
+        script, args: of the command.
+        model: what the summary of its model is called, without its ending.
+        memory_mib: of the job, by where the figure comes from.
+        dropped: variables that are set before the command, which the device of a job decides.
+        obstacle: why it cannot be run here; empty if it can.
+    """
+
+    path: Path
+    environment: str
+    script: str
+    args: tuple[str, ...]
+    model: str
+    dataset: str
+    batch_size: int
+    mode: str
+    memory_mib: tuple[tuple[str, float], ...]
+    dropped: tuple[str, ...]
+    obstacle: str
+
+
+def read(path: Path) -> Job:
+    """Read a job file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such file.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a job file of CARMA (.rad)") from error
+    except UnicodeDecodeError as error:
+        raise _refused(path, "it is no text in UTF-8") from error
+    if len(content) > _MOST_BYTES:
+        raise _refused(path, f"it is longer than {_MOST_BYTES >> 10} KiB")
+    if not all(character.isprintable() or character in "\n\r\t" for character in text):
+        raise _refused(path, "it is no text")
+    try:
+        return _job(path, [line.strip() for line in text.splitlines() if not line.lstrip().startswith("#")])
+    except ValueError as error:
+        raise _refused(path, str(error)) from error
+
+
+def _refused(path: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is no job file of CARMA: {reason}; its lines are: conda activate NAME, command, model, data set, "
+        "batch size, exclusive or collocated, number of GPUs, measured and estimated memory in MB"
+    )
+
+
+def _job(path: Path, lines: Sequence[str]) -> Job:
+    text = "\n".join(lines).strip().split("\n")
+    environment = ""
+    if activated := _ACTIVATE.fullmatch(text[0]):
+        environment, text = activated["name"], text[1:]
+    if not text or "python" not in text[0]:
+        raise ValueError(f"where its command should be stands {_short(text[0] if text else '')}")
+    command, *fields = text
+    if len(fields) < len(_FIELDS):
+        raise ValueError(f"it ends before {_FIELDS[len(fields)]}")
+    model, dataset, batch_size, mode, num_gpus, *memory = fields
+    if len(memory) > len(_MEMORY):
+        raise ValueError(f"it goes on after its memory, with {_short(memory[len(_MEMORY)])}")
+    if mode.lower() not in _MODES:
+        raise ValueError(f"its mode {_short(mode)} is neither {EXCLUSIVE} nor {COLLOCATED}")
+    gpus = _whole("number of GPUs", num_gpus)
+    obstacle = f"a job on {gpus} GPUs is not supported, each job has one" if gpus > 1 else ""
+    dropped: tuple[str, ...] = ()
+    script, args = "", dropped
+    try:
+        dropped, script, args = _program(command)
+    except ValueError as error:
+        obstacle = str(error)
+    return Job(
+        path=path,
+        environment=environment,
+        script=script,
+        args=args,
+        model=Path(model).stem,
+        dataset=dataset,
+        batch_size=_whole("batch size", batch_size),
+        mode=_MODES[mode.lower()],
+        memory_mib=tuple((source, _amount(source, line)) for source, line in zip(_MEMORY, memory, strict=False)),
+        dropped=dropped,
+        obstacle=obstacle,
+    )
+
+
+def _program(command: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """Return the variables that a command sets and that are dropped, its script and its arguments."""
+    tokens = shlex.shlex(command, posix=True, punctuation_chars=True)
+    tokens.whitespace_split = True
+    if found := next((token for token in tokens if _OF_SHELLS.search(token)), ""):
+        raise ValueError(f"its command needs a shell, because of {_short(found)}; put it into a script")
+    words = shlex.split(command)
+    names = []
+    while words and (assignment := _ASSIGNMENT.fullmatch(words[0])):
+        if not assignment["name"].startswith("CUDA_VISIBLE"):
+            raise ValueError(f"its command sets {assignment['name']}; put it into a script")
+        names.append(assignment["name"])
+        del words[0]
+    script, args = user_command.program_of(words, "its command")
+    return tuple(names), script, tuple(args)
+
+
+def _whole(what: str, text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,8}", text):
+        raise ValueError(f"its {what} {_short(text)} is no whole number above 0")
+    return int(text)
+
+
+def _amount(source: str, text: str) -> float:
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = math.nan
+    if not (math.isfinite(amount) and amount >= 0):
+        raise ValueError(f"its memory ({source}) {_short(text)} is no number of MB")
+    return amount
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -1,0 +1,166 @@
+"""Groups of a table of radT as an experiment file."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import override_values, placeholders
+from pipeline.base.words import counted
+from pipeline.importer import experiment_file, radt_notes, radt_table
+from pipeline.importer.experiment_file import Imported, Program, override_value, size_of
+from pipeline.importer.radt_table import LISTENERS, Refused, Row, RowGroup
+
+_EPOCHS = 5  # radT's default
+# What the published tables train, by model and data set, among the workloads of this project.
+_EFFICIENTNET = {
+    "cifar10": "robroek_efficientnetv2_s_small",
+    "imagenet64": "robroek_efficientnetv2_s_medium",
+    "imagenet": "robroek_efficientnetv2_s_large",
+}
+_MODELS = {
+    "resnet26": {"cifar10": "robroek_small"},
+    "resnet50": {"imagenet64": "robroek_medium"},
+    "resnet152": {"imagenet": "robroek_large"},
+    "efficientnetv2_s": _EFFICIENTNET,
+    "efficientnet_v2_s": _EFFICIENTNET,
+    # The model refuses the 32 and 64 px of the other two data sets, so they are scaled up.
+    "cait_xxs24_224": {
+        "cifar10": "cait_xxs24_cifar10",
+        "imagenet64": "cait_xxs24_imagenet64",
+        "imagenet": "robroek_cait_large",
+    },
+}
+_DATASETS = {
+    "cifar10": "cifar10",
+    "imagenet64": "imagenet64",
+    "imagenet64_images": "imagenet64",
+    "imagenet": "imagenet",
+}
+_KNOWN_SCRIPT = ("timm", "train.py")
+
+
+def program_of(row: Row) -> Program:
+    """The workload of this project that a row means, else its script.
+
+    A model and data of an older table that are not known, without a script, are a ValueError.
+    """
+    options = _options(row)
+    if options is not None:
+        model, data = options.pop("model", ""), Path(options.pop("data-dir", "")).name
+        workload = _MODELS.get(model, {}).get(_DATASETS.get(data, ""))
+        batch_size = options.pop("batch-size", "128")
+        if options.get("warmup-epochs") == "0":  # as these workloads do it
+            del options["warmup-epochs"]
+        if workload is not None and not options and batch_size.isdecimal():
+            return Program(workload=workload, values=(("batch_size", int(batch_size)),))
+    if not row.file:
+        raise ValueError(f"Model {row.model} on Data {row.data} with Params {' '.join(row.args)} is no known workload")
+    name = re.sub(r"\W", "_", Path(row.file).stem)
+    arguments = (("args", tuple(map(placeholders.as_text, row.args))),) if row.args else ()
+    return Program(workload="script", values=(("name", name), ("script", row.file), *arguments))
+
+
+def _is_known(row: Row) -> bool:
+    try:
+        return program_of(row).workload != "script"
+    except ValueError:
+        return False
+
+
+def _options(row: Row) -> dict[str, str] | None:
+    """The options of a known training program, by name; `None` for another program, or arguments of another form."""
+    if row.file and Path(row.file).parts[-2:] != _KNOWN_SCRIPT:
+        return None
+    words = row.args
+    if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
+        return None
+    given = {key[2:]: value for key, value in zip(words[::2], words[1::2], strict=True)}
+    return given if row.file else {"model": row.model, "data-dir": row.data} | given
+
+
+def slices_of(groups: Sequence[RowGroup]) -> dict[str, str]:
+    """The plain profiles of a table by slices, `1g` for `1g.5gb`, where no other one has as many."""
+    plain = {each for group in groups for each in group.profiles if re.fullmatch(r"\d+g\.\d+gb", each)}
+    number = Counter(each.partition(".")[0] for each in plain)
+    return {each: slices for each in plain if number[slices := each.partition(".")[0]] == 1}
+
+
+def block_of(
+    group: RowGroup, sizes: dict[Program, str], profiles: Mapping[str, str], device: str | None
+) -> dict[str, Any]:
+    """A group as a block of `hydra.sweeper.blocks`; its programs in `sizes` if it is a mix. Else ValueError.
+
+    `profiles` has those that are written in another way, `device` the GPU of the whole table, if it is kept.
+    """
+    programs = [program_of(row) for row in group.rows]
+    block: dict[str, Any] = {"scenario": group.scenario}
+    # What looks like an interpolation survives in the values of a file, not on its way through an override.
+    if len(set(programs)) == 1 and "${" not in str(programs[0]):
+        block |= {"workload": programs[0].workload, "degree": len(programs)}
+        block |= {f"workload.{key}": override_value(value) for key, value in programs[0].values}
+    else:
+        block["mix"] = override_value(tuple(size_of(program, sizes) for program in programs))
+    if device is not None:
+        block["gpu.device"] = override_values.as_text(device)  # gpu=CHOICE on the command line drops it
+    if group.profiles:
+        block["scenario.profiles"] = override_value(tuple(profiles.get(each, each) for each in group.profiles))
+    return block
+
+
+def experiment_of(
+    groups: Sequence[RowGroup], name: str, source: str, profiles: Mapping[str, str]
+) -> tuple[str, list[Refused]]:
+    """The text of an experiment file, and the rows that it could not take; `profiles` as `block_of` takes them."""
+    sizes: dict[Program, str] = {}
+    blocks, refused = [], []
+    device = radt_table.kept_device(groups)
+    for group in groups:
+        try:
+            blocks.append(block_of(group, sizes, profiles, device))
+        except ValueError as error:
+            refused += [Refused(line=row.line, reason=str(error)) for row in group.rows]
+    asked = {word for group in groups for row in group.rows for word in row.listeners}
+    listeners = sorted({LISTENERS[word] for word in asked if word in LISTENERS} | {"host"})
+    origin = f"imported from {source} by `python -m pipeline.importer`"
+    text = experiment_file.text_of(
+        blocks,
+        sizes,
+        head=f"{counted(len(blocks), 'group')}, {origin}.",
+        defaults=[{"override /window": "work"}, {"override /listeners": listeners}],
+        settings={
+            "window": {"epochs": _EPOCHS},
+            "data": {"source": "files"},  # what timm's train.py reads
+            "tracking": {"experiment": name},
+        },
+    )
+    return text, refused
+
+
+def read(path: Path, name: str, *, has_slices: bool) -> Imported:
+    """Import a table as the experiment of this name; with `has_slices`, MIG profiles by slices where that is possible.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such table.
+    """
+    groups, left_out = radt_table.read(path)
+    profiles = slices_of(groups) if has_slices else {}
+    text, unknown = experiment_of(groups, name, path.name, profiles)
+    refused = sorted([*left_out, *unknown], key=lambda row: row.line)
+    notes = list(radt_notes.describe(groups, [row for group in groups for row in group.rows if _is_known(row)]))
+    asked = {profile for group in groups for profile in group.profiles}
+    if has_slices and (full := sorted(asked - profiles.keys())):
+        notes.append(
+            f"{', '.join(full)}: by full name also with --slices, which stand for the one plain profile of a number of "
+            "slices"
+        )
+    return Imported(
+        text=text,
+        num_read=sum(len(group.rows) for group in groups) + len(left_out),
+        unit="row",
+        refused=[f"line {row.line}: {row.reason}" for row in refused],
+        notes=notes,
+    )

@@ -1,0 +1,62 @@
+"""Among plans with equally many GPUs the one whose instances have the fewest slices: what is left over stays free.
+
+Compute slices count, and among plans with equally many of them memory slices. An undivided GPU has all slices of its
+model; one that MIG cannot divide counts as the model with the most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipeline.planner.serving import exact, limited
+from pipeline.planner.serving.problem import WHOLE, Kind, Problem
+from pipeline.planner.serving.solution import Filled, Solution, judged
+from pipeline.prepare.mig import partitions
+
+
+def count_slices(problem: Problem, gpus: Sequence[Filled]) -> tuple[int, int]:
+    """Return the compute slices and the memory slices of all instances."""
+    sizes = _sizes(problem)
+    used = [sizes[option.kind] for gpu in gpus for option in gpu.options if option is not None]
+    return sum(compute for compute, _ in used), sum(memory for _, memory in used)
+
+
+def weigh_kinds(problem: Problem, num_gpus: int) -> list[float]:
+    """Return weights of the kinds, whose sums compare as compute slices, then memory slices, of so many GPUs."""
+    sizes = _sizes(problem)
+    heaviest = 1 + num_gpus * max(memory for _, memory in sizes)
+    return [float(heaviest * compute + memory) for compute, memory in sizes]
+
+
+def with_fewest(problem: Problem, solution: Solution, *, time_limit_s: float) -> Solution:
+    """Return the solution with the fewest slices that is found in time, on no more GPUs; its bound stays."""
+    if not solution.gpus:
+        return solution
+    begin = time.monotonic()
+    weights = weigh_kinds(problem, solution.num_gpus)
+    if problem.limits.concern_sharing:
+        gpus, is_fewest = limited.fewest_slices(problem, solution.gpus, weights, time_limit_s=time_limit_s)
+    else:
+        gpus, is_fewest = exact.fewest_slices(problem, solution.num_gpus, weights, time_limit_s=time_limit_s)
+    seconds = solution.seconds + time.monotonic() - begin
+    if not gpus or count_slices(problem, gpus) > count_slices(problem, solution.gpus):
+        return replace(solution, seconds=seconds)
+    return replace(judged(gpus, solution.bound, seconds), has_fewest_slices=is_fewest)
+
+
+def _sizes(problem: Problem) -> list[tuple[int, int]]:
+    """The compute and memory slices of each kind."""
+    whole = [(model.mig.compute_slices, model.mig.memory_slices) for model in problem.models if model.mig is not None]
+    most = max(whole, default=(1, 1))
+    return [_size(problem, kind, most) for kind in problem.kinds]
+
+
+def _size(problem: Problem, kind: Kind, most: tuple[int, int]) -> tuple[int, int]:
+    mig = problem.models[kind.model].mig
+    if mig is None:
+        return most
+    if kind.profile == WHOLE:
+        return mig.compute_slices, mig.memory_slices
+    return partitions.resolve(mig, kind.profile).size

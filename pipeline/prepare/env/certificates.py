@@ -1,0 +1,68 @@
+"""The certificates that uv trusts: those of the system and of pip, as behind a TLS proxy its own are not enough."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+# The second is the older name; uv 0.13 warns of it where the first is absent.
+_OF_SYSTEM = ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS")
+_OF_ANY = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+_SECTIONS = ("install", "global")  # the first wins
+_NO_FILE = os.devnull
+
+
+def variables() -> dict[str, str]:
+    """Return the variables that make uv trust what pip does; none that the user has set, or of a store that is empty.
+
+    A certificate that pip was told is its only one, and so it is uv's.
+    """
+    chosen: dict[str, str] = {}
+    if not any(name in os.environ for name in _OF_SYSTEM) and _has_system_store():
+        chosen |= dict.fromkeys(_OF_SYSTEM, "true")
+    if not any(name in os.environ for name in _OF_ANY) and (path := _path_of_pip()) is not None:
+        chosen[_OF_ANY[path.is_dir()]] = str(path)
+    return chosen
+
+
+def _has_system_store() -> bool:
+    """Return whether the system has certificates: without any, uv would trust nobody."""
+    paths = ssl.get_default_verify_paths()
+    with suppress(OSError):
+        return bool(paths.cafile) or (paths.capath is not None and any(Path(paths.capath).iterdir()))
+    return False
+
+
+def _path_of_pip() -> Path | None:
+    """Return the certificates that pip was told, if they are there."""
+    said = os.environ.get("PIP_CERT") or next(_in_files(), "")
+    path = Path(said).expanduser() if said else None
+    return path if path is not None and path.exists() else None
+
+
+def _in_files() -> Iterator[str]:
+    """Yield what the configuration files of pip say, those that win first."""
+    for path in _config_files():
+        parser = configparser.RawConfigParser()
+        with suppress(OSError, UnicodeDecodeError, configparser.Error):  # pip itself says what is wrong with it
+            parser.read(path, encoding="utf-8")
+            yield from (parser[section]["cert"] for section in _SECTIONS if parser.has_option(section, "cert"))
+
+
+def _config_files() -> Iterator[Path]:
+    """Yield the places of pip's files, those that win first. Source: `pip config debug`, pip 26."""
+    own = os.environ.get("PIP_CONFIG_FILE")
+    if own == _NO_FILE:
+        return
+    if own:
+        yield Path(own)
+    yield Path(sys.prefix, "pip.conf")
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    yield from (config / "pip/pip.conf", Path.home() / ".pip/pip.conf", Path("/etc/pip.conf"))
+    folders = os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
+    yield from (Path(folder, "pip/pip.conf") for folder in reversed(folders.split(os.pathsep)) if folder)

@@ -1,0 +1,69 @@
+"""The logs of an MPS daemon and its server: whether a server is ready, and why one ended.
+
+Most lines of `control.log` are the daemon's account of our own questions, so its end says nothing by itself.
+Sources: logs of drivers 535, 550 and 580, and the texts within the control programs of 535.261.03 and 550.163.01.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PREFIX = re.compile(r"^.*?\s\d+\]\s*")  # `[2026-11-20 22:44:37.398 Control   524] `
+_END = re.compile(r"Server \d+ exited with status|Server encountered a fatal exception")
+_TELLING = re.compile(
+    r"\b(fail(ed|ure)?|errors?|fatal|exception|exited with status|invalid|insufficient|cannot|unable|denied|ignoring"
+    r"|not permitted|(not|only) supported|no such|out of memory)\b",
+    re.IGNORECASE,
+)
+# How logs begin, what the daemon writes of questions and their answers, and what healthy ones write of clients.
+_CHATTER = re.compile(
+    r"Starting control daemon|To connect CUDA|CUDA MPS Control binary|Using log directory"
+    r"|Accepting connection|NEW UI|UI closed|Cmd:|Unknown command|Server (\d+ )?not found|Removed Shm file"
+    r"|Invalid (percentage|priority)|No default pinned memory limit|\d+(\.\d+)?$|INITIALIZING$|ACTIVE$|FAULT$"
+    r"|User did not send valid credentials"
+)
+_MOST_LINES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsLogs:
+    """The log folder of one daemon; a log that cannot be read is empty."""
+
+    folder: Path
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the daemon writes its log; it goes on without one where it cannot."""
+        return bool(self._read("control.log"))
+
+    def says_ready(self, server: int) -> bool:
+        """Tell whether the daemon wrote that this server accepts clients."""
+        return f"NEW SERVER {server}: Ready" in self._read("control.log")
+
+    def says_ended(self) -> bool:
+        """Tell whether the daemon wrote that a server of it ended or hit a fatal exception."""
+        return any(_END.match(line) for line in self._read("control.log"))
+
+    def explain(self) -> str:
+        """Return the lines that say why a server ended, to be put behind an error: at most two of each log.
+
+        Without such lines it is the last one of each log that is not about questions. The logs go with the group's
+        folder.
+        """
+        words = ""
+        for name in ("server.log", "control.log"):
+            lines = [line for line in self._read(name) if line and _CHATTER.match(line) is None]
+            telling = [line for line in lines if _TELLING.search(line)] or lines[-1:]
+            if telling:
+                words += f"; {name}: {' / '.join(dict.fromkeys(telling[-_MOST_LINES:]))}"
+        return words
+
+    def _read(self, name: str) -> list[str]:
+        """Return the texts of the lines, without instant, process and PID."""
+        with suppress(OSError):
+            lines = (self.folder / name).read_text(errors="replace").splitlines()
+            return [_PREFIX.sub("", line).strip() for line in lines]
+        return []

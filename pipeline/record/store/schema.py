@@ -1,0 +1,208 @@
+"""The schema of a sqlite database that is to be MLflow's: refusing what cannot be used, and upgrading an older one.
+
+MLflow itself upgrades a database that lacks tables when it opens it, without a copy, and fails with a traceback on one
+that it shares with another program. So whoever opens one asks here first.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from pipeline.base.errors import StoreError
+
+_UPGRADE_TIMEOUT_S = 600.0
+_BUSY_TIMEOUT_S = 60.0
+_REVISIONS = "alembic_version"
+_MLFLOW_TABLES = frozenset({"experiments", "runs"})
+_OPTUNA_TABLES = frozenset({"studies", "trials"})
+_OPTUNA_REVISION = re.compile(r"v\d+\.\d+\.\d+.*")  # such as v3.2.0.a
+_MLFLOW_REVISION = re.compile(r"[0-9a-f]{12,13}")
+_ELSEWHERE = "choose another folder with tracking.root, or --root"
+
+
+class OutdatedError(StoreError):
+    """A database is of an older MLflow: it can be upgraded."""
+
+
+def read_revisions(database: Path) -> list[str]:
+    """Return every revision that an existing database of MLflow names: one, if it is in order; none of another one.
+
+    Raises:
+        sqlite3.Error: it is no database.
+    """
+    with closing(_existing(database)) as connection:
+        if not _tables(connection) >= {*_MLFLOW_TABLES, _REVISIONS}:
+            return []
+        rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+    return sorted(str(revision) for (revision,) in rows if revision is not None)
+
+
+def _existing(database: Path) -> sqlite3.Connection:
+    """Connect to a file that is not created by looking; what was written ahead may have to be recovered first."""
+    return sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_TIMEOUT_S)
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    return {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def check_uri(uri: str, version: str) -> None:
+    """Refuse the URI of a sqlite file that MLflow would upgrade by opening it, or cannot use.
+
+    Raises:
+        StoreError: likewise, with MLflow's own command to upgrade it.
+    """
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if not uri.startswith("sqlite"):
+        return
+    try:
+        path = make_url(uri).database
+        if not path or not Path(path).is_file():
+            return
+        with closing(_existing(Path(path))) as connection:
+            is_fresh = not _tables(connection)
+        if not is_fresh:  # else MLflow makes its tables
+            check(Path(path), version, shlex.join(["mlflow", "db", "upgrade", uri]))
+    except (sqlite3.Error, SQLAlchemyError):
+        return  # MLflow says what is wrong
+
+
+def check(database: Path, version: str, upgrade_command: str) -> None:
+    """Refuse an existing database that this MLflow cannot use as it is; nothing is changed.
+
+    Args:
+        database: a sqlite file.
+        version: of the MLflow that is installed.
+        upgrade_command: upgrades it, as a user types it.
+
+    Raises:
+        OutdatedError: an older MLflow made it.
+        StoreError: a newer MLflow or another program made it, or it is damaged.
+        sqlite3.Error: it is no database.
+    """
+    with closing(_existing(database)) as connection:
+        tables = _tables(connection)
+    if not tables:
+        raise StoreError(f"{database} is empty; remove it, or {_ELSEWHERE}")
+    if not tables >= _MLFLOW_TABLES:
+        owner = "Optuna" if tables >= _OPTUNA_TABLES else "another program"
+        raise StoreError(f"{database} is a database of {owner}, not of MLflow; {_ELSEWHERE}")
+    revisions = read_revisions(database)
+    if not revisions:
+        raise StoreError(f"{database} names no version of its schema; put back a copy of it, or {_ELSEWHERE}")
+    _check_revisions(database, revisions, tables, version, upgrade_command)
+
+
+def _check_revisions(
+    database: Path, revisions: list[str], tables: set[str], version: str, upgrade_command: str
+) -> None:
+    head, known = _revisions_of_mlflow()
+    if revisions == [head]:
+        return
+    foreign = [revision for revision in revisions if revision not in known]
+    of_others = [each for each in foreign if not _MLFLOW_REVISION.fullmatch(each) or tables >= _OPTUNA_TABLES]
+    if of_others:
+        has_optuna = tables >= _OPTUNA_TABLES or any(map(_OPTUNA_REVISION.fullmatch, of_others))
+        owner = "Optuna" if has_optuna else "another program"
+        raise StoreError(
+            f"{database} is shared with {owner}: alembic_version has {', '.join(revisions)}; MLflow needs a database "
+            f"of its own: {_ELSEWHERE}"
+        )
+    if len(revisions) > 1:
+        raise StoreError(
+            f"{database} names {len(revisions)} versions of its schema: {', '.join(revisions)}; put back a copy of it, "
+            f"or {_ELSEWHERE}"
+        )
+    if foreign:
+        raise StoreError(
+            f"{database} was written by a newer MLflow than {version}: its schema is {foreign[0]}; update MLflow, or "
+            f"{_ELSEWHERE}"
+        )
+    raise OutdatedError(
+        f"{database} is of an older MLflow than {version}: its schema is {revisions[0]}; to upgrade it: "
+        f"{upgrade_command}"
+    )
+
+
+def _revisions_of_mlflow() -> tuple[str | None, frozenset[str]]:
+    """Return the newest revision of the MLflow that is installed, and all that it knows."""
+    from alembic.script import ScriptDirectory
+    from mlflow.store import db_migrations
+
+    revisions = ScriptDirectory(str(Path(db_migrations.__file__).parent))
+    return revisions.get_current_head(), frozenset(each.revision for each in revisions.walk_revisions())
+
+
+def upgrade(database: Path, version: str, *, keeps_old: bool = True) -> Path | None:
+    """Bring a database of an older MLflow up to date, all or nothing; whatever fails or is killed leaves it as it was.
+
+    Its copy is upgraded, and then takes its place in one transaction.
+
+    Args:
+        database: a sqlite file, which nobody else of this project uses meanwhile.
+        version: of the MLflow that is installed.
+        keeps_old: whether a copy of the old one is kept beside it.
+
+    Returns:
+        The copy of the old one.
+
+    Raises:
+        StoreError: the upgrade failed.
+    """
+    beside = database.with_name(f".{database.name}.upgrade")
+    old = None
+    try:
+        _copy(database, beside)
+        argv = [sys.executable, "-m", "mlflow", "db", "upgrade", f"sqlite:///{beside}"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_UPGRADE_TIMEOUT_S, check=False)
+        if done.returncode:
+            raise StoreError(
+                f"{database} could not be upgraded for MLflow {version} ({_reason(done.stderr)}) and is as it was; "
+                f"{_way_back(database)}"
+            )
+        if keeps_old:
+            old = database.with_name(f"{database.name}.before-{version}-{time.strftime('%Y%m%dT%H%M%S')}")
+            _copy(database, old)
+        with closing(sqlite3.connect(beside)) as source, closing(_opened(database)) as target:
+            source.backup(target)
+    except subprocess.TimeoutExpired as error:
+        raise StoreError(
+            f"{database} was not upgraded within {_UPGRADE_TIMEOUT_S:g} s and is as it was; repeat the command on a "
+            "faster disk"
+        ) from error
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            beside.with_name(f"{beside.name}{suffix}").unlink(missing_ok=True)
+    return old
+
+
+def _opened(database: Path) -> sqlite3.Connection:
+    return sqlite3.connect(database, timeout=_BUSY_TIMEOUT_S)
+
+
+def _copy(database: Path, to: Path) -> None:
+    to.unlink(missing_ok=True)
+    with closing(_opened(database)) as source, closing(sqlite3.connect(to)) as target:
+        source.backup(target)
+
+
+def _reason(errors: str) -> str:
+    """Return the line of a traceback that names the error."""
+    lines = [line.strip() for line in errors.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (lines or errors.strip().splitlines() or ["no message"])[-1][:200]
+
+
+def _way_back(database: Path) -> str:
+    copies = sorted(database.parent.glob(f"{database.name}.before-*"), key=lambda copy: copy.stat().st_mtime)
+    if not copies:
+        return f"if an upgrade was cut off before, put back a copy of it, or {_ELSEWHERE}"
+    return f"if an upgrade was cut off before, put back the copy from before it, {copies[-1]}"

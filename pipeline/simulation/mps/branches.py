@@ -1,0 +1,77 @@
+"""The MPS control programs of the driver's branches: what each knows, and in what it differs from the others.
+
+Recorded command by command: 535.261.03, 535.309.01, 550.163.01 and 555.58.02 on machines without a GPU, and 580.159.04
+on an H100 80GB HBM3. No other branch was tried: 570 is taken to answer as 550 does, 590 and 615 as 580 with what
+NVIDIA's documentation (release 615) adds. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_OF_ALL = frozenset(
+    {
+        "get_server_list",
+        "start_server",
+        "shutdown_server",
+        "get_client_list",
+        "get_device_client_list",
+        "terminate_client",
+        "ps",
+        "quit",
+        *(
+            f"{verb}_{owner}{name}"
+            for verb in ("get", "set")
+            for owner in ("", "default_")
+            for name in ("active_thread_percentage", "device_pinned_mem_limit")
+        ),
+        "get_default_client_priority",
+        "set_default_client_priority",
+    }
+)
+_STATUS = frozenset({"get_server_status"})
+_DEVICES = frozenset({"device_query"})
+_PARTITIONS = frozenset({"sm_partition", "lspart"})  # where the daemon was started with -S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlProgram:
+    """`nvidia-cuda-mps-control` of a branch.
+
+    Attributes:
+        commands: every other one is unknown to it.
+        options: that may stand beside `-d`.
+        reads_arguments: whether it looks at all arguments. One that does not is the front end, which reads its standard
+            input, unless its only argument is `-d`.
+        logs_version: whether `control.log` begins with its version.
+        writes_pid: whether the PID of the daemon is in a file of the pipe folder.
+        server_logs_its_start: whether a new server says in `control.log` that it starts; else the daemon does.
+    """
+
+    commands: frozenset[str]
+    options: frozenset[str] = frozenset({"-d"})
+    reads_arguments: bool = False
+    logs_version: bool = False
+    writes_pid: bool = True
+    server_logs_its_start: bool = True
+
+
+CONTROL_PROGRAMS = {
+    "535": ControlProgram(commands=_OF_ALL, writes_pid=False, server_logs_its_start=False),
+    "550": ControlProgram(commands=_OF_ALL | _STATUS),
+    "570": ControlProgram(commands=_OF_ALL | _STATUS),
+    "580": ControlProgram(commands=_OF_ALL | _STATUS | _DEVICES, reads_arguments=True, logs_version=True),
+    "590": ControlProgram(
+        commands=_OF_ALL | _STATUS | _DEVICES | _PARTITIONS,
+        options=frozenset({"-d", "-S"}),
+        reads_arguments=True,
+        logs_version=True,
+    ),
+    "615": ControlProgram(
+        commands=_OF_ALL | _STATUS | _DEVICES | _PARTITIONS,
+        options=frozenset({"-d", "-S", "-p"}),
+        reads_arguments=True,
+        logs_version=True,
+    ),
+}
+"""By branch, the same branches as `machine.releases.RELEASES` has."""

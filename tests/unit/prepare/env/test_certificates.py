@@ -1,0 +1,102 @@
+"""uv trusts what pip trusts, unless the user has told it whom to trust."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import CommandError, ConfigError
+from pipeline.prepare.env import certificates, uv
+from pipeline.prepare.env.recipe import Builder
+
+SYSTEM = {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Places of pip's files that are the test's own, and a system that has certificates."""
+    for name in (*SYSTEM, "SSL_CERT_FILE", "SSL_CERT_DIR", "PIP_CERT", "PIP_CONFIG_FILE", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(certificates, "_config_files", lambda: iter([tmp_path / "user.conf", tmp_path / "global.conf"]))
+    monkeypatch.setattr(certificates, "_has_system_store", lambda: True)
+    (tmp_path / "ca.pem").touch()
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+def test_the_certificates_of_the_system_are_trusted_by_default():
+    assert certificates.variables() == SYSTEM
+
+
+@pytest.mark.parametrize("name", SYSTEM)
+@pytest.mark.parametrize("value", ["false", "true", ""])
+def test_who_has_told_uv_whether_to_trust_the_system_is_obeyed(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert certificates.variables() == {}
+
+
+def test_a_system_without_certificates_is_not_trusted_alone(monkeypatch, places):
+    monkeypatch.undo()
+    for capath in (None, str(places / "folder"), str(places / "absent")):
+        paths = ssl.DefaultVerifyPaths(None, capath, "SSL_CERT_FILE", "", "SSL_CERT_DIR", "")
+        monkeypatch.setattr(ssl, "get_default_verify_paths", lambda paths=paths: paths)
+        assert not certificates._has_system_store()
+    paths = ssl.DefaultVerifyPaths(None, str(places / "folder"), "SSL_CERT_FILE", "", "SSL_CERT_DIR", "")
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths)
+    (places / "folder/ca.pem").touch()
+    assert certificates._has_system_store()
+
+
+def test_the_certificate_of_pip_is_that_of_uv(monkeypatch, places):
+    own = {"SSL_CERT_FILE": str(places / "ca.pem")}
+    (places / "global.conf").write_text(f"[global]\ncert = {places}/ca.pem\nindex-url = https://u:%@h/simple\n")
+    assert certificates.variables() == SYSTEM | own
+    (places / "user.conf").write_text(f"[install]\ncert = {places}/folder\n[global]\ncert = {places}/ca.pem\n")
+    assert certificates.variables() == SYSTEM | {"SSL_CERT_DIR": str(places / "folder")}
+    (places / "user.conf").write_text("cert = of no section\n")
+    assert certificates.variables() == SYSTEM | own
+    monkeypatch.setenv("PIP_CERT", str(places / "absent.pem"))
+    assert certificates.variables() == SYSTEM
+    monkeypatch.setenv("PIP_CERT", str(places / "ca.pem"))
+    assert certificates.variables() == SYSTEM | own
+    monkeypatch.setenv("SSL_CERT_DIR", "/certificates")
+    assert certificates.variables() == SYSTEM
+
+
+def test_the_files_of_pip_are_looked_for_where_pip_does(monkeypatch, places):
+    monkeypatch.undo()
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/own.conf")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_DIRS", "/a:/b")
+    own, _, *others = map(str, certificates._config_files())
+    assert [own, *others] == [
+        *("/own.conf", "/home/me/.config/pip/pip.conf", "/home/me/.pip/pip.conf", "/etc/pip.conf"),
+        *("/b/pip/pip.conf", "/a/pip/pip.conf"),
+    ]
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    assert list(certificates._config_files()) == []
+
+
+def test_uv_has_them_beside_the_variables_of_the_user(monkeypatch, places):
+    pytest.importorskip("uv")
+    monkeypatch.setenv("UV_INDEX_URL", "https://mirror/simple")
+    ran = []
+    monkeypatch.setattr("pipeline.prepare.env.recipe.command.run", lambda argv, **how: ran.append(how["environ"]))
+    uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)
+    (environ,) = ran
+    assert (environ["UV_SYSTEM_CERTS"], environ["UV_INDEX_URL"]) == ("true", "https://mirror/simple")
+
+
+def test_an_issuer_that_nobody_knows_is_an_error_with_its_remedy(monkeypatch, places):
+    pytest.importorskip("uv")
+
+    def fail(argv, **_):
+        raise CommandError(argv, 2, "cause: invalid peer certificate: UnknownIssuer")
+
+    monkeypatch.setattr("pipeline.prepare.env.recipe.command.run", fail)
+    with pytest.raises(ConfigError, match=r"UnknownIssuer\n    name the file .* with SSL_CERT_FILE"):
+        uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)

@@ -1,0 +1,76 @@
+"""A simulated MPS daemon answers as the real one of each recorded branch, command by command (`data/mps_control`)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from pipeline.simulation.machine.releases import RELEASES
+from pipeline.simulation.mps.answers import Answers, Limits, Server
+from pipeline.simulation.mps.branches import CONTROL_PROGRAMS
+from pipeline.simulation.mps.partitions import Device
+from tests.conftest import DATA
+
+H100 = Device("GPU-11111111-2222-3333-4444-555555555555", 132, 8, "NVIDIA H100 80GB HBM3", "0000:00.06.00")
+PID = 595  # of the recorded server
+
+
+@dataclass
+class Deeds:
+    """A daemon whose server is there at once, and gone at once."""
+
+    answers: Answers | None = None
+    server: Server | None = None
+
+    def start_server(self, uid: int) -> None:
+        assert self.answers is not None
+        limits = Limits(self.answers.defaults.percentage)
+        self.server = Server(pid=PID, uid=uid, ready_s=0, limits=limits, status="ACTIVE")
+
+    def shut_down_server(self) -> None:
+        self.server = None
+
+    def disconnect_clients(self, pid: int) -> bool:
+        return False
+
+
+def make_answers(branch: str, log: list[str]) -> Answers:
+    deeds = Deeds()
+    deeds.answers = Answers(CONTROL_PROGRAMS[branch], [H100], None, deeds, log.append)
+    return deeds.answers
+
+
+@pytest.mark.parametrize("version", ["535.261.03", "550.163.01", "580.159.04"])
+def test_each_command_is_answered_as_recorded(version: str) -> None:
+    answers = make_answers(version[:3], [])
+    entries = re.split(r"^> ?", (DATA / f"mps_control/session_{version}.txt").read_text(), flags=re.MULTILINE)[1:]
+    num_compared = 0
+    for entry in entries:
+        command, *lines, status = entry.splitlines()
+        if command.startswith("quit"):
+            break
+        assert (answers.answer(command.split()), "exit 0") == (lines, status), command
+        num_compared += 1
+    assert num_compared > 30
+
+
+def test_every_release_of_the_driver_has_a_control_program() -> None:
+    assert list(CONTROL_PROGRAMS) == list(RELEASES)
+
+
+@pytest.mark.parametrize("branch", CONTROL_PROGRAMS)
+def test_only_what_a_branch_knows_is_answered(branch: str) -> None:
+    answers = make_answers(branch, [])
+    unknown = {name: f'Unknown command "{name}"' for name in ("get_server_status", "device_query", "lspart")}
+    known = {name for name, answer in unknown.items() if answers.answer([name, "1"]) != [answer]}
+    since = {"get_server_status": 550, "device_query": 580}
+    assert known == {name for name, first in since.items() if int(branch) >= first}
+
+
+def test_a_percentage_out_of_range_is_said_in_the_log_only() -> None:
+    log: list[str] = []
+    answers = make_answers("580", log)
+    assert answers.answer(["set_default_active_thread_percentage", "400"]) == ["100.0"]
+    assert log == ["Invalid percentage, expected between (0.0, 100.0]"]

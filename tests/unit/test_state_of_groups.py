@@ -1,0 +1,58 @@
+"""Each group is recorded with the state that its GPU has when it begins."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from pipeline import executor
+from pipeline.prepare.device import nvml
+from pipeline.simulation.machine.state import Settings
+from tests.nvml_library import NvmlLibrary, installed
+from tests.rows import group
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[NvmlLibrary]:
+    with installed(NvmlLibrary(tmp_path)) as library:
+        yield library
+
+
+def begun(planned: Any) -> tuple[dict[str, str], list[str]]:
+    """The details of the device of a group that begins, and what is said."""
+    said: list[str] = []
+    current = executor._in_the_state_of_now(planned, SimpleNamespace(warn_once=said.append))  # type: ignore[arg-type]
+    return dict(current.device.details), said
+
+
+def test_a_change_between_two_groups_is_recorded_and_said(library: NvmlLibrary) -> None:
+    library.functions["nvmlDeviceGetEnforcedPowerLimit"] = library._power_limit
+    library.change(settings=Settings(power_limit_w=700))
+    (device,) = nvml.list_devices()
+    planned = group("a", device=device)
+    assert begun(planned) == (dict(device.details), [])
+    library.change(settings=Settings(power_limit_w=500))
+    details, (said,) = begun(planned)
+    assert details == dict(device.details) | {"power_limit_w": "500"}
+    assert said.startswith(f"{device.name} has changed since the study began (power limit 500 W, was 700 W): ")
+
+
+def test_a_gpu_that_does_not_answer_and_a_group_that_is_skipped_stay_as_planned(library: NvmlLibrary) -> None:
+    (device,) = nvml.list_devices()
+    planned = group("a", device=device)
+    library.fail(nvmlDeviceGetEnforcedPowerLimit=pynvml.NVML_ERROR_GPU_IS_LOST)
+    assert begun(planned) == (dict(device.details), [])
+    library.fail(nvmlDeviceGetEnforcedPowerLimit=pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert begun(dataclasses.replace(planned, skip_reason="no room")) == (dict(device.details), [])
+    assert "power_limit_w" not in begun(planned)[0]
+
+
+def test_the_cpu_needs_no_driver() -> None:
+    device = dataclasses.replace(group("a").device, kind="cpu", uuid="CPU-here")
+    assert begun(group("a", device=device)) == ({}, [])
