@@ -89,7 +89,11 @@ def explain(error: Exception) -> str:
     if missing := _NO_FILE.match(text):
         return f"{missing[1]}: there is no choice {missing[2]}; {_other_choice(missing[2], _choices(missing[1]))}"
     if (unset := _NEEDS_PLUS.match(text)) and (there := _choices(unset[1])):
-        return f"{unset[1]}=...: nothing is chosen there yet; write +{unset[1]}=..., one of {', '.join(there)}"
+        value = next((word.partition("=")[2] for word in outcome.typed or () if word.startswith(f"{unset[1]}=")), "...")
+        which = "" if value in there else f", one of {', '.join(there)}"
+        return (
+            f"{unset[1]}={value}: nothing is chosen there yet; write +{unset[1]}={value if not which else '...'}{which}"
+        )
     if swept := _SWEPT_OPTION.match(text):
         return (
             f"{swept['key']} takes one value, and one that is a list in brackets: '{swept['key']}=[{swept['values']}]'"
@@ -147,13 +151,13 @@ def _unknown(key: str, parent: Any) -> str:
         return no_such_setting(key, ())
     if OmegaConf.get_type(parent) is dict:  # of entries with names of their own
         return f"{key}: there is no such entry; +{key} adds one"
-    known = [str(each) for each in parent]
+    known = [str(each) for each in parent if each != "_target_"]
     group, _, name = key.rpartition(".")
     if difflib.get_close_matches(name, known):
         return no_such_setting(key, known)
     if "metric_pattern" in known:
         return f"{key}: a script has no such setting; {group}.flags.{name}=VALUE gives it --{name} VALUE"
-    if "name" in known and (having := _choices_that_have(group, name)):
+    if having := _choices_that_have(group, name):
         chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
         some = having if len(having) <= _MOST_NAMED else [*having[:_MOST_NAMED], "others"]
         what = f"{group}={chosen}" if chosen else f"this {group}"

@@ -55,7 +55,9 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
             "There are mig, mig_mps, mps, mps_percent, mps_static, naive, serial, timeslice",
         ),
         ("listeners=[nvml,foo]", "listeners: there is no choice foo; there are dcgm, gpm, host, nvml, smi"),
-        ("rehearse=tiny", "rehearse=...: nothing is chosen there yet; write +rehearse=..., one of tiny"),
+        ("rehearse=tiny", "rehearse=tiny: nothing is chosen there yet; write +rehearse=tiny"),
+        ("rehearse=big", "rehearse=big: nothing is chosen there yet; write +rehearse=..., one of tiny"),
+        ("env.file=a.txt", "env.file: this env has no such setting; add env=conda or venv, which has it"),
         (
             "limits=3",
             "limits=3: this has settings of its own, limits.NAME=VALUE; python run.py --help-keys limits prints them",
