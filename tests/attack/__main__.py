@@ -43,7 +43,7 @@ class Tally:
         self._lock = threading.Lock()
         self._tried: Counter[str] = Counter()
         self._begin_s = time.monotonic()
-        self.num_attacks = self.num_kills = self.num_inputs = self.num_failed = 0
+        self.num_attacks = self.num_kills = self.num_inputs = self.num_figures = self.num_failed = 0
 
     def add(self, name: str, number: int, outcome: Outcome) -> None:
         with self._lock:
@@ -51,6 +51,7 @@ class Tally:
             self.num_attacks += 1
             self.num_kills += outcome.num_kills
             self.num_inputs += outcome.num_inputs
+            self.num_figures += outcome.num_figures
             if outcome.problems:
                 self.num_failed += 1
                 repeat = f"python -m tests.attack --only {name} --seed {number} --most 1"
@@ -61,8 +62,8 @@ class Tally:
         for what, times in sorted(self._tried.items()):
             print(f"{times:6}  {what}")
         print(
-            f"{self.num_attacks} attacks in {time.monotonic() - self._begin_s:.0f} s, with {self.num_kills} kills and "
-            f"{self.num_inputs} inputs: {self.num_failed} did not hold"
+            f"{self.num_attacks} attacks in {time.monotonic() - self._begin_s:.0f} s, with {self.num_kills} kills, "
+            f"{self.num_inputs} inputs and {self.num_figures} figures of known truth: {self.num_failed} did not hold"
         )
 
 

@@ -45,12 +45,14 @@ class Outcome:
     Attributes:
         num_kills: signals that reached a living process, without those that stop it for a while.
         num_inputs: command lines, files and environments that were made up.
+        num_figures: figures without a mark that were held against the truth.
     """
 
     what: str
     problems: list[str] = field(default_factory=list)
     num_kills: int = 0
     num_inputs: int = 0
+    num_figures: int = 0
 
 
 class Bench(fail_everywhere.Bench):
@@ -72,6 +74,7 @@ class Bench(fail_everywhere.Bench):
 
     def start_real(self, *arguments: str) -> subprocess.Popen[str]:
         """The same from nothing: the environment then tells also the processes that it forks."""
+        self.sender_pid = 0
         return forks.start_real(*self._argv(arguments), cwd=self.folder, env=self._marked_anew())
 
     def _argv(self, arguments: Sequence[str], code: Path | None = None, root: Path | None = None) -> list[object]:
@@ -88,6 +91,10 @@ class Bench(fail_everywhere.Bench):
         """The living processes of the last study, with their command lines."""
         found = (line.partition(" ") for line in fail_everywhere._marked(self.mark))
         return {int(pid): command for pid, _, command in found}
+
+    def pids(self, process: forks.Process) -> list[int]:
+        """List the living processes of the last study: the orchestrator, and the sender, which may be forks, first."""
+        return list(dict.fromkeys([process.pid, *filter(None, [self.sender_pid]), *self.commands()]))
 
     def end(self, process: forks.Process) -> Iterator[str]:
         """Wait for the end of a study; what is wrong with how it ended."""
