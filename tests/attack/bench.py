@@ -16,7 +16,7 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.base.tags import GROUP, Tag
 from tests import fail_everywhere, forks
-from tests.attack import figures
+from tests.attack import container, figures
 
 EXIT_STATUSES = frozenset({0, 1, 2, 130, 143})
 """Those that README.md documents."""
@@ -24,6 +24,7 @@ TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listene
 SHORT = ["window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=20", "limits.stop_s=5"]
 PATIENT = ["limits.ready_s=200", "limits.stop_s=200"]
 """Of a study that must end well, also on a machine that has much else to do."""
+_POLL_S = 0.05
 LIMIT_S = 300.0
 """No attack keeps a study from ending for longer: its own deadlines, of `SHORT`, are far below, also under load."""
 # What a log of an expected failure may hold: the one that says which line of ours has an error.
@@ -76,6 +77,24 @@ class Bench(fail_everywhere.Bench):
         """The same from nothing: the environment then tells also the processes that it forks."""
         self.sender_pid = 0
         return forks.start_real(*self._argv(arguments), cwd=self.folder, env=self._marked_anew())
+
+    def start_in_container(
+        self, *arguments: str, identity: container.Identity = container.SAME
+    ) -> subprocess.Popen[str]:
+        """The same in a container that looks like a machine of this identity; `kill` ends all of it at one instant."""
+        self.sender_pid = 0
+        places = {"identity": identity, "folder": self.folder, "cwd": self.folder, "env": self._marked_anew()}
+        return container.start(*self._argv(arguments), **places)
+
+    def flush_in_container(self, identity: container.Identity, *words: str) -> tuple[int, str]:
+        """Send what waits in the spool, as that machine; return the exit status and what was said."""
+        argv = ["-m", "pipeline.tracking", "flush", "--root", self.root, *words]
+        return container.run(*argv, identity=identity, folder=self.folder, cwd=PROJECT_DIR, env=os.environ)
+
+    def wait_for(self, process: forks.Process, program: str) -> None:
+        """Wait until a program with this in its command line runs in the last study, or that has ended."""
+        while process.poll() is None and not any(program in command for command in self.commands().values()):
+            time.sleep(_POLL_S)
 
     def _argv(self, arguments: Sequence[str], code: Path | None = None, root: Path | None = None) -> list[object]:
         places = [f"gpu.machine={self.machine}", f"gpu.lock_dir={self.folder / 'locks'}"]
@@ -132,9 +151,11 @@ class Bench(fail_everywhere.Bench):
             if (checked := fail_everywhere.query(root / "mlflow.db", "PRAGMA integrity_check")) != [["ok"]]:
                 yield f"the store is damaged: {checked}"
 
-    def wrong_figures(self, experiment: str, database: Path | None = None) -> Iterator[str]:
+    def wrong_figures(
+        self, experiment: str, database: Path | None = None, gpu_uuid: str | None = None
+    ) -> Iterator[str]:
         """What the last study printed and the store has otherwise, after all of it was sent."""
-        yield from figures.differences(self.printed, database or self.root / "mlflow.db", experiment)
+        yield from figures.differences(self.printed, database or self.root / "mlflow.db", experiment, gpu_uuid)
 
     def results_of(self, experiment: str, database: Path | None = None) -> Counter[str]:
         """How many results each group of an experiment has in the store."""

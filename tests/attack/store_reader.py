@@ -32,6 +32,10 @@ class StoredRun:
         return self.tags.get("mlflow.parentRunId")
 
     @property
+    def is_invalid(self) -> bool:
+        return "invalid" in self.tags
+
+    @property
     def marks(self) -> str:
         """Return why the row is invalid, and what is noted beside it."""
         return "; ".join(
@@ -44,15 +48,15 @@ def read_runs(database: Path, experiment: str) -> list[StoredRun]:
     if not database.exists():
         return []
 
-    def select(columns: str, join: str = "", order: str = "") -> Sequence[Sequence[object]]:
-        return fail_everywhere.query(database, f"SELECT {columns} {_OF_EXPERIMENT.format(join, experiment)}{order}")
+    def select(columns: str, join: str = "", then: str = "") -> Sequence[Sequence[object]]:
+        return fail_everywhere.query(database, f"SELECT {columns} {_OF_EXPERIMENT.format(join, experiment)}{then}")
 
-    rows = select("runs.run_uuid, runs.name, runs.status", order=_ORDER)
+    rows = select("runs.run_uuid, runs.name, runs.status", then=_ORDER)
     runs = {str(run_id): StoredRun(str(run_id), str(name), str(status)) for run_id, name, status in rows}
     for run_id, key, value in select("runs.run_uuid, tags.key, tags.value", "JOIN tags USING (run_uuid)"):
         runs[str(run_id)].tags[str(key).removeprefix(PREFIX)] = str(value)
     of_metrics = "JOIN latest_metrics metric USING (run_uuid)"
-    for run_id, key, metric in select("runs.run_uuid, metric.key, metric.value", of_metrics):
+    for run_id, key, metric in select("runs.run_uuid, metric.key, metric.value", of_metrics, " AND NOT metric.is_nan"):
         runs[str(run_id)].metrics[str(key)] = float(str(metric))
     return list(runs.values())
 

@@ -59,7 +59,7 @@ def judge(root: Path, experiment: str, faults: Faults, *, is_quiet: bool) -> Jud
         truths = {job.name: truth for job in jobs if (truth := _read_truth(root, experiment, job)) is not None}
         problems = _judge_row(group, jobs, truths, faults, judgement)
         judgement.problems += [f"{group.name}: {problem}; marks: {group.marks or 'none'}" for problem in problems]
-        if faults.are_none and is_quiet and "invalid" in group.tags:
+        if faults.are_none and is_quiet and group.is_invalid:
             judgement.problems.append(f"{group.name} is invalid on a quiet machine: {group.tags['invalid']}")
     if not judgement.num_compared and not judgement.problems and not groups_of(runs):
         judgement.problems.append("no group was measured")
@@ -123,7 +123,7 @@ def _missing(group: StoredRun, faults: Faults) -> Iterator[str]:
 def _unmarked_outage(group: StoredRun, outages: Sequence[Window]) -> str:
     """Name the part of the window in which nothing ran, of a row that is not invalid."""
     window = _tagged_window(group)
-    if window is None or "invalid" in group.tags:
+    if window is None or group.is_invalid:
         return ""
     outage_s = sum(max(0, min(end, window[1]) - max(begin, window[0])) for begin, end in outages) / 1e9
     if outage_s < max(_LEAST_OUTAGE_S, _OUTAGE_SHARE * _seconds(window)):

@@ -75,7 +75,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
         loads = [os.getloadavg()[0]]
         process = bench.start(*words, code=code)
         if study.happen is not None:
-            _wait_for_jobs(bench, process)
+            bench.wait_for(process, _JOB.name)
             study.happen(bench, process)
         outcome.problems += bench.end(process)
         loads.append(os.getloadavg()[0])
@@ -223,8 +223,3 @@ def _environment(environ: dict[str, str]) -> Iterator[None]:
     finally:
         for name in environ:
             os.environ.pop(name, None)
-
-
-def _wait_for_jobs(bench: Bench, process: forks.Process) -> None:
-    while process.poll() is None and not any(_JOB.name in command for command in bench.commands().values()):
-        time.sleep(0.05)
