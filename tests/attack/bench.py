@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +20,13 @@ from pipeline.base.tags import GROUP, Tag
 from tests import fail_everywhere, forks
 from tests.attack import container, figures
 
-EXIT_STATUSES = frozenset({0, 1, 2, 130, 143})
+ENDING_SIGNALS = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
+    *(signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGSTKFLT),
+    *(signal.SIGRTMIN, signal.SIGRTMIN + 3, signal.SIGRTMAX),
+)
+"""Those that end a program which does not handle them, and a study in order: signal(7)."""
+EXIT_STATUSES = frozenset({0, 1, 2, *(128 + signum for signum in ENDING_SIGNALS)})
 """Those that README.md documents."""
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=[host,nvml]"]
 SHORT = ["window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=20", "limits.stop_s=5"]
@@ -54,6 +62,14 @@ class Outcome:
     num_kills: int = 0
     num_inputs: int = 0
     num_figures: int = 0
+
+
+def name_of(signum: int) -> str:
+    """Name a signal; most of the real-time ones have no name of their own."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"SIGRTMIN+{signum - signal.SIGRTMIN}"
 
 
 class Bench(fail_everywhere.Bench):
@@ -115,15 +131,36 @@ class Bench(fail_everywhere.Bench):
         """List the living processes of the last study: the orchestrator, and the sender, which may be forks, first."""
         return list(dict.fromkeys([process.pid, *filter(None, [self.sender_pid]), *self.commands()]))
 
-    def end(self, process: forks.Process) -> Iterator[str]:
+    @staticmethod
+    def wait_until_handling(process: forks.Process) -> None:
+        """Wait until a program of ours handles SIGTERM: before that it has not begun."""
+        while process.poll() is None:
+            with suppress(OSError, StopIteration):
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                caught = next(line for line in lines if line.startswith("SigCgt:")).split()[1]
+                if int(caught, 16) >> (signal.SIGTERM - 1) & 1:
+                    return
+            time.sleep(_POLL_S)
+
+    def kill_everything(self, process: forks.Process) -> int:
+        """Kill all processes of the last study, and those that came meanwhile; return how many."""
+        killed: set[int] = set()
+        while left := [pid for pid in self.pids(process) if pid not in killed]:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            killed.update(left)
+        return len(killed)
+
+    def end(self, process: forks.Process, limit_s: float = LIMIT_S) -> Iterator[str]:
         """Wait for the end of a study; what is wrong with how it ended."""
         self.printed = ""
         try:
-            self.printed, err = process.communicate(timeout=LIMIT_S)
+            self.printed, err = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             living = self.commands()
             process.kill()
-            yield f"a study did not end within {LIMIT_S:g} s; alive were {living}"
+            yield f"a study did not end within {limit_s:g} s; alive were {living}"
             return
         if process.returncode >= 0 and process.returncode not in EXIT_STATUSES:
             yield f"exit status {process.returncode}: {err[-1500:]}"
