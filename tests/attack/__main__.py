@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 
 from tests import forks
-from tests.attack import damage, disks, floods, gpus, inputs, jobs, kills, limits, machines, servers, truth
+from tests.attack import damage, disks, floods, gpus, inputs, jobs, kills, limits, machines, servers, together, truth
 from tests.attack.bench import Bench, Outcome
 
 ATTACKS: dict[str, tuple[float, Callable[[Bench, Random], Outcome]]] = {
@@ -27,6 +27,7 @@ ATTACKS: dict[str, tuple[float, Callable[[Bench, Random], Outcome]]] = {
     "truth": (4, truth.attack),
     "machines": (1, machines.attack),
     "floods": (1, floods.attack),
+    "together": (1, together.attack),
     "jobs": (1, jobs.attack),
     "damage": (1, damage.attack),
     "limits": (0.5, limits.attack),
