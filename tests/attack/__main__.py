@@ -17,7 +17,21 @@ from pathlib import Path
 from random import Random
 
 from tests import forks
-from tests.attack import damage, disks, floods, gpus, inputs, jobs, kills, limits, machines, servers, together, truth
+from tests.attack import (
+    damage,
+    disks,
+    floods,
+    gpus,
+    inputs,
+    jobs,
+    kills,
+    limits,
+    machines,
+    servers,
+    together,
+    truth,
+    volumes,
+)
 from tests.attack.bench import Bench, Outcome
 
 ATTACKS: dict[str, tuple[float, Callable[[Bench, Random], Outcome]]] = {
@@ -28,6 +42,7 @@ ATTACKS: dict[str, tuple[float, Callable[[Bench, Random], Outcome]]] = {
     "machines": (1, machines.attack),
     "floods": (1, floods.attack),
     "together": (1, together.attack),
+    "volumes": (1, volumes.attack),
     "jobs": (1, jobs.attack),
     "damage": (1, damage.attack),
     "limits": (0.5, limits.attack),
