@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.base import interrupts, placeholders
+from pipeline.base import placeholders, startup
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import counted
 from pipeline.importer import experiment_file, radt_table
@@ -195,5 +195,4 @@ def _import(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    interrupts.install()
-    sys.exit(main())
+    startup.run(main)

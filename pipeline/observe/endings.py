@@ -21,7 +21,7 @@ _OOM_TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "cannot 
 _TAIL_LINES, _TAIL_BYTES, _MAX_LENGTH = 20, 1 << 14, 300
 # Of a script that SIGTERM or SIGKILL ended, or whose own shell says so of what it ran.
 _BY_SIGNAL = tuple(str(128 + number) for number in (signal.SIGTERM, signal.SIGKILL))
-_BY_USER = Ending(Result.INTERRUPTED, "interrupted by the user")
+_BY_USER = Ending(Result.INTERRUPTED, "interrupted by a signal")
 # Which failing job names the group's result, most telling first.
 _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 
