@@ -31,11 +31,16 @@ of_jobs: dict[str, str] = {}
 
 
 def begin() -> None:
-    """Begin a program that its user can end by a signal at any time."""
+    """Begin a program that its user can end by a signal at any time; end it where there is no working directory."""
     open_streams()
     drop_warning_errors()
     cpu_limit.reserve()
     interrupts.install()
+    try:
+        os.getcwd()  # noqa: PTH109  without pathlib, which nothing else needs yet
+    except OSError as error:
+        sys.stderr.write(f"error: the working directory cannot be used: {error.strerror}; change to another one\n")
+        sys.exit(2)
 
 
 def run(main: Callable[[], int]) -> NoReturn:
@@ -62,8 +67,19 @@ def open_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # which takes the lowest number that is free
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = _stream(1, sys.stdout, is_by_line=os.isatty(1))
-    sys.stderr = _stream(2, sys.stderr, is_by_line=True)
+    sys.stdout = stream_to(1, sys.stdout, is_by_line=os.isatty(1))
+    sys.stderr = stream_to(2, sys.stderr, is_by_line=True)
+
+
+def stream_to(descriptor: int, before: TextIO | None = None, *, is_by_line: bool = False) -> TextIO:
+    """Make a text stream of a descriptor, in the encoding of the one before; it escapes what that has no sign for."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Output(descriptor, "wb", closefd=False)),
+        encoding="utf-8" if before is None else before.encoding,
+        errors="backslashreplace",
+        line_buffering=is_by_line,
+        write_through=getattr(before, "write_through", False),
+    )
 
 
 def drop_warning_errors() -> None:
@@ -114,14 +130,3 @@ class _Output(io.FileIO):
             self.is_incomplete = True
             if self.fileno() == 1:
                 sys.stderr.write(f"error: standard output cannot be written: {error.strerror}\n")
-
-
-def _stream(descriptor: int, before: TextIO | None, *, is_by_line: bool) -> TextIO:
-    """Make a text stream of a descriptor, in the encoding of the one before; it shows what that has no sign for."""
-    return io.TextIOWrapper(
-        io.BufferedWriter(_Output(descriptor, "wb", closefd=False)),
-        encoding="utf-8" if before is None else before.encoding,
-        errors="backslashreplace",
-        line_buffering=is_by_line,
-        write_through=getattr(before, "write_through", False),
-    )
