@@ -84,7 +84,7 @@ class JobGroup:
 
     def __enter__(self) -> JobGroup:
         """Start all jobs, or none: those already started are ended if one cannot be."""
-        self._channel = Channel(self._socket, self._message, self._exited)
+        self._channel = Channel(self._socket, self._message, self._exited, self._broke_protocol)
         try:
             for position, (state, start) in enumerate(zip(self.states, self._starts, strict=True)):
                 self._start(state, start, position)
@@ -279,17 +279,20 @@ class JobGroup:
             return
         kind = message.get("type")
         if kind == "hello" and message.get("protocol") != PROTOCOL:
-            spoken = message.get("protocol")
+            spoken = str(message.get("protocol"))[:20]
             state.notice(Result.FAILED, f"speaks version {spoken} of the job protocol, not {PROTOCOL}")
         elif kind == "hello":
             pid = message.get("pid")
             # Anything could come over the socket; what we observe, and look for on the GPU, must be the group's.
-            if state.profiler is not None and isinstance(pid, int) and pid in processes.marked(self._files.mark):
+            if state.profiler is not None and type(pid) is int and pid in processes.marked(self._files.mark):
                 state.said.pid = pid
         elif kind == "ready":
             state.said.is_ready = True
         elif kind == "bye":
             state.said.bye, state.said.bye_ns = str(message.get("status")), time.monotonic_ns()
+
+    def _broke_protocol(self, index: int, how: str) -> None:
+        self._by_index[index].notice(Result.FAILED, how)
 
     def _exited(self, index: int) -> None:
         state = self._by_index[index]
