@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import layout, placeholders, secrets
+from pipeline.base import cgroup, layout, placeholders, secrets
 from pipeline.base.errors import LaunchError
 from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
 from pipeline.clean import processes
@@ -242,12 +242,12 @@ class JobGroup:
         environ = self._environ(state, slot, starter.interpreter) | dict(slot.environ) | dict(job.workload.environ)
         folder = output if job.workload.is_in_own_folder else None
         stdout, stderr = state.folder / layout.STDOUT, state.folder / layout.STDERR
-        at_ns = time.monotonic_ns()
+        oom_kills, at_ns = cgroup.count_oom_kills(), time.monotonic_ns()
         try:
             process = starter.start(argv, environ, stdout, stderr, cpus, folder)
         except LaunchError as error:
             raise LaunchError(f"job {job.name}: {error}") from error
-        state.started = Started(process=process, at_ns=at_ns, cpus=cpus)
+        state.started = Started(process=process, at_ns=at_ns, cpus=cpus, oom_kills=oom_kills)
         self._channel.watch(job.index, process.pid)
 
     def _argv(self, job: Job, output: Path) -> list[str]:
@@ -302,7 +302,7 @@ class JobGroup:
         except LaunchError as error:
             state.ended.status, state.ended.is_lost = _UNKNOWN_STATUS, True
             state.notice(Result.FAILED, f"ended, and how is not known: {error}")
-        state.ended.at_ns = time.monotonic_ns()
+        state.ended.at_ns, state.ended.oom_kills = time.monotonic_ns(), cgroup.count_oom_kills()
 
 
 def _deadline(seconds: float) -> int:
