@@ -19,7 +19,12 @@ _MOST_AFTER = 10
 """Lines that may follow the exception that ended a program: of a cleanup, or of a shell that says that it failed."""
 
 _MOST_LOOKED_AT, _MOST_IN_A_ROW = 30, 6
-_WRAPPERS = frozenset(("ChildFailedError", "CalledProcessError", "ProcessExitedException", "PapermillExecutionError"))
+_WRAPPERS = frozenset(
+    (
+        *("ChildFailedError", "CalledProcessError", "ProcessExitedException", "PapermillExecutionError"),
+        "ServerEndedError",
+    )
+)
 """Exceptions of programs that start others, which say no more than that one of those failed."""
 
 _SECONDARY = re.compile(
@@ -55,7 +60,7 @@ _KILLED_FOR_MEMORY = re.compile(
     r"\bslurmstepd: error: .*\boom|\bOut of memory: Killed process|\bOOMKilled\b", re.IGNORECASE
 )
 _KILLED = re.compile(
-    r"\bSIGKILL\b|killed by signal: Killed|\bsignal:? (?:9|Killed)\b|\bexit(?:ed|s)?\b.{0,20}(?:-9|\b137)\b|"
+    r"\bSIGKILL\b|killed by signal: Killed|\bsignal:? (?:9|Killed)\b|\b(?:exit(?:ed|s)?|status)\b.{0,20}(?:-9|\b137)\b|"
     r"terminated abruptly|^\W*(?:\S+: line \d+: +)?(?:\d+ +)?Killed\b",
     re.IGNORECASE,
 )

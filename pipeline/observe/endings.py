@@ -18,6 +18,8 @@ from pipeline.observe.causes import Cause
 from pipeline.observe.group_result import GroupResult, JobResult
 
 _TAIL_LINES, _MAX_LENGTH = 20, 300
+# What the runners of programs report that know nothing of us: what went wrong stands in their own output only.
+_OF_PROGRAMS = frozenset(("ScriptError", "ServerEndedError"))
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 # Of a script that SIGTERM or SIGKILL ended, or whose own shell says so of what it ran.
 _OF_OUR_SIGNALS = tuple(str(128 + number) for number in (signal.SIGTERM, signal.SIGKILL))
@@ -111,8 +113,7 @@ def _end(state: JobState, log: Events, interrupted: bool) -> Ending:
 
 def _of_error(error: dict[str, str], state: JobState) -> Ending:
     kind, message = str(error.get("type")), str(error.get("message"))
-    if kind == "ScriptError":
-        # What went wrong in a script that knows nothing of us stands in its own output only.
+    if kind in _OF_PROGRAMS:
         cause = causes.of_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
         return _failed(message, cause, state, was_killed=error.get("status") == str(_KILLED[1]))
     cause = causes.of_exception(kind, message, error.get("traceback", ""))

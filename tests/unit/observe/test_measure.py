@@ -200,6 +200,18 @@ def test_a_script_has_the_reason_that_its_output_tells(tmp_path):
     assert job.error_output == tuple(trace.splitlines())
 
 
+def test_a_server_that_ended_has_the_reason_that_its_output_tells(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    message = "the server ended with status 1: serve model"
+    failed = {"event": "error", "t_ns": 1, "type": "ServerEndedError", "message": message}
+    bad = state(tmp_path, alone.jobs[0], [failed], bye="error", status=1)
+    trace = 'Traceback (most recent call last):\n  File "t.py", line 5\n'
+    own = f"{trace}torch.OutOfMemoryError: CUDA out of memory\n"
+    (bad.folder / "stderr.log").write_text(f"{own}{trace}workloads.ask_server.ServerEndedError: {message}\n")
+    (job,) = judge(tmp_path, alone, bad).jobs
+    assert (job.result, job.reason) == (Result.OOM, f"{message}: torch.OutOfMemoryError: CUDA out of memory")
+
+
 def test_the_job_that_failed_names_the_result_not_those_that_were_ended_for_it(tmp_path):
     pair = group("a", "b")
     ended = state(tmp_path, pair.jobs[0], steps(0, 1, 0.1, 1), status=-15, bye=None, was_signalled=True)
