@@ -54,7 +54,7 @@ def main(config: DictConfig) -> None:
 if __name__ == "__main__":
     try:
         status = command_line.run(main)
-        sys.exit(status if outcome.has_started else startup.status_with_output(status))
+        sys.exit(status if outcome.has_started else startup.check_output(status))
     finally:
         sender.end_early()
         gc.freeze()  # the process ends: nobody needs what a last search for garbage would free

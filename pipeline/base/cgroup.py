@@ -18,7 +18,7 @@ def count_oom_kills() -> int | None:
     Source: `memory.events` of version 2, whose counts include those of the groups below, and `memory.oom_control` of
     version 1 (kernel 4.13); of a process in the root group of version 2, which has none, that of the whole machine.
     """
-    for file in _files():
+    for file in _list_files():
         with suppress(OSError, ValueError):
             for line in file.read_text(encoding="ascii").splitlines():
                 name, _, number = line.partition(" ")
@@ -27,15 +27,15 @@ def count_oom_kills() -> int | None:
     return None
 
 
-def _files() -> list[Path]:
-    """Files that may hold the count, the most precise first."""
+def _list_files() -> list[Path]:
+    """List the files that may hold the count, the most precise first."""
     try:
         # Source: cgroups(7), proc_pid_mountinfo(5).
         groups = [line.split(":", 2) for line in (_PROC / "self/cgroup").read_text("utf-8").splitlines()]
         mounts = [line.split(" ") for line in (_PROC / "self/mountinfo").read_text("utf-8").splitlines()]
     except (OSError, ValueError):
         return []
-    found: list[Path] = []
+    files: list[Path] = []
     is_root = False
     for number, controllers, path in groups:
         is_newer = number == "0" and not controllers
@@ -45,14 +45,14 @@ def _files() -> list[Path]:
             kind, _, options = mount[mount.index("-") + 1 :][:3]
             if kind == "cgroup2" and is_newer:
                 is_root = is_root or path == "/" == mount[3]
-                found.append(_below(mount, path) / "memory.events")
+                files.append(_locate_group(mount, path) / "memory.events")
             elif kind == "cgroup" and not is_newer and "memory" in options.split(","):
-                found.append(_below(mount, path) / "memory.oom_control")
-    return [*found, _PROC / "vmstat"] if is_root and not any(file.exists() for file in found) else found
+                files.append(_locate_group(mount, path) / "memory.oom_control")
+    return [*files, _PROC / "vmstat"] if is_root and not any(file.exists() for file in files) else files
 
 
-def _below(mount: list[str], path: str) -> Path:
-    """The folder of a group below a mount, of which only a part of the hierarchy may be seen."""
+def _locate_group(mount: list[str], path: str) -> Path:
+    """Locate the folder of a group below a mount, which may show a part of the hierarchy only."""
     root, point = mount[3], mount[4]
-    below = path.removeprefix(root if path.startswith(root) else path)
-    return Path(point) / below.lstrip("/")
+    shown = path.removeprefix(root if path.startswith(root) else path)
+    return Path(point) / shown.lstrip("/")

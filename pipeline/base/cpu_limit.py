@@ -14,7 +14,7 @@ _MOST_S = 10
 _given: tuple[int, int] | None = None
 
 
-def reserve() -> None:
+def reserve_time() -> None:
     """Lower the soft limit of this process, if it is killed at it otherwise. Only programs call this."""
     global _given
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -23,7 +23,7 @@ def reserve() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (hard - max(1, min(_MOST_S, hard // 10)), hard))
 
 
-def hand_on(pid: int) -> None:
+def hand_on_limit(pid: int) -> None:
     """Give a child that has just been started the limits that this process was given."""
     if _given is not None:
         with suppress(OSError):  # it has ended

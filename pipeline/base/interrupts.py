@@ -44,7 +44,7 @@ class Interrupted(BaseException):
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
-        super().__init__(f"interrupted by {name_of(signum)}")
+        super().__init__(f"interrupted by {name_signal(signum)}")
 
     @property
     def exit_status(self) -> int:
@@ -52,7 +52,7 @@ class Interrupted(BaseException):
         return 128 + self.signum
 
 
-def name_of(signum: int) -> str:
+def name_signal(signum: int) -> str:
     """Name a signal as signal(7) does; most of the real-time ones have no name of their own: `SIGRTMIN+3`."""
     try:
         return signal.Signals(signum).name
@@ -95,7 +95,7 @@ def heed(signum: int) -> None:
 
 
 @contextmanager
-def handing_on_ignored() -> Iterator[None]:
+def inherit_ignored() -> Iterator[None]:
     """Let programs that are started in the body ignore what the starter of this process had ignored.
 
     But for SIGTERM, by which they are ended.

@@ -26,7 +26,7 @@ _WARNINGS = "PYTHONWARNINGS"
 _IGNORED_BY_PYTHON = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _WITHOUT_READER = frozenset((errno.EPIPE, errno.EIO))  # a pipe or a terminal that was closed at its other end
 
-of_jobs: dict[str, str] = {}
+job_variables: dict[str, str] = {}
 """Variables of our environment that are meant for the programs that we measure, and that we go without."""
 
 
@@ -34,7 +34,7 @@ def begin() -> None:
     """Begin a program that its user can end by a signal at any time; end it where there is no working directory."""
     open_streams()
     drop_warning_errors()
-    cpu_limit.reserve()
+    cpu_limit.reserve_time()
     interrupts.install()
     try:
         os.getcwd()  # noqa: PTH109  without pathlib, which nothing else needs yet
@@ -52,7 +52,7 @@ def run(main: Callable[[], int]) -> NoReturn:
         if not isinstance(end.code, int | None):
             raise
         status = end.code or 0
-    sys.exit(status_with_output(status))
+    sys.exit(check_output(status))
 
 
 def open_streams() -> None:
@@ -67,11 +67,11 @@ def open_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # which takes the lowest number that is free
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = stream_to(1, sys.stdout, is_by_line=os.isatty(1))
-    sys.stderr = stream_to(2, sys.stderr, is_by_line=True)
+    sys.stdout = open_stream(1, sys.stdout, is_by_line=os.isatty(1))
+    sys.stderr = open_stream(2, sys.stderr, is_by_line=True)
 
 
-def stream_to(descriptor: int, before: TextIO | None = None, *, is_by_line: bool = False) -> TextIO:
+def open_stream(descriptor: int, before: TextIO | None = None, *, is_by_line: bool = False) -> TextIO:
     """Make a text stream of a descriptor, in the encoding of the one before; it escapes what that has no sign for."""
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(descriptor, "wb", closefd=False)),
@@ -85,15 +85,15 @@ def stream_to(descriptor: int, before: TextIO | None = None, *, is_by_line: bool
 def drop_warning_errors() -> None:
     """Have no warning of a library raised as an error here: PYTHONWARNINGS=error is meant for the user's programs."""
     if _WARNINGS in os.environ:
-        of_jobs[_WARNINGS] = os.environ.pop(_WARNINGS)
+        job_variables[_WARNINGS] = os.environ.pop(_WARNINGS)
     if any(action == "error" for action, *_ in warnings.filters):
         warnings.resetwarnings()
         for category in _IGNORED_BY_PYTHON:
             warnings.simplefilter("ignore", category)
 
 
-def status_with_output(status: int) -> int:
-    """Return the exit status of such a program from the one that it would have."""
+def check_output(status: int) -> int:
+    """Return an exit status, or 1 instead of 0 if output was lost that somebody could have read."""
     with suppress(ValueError):  # it is closed
         sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)

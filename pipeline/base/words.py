@@ -50,7 +50,7 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def as_utf8(text: str) -> str:
+def escape_to_utf8(text: str) -> str:
     """Return a text that can be stored: escapes stand for the bytes of a name that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 

@@ -70,7 +70,7 @@ class Connection:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         messages: list[Message] = []
         for line in lines:
-            message = _read(line)
+            message = _parse_message(line)
             if message is None:
                 self.fault = f"sent what is no message over its control socket: {line[:_SHOWN_BYTES]!r}"
                 return messages
@@ -158,11 +158,11 @@ class Channel:
         except (BlockingIOError, ConnectionAbortedError):  # whoever called has gone
             return
         sock.setblocking(False)
-        connection = Connection(sock, self._owner_of(sock))
+        connection = Connection(sock, self._find_owner(sock))
         self._selector.register(sock, selectors.EVENT_READ, connection)
         if connection.owner in self._refused:
             self._drop(connection)
-        elif sum(other.owner == connection.owner for other in self._open()) > _MAX_CONNECTIONS:
+        elif sum(other.owner == connection.owner for other in self._list_connections()) > _MAX_CONNECTIONS:
             connection.fault = f"opened more than {_MAX_CONNECTIONS} connections to its control socket at a time"
             self._refuse(connection)
 
@@ -172,7 +172,7 @@ class Channel:
             return False  # closed while an earlier event of the same round was handled
         messages = connection.receive()
         for message in messages or ():
-            if (fault := self._fault_of(connection, message)) is not None:
+            if (fault := self._check_message(connection, message)) is not None:
                 connection.fault = fault
                 break
             assert connection.index is not None
@@ -183,13 +183,13 @@ class Channel:
             self._drop(connection)
         return messages is not None and connection.socket.fileno() != -1
 
-    def _fault_of(self, connection: Connection, message: Message) -> str | None:
+    def _check_message(self, connection: Connection, message: Message) -> str | None:
         """Take note of who speaks; return what is wrong with the message, in words."""
         index = message.get("index")
         if message.get("type") != "hello":
             return None if connection.index is not None else "spoke over its control socket before it said hello"
         if type(index) is not int or index not in self._jobs.values():
-            return f"said hello over its control socket as job {_shown(index)}, which is none"
+            return f"said hello over its control socket as job {_abbreviate(index)}, which is none"
         speaker = connection.owner if connection.index is None else connection.index
         if speaker not in (None, index):
             return f"said hello over its control socket as job {index}"
@@ -206,7 +206,7 @@ class Channel:
             self._refused_strangers += 1
             return
         self._refused.add(index)
-        for other in self._open():
+        for other in self._list_connections():
             if other.owner == index:
                 self._drop(other)
         self._on_fault(index, str(connection.fault))
@@ -219,7 +219,7 @@ class Channel:
 
     def _ended(self, key: selectors.SelectorKey) -> None:
         """A process has ended; what it said before that may still lie in its socket."""
-        for connection in self._open():
+        for connection in self._list_connections():
             if connection.index in (None, key.data):
                 while self._read(connection):
                     """A job that ended sends no more, and of what it left running a bounded amount is read."""
@@ -227,10 +227,10 @@ class Channel:
         os.close(key.fd)
         self._on_exit(int(key.data))
 
-    def _open(self) -> list[Connection]:
+    def _list_connections(self) -> list[Connection]:
         return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Connection)]
 
-    def _owner_of(self, sock: socket.socket) -> int | None:
+    def _find_owner(self, sock: socket.socket) -> int | None:
         """Return the index of the job that opened a connection; `None` if that has left both session and parents."""
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, _, _ = _CREDENTIALS.unpack(credentials)
@@ -245,7 +245,7 @@ class Channel:
         return None
 
 
-def _read(line: bytes) -> Message | None:
+def _parse_message(line: bytes) -> Message | None:
     """Return the message that a line is, if it is one."""
     if len(line) > _MAX_LINE_BYTES:
         return None
@@ -256,5 +256,5 @@ def _read(line: bytes) -> Message | None:
     return message if isinstance(message, dict) else None
 
 
-def _shown(value: object) -> str:
+def _abbreviate(value: object) -> str:
     return repr(value)[:_SHOWN_BYTES]

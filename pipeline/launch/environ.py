@@ -15,7 +15,7 @@ _DROPPED = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 
 def inherited_environ(of_interpreter: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
     """What every job gets of our own environment, and of the variables that its interpreter brings."""
-    every = os.environ | startup.of_jobs | dict(of_interpreter)
+    every = os.environ | startup.job_variables | dict(of_interpreter)
     kept = {key: value for key, value in every.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED}
     return kept | {"PYTHONUNBUFFERED": "1"}
 

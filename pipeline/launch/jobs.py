@@ -84,7 +84,7 @@ class JobGroup:
 
     def __enter__(self) -> JobGroup:
         """Start all jobs, or none: those already started are ended if one cannot be."""
-        self._channel = Channel(self._socket, self._message, self._exited, self._broke_protocol)
+        self._channel = Channel(self._socket, self._message, self._exited, self._note_fault)
         try:
             for position, (state, start) in enumerate(zip(self.states, self._starts, strict=True)):
                 self._start(state, start, position)
@@ -291,7 +291,7 @@ class JobGroup:
         elif kind == "bye":
             state.said.bye, state.said.bye_ns = str(message.get("status")), time.monotonic_ns()
 
-    def _broke_protocol(self, index: int, how: str) -> None:
+    def _note_fault(self, index: int, how: str) -> None:
         self._by_index[index].notice(Result.FAILED, how)
 
     def _exited(self, index: int) -> None:

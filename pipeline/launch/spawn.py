@@ -89,7 +89,7 @@ class Spawn:
                 )
             except OSError as error:
                 raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
-        cpu_limit.hand_on(process.pid)
+        cpu_limit.hand_on_limit(process.pid)
         if cpus:
             os.sched_setaffinity(process.pid, cpus)
         return Process(process.pid, status=partial(_status, process.pid), reap=process.wait)

@@ -124,7 +124,7 @@ class ForkServer:
             except OSError:
                 self._control.close()
                 raise
-        cpu_limit.hand_on(self._process.pid)
+        cpu_limit.hand_on_limit(self._process.pid)
         self._answers = self._control.makefile("r", encoding="utf-8")
 
     @property

@@ -103,37 +103,37 @@ def _end(state: JobState, log: Events, interrupted: bool) -> Ending:
     if ended.status == 0:
         return Ending(Result.FAILED, "ended with status 0 without reporting the end of its work")
     how = f"status {ended.status}" if ended.status > 0 else f"signal {-ended.status}"
-    cause = causes.of_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
+    cause = causes.judge_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
     if state.profiler is not None and state.said.bye in (None, "ok"):
         when = "before the job spoke" if state.said.pid is None else "before the job's end"
-        said = f"{state.profiler} ended with {how} {'after the job' if state.said.bye else when}"
-        return Ending(Result.FAILED, _with(said, cause))
-    return _failed(f"ended with {how}", cause, state, was_killed=ended.status in _KILLED)
+        ending = f"{state.profiler} ended with {how} {'after the job' if state.said.bye else when}"
+        return Ending(Result.FAILED, _join_cause(ending, cause))
+    return _describe_failure(f"ended with {how}", cause, state, was_killed=ended.status in _KILLED)
 
 
 def _of_error(error: dict[str, str], state: JobState) -> Ending:
     kind, message = str(error.get("type")), str(error.get("message"))
     if kind in _OF_PROGRAMS:
-        cause = causes.of_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
-        return _failed(message, cause, state, was_killed=error.get("status") == str(_KILLED[1]))
-    cause = causes.of_exception(kind, message, error.get("traceback", ""))
-    if cause.tells_kill and state.num_oom_kills:
-        return _killed_for_memory(cause.text, state)
+        cause = causes.judge_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
+        return _describe_failure(message, cause, state, was_killed=error.get("status") == str(_KILLED[1]))
+    cause = causes.judge_exception(kind, message, error.get("traceback", ""))
+    if cause.has_kill and state.num_oom_kills:
+        return _report_oom_kill(cause.text, state)
     return Ending(Result.OOM if cause.is_oom else Result.FAILED, cause.text)
 
 
-def _failed(how: str, cause: Cause, state: JobState, *, was_killed: bool) -> Ending:
-    """The ending of a program that failed in this way; `was_killed` says that SIGKILL ended it, and not by us."""
-    if (was_killed or cause.tells_kill) and state.num_oom_kills:
-        return _killed_for_memory(how, state)
-    return Ending(Result.OOM if cause.is_oom else Result.FAILED, _with(how, cause))
+def _describe_failure(how: str, cause: Cause, state: JobState, *, was_killed: bool) -> Ending:
+    """Describe how a program failed; `was_killed` says that SIGKILL ended it, which was not ours."""
+    if (was_killed or cause.has_kill) and state.num_oom_kills:
+        return _report_oom_kill(how, state)
+    return Ending(Result.OOM if cause.is_oom else Result.FAILED, _join_cause(how, cause))
 
 
-def _killed_for_memory(how: str, state: JobState) -> Ending:
+def _report_oom_kill(how: str, state: JobState) -> Ending:
     return Ending(Result.OOM, f"{how}: out of memory, says the kernel (oom_kill {state.num_oom_kills} in its cgroup)")
 
 
-def _with(how: str, cause: Cause) -> str:
+def _join_cause(how: str, cause: Cause) -> str:
     return f"{how}: {cause.text}" if cause.text else how
 
 

@@ -1,7 +1,7 @@
 """How programs say that they ran out of memory: of a device or of the host, in whatever language they are written.
 
-What is no such case although it reads like one: a disk or a quota that is full, shared memory of a multiprocessor, a
-message that is too long for its channel, and a line that says how one was dealt with.
+No such case, although it reads like one, is a disk or a quota that is full, shared memory of a multiprocessor, a
+message that is too long for its channel, or a line that says how the program went on.
 """
 
 from __future__ import annotations
@@ -18,23 +18,10 @@ _TYPES = frozenset(
 
 _NEVER = frozenset(
     (
-        *(
-            "AssertionError",
-            "AttributeError",
-            "FileExistsError",
-            "FileNotFoundError",
-            "ImportError",
-            "IndentationError",
-        ),
-        *("IndexError", "IsADirectoryError", "KeyError", "KeyboardInterrupt", "ModuleNotFoundError", "NameError"),
-        *(
-            "NotADirectoryError",
-            "PermissionError",
-            "SyntaxError",
-            "TypeError",
-            "UnboundLocalError",
-            "ZeroDivisionError",
-        ),
+        *("AssertionError", "AttributeError", "KeyboardInterrupt", "NameError", "TypeError", "UnboundLocalError"),
+        *("FileExistsError", "FileNotFoundError", "IsADirectoryError", "NotADirectoryError", "PermissionError"),
+        *("ImportError", "ModuleNotFoundError", "IndentationError", "SyntaxError"),
+        *("IndexError", "KeyError", "ZeroDivisionError"),
     )
 )
 """Exceptions that are never about memory, whatever a name in their message is."""
@@ -85,12 +72,12 @@ _ONLY_MENTIONED = re.compile(
 _SENTENCE_END = re.compile(r"(?<=[.;!])\s+")
 
 
-def has_type(kind: str) -> bool:
+def has_memory_type(kind: str) -> bool:
     """Whether an exception is about memory by its name, with or without that of its module."""
     return kind.rpartition(".")[2].rpartition("::")[2] in _TYPES
 
 
-def tells_exception(kind: str, message: str) -> bool:
+def is_memory_error(kind: str, message: str) -> bool:
     """Whether an exception says that memory ran out.
 
     Args:
@@ -100,21 +87,21 @@ def tells_exception(kind: str, message: str) -> bool:
     name = kind.rpartition(".")[2]
     if name in _NEVER or _OTHERWISE.search(message):
         return False
-    return has_type(kind) or any(_WORDS.search(line) for line in message.splitlines())
+    return has_memory_type(kind) or any(_WORDS.search(line) for line in message.splitlines())
 
 
-def tells_line(line: str) -> bool:
+def is_memory_line(line: str) -> bool:
     """Whether a line of output says that memory ran out, and neither that the program goes on nor what one could do."""
-    if _OTHERWISE.search(line) or goes_on(line):
+    if _OTHERWISE.search(line) or is_recovery(line):
         return False
     sentences = _SENTENCE_END.split(line)
-    return any(_says_memory(sentence) and not _ONLY_MENTIONED.search(sentence) for sentence in sentences)
+    return any(_has_memory_words(sentence) and not _ONLY_MENTIONED.search(sentence) for sentence in sentences)
 
 
-def goes_on(line: str) -> bool:
+def is_recovery(line: str) -> bool:
     """Whether a line of output says that the program goes on after a failure."""
     return bool(_DEALT_WITH.search(line))
 
 
-def _says_memory(sentence: str) -> bool:
-    return bool(_WORDS.search(sentence)) or has_type(sentence.partition(":")[0].strip())
+def _has_memory_words(sentence: str) -> bool:
+    return bool(_WORDS.search(sentence)) or has_memory_type(sentence.partition(":")[0].strip())

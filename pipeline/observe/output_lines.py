@@ -87,16 +87,16 @@ class Line:
 
 def read_end(path: Path) -> list[Line]:
     """Read the lines at the end of a file; none of one that cannot be read."""
-    return split(b"\n".join(last_lines(path, _TAIL_BYTES)[-_MAX_LINES:]).decode(errors="replace"))
+    return split_lines(b"\n".join(last_lines(path, _TAIL_BYTES)[-_MAX_LINES:]).decode(errors="replace"))
 
 
-def split(text: str) -> list[Line]:
+def split_lines(text: str) -> list[Line]:
     """Split output into lines. What a carriage return had overwritten is a line of its own."""
     cleaned = _ESCAPES.sub(b"", text.encode(errors="replace")).decode()
-    return [_line(piece) for piece in re.split(r"\r*\n|\r+", cleaned)] if cleaned else []
+    return [_parse_line(piece) for piece in re.split(r"\r*\n|\r+", cleaned)] if cleaned else []
 
 
-def _line(text: str) -> Line:
+def _parse_line(text: str) -> Line:
     text = _TIME.sub("", text[:_MAX_LENGTH], count=1)
     source = _SOURCE.match(text)
     return Line(text[source.end() :].rstrip(), source[0].strip()) if source else Line(text.rstrip())

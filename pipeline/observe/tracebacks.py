@@ -60,7 +60,7 @@ class Raised:
         """The last part of its type."""
         return self.kind.partition("(")[0].rpartition(".")[2]
 
-    def chain(self) -> Iterator[Raised]:
+    def iterate_chain(self) -> Iterator[Raised]:
         """Iterate over it, what is in it, and what it came from, the latest first."""
         left = [self]
         while left:
@@ -70,13 +70,13 @@ class Raised:
             left += reversed(raised.members)
 
 
-def find(lines: Sequence[Line]) -> list[Raised]:
+def find_exceptions(lines: Sequence[Line]) -> list[Raised]:
     """Find the exceptions in lines, in the order in which they stand there; what one came from is in it."""
     readers = {line.source: _Reader(line.source) for line in lines}
     for number, line in enumerate(lines):
         readers[line.source].read(number, line.text)
-    found = (raised for reader in readers.values() for raised in reader.all_found())
-    return sorted(found, key=lambda raised: raised.last)
+    exceptions = (raised for reader in readers.values() for raised in reader.list_exceptions())
+    return sorted(exceptions, key=lambda raised: raised.last)
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class _Open:
     is_aside: bool = False
     num_read: int = 0
 
-    def without_prefix(self, text: str) -> str:
+    def strip_prefix(self, text: str) -> str:
         """Return a line without what stands before each line; that is none if it stood before the first only."""
         prefix = self.before.rstrip()
         if self.num_read == 0 and prefix and not text.startswith(prefix):  # of a progress bar, or IPython's type
@@ -116,7 +116,7 @@ class _Reader:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._found: list[Raised] = []
+        self._exceptions: list[Raised] = []
         self._open: _Open | None = None
         self._speaks: Raised | None = None  # whose message the next line may belong to
         self._before: Raised | None = None
@@ -134,42 +134,42 @@ class _Reader:
         elif self._open is None and _FRAME.match(text):
             self._open = _Open(number, has_header=False)
         elif self._open is not None:
-            self._in_traceback(self._open, number, text, depth)
-        elif text.startswith(_CAUSE) and (beside := self._beside(depth)):
-            self._before, self._speaks = beside.pop(), None
+            self._read_traceback(self._open, number, text, depth)
+        elif text.startswith(_CAUSE) and (siblings := self._select_siblings(depth)):
+            self._before, self._speaks = siblings.pop(), None
         else:
-            self._in_message(number, text)
+            self._read_message(number, text)
         if text.strip():
             self._was_aside = bool(_ASIDE.match(text.strip()))
 
-    def all_found(self) -> list[Raised]:
-        """Return what was found, with one of which it is said only that another came from it."""
-        return [*self._found, self._before] if self._before is not None else self._found
+    def list_exceptions(self) -> list[Raised]:
+        """Return the exceptions, with one of which it is told only that another came from it."""
+        return [*self._exceptions, self._before] if self._before is not None else self._exceptions
 
-    def _beside(self, depth: int) -> list[Raised]:
-        """Return what an exception stands among that is behind so many bars: a group is behind one itself."""
-        beside = self._found
+    def _select_siblings(self, depth: int) -> list[Raised]:
+        """Return those beside an exception that is behind so many bars: a group is behind one itself."""
+        siblings = self._exceptions
         for _ in range(depth - 1):
-            beside = beside[-1].members if beside else beside
-        return beside
+            siblings = siblings[-1].members if siblings else siblings
+        return siblings
 
-    def _in_traceback(self, traceback: _Open, number: int, text: str, depth: int) -> None:
+    def _read_traceback(self, traceback: _Open, number: int, text: str, depth: int) -> None:
         """Read a line of a traceback, or the exception at its end."""
-        text = traceback.without_prefix(text)
+        text = traceback.strip_prefix(text)
         if traceback.is_within(text):
             return
         raised = _RAISED.match(text.strip())
         if not traceback.has_header and (raised is None or not _ERROR_TYPE.search(raised[1])):
             self._open = None
-            self._in_message(number, text)
+            self._read_message(number, text)
         elif raised is not None and raised[1] not in _NO_TYPES and not Line(text).is_footer:
             message = [raised[2]] if raised[2] else []
             is_aside = traceback.is_aside
             new = Raised(raised[1], message, traceback.first, number, number, self._source, is_aside, self._before)
-            self._beside(depth).append(new)
+            self._select_siblings(depth).append(new)
             self._speaks, self._before, self._open = new, None, None
 
-    def _in_message(self, number: int, text: str) -> None:
+    def _read_message(self, number: int, text: str) -> None:
         """Read a line that may belong to a message; a blank one ends that, unless it says nothing yet."""
         if self._speaks is None:
             return

@@ -71,7 +71,7 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
     else:
         return
     sys.stdout.write(text)
-    sys.exit(startup.status_with_output(0))
+    sys.exit(startup.check_output(0))
 
 
 def overview() -> str:

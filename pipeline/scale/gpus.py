@@ -402,17 +402,17 @@ class Fleet:
                 log.info("workers start from nothing: %s", error)
                 self.template = None
         out, err = outputs
-        with cpus.of_children(on_cpus), interrupts.handing_on_ignored():
+        with cpus.of_children(on_cpus), interrupts.inherit_ignored():
             worker = subprocess.Popen(
                 [sys.executable, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=os.environ | startup.of_jobs | {outcome.STUDY: shlex.join(outcome.command_line())},
+                env=os.environ | startup.job_variables | {outcome.STUDY: shlex.join(outcome.command_line())},
                 start_new_session=True,  # Ctrl-C comes from here alone
                 preexec_fn=forked.end_with_parent if self.ENDS_WORKERS else None,
             )
-        cpu_limit.hand_on(worker.pid)
+        cpu_limit.hand_on_limit(worker.pid)
         return worker
 
     def _listen(self, selector: selectors.BaseSelector) -> None:

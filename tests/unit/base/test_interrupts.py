@@ -108,7 +108,7 @@ def test_children_have_default_actions_and_none_blocked_whatever_the_starter_did
         "interrupts.install()\n"
         "show = ['grep', '-E', 'Sig(Blk|Ign)', '/proc/self/status']\n"
         "subprocess.run(show)\n"
-        "with interrupts.handing_on_ignored():\n    subprocess.run(show)"
+        "with interrupts.inherit_ignored():\n    subprocess.run(show)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     masks = [int(line.split()[1], 16) for line in done.stdout.splitlines()]
@@ -129,9 +129,9 @@ def test_a_handler_of_somebody_else_stays():
 def test_at_its_limit_of_cpu_time_a_program_still_ends_in_order_and_its_children_have_the_whole():
     code = (
         "import resource, subprocess, sys; from pipeline.base import cpu_limit, interrupts\n"
-        "resource.setrlimit(resource.RLIMIT_CPU, (2, 2)); cpu_limit.reserve(); interrupts.install()\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (2, 2)); cpu_limit.reserve_time(); interrupts.install()\n"
         "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
-        "cpu_limit.hand_on(child.pid)\n"
+        "cpu_limit.hand_on_limit(child.pid)\n"
         "print(resource.prlimit(child.pid, resource.RLIMIT_CPU), flush=True)\n"
         "while True: pass"
     )

@@ -38,7 +38,7 @@ def test_streams_that_cannot_be_used_fail_nothing_and_no_file_takes_their_place(
 def test_output_without_a_reader_is_lost_in_silence_and_what_is_started_has_none_either():
     code = BEGINS + (
         "reads, writes = os.pipe(); os.close(reads); os.dup2(writes, 1)\n"
-        "print('x' * 100_000); sys.exit(startup.status_with_output(os.system('echo child')))"
+        "print('x' * 100_000); sys.exit(startup.check_output(os.system('echo child')))"
     )
     done = run(code)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -86,7 +86,7 @@ def test_warnings_of_libraries_are_no_errors_here_and_the_variable_is_for_the_jo
 
 
 def test_a_job_is_given_no_variable_that_was_not_there(monkeypatch):
-    monkeypatch.setattr(startup, "of_jobs", {})
+    monkeypatch.setattr(startup, "job_variables", {})
     monkeypatch.delenv("PYTHONWARNINGS", raising=False)
     assert "PYTHONWARNINGS" not in inherited_environ()
 

@@ -154,7 +154,7 @@ def test_a_job_that_connects_again_and_again_is_named_and_only_its_connections_a
     assert jobs.pump(lambda: jobs.faults and (1, "hello") in jobs.messages)
     assert jobs.faults == [(0, "opened more than 16 connections to its control socket at a time")]
     jobs.pump(lambda: False, 0.2)
-    assert [connection.index for connection in jobs.channel._open()] == [1]
+    assert [connection.index for connection in jobs.channel._list_connections()] == [1]
 
 
 def test_a_connection_that_says_nothing_or_half_a_line_keeps_nobody_waiting(jobs):

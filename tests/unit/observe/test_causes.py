@@ -72,7 +72,7 @@ def judge(tmp_path):
     def of(stderr: str, stdout: str = "") -> Cause:
         (tmp_path / "stderr.log").write_text(stderr, encoding="utf-8", newline="")
         (tmp_path / "stdout.log").write_text(stdout, encoding="utf-8", newline="")
-        return causes.of_output(tmp_path / "stderr.log", tmp_path / "stdout.log")
+        return causes.judge_output(tmp_path / "stderr.log", tmp_path / "stdout.log")
 
     return of
 
@@ -121,8 +121,8 @@ def judge(tmp_path):
     ],
 )
 def test_what_real_programs_wrote_names_their_error(program, text, is_oom):
-    cause = causes.of_output(RECORDED / f"{program}.txt", RECORDED / "nothing")
-    assert (cause.text, cause.is_oom, cause.tells_kill) == (text, is_oom, "killed" in program)
+    cause = causes.judge_output(RECORDED / f"{program}.txt", RECORDED / "nothing")
+    assert (cause.text, cause.is_oom, cause.has_kill) == (text, is_oom, "killed" in program)
 
 
 @pytest.mark.parametrize("footer", FOOTERS.values(), ids=FOOTERS)
@@ -359,12 +359,12 @@ def test_output_tells_where_error_output_does_not(judge):
 
 def test_a_reported_exception_has_its_chain_and_one_line():
     trace = f"{TRACE}{CUDA_OOM}\nThe above exception was the direct cause of the following exception:\n\n{FAILED}"
-    told = causes.of_exception("ValueError", "bad learning rate\nof two lines", trace)
+    told = causes.judge_exception("ValueError", "bad learning rate\nof two lines", trace)
     assert told.is_oom and told.text == f"ValueError: bad learning rate, from {CUDA_OOM.strip()[:200]}"
-    assert causes.of_exception("RuntimeError", "CUDNN_STATUS_ALLOC_FAILED").is_oom
-    assert causes.of_exception("MemoryError", "") == Cause("MemoryError", is_oom=True)
-    assert causes.of_exception("KeyError", "'out of memory'") == Cause("KeyError: 'out of memory'")
-    assert len(causes.of_exception("ValueError", "x" * 4000).text) == 500
+    assert causes.judge_exception("RuntimeError", "CUDNN_STATUS_ALLOC_FAILED").is_oom
+    assert causes.judge_exception("MemoryError", "") == Cause("MemoryError", is_oom=True)
+    assert causes.judge_exception("KeyError", "'out of memory'") == Cause("KeyError: 'out of memory'")
+    assert len(causes.judge_exception("ValueError", "x" * 4000).text) == 500
 
 
 @pytest.mark.parametrize(
@@ -392,6 +392,6 @@ def test_whatever_a_program_writes_is_looked_at_in_bounded_time(judge, text):
 
 
 def test_a_line_tells_that_the_program_goes_on():
-    assert memory_words.goes_on("CUDA out of memory. Retrying with half of it")
-    assert not memory_words.goes_on("CUDA out of memory. Try reducing batch_size")
-    assert memory_words.tells_line("CUDA out of memory. Try reducing batch_size")
+    assert memory_words.is_recovery("CUDA out of memory. Retrying with half of it")
+    assert not memory_words.is_recovery("CUDA out of memory. Try reducing batch_size")
+    assert memory_words.is_memory_line("CUDA out of memory. Try reducing batch_size")

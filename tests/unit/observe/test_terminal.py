@@ -168,7 +168,7 @@ def test_a_group_goes_on_when_its_terminal_is_closed(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # as if it were closed after rich has looked whether it is a terminal
     ours, theirs = pty.openpty()
-    monkeypatch.setattr("sys.stderr", startup.stream_to(theirs, is_by_line=True))
+    monkeypatch.setattr("sys.stderr", startup.open_stream(theirs, is_by_line=True))
     pair = group("a", "a")
     view = make_view(Progress([pair]))
     view.begin(pair)
