@@ -20,11 +20,16 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """How its process came to life, just after `at_ns`; no `cpus` if it is bound to none."""
+    """How its process came to life, just after `at_ns`; no `cpus` if it is bound to none.
+
+    Attributes:
+        oom_kills: as `cgroup.count_oom_kills` counted them then.
+    """
 
     process: Process
     at_ns: int
     cpus: Sequence[int] = ()
+    oom_kills: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +59,7 @@ class Ended:
         status: its exit status, or minus the signal that ended it; `None` while it runs.
         is_lost: that nobody knows how it ended, so that its number may be somebody else's by now.
         at_ns: when its process was gone.
+        oom_kills: as `cgroup.count_oom_kills` counted them then.
     """
 
     told_ns: int | None = None
@@ -62,6 +68,7 @@ class Ended:
     status: int | None = None
     is_lost: bool = False
     at_ns: int | None = None
+    oom_kills: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +95,12 @@ class JobState:
     def working_pid(self) -> int | None:
         """The process that does the work: below a profiler, the one that speaks the job protocol."""
         return self.pid if self.said.pid is None else self.said.pid
+
+    @property
+    def num_oom_kills(self) -> int:
+        """How many processes the kernel killed for lack of memory while it ran, its own or others of the group's."""
+        before = None if self.started is None else self.started.oom_kills
+        return 0 if before is None or self.ended.oom_kills is None else self.ended.oom_kills - before
 
     @property
     def has_ended(self) -> bool:

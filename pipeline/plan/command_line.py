@@ -46,9 +46,11 @@ def run(main: Callable[[], None]) -> int:
         sys.argv[1:] = map(readable, user_command.as_overrides(sys.argv[1:]))
         main()
     except Interrupted as interrupted:
+        words.say(str(interrupted))
         return interrupted.exit_status
     except Exception as error:
         if (signalled := interrupts.behind(error)) is not None:
+            words.say(str(signalled))
             return signalled.exit_status
         if outcome.is_composed:
             raise

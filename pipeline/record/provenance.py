@@ -18,7 +18,7 @@ from pipeline.base.host import boot_id
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Interpreter, Workload
 from pipeline.base.tags import Tag
-from pipeline.base.words import without_secrets
+from pipeline.base.words import escape_to_utf8, without_secrets
 
 _MOST_BYTES = 1 << 20  # of an artifact that every group keeps
 
@@ -101,7 +101,7 @@ def origin_of(workload: Workload) -> Origin:
 
 def uncommitted(origins: Iterable[Origin]) -> str:
     """What no commit tells of several programs, as `git apply` takes it; what is too long is cut, and says so."""
-    text = "".join(dict.fromkeys(part for origin in origins for part in origin.uncommitted))
+    text = escape_to_utf8("".join(dict.fromkeys(part for origin in origins for part in origin.uncommitted)))
     if (size := len(text.encode())) <= _MOST_BYTES:
         return text
     kept = text.encode()[:_MOST_BYTES].decode(errors="ignore")

@@ -23,7 +23,7 @@ from pipeline.base.marks import NO_MARKS
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import NEIGHBOURS, Group, Interpreter, Slot, Window, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
-from pipeline.base.words import without_secrets
+from pipeline.base.words import escape_to_utf8, without_secrets
 from pipeline.clean import leftovers
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -63,7 +63,7 @@ class SpoolRun:
 
     def add_artifact(self, name: str, text: str) -> None:
         """Keep a text file with the group."""
-        (self.folder / layout.ARTIFACTS / name).write_text(text, encoding="utf-8")
+        (self.folder / layout.ARTIFACTS / name).write_text(escape_to_utf8(text), encoding="utf-8")
 
     def close(self, result: GroupResult) -> None:
         """Write the row; from here on, the folder can be sent."""
@@ -157,7 +157,8 @@ class Spool:
             if (interpreter := self._interpreters.get(job.workload.env)) is not None:
                 jobs_folder = folder / layout.job_path(job.index)
                 jobs_folder.mkdir(parents=True)
-                (jobs_folder / layout.ENVIRONMENT).write_text("\n".join(interpreter.lock) + "\n", encoding="utf-8")
+                text = "".join(f"{escape_to_utf8(line)}\n" for line in interpreter.lock)
+                (jobs_folder / layout.ENVIRONMENT).write_text(text, encoding="utf-8")
 
     def amend(self, row: GroupResult) -> None:
         """Add what became known later, by comparison with a baseline: the row's metrics, and its result."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import interrupts
+from pipeline.base import startup
 from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.words import counted
 from pipeline.record.store.existing import may_be_written
@@ -109,5 +109,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    interrupts.install()
-    sys.exit(main())
+    startup.run(main)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -257,7 +258,7 @@ def _submit(script: str, folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"submit-{layout.stamp()}.sh"
         path.touch(mode=0o600, exist_ok=False)  # the command line may hold secrets
-        path.write_text(script, encoding="utf-8")
+        path.write_bytes(os.fsencode(script))  # with the working directory, which need not be UTF-8
     except OSError as error:
         raise ConfigError(f"hydra.launcher.folder={folder} cannot hold the batch script: {error.strerror}") from error
     done = _slurm("sbatch", "--parsable", str(path))

@@ -18,7 +18,7 @@ from pipeline.base.tags import GROUP, Tag
 from tests import fail_everywhere, forks
 from tests.attack import figures
 
-EXIT_STATUSES = frozenset({0, 1, 2, 130, 143})
+EXIT_STATUSES = frozenset({0, 1, 2, 130, 138, 143, 152})
 """Those that README.md documents."""
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=[host,nvml]"]
 SHORT = ["window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=20", "limits.stop_s=5"]

@@ -72,7 +72,7 @@ def _kill_one(two: TwoGpus, launcher: int, random: Random, outcome: Outcome) -> 
         return "study that had ended"
     pid = random.choice(sorted(commands))
     kind = "launcher" if pid == launcher else _kind(pid, commands[pid])
-    signum = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
+    signum = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1))
     with suppress(ProcessLookupError):
         os.kill(pid, signum)
         outcome.num_kills += 1

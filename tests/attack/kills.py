@@ -27,7 +27,7 @@ VICTIMS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
 }
 """How often each kind of process is the victim, under which modes, and what it takes that there is one."""
 _HOW = {
-    _ORCHESTRATOR: [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL],
+    _ORCHESTRATOR: [*(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU), signal.SIGKILL, signal.SIGKILL],
     _SENDER: [signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP],
 }
 _HOW_OTHERS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP]

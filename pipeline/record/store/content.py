@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from pipeline.base.layout import LONG_VALUES
 from pipeline.base.tags import Tag
+from pipeline.base.words import escape_to_utf8
 from pipeline.observe.logged.script_runs import ScriptRun
 
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
@@ -111,6 +112,7 @@ class RunContent:
             yield batch
 
     def _cut(self, kind: str, name: str, value: str, limit: int) -> str:
+        value = escape_to_utf8(value)  # a name of a file may be in it, and no database takes what is not
         if len(value) <= limit:
             return value
         self.long_values.setdefault(kind, {})[name] = value

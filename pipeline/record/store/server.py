@@ -28,14 +28,13 @@ import importlib
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import layout, library_internals
+from pipeline.base import interrupts, layout, library_internals
 from pipeline.base.errors import CollocationError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.store import lost, results, submitted, taken_over
@@ -177,8 +176,7 @@ def _is_for_local_store(path: Path) -> bool:
 def serve(handler: RequestHandler) -> int:
     """Answer requests on stdin until it ends."""
     # The orchestrator decides what a Ctrl-C means, or a `scancel`, which reaches both; when it ends, so does this.
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)
+    interrupts.ignore()
     # Whatever prints from now on prints to stderr: stdout carries answers only.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
