@@ -1,4 +1,4 @@
-"""What several stages say to a user: counts, durations, aligned tables, one line on stderr, text without secrets."""
+"""What several stages say to a user: counts, durations, aligned tables, one line on stderr."""
 
 from __future__ import annotations
 
@@ -7,13 +7,6 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import TextIO
-
-# The `git` of `ssh://git@host` is no secret, and without it nobody gets in. What `secrets` has hidden stays told. A
-# folder called `t` holds no token.
-_SECRETS = (
-    (re.compile(r"(?<=://)(?!git@|<hidden>@)[^/@\s]+@"), ""),
-    (re.compile(r"(https?://\S*?)/t/[^/\s]+(?=/)"), r"\1"),
-)
 
 
 def counted(number: int, noun: str) -> str:
@@ -60,13 +53,6 @@ def put(text: str, out: TextIO) -> None:
         nobody = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nobody, out.fileno())
         os.close(nobody)
-
-
-def without_secrets(text: str) -> str:
-    """The text without the passwords and tokens in its addresses: locks are published with results."""
-    for secret, left in _SECRETS:
-        text = secret.sub(left, text)
-    return text
 
 
 def natural(text: str) -> tuple[str | int, ...]:

@@ -6,11 +6,12 @@ Pure, but for the last lines of a job's error output: the last is part of the re
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import layout
+from pipeline.base import layout, secrets
 from pipeline.base.records import Group, Result
 from pipeline.launch.events import Events, last_lines
 from pipeline.launch.state import Ending, JobState
@@ -29,6 +30,8 @@ _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
     """How a job ended, from what is known of it and what it reported; `interrupted` says that the user ended it."""
     ending = _end(state, log, interrupted)
+    if ending.reason:
+        ending = dataclasses.replace(ending, reason=secrets.mask_text(ending.reason, _known_secrets(state)))
     diverged = bool(log.errors) and log.errors[-1].get("type") == "NonFiniteLossError"
     if log.wrong and (ending.result is Result.OK or diverged):
         further = f" (and {len(log.wrong) - 1} more)" if len(log.wrong) > 1 else ""
@@ -136,7 +139,14 @@ def error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
     lines = [line.decode(errors="replace") for line in last_lines(state.folder / layout.STDERR, _TAIL_BYTES)]
-    return tuple(line.rstrip()[:_MAX_LENGTH] for line in lines if line.strip())[-_TAIL_LINES:]
+    shown = "\n".join([line.rstrip() for line in lines if line.strip()][-_TAIL_LINES:])
+    return tuple(line[:_MAX_LENGTH] for line in secrets.mask_text(shown, _known_secrets(state)).split("\n") if line)
+
+
+def _known_secrets(state: JobState) -> frozenset[str]:
+    """Collect the secrets that a job was given, which it may have written without their names."""
+    workload = state.job.workload
+    return secrets.known_values(workload.argv, os.environ | dict(workload.environ))
 
 
 def _last_words(path: Path) -> str:

@@ -21,6 +21,7 @@ from pipeline.base import interrupts, library_internals, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.secrets import mask_text
 from pipeline.plan import user_command
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
@@ -54,7 +55,7 @@ def run(main: Callable[[], None]) -> int:
             raise
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exc()
-        words.say(f"error: {explain(error)}")
+        words.say(f"error: {mask_text(explain(error))}")
         return 2
     return outcome.exit_status
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.base import words
+from pipeline.base import secrets
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded
 from pipeline.prepare.env import lock, requirements
@@ -88,7 +88,7 @@ def explicit_lock(
         for record in records
     ]
     return Lock(
-        lines=tuple(words.without_secrets(line) for line in lines),
+        lines=tuple(secrets.strip_logins(line) for line in lines),
         identity=(
             *identity,
             *(f"pip {each.identity()}" for each in pip),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import words
+from pipeline.base import secrets
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import EnvTool, Interpreter
@@ -232,7 +232,7 @@ def test_passwords_and_tokens_do_not_get_into_a_lock():
     assert "https://host/ch/noarch/a-1-0.conda" in lock.lines and "# pip --index-url https://host/simple" in lock.lines
     assert "secret" not in lock.text and "token-1" not in lock.text
     for place in ("a @ git+ssh://git@host/me/a@0123", "a @ file:///data/t/wheels/a.whl", "--find-links /data/t/wheels"):
-        assert words.without_secrets(place) == place
+        assert secrets.strip_logins(place) == place
 
 
 # Does what conda does, from the same files, by means of py-rattler; and writes down how it was called.
