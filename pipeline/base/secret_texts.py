@@ -211,6 +211,8 @@ class _Value:
         if pair is not None:
             return pair.start()
         end = word.end()
+        if is_harmless(text[start : _without_closing(text, start, end)], secrecy):
+            return _without_closing(text, start, end)
         if self._match["between"] == "=":  # Password=a b;Server=h
             end = _end(_NEXT_OF_CONNECTION, text, end)
         if secrecy is not Secrecy.AMBIGUOUS and self._is_whole_line():

@@ -36,7 +36,7 @@ def is_harmless(value: str, secrecy: Secrecy) -> bool:
         return True
     if secrecy is Secrecy.CERTAIN:
         return False
-    return value.lower() in _METHODS or bool(_NUMBER.fullmatch(value)) or is_path(value)
+    return value in ("NAME", "VALUE") or value.lower() in _METHODS or bool(_NUMBER.fullmatch(value)) or is_path(value)
 
 
 def is_path(value: str) -> bool:
