@@ -186,7 +186,13 @@ def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
         ("e.yml", "dependencies: [python]\n", "names no channels"),
         ("e.yml", "channels: [a]\ndependencies: [{npm: [x]}]\n", "neither a package nor a list"),
         ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-e .']}]\n", "build a wheel"),
+        (
+            "e.yml",
+            "channels: [a]\ndependencies: [python, {pip: ['-e git+https://h/C.git@main#egg=c']}]\n",
+            r"e\.yml: `-e git.*`: an editable package .*; leave -e out: c @ git\+https://h/C\.git@main$",
+        ),
         ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-r gone.txt']}]\n", "gone.txt cannot be read"),
+        ("e.yml", "channels: [a]\ndependencies: [python, '-e git+https://h/C.git']\n", "put it below `- pip:`"),
         ("e.yml", "channels: a\ndependencies: [python]\n", "are lists"),
         ("e.txt", "numpy\n", "for env=venv"),
         ("e.txt", "@EXPLICIT\nnumpy\n", "address of a package"),
