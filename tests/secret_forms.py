@@ -72,7 +72,13 @@ WORDS: tuple[tuple[str, ...], ...] = (
     ("--sh", "login --token {}; ls"),
     ("--xml", "<user>u</user><password>{}</password>"),
     ("--netrc", "machine h login u password {}"),
+    ("--yaml", "db:\n  password: |\n    {}\n  lr: 1\n"),
+    ("--sh", "setenv HF_TOKEN {}; aws configure set aws_secret_access_key {}"),
+    ("setenv", "HF_TOKEN", "{}"),
+    ("--broker", "u:{}@h.example.org:5672/v"),
+    ("-H", "Authorization:", "Bearer", "{}"),
     ("sshpass", "-p", "{}"),
+    ("curl", "--user", "me:{}"),
     ("curl", "-u", "me:{}"),
     ("mysql", "-u", "root", "-p{}"),
 )
@@ -227,7 +233,7 @@ def word_forms() -> Iterator[tuple[str, list[str]]]:
     """Yield each secret and the words of a command line that hold it."""
     for number, form in enumerate(WORDS):
         secret = _alone(number)
-        yield secret, [word.format(secret) for word in form]
+        yield secret, [word.format(secret, secret) for word in form]
     for number, token in enumerate(KNOWN_BY_FORM):
         yield token, [token if number % 2 else f"--name=x:{token}"]
 

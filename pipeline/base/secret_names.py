@@ -55,6 +55,7 @@ _PAIRS = frozenset(
     {
         *((word, "key") for word in word_set("access api auth encryption private secret signing subscription")),
         *((word, "token") for word in word_set("access api auth bearer oauth refresh session")),
+        ("auth", "header"),
     }
 )
 # A name that ends so says something about a secret: SSH_KEY_FILE, password_length, token_type.
@@ -63,6 +64,8 @@ _ABOUT = word_set(
     " format len length limit manager max min mode name names num path paths policy prompt rate required rotation"
     " size store timeout ttl type types url variable version"
 )
+# One that begins so asks or counts: has_password, num_secrets.
+_ASKED = word_set("has is max min n no num")
 # Words behind the one that counts: TOKEN_2, HF_TOKEN_READ, PASSWORD_B64.
 _DROPPED = word_set("b base default dev hex json new old org pem plain prod raw read ro rw staging str write")
 _EXTENSIONS = word_set("c cfg conf cpp cu h html ini ipynb jl js json log md py sh so sql toml ts txt xml yaml yml")
@@ -116,7 +119,7 @@ def _of_words(name: str) -> Secrecy:
     words = [word.lower() for word in _WORD.findall(name)]
     while len(words) > 1 and words[-1] in _DROPPED:
         words.pop()
-    if not words or words[-1] in _ABOUT:
+    if not words or words[-1] in _ABOUT or words[0] in _ASKED:
         return Secrecy.NONE
     if any(map(_CERTAIN.fullmatch, words)) or not _PAIRS.isdisjoint(itertools.pairwise(words)):
         return Secrecy.CERTAIN

@@ -40,6 +40,13 @@ _CONDA_TOKEN = re.compile(r"(https?://[^\s\"'`]{1,200}?/t/)([^/\s\"'`]+)(?=/)")
 # A name and its value, in notations in which nothing else stands between them.
 _ELEMENT = re.compile(r"(?P<before><(?P<name>[A-Za-z_][\w.-]*)>)(?P<value>[^<>\n]+)(?=</)")
 _ENCODED = re.compile(r"(?P<before>%(?:3F|26)(?P<name>[\w.-]+?)%3D)(?P<value>(?:(?!%26|%23)[^\s&\"'])+)", re.I)
+_SET = re.compile(
+    r"(?P<before>\b(?:setenv|setx|ENV|ARG|set -g?x|configure set|config set)[ \t]+(?P<name>[A-Za-z_][\w.-]*)[ \t]+)"
+    r"(?P<value>[^\s\"'`=]+)"
+)
+_WITHOUT_SCHEME = re.compile(
+    r"(?<![\w/:@.+-])(?!mailto:)(?P<user>[\w.-]{1,64}:)(?P<secret>[^\s:@/\"'`<>]{6,})(?=@[\w.-]+(?:[:/\s\"'`]|$))"
+)
 _NETRC = re.compile(r"(?P<before>\blogin[ \t]+\S+[ \t]+(?P<name>password)[ \t]+)(?P<value>[^\s\"'`]+)")
 
 
@@ -50,7 +57,9 @@ def mask_places(text: str) -> str:
             text = place.sub(_hide_place, text)
     if "/t/" in text:
         text = _CONDA_TOKEN.sub(lambda match: match[1] + (HIDDEN if looks_secret(match[2]) else match[2]), text)
-    for needle, pair in (("</", _ELEMENT), ("%3", _ENCODED), ("login", _NETRC)):
+    if "@" in text:
+        text = _WITHOUT_SCHEME.sub(_hide_password, text)
+    for needle, pair in (("</", _ELEMENT), ("%3", _ENCODED), ("login", _NETRC), ("", _SET)):
         if needle in text:
             text = pair.sub(_hide_pair, text)
     return text
@@ -60,6 +69,10 @@ def _hide_place(match: re.Match[str]) -> str:
     before = match.groupdict().get("before", "")
     secret = match[0].removeprefix(before)
     return before + (secret if is_reference(secret) else hide(secret))
+
+
+def _hide_password(match: re.Match[str]) -> str:
+    return match["user"] + (HIDDEN if looks_secret(match["secret"]) else match["secret"])
 
 
 def _hide_pair(match: re.Match[str]) -> str:

@@ -10,7 +10,7 @@ from pipeline.base.secret_texts import Style, mask_text
 _PYTHON = frozenset({".py", ".pyi", ".pyw", ".pyx"})
 _PYTHON_PROGRAM = re.compile(r"#!.*\bpython")
 _FILE = re.compile(r"^(?=diff --git )", re.MULTILINE)
-_CHANGED = re.compile(r"^diff --git a/(?P<name>.*?) b/")
+_CHANGED = re.compile(r"^diff --git \"?a/(?P<name>.*?)\"? \"?b/")
 
 
 def mask_source(text: str, name: str) -> str:

@@ -46,6 +46,8 @@ _BARE = re.compile(r"(?:\\[^\n]|[^\s\"'`\\])+")
 _BARE_OF_CODE = re.compile(r"(?:\{[\w.]*\}|[^\s\"'`\\,;(){}\[\]])+")
 _TO_END_OF_LINE = re.compile(r"[^\n\"'`]*")
 _TO_COMMENT = re.compile(r"(?:(?![ \t]+#|\\n)[^\n\"'`])*")
+_BLOCK_OPENS = re.compile(r"(?:[|>][+-]?\d?)?[ \t]*\n(?=[ -])")
+_ESCAPED_BLOCK = re.compile(r"[|>][+-]?\d?(?:\\n *)+((?:(?!\\n[^ ])[^\n\"'`])*)")  # in a text within a text
 _LINE_BEGINS = re.compile(r"(?:^|\n|\\n)[ \t+-]*$")
 _LINE_ENDS = re.compile(r"[\"'`]?(?:\n|$)")
 _LIST = re.compile(r"\[[^\]\n]*\]")
@@ -144,6 +146,11 @@ class _Value:
             start = _end(_ANNOTATION, self._text, start)
         if self._style is Style.CODE:
             return self._literal_of_code(start)
+        if self._style is Style.PLAIN and self._between == ":":
+            if (inner := _ESCAPED_BLOCK.match(self._text, start)) is not None:
+                return None if HIDDEN in inner[1] else inner.span(1)
+            if _BLOCK_OPENS.match(self._text, start) is not None:
+                return self._block(start)
         quoted = _literal(self._text, start)
         if quoted is not None:
             if self._is_visible(self._text[slice(*quoted)]):
@@ -152,6 +159,17 @@ class _Value:
             return quoted if end == quoted[1] else (start, end)
         end = self._end_of_bare(start)
         return None if end <= start or self._is_visible(self._text[start:end]) else (start, end)
+
+    def _block(self, start: int) -> tuple[int, int] | None:
+        """Find the lines of YAML below a name that are its value: a text of several lines, or a list."""
+        begin = _end(_BLOCK_OPENS, self._text, start)
+        line = self._text[self._text.rfind("\n", 0, self._match.start()) + 1 : self._match.start()]
+        indent = len(line) - len(line.lstrip(" "))
+        lines = re.compile(rf"(?: {{{indent + 1},}}[^\n]*(?:\n|$)| {{{indent}}}- [^\n]*(?:\n|$)|\n(?= ))+")
+        block = lines.match(self._text, begin)
+        if block is None or HIDDEN in block[0] or self._secrecy is Secrecy.AMBIGUOUS:
+            return None
+        return begin + len(block[0]) - len(block[0].lstrip(" ")), begin + len(block[0].rstrip("\n"))
 
     def _literal_of_code(self, start: int) -> tuple[int, int] | None:
         is_annotation = self._between == ":" and not self._match["close"] and start == self._match.end()
@@ -173,7 +191,7 @@ class _Value:
             return True
         if self._style is Style.COMMENT:
             return not self._is_meant(value)
-        is_assigned = "=" in self._between or self._between in ("", ",")
+        is_assigned = self._match["between"] == "=" or self._between in ("", ",")
         return self._secrecy is Secrecy.AMBIGUOUS and not is_assigned and not looks_secret(value)
 
     def _is_meant(self, value: str) -> bool:

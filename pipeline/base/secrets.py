@@ -29,8 +29,16 @@ __all__ = [
 _NAME = r"[A-Za-z_][\w.\-]*"
 _GIVEN = re.compile(rf"(?P<before>[+~-]*(?P<name>{_NAME})=)(?P<value>.+)", re.DOTALL)
 _FLAG = re.compile(rf"--?(?P<name>{_NAME})")
+_HEADER = re.compile(rf"(?P<name>{_NAME}):|[Bb]earer")
 # Options of programs whose names tell nothing. `mysql` takes its password without a space.
-_OPTIONS = {"sshpass": "-p", "curl": "-u", "mysql": "-p", "mysqldump": "-p", "redis-cli": "-a", "ldapsearch": "-w"}
+_OPTIONS = {
+    **dict.fromkeys(("sshpass", "mysql", "mysqldump", "mysqladmin", "mongo", "mongosh", "mongodump"), ("-p",)),
+    **dict.fromkeys(("sqlcmd", "mosquitto_pub", "mosquitto_sub"), ("-P",)),
+    "curl": ("-u", "--user"),
+    "redis-cli": ("-a",),
+    "ldapsearch": ("-w",),
+}
+_SETTERS = frozenset({"setenv", "setx", "set", "ENV", "ARG"})  # NAME VALUE
 _LOGINS = (
     re.compile(r"(?<=://)(?!git@)[^/@\s]+@"),
     re.compile(r"(?P<kept>https?://[^\s\"']*?)/t/[^/\s]+(?=/)"),  # a folder called `t` holds no token
@@ -43,28 +51,41 @@ def mask(value: Any, name: str = "") -> Any:
     return _masked(value, secrecy_of(name))
 
 
-def mask_words(words: Sequence[str]) -> list[str]:
-    """Replace the secrets among the words of a command line."""
+def mask_words(words: Sequence[str], *, has_headers: bool = True) -> list[str]:
+    """Replace the secrets among the words of a command line; `NAME:` is followed by a value if it `has_headers`."""
     masked = list[str]()
-    secrecy, is_first, option = Secrecy.NONE, False, None
+    secrecy, is_first, options, before = Secrecy.NONE, False, tuple[str, ...](), ""
     for word in words:
         # A flag may take several values; the first may begin with a dash.
         if secrecy is not Secrecy.NONE and not word.startswith("--" if is_first else "-"):
             masked.append(word if is_harmless(word, secrecy) else HIDDEN)
             is_first = False
             continue
-        given, flag = _GIVEN.fullmatch(word), _FLAG.fullmatch(word)
-        of_flag = secrecy_of(flag["name"]) if flag else Secrecy.NONE
-        if given:
+        options = _OPTIONS.get(word.rpartition("/")[2], options)
+        secrecy, is_first = _secrecy_of_next(word, before, options, has_headers=has_headers), True
+        glued = next((o for o in options if len(o) == 2 and re.match(rf"{o}[^-]", word)), None)
+        if glued is not None and secrecy is Secrecy.NONE and "=" not in word:
+            masked.append(f"{glued}{HIDDEN}")
+        elif (given := _GIVEN.fullmatch(word)) is not None:
             masked.append(f"{given['before']}{_mask_given(given['value'], given['name'])}")
-        elif option is not None and of_flag is Secrecy.NONE and re.match(rf"{option}[^-]", word):
-            masked.append(f"{option}{HIDDEN}")
         else:
             masked.append(_mask_line(word))
-        option = _OPTIONS.get(word.rpartition("/")[2], option)
-        secrecy = Secrecy.CERTAIN if word == option else of_flag
-        is_first = True
+        before = word
     return masked
+
+
+def _secrecy_of_next(word: str, before: str, options: Sequence[str], *, has_headers: bool) -> Secrecy:
+    """Judge what follows a word: the value of an option, of a variable that is set, or of a header."""
+    if word in options:
+        return Secrecy.CERTAIN
+    if (flag := _FLAG.fullmatch(word)) is not None:
+        return secrecy_of(flag["name"])
+    if before in _SETTERS and re.fullmatch(_NAME, word):
+        return secrecy_of(word)
+    if has_headers and (header := _HEADER.fullmatch(word)) is not None:
+        secrecy = secrecy_of(header["name"] or word)
+        return secrecy if secrecy is not Secrecy.AMBIGUOUS else Secrecy.NONE
+    return Secrecy.NONE
 
 
 def known_values(words: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
@@ -156,5 +177,5 @@ def _mask_line(text: str) -> str:
         words = shlex.split(masked_text)
     except ValueError:  # where a value in it ends is not known
         return HIDDEN if masked_text != text else text
-    masked = mask_words(words)
+    masked = mask_words(words, has_headers=False)  # it may be YAML as well
     return masked_text if masked == words else shlex.join(masked)

@@ -133,6 +133,8 @@ def test_words_of_a_command_line(words, hidden):
             "401 for url: https://h/?token=<hidden>&a=1 (Unauthorized)",
         ),
         ("db:\n  password: a b S  # c\n  lr: 1", "db:\n  password: <hidden>  # c\n  lr: 1"),
+        ("k:\n  password: |\n    S\n    S\n  lr: 1", "k:\n  password: |\n    <hidden>\n\n  lr: 1"),
+        ("api_keys:\n- S\n- S\nlr: 1", "api_keys:\n<hidden>\n\nlr: 1"),
         ("api_key = S\nlr = 1", "api_key = <hidden>\nlr = 1"),
         ('{"a": "{\\"api_key\\": \\"S\\", \\"b\\": 1}"}', '{"a": "{\\"api_key\\": \\"<hidden>\\", \\"b\\": 1}"}'),
         ("https://${USER}:${TOKEN}@host/", "https://${USER}:${TOKEN}@host/"),
