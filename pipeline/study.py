@@ -383,7 +383,7 @@ def show_all(asked: Asked, plans: Sequence[Plan]) -> bool:
     try:
         finished = asked.sender.finished(experiment, None)
     except TrackingError as error:
-        words.say(f"error: {error}; what was not sent waits in the spool; to go on: {outcome.command_to_resume()}")
+        words.say(f"error: {error}; what was not sent waits in the spool; to go on: {provenance.command_to_resume()}")
         return False
     if asked.config.resume == Resume.NO:
         finished = [each for each in finished if each.start_ms >= asked.begin_ms]
@@ -400,7 +400,7 @@ def show_all(asked: Asked, plans: Sequence[Plan]) -> bool:
         summary.show_where(experiment, asked.config.tracking, asked.sender, asked.root)
     if num_left:
         all_groups = counted(sum(len(plan.groups) for plan in plans), "group")
-        words.say(f"{num_left} of {all_groups} without a result; to run what is left: {outcome.command_to_resume()}")
+        words.say(f"{num_left} of {all_groups} without a result; to run what is left: {provenance.command_to_resume()}")
     return not num_left
 
 
@@ -646,7 +646,7 @@ class _Study:
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = counted(len(self.plan.groups), "group")
             is_worker = outcome.typed_for_study is not None  # then its launcher says how
-            how = "" if is_worker else f"; to run them: {outcome.command_to_resume()}"
+            how = "" if is_worker else f"; to run them: {provenance.command_to_resume()}"
             words.say(f"of {all_groups}, {' and '.join(parts)}{how}")
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:

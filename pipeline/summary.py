@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline import outcome
 from pipeline.base import factory
 from pipeline.base.errors import TrackingError
+from pipeline.base.secrets import mask_text
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.table import table
@@ -37,7 +38,7 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
 
 def show_where(experiment: str, tracking: TrackingConfig, sender: Sender, root: Path) -> None:
     """Print the commands that write the report and open MLflow's page."""
-    where = [f"--uri={tracking.uri}" if tracking.uri else f"--root={tracking.root}"]
+    where = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
     where = [] if where == [f"--root={TrackingConfig().root}"] else where
     command = [outcome.python(), "-m", "pipeline.report", f"--experiment={experiment}", *where]
     sys.stdout.write(f"report: {shlex.join(command)}\n{_how_to_open(sender, root)}\n")

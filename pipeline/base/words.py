@@ -1,17 +1,10 @@
-"""What several stages say to a user: counts, durations, aligned tables, one line on stderr, text without secrets."""
+"""What several stages say to a user: counts, durations, aligned tables, one line on stderr."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
-
-# The `git` of `ssh://git@host` is no secret, and without it nobody gets in. What `secrets` has hidden stays told. A
-# folder called `t` holds no token.
-_SECRETS = (
-    (re.compile(r"(?<=://)(?!git@|<hidden>@)[^/@\s]+@"), ""),
-    (re.compile(r"(https?://\S*?)/t/[^/\s]+(?=/)"), r"\1"),
-)
 
 
 def counted(number: int, noun: str) -> str:
@@ -53,13 +46,6 @@ def say(text: str) -> None:
 def escape_to_utf8(text: str) -> str:
     """Return a text that can be stored: escapes stand for the bytes of a name that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def without_secrets(text: str) -> str:
-    """The text without the passwords and tokens in its addresses: locks are published with results."""
-    for secret, left in _SECRETS:
-        text = secret.sub(left, text)
-    return text
 
 
 def natural(text: str) -> tuple[str | int, ...]:

@@ -233,7 +233,7 @@ class JobGroup:
         output = state.folder / layout.OUTPUT
         output.mkdir(exist_ok=True)
         argv = self._argv(job, output)
-        told = secrets.hidden_in_words(argv)  # for people: the file is among the artifacts
+        told = secrets.mask_words(argv)  # for people: the file is among the artifacts
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": told}
         spec["block"] = self._block
         spec["watches_output"] = job.workload.rate.pattern is not None

@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.base import secrets
 from pipeline.base.records import Job, Result
 from pipeline.launch.spawn import Process
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How something ended, and why in words; no words for what ended well."""
+    """How something ended, and why in words without secrets; no words for what ended well."""
 
     result: Result
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Mask the reason, which may hold what a program wrote."""
+        object.__setattr__(self, "reason", secrets.mask_text(self.reason))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

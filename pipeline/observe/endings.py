@@ -6,10 +6,11 @@ Pure, but for the end of a job's output, which tells why it failed (`causes.py`)
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 from collections.abc import Sequence
 
-from pipeline.base import layout
+from pipeline.base import layout, secrets
 from pipeline.base.records import Group, Result
 from pipeline.launch.events import Events
 from pipeline.launch.state import Ending, JobState
@@ -31,6 +32,8 @@ _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
     """How a job ended, from what is known of it and what it reported; `interrupted` says that the user ended it."""
     ending = _end(state, log, interrupted)
+    if ending.reason:
+        ending = dataclasses.replace(ending, reason=secrets.mask_text(ending.reason, _known_secrets(state)))
     diverged = bool(log.errors) and log.errors[-1].get("type") == "NonFiniteLossError"
     if log.wrong and (ending.result is Result.OK or diverged):
         further = f" (and {len(log.wrong) - 1} more)" if len(log.wrong) > 1 else ""
@@ -151,5 +154,11 @@ def error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
         return ()
     lines = [line for line in output_lines.read_end(state.folder / layout.STDERR) if not line.is_blank]
     telling = [line for line in lines if line.is_indented or not line.is_footer] or lines
-    shown = (f"{line.source} {line.text}" if line.source else line.text for line in telling[-_TAIL_LINES:])
-    return tuple(text[:_MAX_LENGTH] for text in shown)
+    shown = "\n".join(f"{line.source} {line.text}" if line.source else line.text for line in telling[-_TAIL_LINES:])
+    return tuple(line[:_MAX_LENGTH] for line in secrets.mask_text(shown, _known_secrets(state)).split("\n") if line)
+
+
+def _known_secrets(state: JobState) -> frozenset[str]:
+    """Collect the secrets that a job was given, which it may have written without their names."""
+    workload = state.job.workload
+    return secrets.known_values(workload.argv, os.environ | dict(workload.environ))

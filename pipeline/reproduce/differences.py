@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import layout
+from pipeline.base import layout, secrets
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Group
 from pipeline.plan.inventory import Inventory
@@ -48,10 +48,41 @@ def of_results(original: Original, group: Group, inventory: Inventory) -> list[s
     ]
 
 
+def masked_scripts(original: Original, group: Group) -> Iterable[str]:
+    """Give one line for each script of which the original has a copy without its secrets.
+
+    Raises:
+        ConfigError: what would be run now is such a copy.
+    """
+    before = _programs(original)
+    files = script_files(program.script for program in before)
+    lines: dict[str, None] = {}
+    for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
+        kept, name = files[then.script], Path(then.script).name
+        if secrets.HIDDEN not in original.files.get(kept, ""):
+            continue
+        digests = {source.name: source.digest for source in now.sources}
+        if digests.get(name) != then.sources.get(name) and secrets.HIDDEN in _text_of(Path(now.script)):
+            raise ConfigError(
+                f"reproduce={original.run_id}: {now.script} has {secrets.HIDDEN} in the place of its secrets, as the "
+                "recorded copy has; put your own values there"
+            )
+        lines[f"{kept} was recorded without its secrets: {now.script} is run"] = None
+    return lines
+
+
+def _text_of(script: Path) -> str:
+    try:
+        return script.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def _planned(original: Original, group: Group) -> Iterable[str]:
     """Settings and options of the group, as its plan names them."""
     before = json.loads(original.fact("planned") or "{}")
-    for facts, now in (("settings", group.settings), ("options", json.loads(json.dumps(group.options)))):
+    for facts, plain in (("settings", group.settings), ("options", group.options)):
+        now = secrets.mask(json.loads(json.dumps(plain)))
         then = before.get(facts, {})
         for key in sorted(then.keys() | now.keys()):
             if then.get(key) != now.get(key):
@@ -124,7 +155,7 @@ def _packages(original: Original, group: Group, inventory: Inventory) -> Iterabl
     compared: set[tuple[str, tuple[str, ...]]] = set()
     for job in group.jobs:
         before = original.job_locks.get(str(job.index))
-        now = inventory.interpreters[job.workload.env].lock
+        now = tuple(map(secrets.mask_text, inventory.interpreters[job.workload.env].lock))
         # An environment that is still to be built has no lock; it is built from the original's.
         if before is not None and now and (before, now) not in compared:
             compared.add((before, now))
@@ -195,7 +226,9 @@ def _sources(original: Original, group: Group) -> Iterable[str]:
         old, new = then.sources, {source.name: source.digest for source in now.sources}
         for name in sorted(old.keys() | new.keys()):
             kept = files[then.script] if name == Path(then.script).name else ""
-            where = f"; the original is artifact {kept}" if kept in original.files else ""
+            text = original.files.get(kept)
+            lacks = ", without its secrets" if text is not None and secrets.HIDDEN in text else ""
+            where = f"; the original is artifact {kept}{lacks}" if text is not None else ""
             if name not in new:
                 found[f"{name} is no part of {now.name} any more{where}"] = None
             elif name not in old:

@@ -14,6 +14,8 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.base.layout import LONG_VALUES
+from pipeline.base.secret_names import Secrecy, secrecy_of
+from pipeline.base.secrets import mask, mask_text
 from pipeline.base.tags import Tag
 from pipeline.base.words import escape_to_utf8
 from pipeline.observe.logged.script_runs import ScriptRun
@@ -85,9 +87,9 @@ class RunContent:
         for key, points in run.metrics.items():
             self.add_metric(_yielding(run.prefix + key, self.metrics), points)
         for key, value in run.params.items():
-            self.add_param(_yielding(run.prefix + key, self.params), value)
+            self.add_param(_yielding(run.prefix + key, self.params), _masked(key, value))
         for key, value in run.tags.items():
-            self.add_tag(_yielding(run.prefix + key, self.tags), value)
+            self.add_tag(_yielding(run.prefix + key, self.tags), _masked(key, value))
 
     def batches(self, known: RunContent | None = None) -> Iterator[LogBatch]:
         """Everything but known params and tags, in as few calls as MLflow allows; nothing if there is nothing."""
@@ -148,6 +150,12 @@ def _free_name(key: str, taken: Container[str]) -> str:
         suffix = f"_{number}"
         name, number = safe_name(key)[: MAX_KEY - len(suffix)] + suffix, number + 1
     return name
+
+
+def _masked(key: str, value: str) -> str:
+    """Mask what a script logged; by a name that may be that of something else, as `key`, it is not."""
+    is_ambiguous = secrecy_of(key) is Secrecy.AMBIGUOUS
+    return mask_text(value) if is_ambiguous else str(mask(value, key))
 
 
 def _yielding(key: str, taken: Container[str]) -> str:

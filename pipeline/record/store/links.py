@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pipeline.base.layout import DATABASE
-from pipeline.base.words import without_secrets
+from pipeline.base.secrets import strip_logins
 from pipeline.record.store import shared_view
 
 _UI = "http://127.0.0.1:5000"
@@ -16,7 +16,7 @@ _UI = "http://127.0.0.1:5000"
 
 def ui_link(base_url: str, experiment_id: str) -> str:
     """The page of an experiment's runs, in our view; by itself, MLflow 3 opens an empty GenAI view."""
-    page = f"{without_secrets(base_url).rstrip('/')}/#/experiments/{experiment_id}/runs"
+    page = f"{strip_logins(base_url).rstrip('/')}/#/experiments/{experiment_id}/runs"
     return f"{page}?workflowType=machine_learning&viewStateShareKey={shared_view.KEY}"
 
 
@@ -32,7 +32,7 @@ def hint_of(uri: str, experiment_id: str) -> str:
         return ui_link(uri, experiment_id)
     if scheme.startswith("databricks"):
         return f"experiment {experiment_id} in the workspace of {uri}"
-    return _command(without_secrets(uri), experiment_id)
+    return _command(strip_logins(uri), experiment_id)
 
 
 def _command(backend: str, experiment_id: str) -> str:

@@ -24,6 +24,7 @@ from pipeline.base.errors import TrackingError
 from pipeline.base.marks import read_marks
 from pipeline.base.modes import PROFILE
 from pipeline.base.records import Result
+from pipeline.base.secrets import mask_text
 from pipeline.base.tags import GROUP, Tag
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
@@ -365,7 +366,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     known = _known_runs(store, folder, record, experiment_id)
 
     def keep() -> None:
-        ids = {"uri": store.uri, "inode": store.inode, "experiment_id": experiment_id, "runs": known}
+        ids = {"uri": mask_text(store.uri), "inode": store.inode, "experiment_id": experiment_id, "runs": known}
         group_folder.write_json(folder / layout.RUN_IDS, ids)
 
     if not known:
@@ -395,7 +396,8 @@ def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) 
         return {}
     try:
         ids = json.loads(path.read_text(encoding="utf-8"))
-        if (ids["uri"], ids["inode"]) == (store.uri, store.inode) and len(ids["runs"]) == 1 + len(record.children):
+        is_of_store = (ids["uri"], ids["inode"]) == (mask_text(store.uri), store.inode)
+        if is_of_store and len(ids["runs"]) == 1 + len(record.children):
             return dict(ids["runs"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # damaged, or a sender was killed while it created them: MLflow knows which exist

@@ -116,6 +116,13 @@ def test_jobs_of_a_mix_and_copies_of_the_workload_beside_it_are_built_from_their
         assert Path(whole.workload.env_file).read_text() == "theirs"
 
 
+def test_a_lock_that_was_recorded_without_its_secrets_is_not_built(compose):
+    (whole,) = compose(["env=conda"])
+    original = dataclasses.replace(recorded(""), job_locks={"0": '# variables {"API_KEY": "<hidden>"}\n'})
+    with interrupts.UndoStack() as stack, pytest.raises(ConfigError, match="job 0 was recorded without its secrets"):
+        reproduce._build_from_locks(whole, original, stack)
+
+
 def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference(compose):
     configs = read.read(compose(["baseline=never"]))
     built = inventory_of(configs, GPU)

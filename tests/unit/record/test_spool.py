@@ -52,7 +52,7 @@ def test_a_password_of_the_server_is_not_published_with_the_configuration(tmp_pa
     text = "tracking:\n  uri: https://me:s3cret@mlflow.example.org\n"
     with Spool(tmp_path, Recorded(), {}, {}).open(dataclasses.replace(a_group, config_text=lambda: text)) as run:
         files = {path.name: path.read_text() for path in (run.folder / "artifacts").iterdir()}
-    assert "uri: https://mlflow.example.org\n" in files["config.yaml"]
+    assert "uri: https://<hidden>@mlflow.example.org\n" in files["config.yaml"]
     assert not [name for name, text in files.items() if "s3cret" in text]
 
 
