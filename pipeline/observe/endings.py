@@ -31,7 +31,7 @@ def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
     ending = _end(state, log, interrupted)
     diverged = bool(log.errors) and log.errors[-1].get("type") == "NonFiniteLossError"
     if log.wrong and (ending.result is Result.OK or diverged):
-        further = f" (and {len(log.wrong) - 1} more)" if len(log.wrong) > 1 else ""
+        further = f" (and {log.num_wrong - 1} more)" if log.num_wrong > 1 else ""
         return Ending(Result.WRONG_RESULTS, f"computes wrong results: {log.wrong[0]}{further}")
     return ending
 

@@ -13,11 +13,12 @@ from itertools import compress
 
 from pipeline.base import layout, services, units
 from pipeline.base.normalise import compared_names
+from pipeline.base.point_series import PointSeries
 from pipeline.base.records import Group, Result, WindowKind
 from pipeline.base.samples import THROTTLED
 from pipeline.base.tags import Tag
 from pipeline.base.words import counted
-from pipeline.launch import events
+from pipeline.launch import event_reader, steps
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
 from pipeline.observe import changed_files, endings, host, latency, phases, sampled, throughput, work
@@ -45,7 +46,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     are_whole_runs = False
     read = sampled.readings(seen.samples)
     every = [state for batch in seen.batches for state in batch]
-    log_of = {state.job.index: events.read(state.folder / layout.EVENTS) for state in every}
+    log_of = {state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime) for state in every}
     whose = changed_files.owners(seen.changed, every, log_of, seen.wall_offset_ns)
     for batch in seen.batches:
         logs = [log_of[state.job.index] for state in batch]
@@ -61,6 +62,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
             windows.append(window)
             stalls += _stalls(group, own_states, own_logs, window)
             late += _late_generators(own_states, own_logs, window)
+        late += _doubts(batch, logs)
         jobs += [_job(group, *each, window, seen, read) for each in zip(batch, logs, said, strict=True)]
     ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
     own = [job for job in jobs if not job.job.is_neighbour]
@@ -91,7 +93,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         flags.append(f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}")
     if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
         flags.append(f"power or heat held the clocks down for {100 * metrics[THROTTLED]:.0f} % of the window")
-    flags += late
+    flags += [*late, *_words_on_damage(tags)]
     if stalls:
         tags[Tag.STALLED] = "; ".join(stalls)
     if flags:
@@ -130,7 +132,7 @@ def _stalls(group: Group, states: Sequence[JobState], logs: Sequence[Events], wi
     if group.window.kind is WindowKind.STEADY:
         seconds = (window[1] - window[0]) / 1e9
         for state, log in zip(states, logs, strict=True):
-            if seconds < MIN_WINDOW_SHARE * group.window.seconds and work.instants_ns(log)[:1] == [window[0]]:
+            if seconds < MIN_WINDOW_SHARE * group.window.seconds and list(work.instants_ns(log)[:1]) == [window[0]]:
                 yield f"job {state.job.name} began to work when {seconds:.3g} s of the window were left"
             if (words := throughput.stall(log, window)) is not None:
                 yield f"job {state.job.name} {words}"
@@ -144,16 +146,27 @@ def _late_generators(states: Sequence[JobState], logs: Sequence[Events], window:
             yield f"job {state.job.name}: {words}"
 
 
+def _doubts(states: Sequence[JobState], logs: Sequence[Events]) -> Iterator[str]:
+    """What stands beside the figures of the jobs, in words."""
+    for state, log in zip(states, logs, strict=True):
+        if log.steps.per_entry > 1:
+            yield f"job {state.job.name} reported more than {steps.MOST_STEPS} steps: their times are not known"
+
+
 def _damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[str, str]:
     """The tag that says which jobs wrote what cannot be."""
     damaged = {state.job.name: words for state in states if (words := _damaged(log_of[state.job.index]))}
-    return {Tag.DAMAGED: ", ".join(f"{words} of job {name}" for name, words in damaged.items())} if damaged else {}
+    return {Tag.DAMAGED: "; ".join(f"job {name}: {words}" for name, words in damaged.items())} if damaged else {}
+
+
+def _words_on_damage(tags: Mapping[str, str]) -> list[str]:
+    return [f"left out what cannot be true: {tags[Tag.DAMAGED]}"] if Tag.DAMAGED in tags else []
 
 
 def _damaged(log: Events) -> str:
     """What a job wrote that cannot be, in words; empty if nothing."""
-    found = {"line": log.damaged, "request": log.requests.damaged if log.requests is not None else 0}
-    return " and ".join(counted(number, what) for what, number in found.items() if number)
+    found = [log.damages, *([log.requests.damages] if log.requests is not None else [])]
+    return "; ".join(damages.in_words() for damages in found if damages)
 
 
 def _end_ns(state: JobState, log: Events) -> int | None:
@@ -218,7 +231,8 @@ def _job(
 
 def _logged_series(said: Logged | None, unit: str) -> dict[str, list[tuple[int, int, float]]]:
     points = said.points if said is not None else ()
-    return {f"logged_{unit}_per_s": [(step, *point) for step, point in enumerate(points)]} if points else {}
+    series = PointSeries((step, *point) for step, point in enumerate(points))
+    return {f"logged_{unit}_per_s": list(series)} if points else {}
 
 
 def _source(said: Logged | None) -> dict[str, str]:
@@ -226,13 +240,16 @@ def _source(said: Logged | None) -> dict[str, str]:
 
 
 def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
-    series: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
+    series: dict[str, PointSeries] = defaultdict(PointSeries)
     for epoch in log.epochs:
         for name, value in {"epoch_time_s": epoch.whole_s, **epoch.metrics}.items():
-            series[name].append((epoch.number, epoch.t_ns, value))
-    for name, step, t_ns, value in log.metrics:
-        series[name].append((step, t_ns, value))
-    return dict(series) | (latency.series(log.requests) if log.requests is not None else {})
+            series[name].append(epoch.number, epoch.t_ns, value)
+    for name, points in log.metrics.items():
+        for point in points:
+            series[name].append(*point)
+    return {name: list(points) for name, points in series.items()} | (
+        latency.series(log.requests) if log.requests is not None else {}
+    )
 
 
 def _for_comparisons(jobs: Sequence[JobResult]) -> dict[str, str]:

@@ -75,8 +75,8 @@ def _in_output(state: JobState, log: Events, pattern: str) -> Logged:
     end_ns = log.ended_ns or state.ended.at_ns or 0
     found: list[tuple[int, float]] = []
     for name, sizes in (
-        (layout.STDOUT, [(t_ns, size) for t_ns, size, _ in log.written]),
-        (layout.STDERR, [(t_ns, size) for t_ns, _, size in log.written]),
+        (layout.STDOUT, list(zip(log.written.t_ns, log.written.stdout, strict=True))),
+        (layout.STDERR, list(zip(log.written.t_ns, log.written.stderr, strict=True))),
     ):
         found += output.points(state.folder / name, pattern, sizes, end_ns)
     if found:
