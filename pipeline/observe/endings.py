@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.base import layout
 from pipeline.base.records import Group, Result
-from pipeline.launch.events import Events, last_lines
+from pipeline.launch.events import Events, last_lines, last_shown
 from pipeline.launch.state import Ending, JobState
 from pipeline.observe.group_result import GroupResult, JobResult
 
@@ -75,10 +75,22 @@ def skipped(group: Group) -> GroupResult | None:
     return GroupResult(group=group, result=Result.SKIPPED, reason=group.skip_reason)
 
 
-def not_judged(group: Group, error: Exception, *, interrupted: bool) -> GroupResult:
-    """The row of a group whose figures could not be computed from what its jobs wrote."""
-    ending = _BY_USER if interrupted else Ending(Result.FAILED, f"no figures: {type(error).__name__}: {error}")
-    return GroupResult(group=group, result=ending.result, reason=ending.reason)
+def not_judged(group: Group, error: Exception | None, states: Sequence[JobState] = ()) -> GroupResult:
+    """The row of a group without figures: they could not be computed, or the user did not wait for them.
+
+    Args:
+        group: whose row it is.
+        error: why there are none; `None` if the user ended it.
+        states: of the jobs that were started.
+    """
+    ending = _BY_USER if error is None else Ending(Result.FAILED, f"no figures: {type(error).__name__}: {error}")
+    jobs = (
+        JobResult(
+            job=state.job, result=ending.result, reason=ending.reason, exit_status=state.ended.status, pid=state.pid
+        )
+        for state in states
+    )
+    return GroupResult(group=group, result=ending.result, reason=ending.reason, jobs=tuple(jobs))
 
 
 def with_wrong_results(row: GroupResult, difference: str) -> GroupResult:
@@ -135,8 +147,8 @@ def error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
     """The last lines that a job wrote to its error output; none of one that ended well, or that we ended."""
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
-    lines = [line.decode(errors="replace") for line in last_lines(state.folder / layout.STDERR, _TAIL_BYTES)]
-    return tuple(line.rstrip()[:_MAX_LENGTH] for line in lines if line.strip())[-_TAIL_LINES:]
+    lines = last_shown(state.folder / layout.STDERR, _TAIL_BYTES)  # of forty states of a progress bar, one
+    return tuple(line[:_MAX_LENGTH] for line in lines)[-_TAIL_LINES:]
 
 
 def _last_words(path: Path) -> str:
