@@ -297,7 +297,7 @@ def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, 
     folder = make_spool(
         root, record(tuple(child(index, num_series=5, num_points=num) for index, num in enumerate(num_points)))
     )
-    first = serve("--root", root)
+    first = serve("--root", root, "--series-points", "4000")
     first.ask("begin", spool=folder)
     first.tell("send", spool=folder)
     tracking = client(root)
@@ -305,7 +305,7 @@ def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, 
     first.kill()
     assert by_name(tracking)["3-toy"].info.status == "RUNNING"
 
-    assert serve("--root", root).ask("send", spool=folder)["ok"]
+    assert serve("--root", root, "--series-points", "4000").ask("send", spool=folder)["ok"]
 
     runs = by_name(tracking)
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
