@@ -17,7 +17,6 @@ from pipeline.base.point_series import PointSeries
 from pipeline.base.records import Group, Result, WindowKind
 from pipeline.base.samples import THROTTLED
 from pipeline.base.tags import Tag
-from pipeline.base.words import counted
 from pipeline.launch import event_reader, steps
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
@@ -62,7 +61,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
             windows.append(window)
             stalls += _stalls(group, own_states, own_logs, window)
             late += _late_generators(own_states, own_logs, window)
-        late += _doubts(batch, logs)
+        late += _doubts(batch, logs, said, window if group.window.kind is WindowKind.LOGGED else None)
         jobs += [_job(group, *each, window, seen, read) for each in zip(batch, logs, said, strict=True)]
     ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
     own = [job for job in jobs if not job.job.is_neighbour]
@@ -146,11 +145,17 @@ def _late_generators(states: Sequence[JobState], logs: Sequence[Events], window:
             yield f"job {state.job.name}: {words}"
 
 
-def _doubts(states: Sequence[JobState], logs: Sequence[Events]) -> Iterator[str]:
-    """What stands beside the figures of the jobs, in words."""
-    for state, log in zip(states, logs, strict=True):
+def _doubts(
+    states: Sequence[JobState], logs: Sequence[Events], said: Sequence[Logged | None], window: sampled.Window | None
+) -> Iterator[str]:
+    """What stands beside the figures of the jobs, in words; `window` is that in which all of them log."""
+    for state, log, logged in zip(states, logs, said, strict=True):
         if log.steps.per_entry > 1:
             yield f"job {state.job.name} reported more than {steps.MOST_STEPS} steps: their times are not known"
+        if logged is not None:
+            yield from (f"job {state.job.name}: {doubt}" for doubt in logged.doubts)
+            if window is not None and (words := throughput.long_value(logged.points, window)) is not None:
+                yield f"job {state.job.name}: {words}"
 
 
 def _damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[str, str]:
@@ -236,7 +241,7 @@ def _logged_series(said: Logged | None, unit: str) -> dict[str, list[tuple[int, 
 
 
 def _source(said: Logged | None) -> dict[str, str]:
-    return {"throughput_from": f"{said.source}, {counted(len(said.points), 'value')}"} if said and said.points else {}
+    return {"throughput_from": said.source} if said and said.points else {}
 
 
 def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:

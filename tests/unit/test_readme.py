@@ -122,7 +122,7 @@ def test_the_commands_of_the_pages_plan(make_plan, command, is_whole, tmp_path, 
 def values_of(argument):
     """Each value of an override, as an override of its own."""
     key, value = argument.split("=", 1)
-    return [argument] if value.startswith("[") else [readable(f"{key}={each}") for each in value.split(",")]
+    return [argument] if value.startswith(("[", '"')) else [readable(f"{key}={each}") for each in value.split(",")]
 
 
 def test_the_test_command_is_what_continuous_integration_runs():
