@@ -142,7 +142,7 @@ class _Execution:
             self.phases.finish()
 
     def judged_as_interrupted(self) -> GroupResult:
-        """The row of a group that the user ended: with figures if that takes no time, else what is known without."""
+        """Return the row of a group that the user ended: with figures if that takes no time, else without."""
         if self._bytes_to_read() > _SMALL_BYTES:
             return endings.not_judged(self.group, None, self._states())
         return self.judged(interrupted=True)

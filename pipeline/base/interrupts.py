@@ -88,7 +88,7 @@ def let_through() -> Iterator[None]:
 
 
 def has_ended_work() -> bool:
-    """Whether `Interrupted` was raised in this process: what is left to do is cleanup, and must not take long."""
+    """Return whether `Interrupted` was raised in this process: what is left is cleanup, and must not take long."""
     return _raised
 
 

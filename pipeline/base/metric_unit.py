@@ -19,7 +19,7 @@ FORMS = "write k, M, G, T, per_min, per_h, or a time such as s_per_step or ms_pe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricUnit:
-    """What a number is in.
+    """The unit of a number that stands for a rate.
 
     Attributes:
         scale: of units a second that it counts, or of seconds.

@@ -47,7 +47,7 @@ class PointSeries:
 
     @property
     def num_points(self) -> int:
-        """Those that came, whether or not they are kept."""
+        """Number of the points that came, whether or not they are kept."""
         return self._num
 
     @property

@@ -11,12 +11,12 @@ _MOST_NAMED = 3
 
 
 class DamagedError(ValueError):
-    """A line says what cannot be; its text, one of a few, says what."""
+    """Error of a line that says what cannot be; its text is one of a few."""
 
 
 @dataclass(slots=True)
 class Damages:
-    """What was left out of a file.
+    """Lines or records that were left out of a file.
 
     Attributes:
         what: `line`, or whatever else the file has many of.
@@ -38,7 +38,7 @@ class Damages:
             self.first = self.first or number
 
     def in_words(self) -> str:
-        """`3 lines (number 13 first): a step counts work that was counted before (2), no JSON (1)`; empty if none."""
+        """Return `3 lines (number 13 first): a step counts work again (2), no event (1)`; empty if none."""
         if not self.reasons:
             return ""
         named = self.reasons.most_common(_MOST_NAMED)

@@ -28,16 +28,17 @@ _MOST_EPOCHS, _MOST_METRICS, _MOST_PARAMS, _MOST_TEXTS = 100_000, 1000, 1000, 10
 _MOST_PHASES = _MOST_PROCESSES = 10_000
 _MOST_SIZES = 1 << 22
 
-# As `workloads/client.py` writes it: nearly all lines of a file.
+# As `workloads/client.py` writes it, or `json.dumps`: nearly all lines of a file.
 _STEP_LINE = re.compile(
-    rb'\{"event":"step","t_ns":(\d{1,18}),"samples":(\d{1,15}(?:\.\d{1,18})?),'
-    rb'"total":(\d{1,15}(?:\.\d{1,18})?),"epoch":(null|\d{1,18})\}\n'
+    rb'\{"event": ?"step", ?"t_ns": ?(\d{1,18}), ?"samples": ?(\d{1,15}(?:\.\d{1,18})?), ?'
+    rb'"total": ?(\d{1,15}(?:\.\d{1,18})?), ?"epoch": ?(null|\d{1,18})\}\n'
 )
 # Many of them, the numbers of which are whole; without these characters, they are nothing but numbers and commas.
 _STEP_LINES = re.compile(
-    rb'(?:\{"event":"step","t_ns":\d{1,18},"samples":\d{1,15},"total":\d{1,15},"epoch":(?:null|\d{1,18})\}\n)*+'
+    rb'(?:\{"event": ?"step", ?"t_ns": ?\d{1,18}, ?"samples": ?\d{1,15}, ?"total": ?\d{1,15}, ?'
+    rb'"epoch": ?(?:null|\d{1,18})\}\n)*+'
 )
-_BETWEEN_NUMBERS = b'{}":_\nabcdefghijklmnopqrstuvwxyz'
+_BETWEEN_NUMBERS = b'{}":_ \nabcdefghijklmnopqrstuvwxyz'
 _LARGE_BYTES, _MANY_BYTES = 1 << 20, 1 << 14
 """In a file of this size, so many bytes of steps are read at once, by numpy: a tenth of the time."""
 
@@ -53,7 +54,7 @@ _OUTSIDE = "an instant outside the life of the job"
 
 
 def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
-    """The events of a job that has ended; a job that wrote none has an empty record.
+    """Return the events of a job that has ended; a job that wrote none has an empty record.
 
     Args:
         path: of the events.
@@ -299,14 +300,14 @@ class _Reader:
 
 
 def _number(value: Any) -> float:
-    """A number, finite or not: a job says with NaN that its loss is none."""
+    """Return a number, finite or not: a job says with NaN that its loss is none."""
     if type(value) not in (int, float):
         raise TypeError(value)
     return float(value)
 
 
 def _size(path: Path) -> int:
-    """Bytes of an output; no limit if it cannot be read."""
+    """Return the bytes of an output; no limit if it cannot be read."""
     try:
         return regular_files.size_of(path)
     except OSError:

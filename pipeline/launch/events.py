@@ -122,7 +122,7 @@ def last_lines(path: Path, num_bytes: int = 4096) -> list[bytes]:
 
 
 def last_shown(path: Path, num_bytes: int = 4096) -> Sequence[str]:
-    """The last lines of an output as a terminal shows them, without blank ones: of a progress bar, its last state."""
+    """Return the last lines of an output as a terminal shows them: of a progress bar, its last state; no blank ones."""
     try:
         with os.fdopen(regular_files.opened(path), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
@@ -134,21 +134,21 @@ def last_shown(path: Path, num_bytes: int = 4096) -> Sequence[str]:
 
 
 def whole(value: Any) -> int:
-    """A whole number, of a size that a database takes; TypeError if it is none."""
+    """Return a whole number, of a size that a database takes; TypeError if it is none."""
     if type(value) is not int or abs(value) >= 2**63:
         raise TypeError(value)
     return value
 
 
 def count(value: Any) -> int:
-    """A whole number that is not negative; TypeError or ValueError if it is none."""
+    """Return a whole number that is not negative; TypeError or ValueError if it is none."""
     if whole(value) < 0:
         raise ValueError(value)
     return int(value)
 
 
 def amount(value: Any) -> float:
-    """A finite number that is not negative; TypeError or ValueError if it is none."""
+    """Return a finite number that is not negative; TypeError or ValueError if it is none."""
     if type(value) is float:
         if not 0 <= value < math.inf:
             raise ValueError(value)

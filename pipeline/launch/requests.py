@@ -61,7 +61,7 @@ class Requests:
         return column if self._chosen is None else column[self._chosen]
 
     def where(self, chosen: NDArray[np.bool_]) -> Requests:
-        """Those that are chosen; their fields are not copied before they are asked for."""
+        """Return those that are chosen; their fields are not copied before they are asked for."""
         import numpy as np
 
         numbers = np.flatnonzero(chosen)
@@ -81,7 +81,7 @@ class Requests:
 
 
 def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Requests | None:
-    """All requests of a job; `None` of a job that recorded none, or whose file cannot be read.
+    """Return all requests of a job; `None` of a job that recorded none, or whose file cannot be read.
 
     Args:
         path: of the records.
@@ -133,7 +133,7 @@ def number_written(path: Path) -> int:
 
 
 def _can_be(found: NDArray[np.void], lifetime: Lifetime) -> NDArray[np.bool_]:
-    """Whether the instants that there are follow each other while the job lived, and the counts are counts.
+    """Return whether the instants follow each other while the job lived, and the counts are counts.
 
     When an answer was begun, and when it began to come, is not known of every server.
     """

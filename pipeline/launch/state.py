@@ -91,7 +91,7 @@ class JobState:
 
     @property
     def lifetime(self) -> Lifetime:
-        """When it lived. The end is measured after it, the others before what they are of."""
+        """Lifetime of the job: its end is measured after it, the others before what they are of."""
         ends = [t_ns for t_ns in (self.said.bye_ns, self.ended.at_ns) if t_ns is not None]
         bounds = Lifetime(begin_ns=self.started.at_ns if self.started is not None else 0)
         if self.released_ns is not None:
@@ -124,7 +124,7 @@ class JobState:
 
     @property
     def bytes_to_read(self) -> int:
-        """How much of what it wrote is read for its figures."""
+        """Bytes of what it wrote that are read for its figures."""
         is_output_read = self.job.workload.rate.pattern is not None
         num_bytes = 0
         for name in (layout.EVENTS, layout.REQUESTS, *([layout.STDOUT, layout.STDERR] if is_output_read else [])):

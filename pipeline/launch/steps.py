@@ -174,7 +174,7 @@ class StepChain:
         return True
 
     def last_ns(self, epoch: int) -> int | None:
-        """When the last step so far was complete, if it is of this epoch."""
+        """Return when the last step so far was complete, if it is of this epoch."""
         return self._held.t_ns if self._held.epoch == epoch else None
 
     def finish(self, later_ns: int | None) -> Steps:
@@ -192,7 +192,7 @@ class StepChain:
         return self._steps
 
     def _goes_on(self, before: Step, step: Step, num_lost: int) -> bool:
-        """Whether a step is the next one, if so many were lost in between."""
+        """Return whether a step is the next one, if so many were lost in between."""
         if step.t_ns < before.t_ns:
             return False
         if step.samples is None and step.t_ns == before.t_ns:
@@ -306,7 +306,7 @@ class StepChain:
 
 
 def _gap(before: Step, step: Step) -> float:
-    """Work that is missing between two steps, 0 if none: below 0 where the second counts some of it again.
+    """Return the work that is missing between two steps, 0 if none: below 0 where the second counts some of it again.
 
     A line that does not say how much work its step was leaves none out.
     """

@@ -76,7 +76,7 @@ def skipped(group: Group) -> GroupResult | None:
 
 
 def not_judged(group: Group, error: Exception | None, states: Sequence[JobState] = ()) -> GroupResult:
-    """The row of a group without figures: they could not be computed, or the user did not wait for them.
+    """Return the row of a group without figures: they could not be computed, or the user did not wait for them.
 
     Args:
         group: whose row it is.

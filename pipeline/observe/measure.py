@@ -148,7 +148,7 @@ def _late_generators(states: Sequence[JobState], logs: Sequence[Events], window:
 def _doubts(
     states: Sequence[JobState], logs: Sequence[Events], said: Sequence[Logged | None], window: sampled.Window | None
 ) -> Iterator[str]:
-    """What stands beside the figures of the jobs, in words; `window` is that in which all of them log."""
+    """Yield what stands beside the figures of the jobs, in words; `window` is that in which all of them log."""
     for state, log, logged in zip(states, logs, said, strict=True):
         if log.steps.per_entry > 1:
             yield f"job {state.job.name} reported more than {steps.MOST_STEPS} steps: their times are not known"

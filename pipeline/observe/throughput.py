@@ -73,7 +73,7 @@ def logged_rate(points: Points, window: Window | None) -> float:
 
 
 def long_value(points: Points, window: Window) -> str | None:
-    """In words, that a logged value stands for much longer than the others in a window; `None` if none does.
+    """Say that a logged value stands for much longer than the others in a window; `None` if none does.
 
     Others of that time were not logged, or not found, and may have been different.
     """
@@ -125,7 +125,7 @@ def _done(steps: Steps, t_ns: int) -> float:
 
 
 def _rate_of_epochs(log: Events) -> float | None:
-    """The rate over the time of all epochs, or without any from the start to the last step; `None` if that is none."""
+    """Return the rate over the time of all epochs, else from the start to the last step; `None` if that is none."""
     steps, started_ns = log.steps, log.started_ns or 0
     if not log.epochs:
         seconds, work = (steps.t_ns[-1] - started_ns) / 1e9, steps.total[-1]

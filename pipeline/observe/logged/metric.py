@@ -103,7 +103,7 @@ def _in_output(state: JobState, log: Events, source: RateSource) -> Logged:
 
 
 def _nothing_matched(folder: Path, what: str, found: Rates) -> str:
-    """Why there is no rate, with the last line of each output in which there is a number, or else the last one."""
+    """Say why there is no rate, with the last line of each output in which there is a number, or else the last one."""
     if found.num_not_finite:
         return f"{what} gave no finite number in {counted(found.num_not_finite, 'line')}"
     if found.without_number:
@@ -117,7 +117,7 @@ def _nothing_matched(folder: Path, what: str, found: Rates) -> str:
 
 
 def _doubts(found: Rates) -> Iterator[str]:
-    """What the user should know of how an output was read."""
+    """Yield what the user should know of how an output was read."""
     if 0 < found.num_times < found.num_values:
         values = f"{found.num_times} of {counted(found.num_values, 'value')} of its output"
         yield f"{values} are the time of one, such as s/it, and were read as 1/time"

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 _GROUPERS = "_'\u2019\u00a0\u202f\u2009"  # separate thousands and nothing else
 _SIGNS = "-+\u2212"
+_BESIDE = 100
+"""So many characters before and after a number are looked at."""
+
 _TOKEN = re.compile(rf"(?:\d+|(?<!\d)\.\d+)(?:[.,{_GROUPERS}]\d+)*\.?(?:[eE][+-]?\d+(?![\w.]))?")
 _ENGLISH = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 _EUROPEAN = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+(?:,\d+)?")
@@ -80,7 +83,7 @@ def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark
     begin, end = tokens[0].start(), tokens[-1].end()
     if len(tokens) > 1 and not _GROUPED.fullmatch(text[begin:end]):
         raise UnreadableError("the group has several numbers", "let it match one")
-    before, after = text[bounds[0] : begin], text[end : bounds[1]]
+    before, after = text[max(bounds[0], begin - _BESIDE) : begin], text[end : min(bounds[1], end + _BESIDE)]
     if (why := _why_part_of_more(before, text[begin:end], after)) is not None:
         raise UnreadableError(why)
     own = max(begin, span[0]), min(end, span[1])
@@ -92,7 +95,7 @@ def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark
 
 
 def _why_part_of_more(before: str, number: str, after: str) -> str | None:
-    """Why what stands beside a number leaves open what the number is."""
+    """Return why what stands beside a number leaves open what the number is."""
     for left, begins, why in _PART_OF_MORE:
         if left.search(before) and begins.match(number):
             return why
@@ -103,7 +106,7 @@ def _why_part_of_more(before: str, number: str, after: str) -> str | None:
 
 
 def _apart_from_list(text: str, token: tuple[int, int], own: tuple[int, int]) -> tuple[int, int]:
-    """The number of a list without spaces, such as `12,5130.4`, that the user has chosen: its comma can be no other."""
+    """Return the chosen number of a list without spaces, such as `12,5130.4`, whose comma can be no other."""
     begin, end = token
     whole = text[begin:end]
     if "," not in whole or "." not in whole or _ENGLISH.fullmatch(whole) or _EUROPEAN.fullmatch(whole):
@@ -113,13 +116,15 @@ def _apart_from_list(text: str, token: tuple[int, int], own: tuple[int, int]) ->
 
 
 def _mark(text: str, begin: int, end: int) -> str | None:
-    """The decimal mark of a line, by the other numbers in it: a program has one."""
+    """Return the decimal mark of a line, by the other numbers in it: a program has one."""
+    if "," not in text[begin:end]:
+        return None
     others = (found for found in _DECIMAL_POINT.finditer(text) if found.end() <= begin or found.start() >= end)
     return "." if next(others, None) is not None else None
 
 
 def _plain(number: str, *, is_all_chosen: bool, mark: str | None) -> str:
-    """A number as Python reads it.
+    """Return a number as Python reads it.
 
     Args:
         number: digits, separators and perhaps an exponent.

@@ -34,7 +34,7 @@ _TIME_OF_ONE = re.compile(r"\d ?(?:ms|s)/ ?([A-Za-z]+)")
 
 @dataclass(slots=True)
 class Rates:
-    """What was read of the output of a program.
+    """Rates in the output of a program.
 
     Attributes:
         sums: by instant, the sum of the rates and their number.
@@ -146,7 +146,7 @@ class OutputReader:
 
 
 def widened(pattern: str) -> re.Pattern[str]:
-    """The pattern, which takes the other forms of a rate as well if it says `it/s`."""
+    """Return the pattern, which takes the other forms of a rate as well if it says `it/s`."""
     given = re.compile(pattern)
     try:
         wanted = re.compile(_RATE_IN_PATTERN.sub(_SEVERAL_FORMS, pattern), given.flags)
@@ -156,12 +156,12 @@ def widened(pattern: str) -> re.Pattern[str]:
 
 
 def _bounds(found: re.Match[str]) -> tuple[int, int]:
-    """Between which the number lies: the ends of the line where the pattern does not say where it begins or ends."""
+    """Return where the number may begin and end: anywhere in the line where the pattern does not say it."""
     begin, end = found.span(1)
     return 0 if found.start() == begin else begin, len(found.string) if found.end() == end else end
 
 
 def _around(line: str, begin: int, end: int) -> str:
-    """The part of a line around a number."""
+    """Return the part of a line around a number."""
     first = max(0, min(begin - _SHOWN // 2, len(line) - _SHOWN))
     return line[first : max(end, first + _SHOWN)].strip()[:_SHOWN]

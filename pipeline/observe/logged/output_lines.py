@@ -15,7 +15,7 @@ _ESCAPE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 class OutputLines:
-    """Yields `(line, offset of its end)`, without escape sequences.
+    """Iterator over `(line, offset of its end)`, without escape sequences.
 
     Of a line that is longer than 64 KiB, only the whole words up to there are a line.
     """

@@ -23,7 +23,7 @@ _PER = r"(?: ?/ ?| per |_per_)"
 _LETTER = "[A-Za-z\u00b5\u03bc]"
 
 # Beside a number, or in a label without one. `2.00s/it`, `3.1 ms / 100 steps`; `1.5it/s`, `207.45/s`, `12 GB/s`.
-_TIME_PER = re.compile(rf"[ \t]{{0,3}}[(\[]?(?P<time>{_TIME}){_PER}(?P<num>\d+ ?)?(?P<noun>[A-Za-z]\w*)")
+_TIME_PER = re.compile(rf"[ \t]{{0,3}}[(\[]?(?P<time>{_TIME}){_PER}(?P<num>\d{{1,9}} ?)?(?P<noun>[A-Za-z]\w*)")
 _PER_TIME = re.compile(
     rf"[ \t]{{0,3}}[(\[]?(?:{_LETTER}{{2,}} )?(?P<work>{_LETTER}[\w#-]*)?{_PER}(?P<time>{_TIME})(?!_per_|[A-Za-z])"
 )
@@ -55,7 +55,7 @@ _SAY_UNIT = "say workload.metric_unit=s_per_step, M, or what else it is in"
 
 
 class RateText(NamedTuple):
-    """What a text says of the number beside it.
+    """Meaning of the text beside a number.
 
     Attributes:
         prefix: scale of its prefix, 1 if it has none.
@@ -140,12 +140,12 @@ def to_unit(text: RateText, given: MetricUnit | None) -> MetricUnit:
 
 
 def _given_prefix(text: RateText, given: MetricUnit | None) -> float:
-    """The scale that the user gives a rate whose text has none: of `80 tok/s` with `workload.metric_unit=k`."""
+    """Return the scale that the user gives a rate whose text has none: of `80 tok/s` with `workload.metric_unit=k`."""
     return given.scale if given is not None and not given.is_time and text.prefix == 1 and text.seconds == 1 else 1.0
 
 
 def _of_text(text: str, unit: str, *, is_beside: bool) -> RateText:
-    """What a text begins with, beside a number or alone."""
+    """Return what a text begins with, beside a number or alone."""
     if (time := _TIME_PER.match(text)) is not None and time["noun"] not in _SECONDS:
         found = RateText(seconds=_SECONDS[time["time"]], is_time=True, per_work=True, noun=time["noun"], words=time[0])
         return found._replace(num=max(1, int(time["num"] or 1)))
@@ -163,7 +163,7 @@ def _of_text(text: str, unit: str, *, is_beside: bool) -> RateText:
 
 
 def _split(work: str, unit: str) -> tuple[float, str]:
-    """The prefix of what is counted, and that without it; none where the whole is the unit of the workload."""
+    """Return the prefix of what is counted, and that without it; none where the whole is the unit of the workload."""
     if work.lower() in (unit.lower(), units.one_in_words(unit).lower()):
         return 1.0, work
     for length in (2, 1):

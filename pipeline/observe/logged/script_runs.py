@@ -40,7 +40,7 @@ class ScriptRun:
 
 
 def read_script_runs(store: Path, most_points: int = MOST_POINTS) -> list[ScriptRun]:
-    """Every run of a file store in the order in which they began; nothing if the script never used MLflow.
+    """Return every run of a file store in the order in which they began; nothing if the script never used MLflow.
 
     Args:
         store: the folder of the file store.
