@@ -60,6 +60,9 @@ log = logging.getLogger(__name__)
 
 _BUSY_SHARE = 0.25
 """Of the CPUs: other programs that use more are said before anything is measured."""
+_AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
+"""How long what was measured is still sent; a scheduler kills half a minute after its first signal."""
+
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = (
     *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
@@ -422,6 +425,7 @@ class _Study:
         self.comparison = Comparison()
         self.rows: list[GroupResult] = []
         self.cpu_use = host.read_cpu_use()
+        self.ended_by: Interrupted | None = None  # what ended the sending of what was measured
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier starts could not send
 
     def take_devices(self, stack: UndoStack) -> None:
@@ -483,6 +487,8 @@ class _Study:
                 self._finish()
                 self._say_where_time_went(time.monotonic() - begin_s, known)
                 is_sent = self._say_what_waits()
+            if self.ended_by is not None:
+                raise self.ended_by
         is_whole = len(self.rows) == len(self.plan.groups)
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
 
@@ -609,13 +615,20 @@ class _Study:
         self._say_how_to_resume()
 
     def _send_what_is_left(self) -> None:
-        self.sender.rest()
-        for folder in list(self.sender.unsent):
-            self.sender.send(folder)  # the server may be back
-        self.sender.rest()
-        for file in self.spool.unsent_amendments():
-            self.sender.amend(file)
-        self.sender.rest()
+        """Send what is left; after a signal there is not much time for that, and the spool keeps what is not sent."""
+        until_s = time.monotonic() + _AFTER_SIGNAL_S if interrupts.has_ended_work() else None
+        try:
+            with interrupts.let_through():
+                self.sender.rest(until_s)
+                for folder in list(self.sender.unsent):
+                    self.sender.send(folder)  # the server may be back
+                self.sender.rest(until_s)
+                for file in self.spool.unsent_amendments():
+                    self.sender.amend(file)
+                self.sender.rest(until_s)
+        except Interrupted as error:
+            self.ended_by = error
+            self.sender.rest(time.monotonic() + _AFTER_SIGNAL_WHILE_SENDING_S)
         self.spool.remove_if_empty()
 
     def _say_what_waits(self) -> bool:

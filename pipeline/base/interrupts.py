@@ -133,6 +133,29 @@ def held() -> Iterator[None]:
         _raise_if_received()
 
 
+@contextmanager
+def let_through() -> Iterator[None]:
+    """Raise `Interrupted` at once inside the body, within a held part: for work that may take long and loses nothing.
+
+    A signal that came in the held part is raised on entering. After the first, no further one is raised.
+    """
+    global _depth
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    depth, _depth = _depth, 0
+    try:
+        _raise_if_received()
+        yield
+    finally:
+        _depth = depth
+
+
+def has_ended_work() -> bool:
+    """Return whether `Interrupted` was raised in this process: what is left is cleanup, and must not take long."""
+    return _raised
+
+
 def behind(error: BaseException | None) -> Interrupted | None:
     """The interruption that an error comes from: itself, or what a library was dealing with when it broke."""
     while error is not None and not isinstance(error, Interrupted):

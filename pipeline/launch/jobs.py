@@ -165,6 +165,7 @@ class JobGroup:
         """Let jobs begin at one instant, which is returned."""
         start_ns = time.monotonic_ns() + _START_DELAY_NS
         for state in states:
+            state.released_ns = start_ns
             self._channel.send(state.job.index, type="go", start_ns=start_ns)
         return start_ns
 

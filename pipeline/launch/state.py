@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipeline.base import secrets
+from pipeline.base import layout, regular_files, secrets
 from pipeline.base.records import Job, Result
+from pipeline.launch.lifetime import Lifetime
 from pipeline.launch.spawn import Process
 
 
@@ -83,11 +85,13 @@ class JobState:
     Attributes:
         folder: its files; absolute.
         profiler: what its leading process is, if not the job itself; a job under one is never started warm.
+        released_ns: when it was to begin, if it was released from the barrier.
     """
 
     job: Job
     folder: Path
     profiler: str | None = None
+    released_ns: int | None = None
     started: Started | None = None
     said: Said = field(default_factory=Said)
     ended: Ended = field(default_factory=Ended)
@@ -95,6 +99,15 @@ class JobState:
     @property
     def pid(self) -> int | None:
         return None if self.started is None else self.started.process.pid
+
+    @property
+    def lifetime(self) -> Lifetime:
+        """Lifetime of the job: its end is measured after it, the others before what they are of."""
+        ends = [t_ns for t_ns in (self.said.bye_ns, self.ended.at_ns) if t_ns is not None]
+        bounds = Lifetime(begin_ns=self.started.at_ns if self.started is not None else 0)
+        if self.released_ns is not None:
+            bounds = replace(bounds, released_ns=self.released_ns)
+        return replace(bounds, end_ns=min(ends)) if ends else bounds
 
     @property
     def working_pid(self) -> int | None:
@@ -125,6 +138,16 @@ class JobState:
     def went_wrong(self) -> bool:
         """Whether it will not, or did not, end well."""
         return self.ended.noticed is not None or (self.has_ended and not self.ended_well)
+
+    @property
+    def bytes_to_read(self) -> int:
+        """Bytes of what it wrote that are read for its figures."""
+        is_output_read = self.job.workload.rate.pattern is not None
+        num_bytes = 0
+        for name in (layout.EVENTS, layout.REQUESTS, *([layout.STDOUT, layout.STDERR] if is_output_read else [])):
+            with suppress(OSError):
+                num_bytes += regular_files.size_of(self.folder / name)
+        return num_bytes
 
     def notice(self, result: Result, reason: str) -> None:
         """Keep what the orchestrator sees go wrong; of several things, the first one."""

@@ -36,7 +36,7 @@ def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
         ending = dataclasses.replace(ending, reason=secrets.mask_text(ending.reason, _known_secrets(state)))
     diverged = bool(log.errors) and log.errors[-1].get("type") == "NonFiniteLossError"
     if log.wrong and (ending.result is Result.OK or diverged):
-        further = f" (and {len(log.wrong) - 1} more)" if len(log.wrong) > 1 else ""
+        further = f" (and {log.num_wrong - 1} more)" if log.num_wrong > 1 else ""
         return Ending(Result.WRONG_RESULTS, f"computes wrong results: {log.wrong[0]}{further}")
     return ending
 
@@ -80,10 +80,22 @@ def skipped(group: Group) -> GroupResult | None:
     return GroupResult(group=group, result=Result.SKIPPED, reason=group.skip_reason)
 
 
-def not_judged(group: Group, error: Exception, *, interrupted: bool) -> GroupResult:
-    """The row of a group whose figures could not be computed from what its jobs wrote."""
-    ending = _BY_SIGNAL if interrupted else Ending(Result.FAILED, f"no figures: {type(error).__name__}: {error}")
-    return GroupResult(group=group, result=ending.result, reason=ending.reason)
+def not_judged(group: Group, error: Exception | None, states: Sequence[JobState] = ()) -> GroupResult:
+    """Return the row of a group without figures: they could not be computed, or the user did not wait for them.
+
+    Args:
+        group: whose row it is.
+        error: why there are none; `None` if a signal ended it.
+        states: of the jobs that were started.
+    """
+    ending = _BY_SIGNAL if error is None else Ending(Result.FAILED, f"no figures: {type(error).__name__}: {error}")
+    jobs = (
+        JobResult(
+            job=state.job, result=ending.result, reason=ending.reason, exit_status=state.ended.status, pid=state.pid
+        )
+        for state in states
+    )
+    return GroupResult(group=group, result=ending.result, reason=ending.reason, jobs=tuple(jobs))
 
 
 def with_wrong_results(row: GroupResult, difference: str) -> GroupResult:
@@ -153,7 +165,7 @@ def error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
     lines = [line for line in output_lines.read_end(state.folder / layout.STDERR) if not line.is_blank]
-    telling = [line for line in lines if line.is_indented or not line.is_footer] or lines
+    telling = [line for line in lines if line.is_telling] or lines
     shown = "\n".join(f"{line.source} {line.text}" if line.source else line.text for line in telling[-_TAIL_LINES:])
     return tuple(line[:_MAX_LENGTH] for line in secrets.mask_text(shown, _known_secrets(state)).split("\n") if line)
 

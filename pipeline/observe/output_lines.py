@@ -20,6 +20,7 @@ _SOURCE = re.compile(
     r"^(?:\[(?:rank|default|trainer|worker|role_)\w*\d+\]: ?|\[\d+,\d+\]<std(?:err|out)>: ?|\s*\d+: (?=\S)|"
     r"\([\w. -]*\bpid=\d+[^)]*\) ?|[\w.-]+-\d+ +\| ?)"
 )
+_PROGRESS = re.compile(r".*\d+%\|.*\||.*\d \[[\d:]+[<,].*\]$|.*[━╸╺]{3}")
 _RULER = re.compile(r"^[\W_]{3,}$")
 
 _FOOTERS = re.compile(
@@ -35,8 +36,6 @@ _FOOTERS = re.compile(
             r"Exception raised from ",
             # Lightning, deepspeed
             r"\[rank: \d+\] Child process with PID|`Trainer\.\w+` stopped|(?:\[\w+\] )?\[(?:launch|runner)\.py:\d+",
-            # progress bars
-            r".*\d+%\|.*\||.*\d \[[\d:]+[<,].*\]$|.*[━╸╺]{3}",
             # warnings of Python, of its interpreter's end, and of TensorFlow and JAX
             r"\S+:\d+: \w*Warning: |warnings\.warn\(|\S*resource_tracker: |[IW] (?:tensorflow|external)/|"
             r"(?:WARNING|INFO):tensorflow:|WARNING: All log messages before absl|Extension modules: |"
@@ -82,7 +81,12 @@ class Line:
     def is_footer(self) -> bool:
         """Whether it tells nothing of an error: a wrapper's, a ruler, a progress bar, a warning."""
         text = self.text.strip()
-        return bool(_RULER.match(text) or _FOOTERS.match(text))
+        return bool(_PROGRESS.match(text) or _RULER.match(text) or _FOOTERS.match(text))
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether it may tell something of an error; what is indented belongs to the line above."""
+        return not self.is_footer or (self.is_indented and not _PROGRESS.match(self.text))
 
 
 def read_end(path: Path) -> list[Line]:

@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.base.layout import LONG_VALUES
+from pipeline.base.point_series import thinned
 from pipeline.base.secret_names import Secrecy, secrecy_of
 from pipeline.base.secrets import mask, mask_text
 from pipeline.base.tags import Tag
@@ -82,10 +83,15 @@ class RunContent:
         if len(finite) < len(every):
             self.not_finite.append(name)
 
-    def add_script_run(self, run: ScriptRun) -> None:
-        """Add what the job's own program logged. A name that is taken already goes below `script/`."""
+    def add_script_run(self, run: ScriptRun, most_points: int) -> Iterator[str]:
+        """Add what the job's own program logged. A name that is taken already goes below `script/`.
+
+        Yields the names of metrics of which there are more points than `most_points`, as many of which are added.
+        """
         for key, points in run.metrics.items():
-            self.add_metric(_yielding(run.prefix + key, self.metrics), points)
+            self.add_metric(_yielding(run.prefix + key, self.metrics), thinned(points, most_points))
+            if points.num_points > min(len(points), most_points):
+                yield key
         for key, value in run.params.items():
             self.add_param(_yielding(run.prefix + key, self.params), _masked(key, value))
         for key, value in run.tags.items():

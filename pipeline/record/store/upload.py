@@ -12,17 +12,19 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from pipeline.base import layout, locks, mig_names, regular_files, units
 from pipeline.base.errors import TrackingError
 from pipeline.base.marks import read_marks
 from pipeline.base.modes import PROFILE
+from pipeline.base.point_series import thinned
 from pipeline.base.records import Result
 from pipeline.base.secrets import mask_text
 from pipeline.base.tags import GROUP, Tag
@@ -39,6 +41,13 @@ from pipeline.record.store.local import Store
 MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
 """Of one job, as artifacts. What is beyond that is kept in a folder beside the store."""
 MAX_NAMED = 10
+MAX_OWN_POINTS = 50_000
+"""Of all metrics that a program logged itself: MLflow takes some thousand points a second. The files have all."""
+
+
+_SCRATCH = ".upload-"
+_TORN = ".artifact.uploading."
+"""Source: mlflow/store/artifact/local_artifact_repo.py, 3.17."""
 
 _NO_FILE = "no regular file"
 _TOO_MANY = "too many or too large, kept beside the store"
@@ -109,7 +118,9 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
             running = ", ".join(unfinished) or "none"
             raise TrackingError(f"{folder} is not finished: its state is {record.state}, still running: {running}")
         runs = _find_or_create_runs(store, folder, record)
-        with tempfile.TemporaryDirectory(prefix=".upload-", dir=folder) as scratch:
+        if any(folder.glob(f"{_SCRATCH}*")):
+            _remove_torn(store, (runs.parent, *runs.children.values()))
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
             upload = _Upload(
                 store=store,
                 folder=folder,
@@ -192,6 +203,16 @@ def log_files(
     return run_id
 
 
+def _remove_torn(store: Store, run_ids: Iterable[str]) -> None:
+    """Remove the halves of files that a sender, which was killed, left among the artifacts of runs in a local store."""
+    if store.root is None:
+        return
+    for run_id in run_ids:
+        folder = Path(unquote(urlsplit(store.client.get_run(run_id).info.artifact_uri).path))
+        for file in folder.glob(f"**/{_TORN}*"):
+            file.unlink(missing_ok=True)
+
+
 def _remove(folder: Path, parts: Sequence[Path]) -> None:
     """Remove a folder, its parts at the same time: some file systems wait for milliseconds at each folder."""
     remove = functools.partial(shutil.rmtree, ignore_errors=True)
@@ -218,12 +239,17 @@ class _Upload:
         content = _described(child)
         self._add_metrics(content, child, child.series)
         for name, points in child.series.items():
-            content.add_metric(name, [(step, self._ms(t_ns), value) for step, t_ns, value in points])
+            few = thinned(points, self.series_points)
+            content.add_metric(name, [(step, self._ms(t_ns), value) for step, t_ns, value in few])
         self._add_sampled(content, series.of_child(self.samples, child, self.fields))
         folder = self.folder / child.folder
         scripts = read_script_runs(folder / layout.SCRIPT_STORE)
+        num_metrics = sum(len(script.metrics) for script in scripts)
+        most_points = max(self.series_points, MAX_OWN_POINTS // max(num_metrics, 1))
         for script in scripts:
-            content.add_script_run(script)
+            for name in content.add_script_run(script, most_points):
+                place = Path(layout.SCRIPT_METRICS) / script.prefix / name
+                self._is_taken(run_id, script.metric_files[name], place)
         places = [(folder, ""), *(pair for script in scripts for pair in script.artifacts)]
         table = request_table.write(folder / layout.REQUESTS, self.record.clock, self.scratch)
         if table is not None:

@@ -118,7 +118,7 @@ def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
     mix = group("a", "b", kind=WindowKind.WORK, sequential=True)
     batches = [
         [state(tmp_path, mix.jobs[0], steps(0, 4, 1, 1))],
-        [state(tmp_path, mix.jobs[1], steps(100, 107, 1, 1))],
+        [state(tmp_path, mix.jobs[1], steps(100, 107, 1, 1), at_ns=108 * S)],
     ]
     # 100 W while the first job works, 300 W while the second does, and 1 kW between them, which belongs to neither.
     watts = [(t, 100 if t <= 4 else 1000 if t <= 100 else 300) for t in range(108)]

@@ -319,7 +319,7 @@ def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, 
     states = {name: run.info.status for name, run in by_name(tracking).items()}
     assert [states[f"{index}-toy"] for index in range(5)] == [*["FINISHED"] * 3, *["RUNNING"] * 2]
 
-    assert serve("--root", root).ask("send", spool=folder)["ok"]
+    assert serve("--root", root, "--series-points", "4000").ask("send", spool=folder)["ok"]
 
     runs = by_name(tracking)
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
