@@ -36,6 +36,7 @@ from pipeline.observe.progress import Progress, Ran
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import check, describe, feasible, read, units
 from pipeline.plan import plan as planning
+from pipeline.plan.experiment_names import separate_rehearsals
 from pipeline.plan.inventory import Inventory, take
 from pipeline.plan.programs import refuse_unread
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
@@ -194,6 +195,7 @@ def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -
     configs = read.read(composed)
     first = configs[0]
     _check_same(configs)
+    separate_rehearsals(configs)
     if first.reproduce is None:
         refuse_unread(outcome.command_line()[1:], configs, composed)
     reproduce.refuse_sweep(configs, is_sweep=is_sweep)
