@@ -106,7 +106,13 @@ class ThreadedListener(ABC):
 
     @property
     def table(self) -> FieldTable:
-        return FieldTable(source=self.name, fields=self.fields, rank=self.rank, of_machine=self.of_machine)
+        return FieldTable(
+            source=self.name,
+            fields=self.fields,
+            rank=self.rank,
+            of_machine=self.of_machine,
+            interval_ms=self.interval_ms,
+        )
 
     def pids(self) -> tuple[int, ...]:
         return ()

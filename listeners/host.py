@@ -14,7 +14,7 @@ from pathlib import Path
 
 from listeners.base import MIB, PollingListener, scaled
 from listeners.threads import Threads
-from pipeline.base.host import ProcessReading, read_file, read_process
+from pipeline.base.host import CpuTicks, ProcessReading, read_cpu_ticks, read_file, read_process
 from pipeline.base.protocols import Watch
 from pipeline.base.samples import Chart, Field, Sample, Summary
 
@@ -151,6 +151,8 @@ class HostListener(PollingListener):
     `pss_peak_mib` has the most since the previous sample, by the kernel's own maxima of resident memory: less what each
     process shared when its PSS was read last, and absent while a process is there whose PSS was not.
 
+    `busy_cpus` and `idle_cpus` are of those CPUs that this process, and so its jobs, may use.
+
     `process_cpu_pct` is that of the job's busiest process, `cpu_clock_mhz` the clock of the CPU that it last ran on,
     and `run_queue_delay_pct` the time that threads of the job could run and had no CPU: 100 for each that always waits.
     """
@@ -185,6 +187,8 @@ class HostListener(PollingListener):
         Field("io.read_bytes_per_s", "read_mib_per_s", "MiB/s", scale=1 / MIB),
         Field("io.write_bytes_per_s", "write_mib_per_s", "MiB/s", scale=1 / MIB),
         Field("/proc/stat.busy_ratio", "cpu_machine_pct", "% of all CPUs", scale=100),
+        Field("/proc/stat.busy", "busy_cpus", "CPUs", summary=RATE, figure="busy_mean_cpus"),
+        Field("/proc/stat.idle", "idle_cpus", "CPUs", summary=RATE, figure="idle_mean_cpus"),
         Field("/proc/loadavg.1", "load_1min", "processes, mean of 1 min"),
         Field("MemTotal-MemAvailable", "memory_used_mib", "MiB", scale=1 / 1024, chart=Chart()),
         Field("MemAvailable", "memory_available_mib", "MiB", scale=1 / 1024),
@@ -290,6 +294,8 @@ class _Machine:
 
     def __init__(self) -> None:
         self._before: tuple[int, dict[str, int]] | None = None
+        self._cpus = os.sched_getaffinity(0)
+        self._ticks = read_cpu_ticks(self._cpus)
         # Hardware stands behind what has a `device`: no partitions, loop devices, bridges or container interfaces.
         self._disks = _with_device(Path("/sys/block"))
         self._interfaces = _with_device(Path("/sys/class/net"))
@@ -302,22 +308,19 @@ class _Machine:
             "MemAvailable": memory[b"MemAvailable"],
             "SwapTotal-SwapFree": memory[b"SwapTotal"] - memory[b"SwapFree"],
         }
-        now = self._counters()
+        now, ticks = self._counters(), read_cpu_ticks(self._cpus)
         if self._before is not None:
             before_ns, before = self._before
             grown = {name: now[name] - before[name] for name in now if name in before}
-            cpu_ticks, busy_ticks = grown.pop("cpu"), grown.pop("busy")
-            if cpu_ticks > 0:
-                readings["/proc/stat.busy_ratio"] = busy_ticks / cpu_ticks
             # A counter falls when a device is unplugged, or wraps: there is no rate then.
             readings.update({name: n / (t_ns - before_ns) * 1e9 for name, n in grown.items() if n >= 0})
-        self._before = (t_ns, now)
+            every, ours = (after.since(before) for after, before in zip(ticks, self._ticks, strict=True))
+            readings |= _cpu_readings(every, ours, len(self._cpus))
+        self._before, self._ticks = (t_ns, now), ticks
         return readings
 
     def _counters(self) -> dict[str, int]:
-        # user nice system idle iowait irq softirq steal; guest time is within user and nice
-        ticks = [int(column) for column in read_file("/proc/stat").split(b"\n", 1)[0].split()[1:9]]
-        counters = {"cpu": sum(ticks), "busy": sum(ticks) - ticks[3] - ticks[4]}
+        counters: dict[str, int] = {}
         if self._disks:
             rows = [line.split() for line in read_file("/proc/diskstats").splitlines()]
             rows = [row for row in rows if row[2] in self._disks]
@@ -329,6 +332,15 @@ class _Machine:
             counters["net/dev.received"] = sum(int(row[0]) for row in rows)
             counters["net/dev.sent"] = sum(int(row[8]) for row in rows)
         return counters
+
+
+def _cpu_readings(every: CpuTicks, ours: CpuTicks, num_cpus: int) -> dict[str, float]:
+    readings = {}
+    if (ratio := every.busy_ratio) is not None:
+        readings["/proc/stat.busy_ratio"] = ratio
+    if (ratio := ours.busy_ratio) is not None:
+        readings |= {"/proc/stat.busy": ratio * num_cpus, "/proc/stat.idle": (1 - ratio) * num_cpus}
+    return readings
 
 
 def _with_device(folder: Path) -> set[bytes]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from pipeline import outcome
-from pipeline.base import factory, interrupts, layout, programs
+from pipeline.base import factory, host, interrupts, layout, programs
 from pipeline.base.errors import CollocationError, ListenerError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.paths import PROJECT_DIR
@@ -34,8 +34,10 @@ from pipeline.launch.state import JobState
 from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import changed_files, endings, measure, phases, sampled
 from pipeline.observe.changed_files import Changed
+from pipeline.observe.clock import ClockWatch
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.host import FOREIGN_LOAD
 from pipeline.observe.observation import Observation, Watched
 from pipeline.observe.phases import Phases
 from pipeline.plan.inventory import Inventory
@@ -99,10 +101,6 @@ def run(group: Group, shared: Shared) -> GroupResult:
     return row
 
 
-def _wall_offset_ns() -> int:
-    return time.time_ns() - time.monotonic_ns()
-
-
 class _Execution:
     """One group on its way through the stack; keeps what was seen, however it ends."""
 
@@ -117,11 +115,12 @@ class _Execution:
         self.helper_cpu_s: dict[int, float] = {}  # by PID, as it was seen last: a program may have ended
         self.tool_cpu_s = self.tool_wall_s = 0.0
         self.phases = Phases()
+        self.clock = ClockWatch()
 
     def go(self) -> None:
         """Take the device, observe, run the jobs. Every failure but the user's signal is kept, not raised."""
         try:
-            with UndoStack() as stack:
+            with self.clock, UndoStack() as stack:
                 try:
                     self._set_up_and_run(stack)
                 finally:
@@ -140,8 +139,9 @@ class _Execution:
         """The row, and the artifacts that are made of it. What jobs wrote may be anything: it never ends the study."""
         try:
             row = measure.judge(self.group, self._observation(interrupted))
-            self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, _wall_offset_ns()))
+            self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
             self._warn_of_shared_files(row)
+            self._warn_of_other_programs(row)
             trace.write(self.record, row, self.record.sink.samples, self.fields)
         except Exception as error:  # noqa: BLE001  likewise
             self._keep_traceback(error, "its figures could not be computed")
@@ -177,7 +177,7 @@ class _Execution:
             tool_wall_s=self.tool_wall_s or None,
             idle_w=self._idle_w(),
             changed=self._changed_files(),
-            wall_offset_ns=_wall_offset_ns(),
+            clock=self.clock.record,
             tags=tuple(self.tags.items()),
             spans=self.phases.spans,
         )
@@ -198,14 +198,19 @@ class _Execution:
             here = Path.cwd()
             ours = {*Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*"), self.shared.spool.root}
             ours.update(self.shared.own_files)
-            since_ns = min(began) + _wall_offset_ns()
-            changed = changed_files.since(here, since_ns, without=ours, inodes=outcome.outputs)
+            clock = self.clock.record
+            changed = changed_files.since(here, min(began), clock, without=ours, inodes=outcome.outputs)
         except OSError as error:  # a job may have removed it
             self._warn_once(f"files that several jobs wrote go unseen: {error}")
             return None
         if not changed.is_whole:
             self._warn_once(f"{here} has too many files to look at: jobs that write the same one may go unseen")
         return changed
+
+    def _warn_of_other_programs(self, row: GroupResult) -> None:
+        if FOREIGN_LOAD in row.marks.text and FOREIGN_LOAD not in self.shared.warned:
+            self.shared.warned.add(FOREIGN_LOAD)
+            log.warning("%s the machine: %s", FOREIGN_LOAD, host.load_in_words())
 
     def _warn_once(self, said: str) -> None:
         """Say something that holds for all groups of a study once; each group's tags have it."""

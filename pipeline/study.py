@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import operator
+import os
 import shlex
 import sys
 import time
@@ -56,10 +57,12 @@ from pipeline.reproduce.reproduce import Reproduction
 
 log = logging.getLogger(__name__)
 
+_BUSY_SHARE = 0.25
+"""Of the CPUs: other programs that use more are said before anything is measured."""
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = (
     *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
-    *("wait", "wait_limit_s", "unit", "unit_of", "plan_file", "only"),
+    *("wait", "wait_limit_s", "foreign_load", "unit", "unit_of", "plan_file", "only"),
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate"),
 )
 
@@ -407,6 +410,7 @@ class _Study:
         self.config, self.sender, self.root = asked.config, asked.sender, asked.root
         self.comparison = Comparison()
         self.rows: list[GroupResult] = []
+        self.cpu_use = host.read_cpu_use()
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier starts could not send
 
     def take_devices(self, stack: UndoStack) -> None:
@@ -442,6 +446,7 @@ class _Study:
         self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
         for line in describe.remarks(self.plan):
             words.say(line)
+        self._warn_of_other_programs()
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
         warm_start = self._warm_start(groups, stack)
         begin_s = time.monotonic()
@@ -455,6 +460,15 @@ class _Study:
                 is_sent = self._say_what_waits()
         is_whole = len(self.rows) == len(self.plan.groups)
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
+
+    def _warn_of_other_programs(self) -> None:
+        """Ask for a quiet machine while nothing has been measured."""
+        used, num_cpus = host.read_cpu_use().foreign_since(self.cpu_use), len(os.sched_getaffinity(0))
+        if used > _BUSY_SHARE * num_cpus:
+            words.say(
+                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host.load_in_words()}); groups whose "
+                "jobs wait for CPUs will be marked: measure on a quiet machine"
+            )
 
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters)

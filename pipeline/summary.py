@@ -28,7 +28,9 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
     fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
     # A reproduction is one group without its block.
     found = closing(experiment, rows) if reproduction is None else Closing()
-    sys.stdout.write("".join(f"{line}\n" for line in (table(rows, fields, found.fastest), *found.sentences)))
+    sys.stdout.write(
+        "".join(f"{line}\n" for line in (table(rows, fields, found.fastest, found.notes), *found.sentences))
+    )
     if reproduction is not None:
         sys.stdout.write(f"{reproduction.side_by_side(rows[0])}\n")
 

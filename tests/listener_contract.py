@@ -45,6 +45,7 @@ SUFFIXES = {
     "number of the performance state": "pstate",
     "processes": "num_processes",
     "threads": "num_threads",
+    "CPUs": "_cpus",
     "processes, mean of 1 min": "load_1min",
 }
 

@@ -7,6 +7,7 @@ import math
 import random
 from typing import Any
 
+from pipeline.base.marks import Marks
 from pipeline.base.modes import mode_of
 from pipeline.base.naming import own_params
 from pipeline.base.records import Result, WindowKind
@@ -94,7 +95,7 @@ def row(
         "block": block,
         "result": result,
         "reason": "" if result is Result.OK else f"why it is {result}",
-        "flag": "",
+        "marks": Marks(changes.pop("invalid", ""), changes.pop("note", "")),
         "metrics": (total if result in (Result.OK, Result.WRONG_RESULTS) else {}) | changes.pop("metrics", {}),
         "params": {"scenario": scenario, "seed": "0"},
         "window": window,

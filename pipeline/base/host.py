@@ -5,6 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 import platform
+import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -73,6 +75,76 @@ def read_file(path: str) -> bytes:
         return b"".join(iter(lambda: os.read(descriptor, 65536), b""))
     finally:
         os.close(descriptor)
+
+
+class CpuTicks(NamedTuple):
+    """CPU time since the boot of some CPUs, in clock ticks; that of a hypervisor's other machines is busy."""
+
+    busy: int
+    idle: int
+
+    def since(self, before: CpuTicks) -> CpuTicks:
+        return CpuTicks(self.busy - before.busy, self.idle - before.idle)
+
+    @property
+    def busy_ratio(self) -> float | None:
+        return self.busy / sum(self) if sum(self) > 0 else None
+
+
+def read_cpu_ticks(cpus: Collection[int] = ()) -> tuple[CpuTicks, CpuTicks]:
+    """Read the CPU time of all CPUs, and that of some, by their numbers. Source of the columns: proc_stat(5)."""
+    text = read_file("/proc/stat")
+    wanted = {f"cpu{number}".encode() for number in cpus}
+    every, some = CpuTicks(0, 0), CpuTicks(0, 0)
+    for line in text.splitlines():
+        if not line.startswith(b"cpu"):
+            break
+        name, *columns = line.split()
+        # user nice system idle iowait irq softirq steal; guest time is within user and nice
+        ticks = [int(column) for column in columns[:8]]
+        idle = ticks[3] + ticks[4]
+        if name == b"cpu":
+            every = CpuTicks(sum(ticks) - idle, idle)
+        elif name in wanted:
+            some = CpuTicks(some.busy + sum(ticks) - idle, some.idle + idle)
+    return every, some
+
+
+class CpuUse(NamedTuple):
+    """What was used, until an instant, of the CPUs that this process may use.
+
+    Attributes:
+        t_ns: monotonic instant.
+        ticks: of these CPUs.
+        own_s: CPU time of this process and its descendants, in seconds.
+    """
+
+    t_ns: int
+    ticks: CpuTicks
+    own_s: float
+
+    def foreign_since(self, before: CpuUse) -> float:
+        """Return how many of these CPUs other programs used on average since an earlier reading."""
+        busy_s = self.ticks.since(before.ticks).busy / os.sysconf("SC_CLK_TCK")
+        seconds = (self.t_ns - before.t_ns) / 1e9
+        return max(0.0, busy_s - (self.own_s - before.own_s)) / seconds if seconds > 0 else 0.0
+
+
+def read_cpu_use() -> CpuUse:
+    """Read what this process and all others have used of its CPUs."""
+    import psutil
+
+    own_s, this = 0.0, psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):
+            own_s += sum(process.cpu_times()[:4])  # its own, and of children that it waited for: user and system
+    _, ticks = read_cpu_ticks(os.sched_getaffinity(0))
+    return CpuUse(time.monotonic_ns(), ticks, own_s)
+
+
+def load_in_words() -> str:
+    """Say how many programs want a CPU: `load 14 on 2 CPUs`."""
+    return f"load {os.getloadavg()[0]:.2g} on {len(os.sched_getaffinity(0))} CPUs"
 
 
 def user_name() -> str:

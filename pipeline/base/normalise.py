@@ -15,8 +15,6 @@ from pipeline.base.records import WindowKind
 
 SPEEDUP, SLOWDOWN, FAIRNESS = "speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio"
 MEAN_SLOWDOWN, P99_SLOWDOWN = "latency_mean_slowdown_worst_ratio", "latency_p99_slowdown_worst_ratio"
-_BEYOND = 1.1
-BEYOND_IDEAL = "speed-up above the number of jobs: the baseline was slowed down, or the metric does not count work"
 _OF_LATENCY = {MEAN_SLOWDOWN: services.MEAN, P99_SLOWDOWN: services.P99}
 
 
@@ -112,11 +110,6 @@ def _of_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
         if known and len(known) == len(served):
             found[name] = max(known)
     return found
-
-
-def is_beyond_ideal(metrics: Mapping[str, float], degree: int) -> bool:
-    """Whether so many jobs gain more, by a tenth at least, than they could if none disturbed another."""
-    return degree > 1 and metrics.get(SPEEDUP, 0.0) > _BEYOND * degree
 
 
 def independent(by_block: Mapping[int, float], gpus: Mapping[int, str]) -> list[float]:

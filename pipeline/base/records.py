@@ -391,6 +391,7 @@ class Group:
         skip_reason: why this group is recorded as `skipped` instead of run.
         config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
         settings_digest: of the settings and the packages.
+        is_load_noted: jobs that waited for CPUs that other programs used have a note, and the row stays valid.
     """
 
     number: int
@@ -413,6 +414,7 @@ class Group:
     skip_reason: str | None = None
     profiler: ProfilerSpec = ProfilerSpec()
     settings_digest: str = ""
+    is_load_noted: bool = False
     key: str = ""
     any_gpu_digest: str = ""
     program_digest: str = ""

@@ -89,12 +89,14 @@ class FieldTable:
         source: name of the listener.
         rank: of two listeners that give the same figure or series, the one of the higher rank is shown.
         of_machine: whether its samples without a job are of the machine, not of the device.
+        interval_ms: between two samples, as it was asked for; 0 if it is not known.
     """
 
     source: str
     fields: tuple[Field, ...]
     rank: int = 0
     of_machine: bool = False
+    interval_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

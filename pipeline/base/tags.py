@@ -41,13 +41,15 @@ class Tag(StrEnum):
     WORKLOAD_DIGEST = f"{PREFIX}workload_digest"
     RESULT = f"{PREFIX}result"
     REASON = f"{PREFIX}reason"
-    FLAG = f"{PREFIX}flag"
-    STALLED = f"{PREFIX}stalled"  # the part of the flag that makes a row no baseline
+    INVALID = f"{PREFIX}invalid"  # why a row leads nothing; `base/marks.py` reads it
+    FLAG = f"{PREFIX}flag"  # what is noted beside the figures of a row
+    STALLED = f"{PREFIX}stalled"  # of earlier versions: the part of the flag that made a row no baseline
     FIRST_LOSSES = f"{PREFIX}first_losses"  # JSON, like `RATES`: of each job, by its index
     FIRST_OUTPUTS = f"{PREFIX}first_outputs"  # likewise
     RATES = f"{PREFIX}rates"
     FIGURES = f"{PREFIX}figures"
     SHARED_FILES = f"{PREFIX}shared_files"
+    ABSENT_FIGURES = f"{PREFIX}absent_figures"  # why, of those that a listener read for a part of the window
     LEFT_OUT = f"{PREFIX}left_out"
     DAMAGED = f"{PREFIX}damaged_events"
     NOT_FINITE = f"{PREFIX}not_finite"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
+from pipeline.observe.clock import ClockRecord
 
 _MAX_ENTRIES, _MAX_S = 20_000, 3.0
 # What nobody means by a file of a job: caches, and folders of packages, which are large and read only.
@@ -43,9 +44,14 @@ class Changed:
 
 
 def since(
-    folder: Path, wall_ns: int, *, without: Collection[Path], inodes: Collection[tuple[int, int]] = ()
+    folder: Path,
+    t_ns: int,
+    clock: ClockRecord,
+    *,
+    without: Collection[Path],
+    inodes: Collection[tuple[int, int]] = (),
 ) -> Changed:
-    """What changed below a folder since an instant; hidden entries, links and other disks are left out.
+    """Find what changed below a folder since a monotonic instant; hidden entries, links and other disks are left out.
 
     So are `without`, and files with one of these devices and inodes.
     """
@@ -67,20 +73,17 @@ def since(
             if entry.is_dir(follow_symlinks=False):
                 if entry.name not in _PASSED_OVER and status.st_dev == device:
                     left.append(path)
-            elif entry.is_file(follow_symlinks=False) and status.st_mtime_ns >= wall_ns:
+            elif entry.is_file(follow_symlinks=False) and clock.instants_ns(status.st_mtime_ns)[-1] >= t_ns:
                 files[path] = status.st_mtime_ns
     return Changed(folder=folder, files=files, is_whole=True)
 
 
 def owners(
-    changed: Changed | None, states: Sequence[JobState], logs: Mapping[int, Events], wall_offset_ns: int
+    changed: Changed | None, states: Sequence[JobState], logs: Mapping[int, Events], clock: ClockRecord
 ) -> dict[Path, int | None]:
-    """Each file with the index of the job that wrote it, if only one can have.
-
-    `logs` goes by the index of the job, `wall_offset_ns` is added to a monotonic instant for the wall clock.
-    """
+    """Map each file to the index of the job that wrote it, if only one can have; `logs` goes by that index."""
     return {
-        path: _owner(path, wall_ns - wall_offset_ns, states, logs)
+        path: _owner(path, clock.instants_ns(wall_ns), states, logs)
         for path, wall_ns in (changed.files.items() if changed is not None else ())
     }
 
@@ -96,14 +99,16 @@ def shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobS
     return f"changed while {num_jobs} jobs ran: {', '.join(names[:_MAX_NAMES])}{further}"
 
 
-def _owner(path: Path, t_ns: int, states: Sequence[JobState], logs: Mapping[int, Events]) -> int | None:
-    """The job that changed a file at an instant; `None` if several can have."""
+def _owner(
+    path: Path, instants_ns: Sequence[int], states: Sequence[JobState], logs: Mapping[int, Events]
+) -> int | None:
+    """Find the job that changed a file at one of some instants; `None` if several can have."""
     if path.name.startswith(_EVENT_FILE):
         numbers = set(map(int, _NUMBER.findall(path.name)))
         named = [state for state in states if numbers & {state.working_pid, *logs[state.job.index].processes}]
         if len(named) == 1:
             return named[0].job.index
-    ran = [state.job.index for state in states if _ran(state, t_ns)]
+    ran = [state.job.index for state in states if any(_ran(state, t_ns) for t_ns in instants_ns)]
     return ran[0] if len(ran) == 1 else None
 
 

@@ -38,7 +38,7 @@ class Comparison:
     """The rows of a study and the baselines among them."""
 
     def __init__(self) -> None:
-        # Serial rows that ended well and did not stand still, by what a comparison must share.
+        # Serial rows that ended well and are valid, by what a comparison must share.
         self._baselines: dict[tuple[object, ...], _Baselines] = defaultdict(Baselines)
         self._rows: dict[str, GroupResult] = {}
 
@@ -50,7 +50,7 @@ class Comparison:
         """
         self._rows[row.group.digest] = row
         concerned = [row.group.digest]
-        if row.group.sequential and row.result is Result.OK and Tag.STALLED not in row.tags:
+        if row.group.sequential and row.result is Result.OK and not row.marks.invalid:
             jobs = list(zip(row.measured, _first(row), strict=True))
             self._baselines[comparable(row.group)].add(row, _digests(row), jobs)
             concerned = list(self._rows)

@@ -38,6 +38,10 @@ class Fields:
     def __iter__(self) -> Iterator[tuple[str, Field]]:
         return ((table.source, field) for table in self.tables for field in table.fields)
 
+    def interval_ns(self, source: str) -> int:
+        """Return the time between two samples of a listener, as it was asked for; 0 if it is not known."""
+        return next((table.interval_ms for table in self.tables if table.source == source), 0) * 1_000_000
+
     def is_of_device(self, source: str, job: int | None) -> bool:
         """Whether a sample of a listener, of a job if not `None`, is of the device or one of its GPU instances."""
         return job is None and source not in self._of_machine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pipeline.base.marks import Marks, read_marks
 from pipeline.base.records import Group, Job, Result
 from pipeline.base.tags import Tag
 
@@ -73,6 +74,10 @@ class GroupResult:
     def gpu_uuid(self) -> str:
         """The device that it ran on; of a group that an earlier start ran, another one than planned, perhaps."""
         return self.tags.get(Tag.GPU_UUID, self.group.device.uuid)
+
+    @property
+    def marks(self) -> Marks:
+        return read_marks(self.tags)
 
     @property
     def measured(self) -> tuple[JobResult, ...]:

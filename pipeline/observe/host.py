@@ -11,10 +11,17 @@ BUSY_PROCESS_PCT = 90.0
 IDLE_GRACT_RATIO = 0.9
 """A job is bound by the host if a process of it kept a core this busy while kernels ran for less of the time."""
 
+FOREIGN_LOAD = "other programs used"
+MOST_WAIT_PCT = 20.0
+_MOST_FOREIGN_SHARE, _MOST_IDLE_SHARE = 0.1, 0.2
+"""Other programs held a job up that waited for a CPU for more of its time than the first, in which they had more than
+the second of the CPUs that it may use, of which less than the third was idle."""
+
 LOOP = "host_loop_ms"
 _LOOPS = ("host_loop_before_ms", "host_loop_after_ms")
 _BUSIEST = "process_cpu_mean_pct"
-_MEANS = (_BUSIEST, "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz")
+_WAIT, _CPU = "run_queue_delay_pct", "host_cpu_mean_pct"
+_MEANS = (_BUSIEST, _WAIT, "involuntary_switches_per_s", "cpu_clock_mean_mhz")
 
 
 def loop(job: JobResult) -> float | None:
@@ -42,3 +49,34 @@ def figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -> dict[s
         bound = [job.metrics[_BUSIEST] >= BUSY_PROCESS_PCT and gract < IDLE_GRACT_RATIO for job in jobs]
         found["host_bound_ratio"] = statistics.fmean(bound)
     return found
+
+
+def foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:
+    """Say which jobs waited for CPUs that other programs used; empty for none, and where that was not read.
+
+    Args:
+        jobs: all that ran, with those that load the device beside the measured ones.
+        of_device: figures of the machine, among others.
+        own_pct: what the orchestrator and its samplers used, in per cent of a core.
+    """
+    busy, idle = of_device.get("busy_mean_cpus"), of_device.get("idle_mean_cpus")
+    if busy is None or idle is None or any(_CPU not in job.metrics for job in jobs):
+        return ""
+    num_cpus, foreign = busy + idle, busy - (sum(job.metrics[_CPU] for job in jobs) + own_pct) / 100
+    if foreign < _MOST_FOREIGN_SHARE * num_cpus or idle > _MOST_IDLE_SHARE * num_cpus:
+        return ""
+    waits = {job.job.name: wait for job in jobs if (wait := _wait_pct(job)) > MOST_WAIT_PCT}
+    if not waits:
+        return ""
+    longest = max(waits, key=waits.__getitem__)
+    who = f"job {longest}" if len(waits) == 1 else f"{len(waits)} jobs, such as {longest},"
+    return (
+        f"{who} waited for a CPU for "
+        f"{waits[longest]:.0f} % of the time while {FOREIGN_LOAD} {foreign:.1f} of {num_cpus:.0f} CPUs"
+    )
+
+
+def _wait_pct(job: JobResult) -> float:
+    """Measure how much of the time in which its threads could run a job waited for a CPU, and of all time at most."""
+    wait, cpu = job.metrics.get(_WAIT, 0.0), job.metrics[_CPU]
+    return min(wait, 100 * wait / (wait + cpu)) if wait > 0 else 0.0

@@ -5,16 +5,15 @@ Pure: it reads the event files of a group that is over, and computes. Rules of m
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress
+from collections.abc import Mapping, Sequence
 
 from pipeline.base import layout, services, units
 from pipeline.base.normalise import compared_names
 from pipeline.base.records import Group, Result, WindowKind
-from pipeline.base.samples import THROTTLED
 from pipeline.base.tags import Tag
 from pipeline.base.words import counted
 from pipeline.launch import events
@@ -25,53 +24,42 @@ from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.logged import metric
 from pipeline.observe.logged.metric import Logged
 from pipeline.observe.observation import Observation
+from pipeline.observe.row_marks import Batch, find_marks
 
-# Below this share of common running time, a steady row does not show collocation but its edges.
-MIN_OVERLAP_RATIO = 0.95
-MIN_WINDOW_SHARE = 0.5
-"""A window opens with the first step of the last job. If less than this share of it is left, that job was held up."""
-
-MOST_THROTTLED_RATIO = 0.01
 FIRST_GPU_USE = "first_gpu_use_s"
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
 
 
 def judge(group: Group, seen: Observation) -> GroupResult:
-    """The row of a group."""
+    """Compute the row of a group."""
     jobs: list[JobResult] = []
-    windows: list[sampled.Window] = []
-    stalls: list[str] = []
-    late: list[str] = []
-    are_whole_runs = False
+    batches: list[Batch] = []
     read = sampled.readings(seen.samples)
     every = [state for batch in seen.batches for state in batch]
     log_of = {state.job.index: events.read(state.folder / layout.EVENTS) for state in every}
-    whose = changed_files.owners(seen.changed, every, log_of, seen.wall_offset_ns)
-    for batch in seen.batches:
-        logs = [log_of[state.job.index] for state in batch]
-        said = [metric.read(state, log, whose, seen.wall_offset_ns) for state, log in zip(batch, logs, strict=True)]
-        measured = [not state.job.is_neighbour for state in batch]
-        own_states, own_logs = list(compress(batch, measured)), list(compress(logs, measured))
-        window = None
-        if group.window.kind is WindowKind.LOGGED:
-            window = throughput.common_window([each.points if each else () for each in compress(said, measured)])
-            are_whole_runs |= window is None
-        window = window or _window(group, own_states, own_logs)
-        if window is not None:
-            windows.append(window)
-            stalls += _stalls(group, own_states, own_logs, window)
-            late += _late_generators(own_states, own_logs, window)
-        jobs += [_job(group, *each, window, seen, read) for each in zip(batch, logs, said, strict=True)]
+    whose = changed_files.owners(seen.changed, every, log_of, seen.clock)
+    logged_of = {state.job.index: metric.read(state, log_of[state.job.index], whose, seen.clock) for state in every}
+    for states in seen.batches:
+        batch = _batch(group, [state for state in states if not state.job.is_neighbour], log_of, logged_of)
+        batches.append(batch)
+        for state in states:
+            log, logged = log_of[state.job.index], logged_of[state.job.index]
+            if not state.job.is_neighbour:
+                logged = _logged_together(group, batch, logged)
+            jobs.append(_job(group, state, log, logged, batch.window, seen, read))
+    windows = [batch.window for batch in batches if batch.window is not None]
     ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
     own = [job for job in jobs if not job.job.is_neighbour]
     metrics = _group_metrics(group, own, jobs) if ending.result in _HAS_FIGURES else {}
-    of_device = sampled.figures(read.get(sampled.WHOLE, {}), seen.fields, windows)
+    absent: dict[str, str] = {}
+    of_device = sampled.figures(read.get(sampled.WHOLE, {}), seen.fields, windows, absent)
     # The energy is that of the whole device: with neighbours on it, none of it is that of the work that is measured.
     rates = {} if group.has_neighbours else {unit: metrics[units.total_of(unit)] for unit in units.units_in(metrics)}
     metrics |= host.figures(own, of_device)
     metrics |= of_device | sampled.energy(of_device, windows, seen.idle_w, rates)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
+    metrics |= _of_logged_windows(group, batches) if ending.result in _HAS_FIGURES else {}
     metrics |= phases.group_metrics(seen.spans)
     tags = dict(seen.tags) | _for_comparisons(own) | _damages(every, log_of)
     if seen.changed and not group.sequential and (shared := changed_files.shared(seen.changed.folder, whose, every)):
@@ -81,21 +69,10 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     if windows:
         tags[Tag.WINDOW_START_NS] = str(min(begin for begin, _ in windows))
         tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
-    flags = list(stalls)
-    overlap = metrics.get("overlap_ratio")
-    if (
-        (group.window.kind is WindowKind.STEADY or are_whole_runs)
-        and overlap is not None
-        and overlap < MIN_OVERLAP_RATIO
-    ):
-        flags.append(f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}")
-    if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
-        flags.append(f"power or heat held the clocks down for {100 * metrics[THROTTLED]:.0f} % of the window")
-    flags += late
-    if stalls:
-        tags[Tag.STALLED] = "; ".join(stalls)
-    if flags:
-        tags[Tag.FLAG] = "; ".join(flags)
+    if absent:
+        tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
+    marks = find_marks(group, seen, batches, jobs, metrics)
+    tags |= {tag: mark for tag, mark in ((Tag.INVALID, marks.invalid), (Tag.FLAG, marks.note)) if mark}
     return GroupResult(
         group=group,
         result=ending.result,
@@ -105,6 +82,48 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         tags=tags,
         spans=(*seen.spans, *(span for job in jobs for span in job.spans)),
     )
+
+
+def _batch(
+    group: Group,
+    states: Sequence[JobState],
+    log_of: Mapping[int, Events],
+    logged_of: Mapping[int, Logged | None],
+) -> Batch:
+    """Gather what measured jobs that ran at the same time left, with the window in which they are measured."""
+    logs, logged = [log_of[state.job.index] for state in states], [logged_of[state.job.index] for state in states]
+    batch = Batch(states=states, logs=logs, logged=logged, window=_window(group, states, logs))
+    if group.window.kind is not WindowKind.LOGGED or len(batch.logged_spans) < len(states):
+        return batch
+    return dataclasses.replace(batch, window=throughput.common_window(batch.logged_spans))
+
+
+def _logged_together(group: Group, batch: Batch, logged: Logged | None) -> Logged | None:
+    """Return what a job logged, unless the jobs never did at the same time: then nothing says how fast they are."""
+    if (
+        group.window.kind is not WindowKind.LOGGED
+        or batch.window is not None
+        or len(batch.logged_spans) < len(batch.states)
+    ):
+        return logged
+    first = min(zip(batch.logged_spans, batch.states, strict=True), key=lambda pair: pair[0][1])[1]
+    last = max(zip(batch.logged_spans, batch.states, strict=True), key=lambda pair: pair[0][0])[1]
+    never = f"jobs {first.job.name} and {last.job.name} never logged at the same time; let them train longer"
+    if first is last:
+        never = f"job {first.job.name} logged at one instant only; let it train longer"
+    return Logged(absence=never)
+
+
+def _of_logged_windows(group: Group, batches: Sequence[Batch]) -> dict[str, float]:
+    """Measure how long jobs logged at the same time, and for what part of the longest of them."""
+    if group.window.kind is not WindowKind.LOGGED:
+        return {}
+    windows = [batch.window for batch in batches if batch.window is not None]
+    found = {"window_s": sum(end - begin for begin, end in windows) / 1e9}
+    spans = [span for batch in batches for span in batch.logged_spans]
+    if not group.sequential and windows and spans:
+        found["overlap_ratio"] = (windows[0][1] - windows[0][0]) / max(end - begin for begin, end in spans)
+    return found
 
 
 def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sampled.Window | None:
@@ -123,25 +142,6 @@ def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) ->
     ends = [_end_ns(state, log) for state, log in zip(states, logs, strict=True)]
     known = [end for end in ends if end is not None]
     return (min(starts), max(known)) if known else None
-
-
-def _stalls(group: Group, states: Sequence[JobState], logs: Sequence[Events], window: sampled.Window) -> Iterator[str]:
-    """The jobs that stood still at an edge of a steady window, or until it was nearly over, in words."""
-    if group.window.kind is WindowKind.STEADY:
-        seconds = (window[1] - window[0]) / 1e9
-        for state, log in zip(states, logs, strict=True):
-            if seconds < MIN_WINDOW_SHARE * group.window.seconds and work.instants_ns(log)[:1] == [window[0]]:
-                yield f"job {state.job.name} began to work when {seconds:.3g} s of the window were left"
-            if (words := throughput.stall(log, window)) is not None:
-                yield f"job {state.job.name} {words}"
-
-
-def _late_generators(states: Sequence[JobState], logs: Sequence[Events], window: sampled.Window) -> Iterator[str]:
-    """The jobs that were not asked at the rate that the user chose, in words."""
-    for state, log in zip(states, logs, strict=True):
-        asked = log.requests if state.job.workload.is_rate_given else None
-        if asked is not None and (words := latency.late_generator(asked, window)) is not None:
-            yield f"job {state.job.name}: {words}"
 
 
 def _damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[str, str]:
@@ -192,7 +192,8 @@ def _job(
     windows = [window] if window is not None else []
     if "gi_id" in place:  # what is known of its GPU instance, which it may share
         metrics |= sampled.figures(read.get((None, int(place["gi_id"])), {}), seen.fields, windows)
-    metrics |= sampled.figures(own, seen.fields, windows)
+    # Of a job that ended before others nothing could be read in the rest of their window.
+    metrics |= sampled.figures(own, seen.fields, [_clip(span, log.started_ns, end_ns) for span in windows])
     spans = phases.of_job(state, log)
     metrics |= phases.job_metrics(spans)
     cpus = state.started.cpus if state.started is not None else ()
@@ -214,6 +215,11 @@ def _job(
         place=place,
         params=log.params | ({"cpus": ",".join(map(str, cpus))} if cpus else {}) | _source(said),
     )
+
+
+def _clip(window: sampled.Window, begin_ns: int | None, end_ns: int | None) -> sampled.Window:
+    begin, end = window
+    return begin if begin_ns is None else max(begin, begin_ns), end if end_ns is None else min(end, end_ns)
 
 
 def _logged_series(said: Logged | None, unit: str) -> dict[str, list[tuple[int, int, float]]]:

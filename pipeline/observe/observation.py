@@ -11,6 +11,7 @@ from pipeline.base.samples import FieldTable, Sample
 from pipeline.launch.jobs import JobGroup
 from pipeline.launch.state import JobState
 from pipeline.observe.changed_files import Changed
+from pipeline.observe.clock import ClockRecord
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import Span
 
@@ -44,7 +45,7 @@ class Observation:
         reason: why the group ended early, in words, if that was no job.
         idle_w: power of the device with nothing on it, if it was read.
         changed: files below the working directory that changed meanwhile, if it was looked for them.
-        wall_offset_ns: what is added to a monotonic instant for the wall clock.
+        clock: what happened to the clocks of the machine meanwhile.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
     """
 
@@ -60,4 +61,4 @@ class Observation:
     spans: Sequence[Span] = ()
     tags: tuple[tuple[str, str], ...] = ()
     changed: Changed | None = None
-    wall_offset_ns: int = 0
+    clock: ClockRecord = field(default_factory=ClockRecord)

@@ -73,7 +73,7 @@ def job_metrics(spans: Sequence[Span]) -> dict[str, float]:
 
 
 def as_json(spans: Sequence[Span], wall_offset_ns: int) -> str:
-    """The spans as a file: monotonic instants, and what must be added to them for the wall clock."""
+    """Format the spans as a file: monotonic instants, and what must be added to them for the wall clock."""
     content = {"wall_offset_ns": wall_offset_ns, "spans": [dataclasses.asdict(span) for span in spans]}
     return json.dumps(content, indent=1) + "\n"
 

@@ -19,6 +19,8 @@ Readings = Mapping[tuple[str, str], Sequence[Reading]]
 Subject = tuple[int | None, int | None]
 """Index of a job or id of a GPU instance, and `WHOLE`, the device or machine, without either."""
 WHOLE: Subject = (None, None)
+_EDGE, _GAP = 2, 3
+"""A figure needs a reading within so many intervals of each edge of the window, and no gap above so many of them."""
 
 
 def readings(samples: Iterable[Sample]) -> Mapping[Subject, Readings]:
@@ -30,15 +32,31 @@ def readings(samples: Iterable[Sample]) -> Mapping[Subject, Readings]:
     return found
 
 
-def figures(read: Readings, fields: Fields, windows: Sequence[Window]) -> dict[str, float]:
-    """The figures of one subject over its windows, each from the best listener that has it; the others are absent."""
+def figures(
+    read: Readings, fields: Fields, windows: Sequence[Window], absent: dict[str, str] | None = None
+) -> dict[str, float]:
+    """Compute the figures of one subject over its windows, each from the best listener that has it.
+
+    Args:
+        read: what was read of the subject.
+        fields: of the listeners, the best first.
+        windows: from when to when it was measured.
+        absent: takes in why there is no figure, by its name, where something was read of it during the windows.
+    """
     found: dict[str, float] = {}
+    reasons: dict[str, str] = {}
     for source, field in fields:
         name = figure_of(field)
-        if name is not None and name not in found and field.summary is not None:
-            value = _summary(field.summary, read.get((source, field.name), ()), windows)
-            if value is not None:
+        readings_of = read.get((source, field.name), ())
+        if name is None or name in found or field.summary is None or not readings_of:
+            continue
+        try:
+            if (value := _summary(field.summary, readings_of, windows, fields.interval_ns(source))) is not None:
                 found[name] = value
+        except _NotCoveredError as error:
+            reasons.setdefault(name, f"{error} ({source})")
+    if absent is not None:
+        absent.update({name: reason for name, reason in reasons.items() if name not in found})
     return found
 
 
@@ -81,44 +99,76 @@ def first_power_w(samples: Iterable[Sample], fields: Fields) -> float | None:
     return None
 
 
-def _summary(summary: Summary, read: Sequence[Reading], windows: Sequence[Window]) -> float | None:
+class _NotCoveredError(Exception):
+    """The readings of a quantity do not cover a window."""
+
+
+def _summary(summary: Summary, read: Sequence[Reading], windows: Sequence[Window], asked_ns: int) -> float | None:
+    """Summarise a quantity over the windows; `None` if it was not read in them.
+
+    Raises:
+        _NotCoveredError: it was read for a part of a window only, or is a counter that began anew.
+    """
     if summary is Summary.PEAK:
         # Nothing but 0: no sample met the jobs, which may be gone at once, out of memory.
         return max((value for _, value in read), default=0.0) or None
-    if summary is Summary.GROWTH:
-        return _growth(read, windows)
-    if summary is Summary.RATE:
-        return _rate(read, windows)
-    inside = [value for window in windows for t_ns, value in read if window[0] <= t_ns <= window[1]]
-    if not inside:
+    inside = [[(t_ns, value) for t_ns, value in read if begin <= t_ns <= end] for begin, end in windows]
+    if not windows or not any(inside):
         return None
-    return max(inside) if summary is Summary.MAX else statistics.fmean(inside)
+    interval_ns = _interval_ns(read, asked_ns)
+    for window in windows:
+        # A mean since the reading before covers the time before its own instant, too.
+        _check_coverage(read, window, interval_ns, at_begin=_EDGE + (summary is Summary.RATE))
+    if summary is Summary.GROWTH:
+        return sum(_growth(*pair) for pair in zip(inside, windows, strict=True))
+    if summary is Summary.RATE:
+        return _rate(inside)
+    values = [value for readings_inside in inside for _, value in readings_inside]
+    return max(values) if summary is Summary.MAX else statistics.fmean(values)
 
 
-def _growth(read: Sequence[Reading], windows: Sequence[Window]) -> float | None:
-    """Of a counter over the windows, each by its rate between the first and the last reading inside.
+def _check_coverage(read: Sequence[Reading], window: Window, interval_ns: int, at_begin: int) -> None:
+    begin, end = window
+    nearest = [min(abs(t_ns - edge) for t_ns, _ in read) for edge in window]
+    for distance_ns, most, edge in zip(nearest, (at_begin, _EDGE), ("begin", "end"), strict=True):
+        if distance_ns > most * interval_ns:
+            raise _NotCoveredError(f"no reading within {distance_ns / 1e9:.3g} s of the {edge} of the window")
+    for (before_ns, _), (after_ns, _) in itertools.pairwise(read):
+        if after_ns > begin and before_ns < end and after_ns - before_ns > _GAP * interval_ns:
+            raise _NotCoveredError(f"no reading for {(after_ns - before_ns) / 1e9:.3g} s of the window")
 
-    Jobs one after another have a window each; as with their times, what lies between two of them does not count.
+
+def _growth(inside: Sequence[Reading], window: Window) -> float:
+    """Measure the growth of a counter in a window: between the readings inside, and at that rate up to the edges.
+
+    A reading beyond an edge would pull the figure down: there, jobs have not begun, or are told to stop.
+
+    Raises:
+        _NotCoveredError: the counter fell, or was read once.
     """
-    total = 0.0
-    for window in windows:
-        inside = [(t_ns, value) for t_ns, value in read if window[0] <= t_ns <= window[1]]
-        if len(inside) < 2:
-            return None
-        (first_ns, first), (last_ns, last) = inside[0], inside[-1]
-        total += (last - first) / ((last_ns - first_ns) / 1e9) * _seconds(window)
-    return total if windows else None
+    if len(inside) < 2:
+        raise _NotCoveredError("one reading in the window")
+    if any(later < earlier for (_, earlier), (_, later) in itertools.pairwise(inside)):
+        raise _NotCoveredError("the counter began anew in the window")
+    (first_ns, first), (last_ns, last) = inside[0], inside[-1]
+    return (last - first) / (last_ns - first_ns) * (window[1] - window[0])
 
 
-def _rate(read: Sequence[Reading], windows: Sequence[Window]) -> float | None:
-    """Mean of what was read as a mean since the reading before, over the times between readings inside a window."""
+def _rate(inside: Sequence[Sequence[Reading]]) -> float | None:
+    """Average what was read as a mean since the reading before, over the times between readings inside a window."""
     grown = seconds = 0.0
-    for window in windows:
-        inside = [(t_ns, value) for t_ns, value in read if window[0] <= t_ns <= window[1]]
-        for (before_ns, _), (t_ns, value) in itertools.pairwise(inside):
+    for readings_inside in inside:
+        for (before_ns, _), (t_ns, value) in itertools.pairwise(readings_inside):
             grown += value * (t_ns - before_ns) / 1e9
             seconds += (t_ns - before_ns) / 1e9
     return grown / seconds if seconds else None
+
+
+def _interval_ns(read: Sequence[Reading], asked_ns: int) -> int:
+    """Return the time between two readings: as asked for, or up to twice of it where a source is slower."""
+    gaps_ns = [after_ns - before_ns for (before_ns, _), (after_ns, _) in itertools.pairwise(read)]
+    usual_ns = int(statistics.median(gaps_ns)) if gaps_ns else asked_ns
+    return min(max(usual_ns, asked_ns), 2 * asked_ns) if asked_ns else usual_ns
 
 
 def _seconds(window: Window) -> float:

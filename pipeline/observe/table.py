@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from pipeline.base import normalise, services, units
+from pipeline.base.marks import NO_MARKS, Marks
 from pipeline.base.modes import mode_of
 from pipeline.base.records import BESIDE, NEIGHBOURS, Group, Result
-from pipeline.base.tags import Tag
 from pipeline.base.words import aligned, natural
 from pipeline.observe.fields import Fields, figure_of
 from pipeline.observe.group_result import GroupResult
@@ -37,8 +38,15 @@ _MOST_NAMES = 4
 _FORMATS = {"ratio": "{:.2f}", "MiB": "{:.0f}"}
 
 
-def in_one_line(result: Result, reason: str, metrics: Mapping[str, float], *, is_simulated: bool = False) -> str:
-    """How a group or a job ended: `ok, 1841.7 samples/s, speed-up 2.43`, `skipped: REASON`."""
+def in_one_line(
+    result: Result,
+    reason: str,
+    metrics: Mapping[str, float],
+    *,
+    marks: Marks = NO_MARKS,
+    is_simulated: bool = False,
+) -> str:
+    """Say how a group or a job ended: `ok, 1841.7 samples/s, speed-up 2.43`, `ok* (MARKS), ...`, `skipped: REASON`."""
     rates = [(unit, units.total_of(unit)) for unit in units.units_in(metrics)]  # of a group
     rates += [(unit, units.rate_of(unit)) for unit in units.shared([metrics])]  # of a job
     different = {metrics[key]: (unit, key) for unit, key in reversed(rates)}  # a sample a request is said once
@@ -47,11 +55,17 @@ def in_one_line(result: Result, reason: str, metrics: Mapping[str, float], *, is
     ]
     figures += [f"{metrics[key]:.2f} ms" for key in (services.MEAN, services.worst_of(services.MEAN)) if key in metrics]
     figures += [f"{title} {form.format(metrics[key])}" for title, key, form in _RATIOS if key in metrics]
-    ended = f"{result.value} (simulated GPU)" if is_simulated else result.value
+    ended = f"{result.value}* ({marks.text})" if marks.text else result.value
+    ended += " (simulated GPU)" if is_simulated else ""
     return ", ".join([ended, *figures]) + (f": {reason}" if reason else "")
 
 
-def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] = ()) -> str:
+def table(
+    rows: Sequence[GroupResult],
+    fields: Fields,
+    fastest: Container[str] = (),
+    notes: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """The groups as an aligned text table, one line each, the case by case; what there is to know of them below.
 
     Figures are medians over the blocks; of several GPUs, each counts once. A column without any value is left out, a
@@ -61,6 +75,7 @@ def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] =
         rows: one of each group and block.
         fields: of the listeners.
         fastest: the `key` of the groups to be marked as the fastest of their case.
+        notes: what stands beside the figures of a group over its blocks, by its `key`.
     """
     by_key: dict[str, list[GroupResult]] = defaultdict(list)
     for row in rows:
@@ -86,9 +101,10 @@ def table(rows: Sequence[GroupResult], fields: Fields, fastest: Container[str] =
     for name, found, *said in zip(names, groups, *facts.values(), strict=True):
         blocks = [str(len(found))] if has_blocks else []
         figures = [_median(found, key, form) for _, key, form in shown]
-        lines.append([name, *said, *blocks, _results(found), *figures])
+        star = "*" if found[0].group.key in notes or any(row.marks.text for row in found) else ""
+        lines.append([name, *said, *blocks, _results(found) + star, *figures])
     text = aligned(lines, left={*range(1 + len(facts)), 1 + len(facts) + has_blocks})
-    return "\n".join([*text, *_notes(groups, names, is_of_blocks=has_blocks)])
+    return "\n".join([*text, *_notes(groups, names, notes, is_of_blocks=has_blocks)])
 
 
 def _names(groups: Sequence[Group]) -> list[str]:
@@ -117,9 +133,10 @@ def _place(group: Group) -> tuple[object, ...]:
 
 
 def _median(found: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
-    """The median of a figure over the blocks that ended well, or else over those that have it; "-" if none has."""
+    """Format the median of a figure over the blocks that are valid, else ended well, else have it; "-" if none has."""
     having = [row for row in found if key in row.metrics]
-    used = dict(enumerate([row for row in having if row.result is Result.OK] or having))
+    well = [row for row in having if row.result is Result.OK]
+    used = dict(enumerate([row for row in well if not row.marks.invalid] or well or having))
     values = {number: row.metrics[key] for number, row in used.items()}
     gpus = {number: row.gpu_uuid for number, row in used.items()}
     return form(statistics.median(normalise.independent(values, gpus))) if used else "-"
@@ -127,29 +144,26 @@ def _median(found: Sequence[GroupResult], key: str, form: Callable[[float], str]
 
 def _results(found: Sequence[GroupResult]) -> str:
     results = Counter(row.result for row in found)
-    flag = "*" if any(map(_doubt, found)) else ""
     if len(results) == 1:
-        return found[0].result.value + flag
-    return ", ".join(f"{results[result]} {result.value}" for result in Result if results[result]) + flag
+        return found[0].result.value
+    return ", ".join(f"{results[result]} {result.value}" for result in Result if results[result])
 
 
-def _doubt(row: GroupResult) -> str:
-    """What is doubtful about a row, in words; empty for nothing."""
-    beyond = normalise.is_beyond_ideal(row.metrics, len(row.group.measured))
-    return "; ".join(filter(None, (row.tags.get(Tag.FLAG), normalise.BEYOND_IDEAL if beyond else "")))
-
-
-def _notes(groups: Sequence[Sequence[GroupResult]], names: Sequence[str], *, is_of_blocks: bool) -> list[str]:
-    """What is doubtful and what went wrong, each once with all the groups that it concerns."""
+def _notes(
+    groups: Sequence[Sequence[GroupResult]], names: Sequence[str], on_gain: Mapping[str, str], *, is_of_blocks: bool
+) -> list[str]:
+    """List marks and failures, each once with all the groups that it concerns."""
     flags: dict[str, list[str]] = defaultdict(list)
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, found in zip(names, groups, strict=True):
-        of_flags = Counter(doubt for row in found if (doubt := _doubt(row)))
+        of_flags = Counter(row.marks.text for row in found if row.marks.text)
         of_reasons = Counter(row.reason for row in found if row.result is not Result.OK and row.reason)
         for into, texts in ((flags, of_flags), (reasons, of_reasons)):
             for text, number in texts.items():
                 blocks = f" ({number} of {len(found)} blocks)" if number < len(found) else ""
                 into[text].append(name + blocks)
+        if note := on_gain.get(found[0].group.key):
+            flags[note].append(name)
     notes = []
     if is_of_blocks:
         num_gpus = len({row.gpu_uuid for found in groups for row in found})

@@ -44,15 +44,19 @@ def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[st
     return metrics
 
 
-def common_window(jobs: Sequence[Points]) -> Window | None:
-    """While all jobs log how fast they are: from the first value of the last of them to the last of the first.
-
-    What a job does before its first value is its start-up, and part of that value. `None` if there is no such time.
-    """
-    if not all(jobs):
-        return None
-    begin, end = max(points[0][0] for points in jobs), min(points[-1][0] for points in jobs)
+def common_window(spans: Sequence[Window]) -> Window | None:
+    """Return the time in which all of several jobs logged how fast they are; `None` if there is none."""
+    begin, end = max(begin for begin, _ in spans), min(end for _, end in spans)
     return (begin, end) if begin < end else None
+
+
+def logged_span(points: Points, begin_ns: int) -> Window:
+    """Return the time that the values of a job tell of, given its begin.
+
+    That is from its first value on: what a job does before it is its start-up, and part of that value. A single value
+    is the mean of the whole run.
+    """
+    return (points[0][0] if len(points) > 1 else min(begin_ns, points[0][0]), points[-1][0])
 
 
 def logged_rate(points: Points, window: Window | None) -> float:
@@ -68,6 +72,12 @@ def logged_rate(points: Points, window: Window | None) -> float:
     ]
     total_ns = sum(ns for ns, _ in weighted)
     return sum(ns * value for ns, value in weighted) / total_ns if total_ns else points[-1][1]
+
+
+def num_values(points: Points, window: Window) -> int:
+    """Count the values that tell of a window: those in it, and one that came after it and tells of its end."""
+    inside = sum(window[0] < t_ns < window[1] for t_ns, _ in points)
+    return inside + any(t_ns >= window[1] for t_ns, _ in points)
 
 
 def stall(log: Events, window: Window) -> str | None:

@@ -41,7 +41,7 @@ class PlainView:
 
     def done(self, row: GroupResult) -> None:
         self.progress.done(row.result)
-        say(f"    {in_one_line(row.result, row.reason, row.metrics)} ({self.progress.summary()})")
+        say(f"    {in_one_line(row.result, row.reason, row.metrics, marks=row.marks)} ({self.progress.summary()})")
 
     def _announce(self, group: Group) -> None:
         say(f"{self.progress.position(group)} {group.name}")

@@ -35,7 +35,7 @@ from pipeline.base.records import (
 from pipeline.base.words import without_secrets
 from pipeline.plan import programs, user_command
 from pipeline.plan.inventory import Inventory, env_of
-from pipeline.plan.schema import Baseline, Config, GpuKind, ListenerConfig
+from pipeline.plan.schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
 from pipeline.plan.workloads import WorkloadConfig
 
 _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
@@ -276,6 +276,7 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
         device=device,
         listeners=tuple(_listener(name, listener) for name, listener in config.listeners.items()),
         pin_cpus=config.pin_cpus,
+        is_load_noted=config.foreign_load is ForeignLoad.note,
         digest="",
         gpu=GpuSettings(
             admin=None if config.gpu.admin is None else tuple(config.gpu.admin),

@@ -22,6 +22,7 @@ from pipeline.plan.workloads import DataSource, WorkloadConfig
 
 Baseline = enum.Enum("Baseline", "auto always never", start=0)
 Order = enum.Enum("Order", "random listed", start=0)
+ForeignLoad = enum.Enum("ForeignLoad", "invalid note", start=0)
 GpuKind = enum.Enum("GpuKind", "auto nvidia cpu simulated", start=0)
 UnitOf = enum.Enum("UnitOf", "block case", start=0)
 AUTO_DEVICE = "auto"
@@ -279,6 +280,7 @@ class Config:
     only: list[str] | None = None
     seed: int = 0
     pin_cpus: bool = False
+    foreign_load: ForeignLoad = ForeignLoad.invalid
     warm_start: bool = True
     resume: str = "false"
     unit: int | None = None

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from pipeline.base import layout, locks, secrets
 from pipeline.base.errors import TrackingError
 from pipeline.base.factory import Spec
+from pipeline.base.marks import NO_MARKS
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import NEIGHBOURS, Group, Interpreter, Slot, Window, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
@@ -327,10 +328,11 @@ def _group_json(group: Group) -> str:
 
 
 def _ending(row: GroupResult | JobResult, *, is_simulated: bool) -> dict[str, str]:
+    marks = row.marks if isinstance(row, GroupResult) else NO_MARKS
     return {
         Tag.RESULT: row.result.value,
         Tag.REASON: row.reason,
-        Tag.DESCRIPTION: in_one_line(row.result, row.reason, row.metrics, is_simulated=is_simulated),
+        Tag.DESCRIPTION: in_one_line(row.result, row.reason, row.metrics, marks=marks, is_simulated=is_simulated),
     }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pipeline.base.modes import SERIAL
 from pipeline.observe.group_result import GroupResult
@@ -18,9 +18,16 @@ from pipeline.report.read.ended import study_that_ended
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """What a study found: the `key` of the groups that are the fastest of their case, and a line for each case."""
+    """The findings of a study.
+
+    Attributes:
+        fastest: the `key` of the groups that are the fastest of their case.
+        notes: what the interval of a group's gain says, by the `key` of the group.
+        sentences: a line for each case.
+    """
 
     fastest: frozenset[str] = frozenset()
+    notes: Mapping[str, str] = field(default_factory=dict)
     sentences: tuple[str, ...] = ()
 
 
@@ -42,9 +49,13 @@ def closing(experiment: str, rows: Sequence[GroupResult]) -> Closing:
     sentences += framework_lines(study)
     sentences += other_gpus.in_short(other_gpus.kept(study))
     cases = cases_of(study)
-    places = {row.key: ((cases[row.run_id], row.degree), row.mode) for row in study.rows if row.degree > 1}
-    fastest = {key for key, (place, mode) in places.items() if place in best and best[place].tied[0] == mode}
-    return Closing(frozenset(fastest), tuple(sentences))
+    places = {row.key: ((cases[row.run_id], row.degree), row.mode) for row in study.rows}
+    fastest = {
+        key for key, (place, mode) in places.items() if place[1] > 1 and place in best and best[place].tied[0] == mode
+    }
+    on_gain = {((cell.case, cell.degree), cell.mode): "; ".join(cell.notes_on_gain) for cell in cells}
+    notes = {key: on_gain[there] for key, there in places.items() if on_gain.get(there)}
+    return Closing(frozenset(fastest), notes, tuple(sentences))
 
 
 def _sentences(winner: Winner | None, found: Sequence[Verdict]) -> list[str]:

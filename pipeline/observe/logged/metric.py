@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,14 @@ from pathlib import Path
 from pipeline.base import layout, regular_files
 from pipeline.launch.events import Events, last_lines
 from pipeline.launch.state import JobState
+from pipeline.observe.clock import ClockRecord
 from pipeline.observe.logged import output, tensorboard
 from pipeline.observe.logged.script_runs import read_script_runs
 
 Points = Sequence[tuple[int, float]]
 """Monotonic instants with values, in order."""
 _MAX_NAMES = 12
+_ROUNDING_NS = 10_000_000  # MLflow keeps milliseconds, and a job runs just before we know
 _NOTHING_CAME = (
     "no metric came, through MLflow or in TensorBoard files; what a program logs after mlflow.set_tracking_uri goes "
     "elsewhere"
@@ -30,21 +33,23 @@ class Logged:
         points: what came; none if nothing did.
         source: where they came from, in words.
         absence: what came instead, in words, if nothing did.
+        num_misplaced: values that came with times at which the job did not run, which are left out.
     """
 
     points: Points = ()
     source: str = ""
     absence: str = ""
+    num_misplaced: int = 0
 
 
-def read(state: JobState, log: Events, whose: Mapping[Path, int | None], wall_offset_ns: int) -> Logged | None:
+def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: ClockRecord) -> Logged | None:
     """What a job logged; `None` if it was not told that it does.
 
     Args:
         state: of the job, which has ended.
         log: what it reported itself.
         whose: files that changed in the working directory, each with the job that wrote it, if that is known.
-        wall_offset_ns: what is added to a monotonic instant for the wall clock.
+        clock: of the machine meanwhile.
     """
     rate = state.job.workload.rate
     if rate.pattern is not None:
@@ -59,8 +64,7 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], wall_of
     in_files = _in_files(own)
     for source, found in (("MLflow", through_mlflow), ("TensorBoard", in_files)):
         if said := found.get(rate.metric):
-            points = [(t_ns - wall_offset_ns, value) for t_ns, value in said]
-            return _rates(points, source, f"workload.metric={rate.metric}")
+            return _in_own_time(state, clock, said, source, f"workload.metric={rate.metric}")
     came = [
         f"{source}: {_names(found)}"
         for source, found in (("through MLflow", through_mlflow), ("in TensorBoard files", in_files))
@@ -101,6 +105,18 @@ def _in_files(files: Sequence[Path]) -> dict[str, list[tuple[int, float]]]:
         for name, points in tensorboard.scalars(file).items():
             found.setdefault(name, []).extend((int(seconds * 1e9), value) for seconds, value in points)
     return found
+
+
+def _in_own_time(state: JobState, clock: ClockRecord, came: Points, source: str, what: str) -> Logged:
+    """Place values that came in wall time, in the order in which they were logged."""
+    instants_ns = clock.in_order_ns(wall_ns for wall_ns, _ in came)
+    points = [(t_ns, value) for t_ns, (_, value) in zip(instants_ns, came, strict=True)]
+    begin_ns = state.started.at_ns - _ROUNDING_NS if state.started is not None else 0
+    end_ns = state.ended.at_ns + _ROUNDING_NS if state.ended.at_ns is not None else math.inf
+    placed = [point for point in points if begin_ns <= point[0] <= end_ns]
+    if not placed:
+        return Logged(absence=f"{what} came in {source} with times at which the job did not run, as of another clock")
+    return dataclasses.replace(_rates(placed, source, what), num_misplaced=len(points) - len(placed))
 
 
 def _rates(came: Points, source: str, what: str) -> Logged:

@@ -26,10 +26,12 @@ from pipeline.report.evaluate.statistics import (
     Test,
     blocks_needed,
     corrected,
+    interval_in_words,
     paired,
+    times_in_words,
 )
 from pipeline.report.evaluate.verdicts import Decision, Verdict, decided
-from pipeline.report.evaluate.wording import finding_in_words, interval_in_words, listed, on_gpus, times_in_words
+from pipeline.report.evaluate.wording import finding_in_words, listed, on_gpus
 from pipeline.report.page.table_format import with_interval
 
 

@@ -219,9 +219,13 @@ def _missing(group: Group, rows: Sequence[Row]) -> str:
     for row in rows:
         if row.result in bad:
             return f"{where}: {row.result} in block {row.block}: {row.reason}"
-    if not any(row.result is Result.OK for row in rows):
-        return f"{where}: it was not run" if not rows else f"{where}: {rows[0].result}: {rows[0].reason}"
+    if not any(row.is_valid for row in rows):
+        return f"{where}: it was not run" if not rows else f"{where}: {_why_not(rows[0])}"
     return ""
+
+
+def _why_not(row: Row) -> str:
+    return f"invalid: {row.marks.invalid}" if row.marks.invalid else f"{row.result}: {row.reason}"
 
 
 def _of_service(
@@ -309,7 +313,7 @@ def _measured(quantity: str, name: str, groups: Sequence[_Measured]) -> Estimate
     gpus: dict[int, str] = {}
     for group, rows in groups:
         for row in rows:
-            value = _in_block(quantity, name, group, row) if row.result is Result.OK else None
+            value = _in_block(quantity, name, group, row) if row.is_valid else None
             if value is not None:
                 by_block[row.block].append((value, len(group.gpus)))
                 gpus[row.block] = row.gpu_uuid
@@ -354,7 +358,7 @@ def _memory(mine: Sequence[tuple[JobRow, int]]) -> float | None:
 def _said(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool | None) -> Iterable[str]:
     """Of each service of each group, what it was promised and did not get; or, for `None`, what nothing tells."""
     for group, rows in measured:
-        ok = [row for row in rows if row.result is Result.OK]
+        ok = [row for row in rows if row.is_valid]
         where = f"GPU {', '.join(map(str, group.gpus))}"
         for service in plan.services:
             if not _runs(service.name, group):
@@ -399,7 +403,7 @@ def _held_by_mean(plan: Plan, measured: Sequence[_Measured]) -> Iterable[str]:
             (job, instance)
             for group, rows in measured
             for row in rows
-            if row.result is Result.OK
+            if row.is_valid
             for job, instance in _processes(service.name, group, row)
         )
         if any(i.latency_p99_ms is not None and P99 not in job.metrics and MEAN in job.metrics for job, i in found):

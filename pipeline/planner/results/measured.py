@@ -19,7 +19,6 @@ from pipeline.base.mig_table import model_called
 from pipeline.base.modes import PARTITION, PERCENTAGE, PROFILE
 from pipeline.base.naming import own_params
 from pipeline.base.normalise import independent
-from pipeline.base.records import Result
 from pipeline.planner import profile
 from pipeline.planner.profile import Profile
 from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
@@ -88,7 +87,7 @@ def profile_of(study: Study, source: str) -> Profile:
     found: dict[_Key, dict[str, _Found]] = defaultdict(dict)
     for row in study.rows:
         cell = ranked.get((cases[row.run_id], row.degree, row.mode))
-        if cell is not None and row.result is Result.OK and not row.gpu_uuid.startswith(CPU_PREFIX):
+        if cell is not None and row.is_valid and not row.gpu_uuid.startswith(CPU_PREFIX):
             for key, jobs, num_instances in _shares(row, names):
                 _add(found[key], cell, row, jobs, num_instances)
     made = [_row(key, _chosen(key, list(mine.values()), source)) for key, mine in found.items()]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PAGE = 1000
+_TAGS_OF_A_ROW = (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.INVALID, Tag.FLAG, Tag.STALLED)
 
 
 def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGroup]:
@@ -59,11 +60,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
                 spool_id=tags.get(Tag.SPOOL_ID),
                 metrics=figures_of(run),
                 reason=tags.get(Tag.REASON),
-                tags={
-                    tag: tags[tag]
-                    for tag in (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.FLAG, Tag.STALLED)
-                    if tag in tags
-                },
+                tags={tag: tags[tag] for tag in _TAGS_OF_A_ROW if tag in tags},
                 settings=tags.get(Tag.SETTINGS),
                 plans=[facts["plan"] for facts in by_plan if "plan" in facts],
                 plans_any_gpu=[facts["plan_any_gpu"] for facts in by_plan if "plan_any_gpu" in facts],

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from pipeline.base import layout, locks, mig_names, regular_files, units
 from pipeline.base.errors import TrackingError
+from pipeline.base.marks import read_marks
 from pipeline.base.modes import PROFILE
 from pipeline.base.records import Result
 from pipeline.base.tags import GROUP, Tag
@@ -151,7 +152,8 @@ def amend(store: Store, file: Path) -> None:
             store.client.log_metric(run_id, name, value)
     known = runs[0].data
     is_simulated = Tag.SIMULATED in known.tags
-    description = in_one_line(result, amendment.reason, known.metrics | amendment.metrics, is_simulated=is_simulated)
+    metrics, marks = known.metrics | amendment.metrics, read_marks(known.tags)
+    description = in_one_line(result, amendment.reason, metrics, marks=marks, is_simulated=is_simulated)
     store.client.set_tag(run_id, Tag.DESCRIPTION, description)
     if runs[0].data.tags.get(Tag.RESULT) != result:
         store.client.set_tag(run_id, Tag.RESULT, result.value)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.quantities import of_workload
-from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.wording import listed, times_in_words
+from pipeline.report.evaluate.statistics import Estimate, times_in_words
+from pipeline.report.evaluate.wording import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

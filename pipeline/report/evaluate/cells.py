@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base import services, units
-from pipeline.base.modes import SERIAL, Mode
-from pipeline.base.normalise import SPEEDUP, independent, is_beyond_ideal
+from pipeline.base.modes import NAIVE, SERIAL, Mode
+from pipeline.base.normalise import SPEEDUP, independent
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.words import natural
 from pipeline.report.evaluate import quantities
@@ -25,10 +25,14 @@ from pipeline.report.evaluate.metrics import (
     is_latency,
     sampled,
 )
-from pipeline.report.evaluate.statistics import Estimate, estimate
+from pipeline.report.evaluate.statistics import Estimate, estimate, interval_in_words
 from pipeline.report.read import labels
 from pipeline.report.read.records import Row, Study
 
+_SAME_SPEED = 1.1
+"""Two runs of the same job differ if the interval of their ratio lies beyond this factor, either way."""
+_BEYOND_NOISE = 1.5
+"""Of two eager runs on a host that others use, the ratio scatters by 14 % (standard deviation of its logarithm)."""
 _TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
 """Less is faster."""
 
@@ -60,7 +64,8 @@ class Cell:
         profiles: of MIG instances, the largest first.
         is_derived: this did not run as such: serial copies are counted as `degree` times the solo run.
         results: how often each result came out, over the blocks.
-        values: quantity by name, then by block; of rows that ended `ok` only, and of no baseline that stood still.
+        num_invalid: blocks whose row is invalid.
+        values: quantity by name, then by block; of rows that ended `ok` only, and are valid.
         wrong_values: the same of rows whose results were wrong: to be shown as such, never to be ranked.
         gpus: on which GPU each block ran.
         neighbours: what ran beside its jobs, in words; empty if nothing did.
@@ -71,7 +76,8 @@ class Cell:
         estimates: of `values`.
         counted, sampled: what counts its work, and what listeners give, that `METRICS` does not know.
         reason: why the first block that did not end `ok` did not.
-        flags: what is doubtful about its rows.
+        invalid: why rows of it are invalid, each reason once.
+        row_notes: what is noted beside the figures of its rows, likewise.
     """
 
     case: Case
@@ -90,6 +96,7 @@ class Cell:
     is_simulated: bool = False
     is_derived: bool = False
     results: Counter[Result] = field(default_factory=Counter)
+    num_invalid: int = 0
     values: dict[str, dict[int, float]] = field(default_factory=dict)
     wrong_values: dict[str, dict[int, float]] = field(default_factory=dict)
     gpus: dict[int, str] = field(default_factory=dict)
@@ -97,7 +104,8 @@ class Cell:
     counted: dict[str, Metric] = field(default_factory=dict)
     sampled: dict[str, Metric] = field(default_factory=dict)
     reason: str = ""
-    flags: tuple[str, ...] = ()
+    invalid: tuple[str, ...] = ()
+    row_notes: tuple[str, ...] = ()
 
     @property
     def is_ranked(self) -> bool:
@@ -123,10 +131,22 @@ class Cell:
         return {name: each for name, each in self.estimates.items() if self.is_compared or not is_latency(name)}
 
     @property
-    def is_doubtful(self) -> bool:
-        """Whether a row of it is flagged, or gains more than jobs could that do not disturb each other."""
-        gains = self.values.get(SPEEDUP, {}).values()
-        return bool(self.flags) or any(is_beyond_ideal({SPEEDUP: gain}, self.degree) for gain in gains)
+    def notes(self) -> tuple[str, ...]:
+        """What stands beside its figures: the notes of its rows, and what its interval says."""
+        return (*self.row_notes, *self.notes_on_gain)
+
+    @property
+    def notes_on_gain(self) -> tuple[str, ...]:
+        """What the interval of the speed-up says of the baseline: never one block alone, which may be noise."""
+        return tuple(_notes_on_gain(self))
+
+    @property
+    def marks(self) -> str:
+        """In words, why blocks of it do not count, and its notes; empty if there is nothing to say."""
+        invalid = [
+            f"{self.num_invalid} of {self.results.total()} blocks invalid: {reason}" for reason in self.invalid[:1]
+        ]
+        return "; ".join([*invalid, *self.notes])
 
     @property
     def throughput(self) -> str:
@@ -267,6 +287,25 @@ def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[dict[in
     return max(found, key=lambda each: len(each[0]), default=({}, ""))
 
 
+def _notes_on_gain(cell: Cell) -> Iterator[str]:
+    gain = cell.estimates.get(SPEEDUP)
+    if gain is None or cell.is_derived:
+        return
+    low, most = (gain.median, _BEYOND_NOISE * cell.degree) if gain.low is None else (gain.low, cell.degree)
+    if cell.degree > 1 and low > most:
+        yield (
+            f"a speed-up of {gain.median:.2f} times{interval_in_words(gain, '.2f')} lies above the number of jobs: "
+            "the baseline was slowed down, or the metric does not count work"
+        )
+    if gain.low is None or gain.high is None:
+        return
+    if cell.degree == 1 and cell.sharing == NAIVE and (gain.low > _SAME_SPEED or gain.high < 1 / _SAME_SPEED):
+        yield (
+            f"one job under naive is the serial run again, and ran {gain.median:.2f} times"
+            f"{interval_in_words(gain, '.2f')} as fast: the machine changed in between"
+        )
+
+
 def _cell(
     case: Case,
     degree: int,
@@ -294,12 +333,14 @@ def _cell(
         is_simulated=any(row.is_simulated for row, _ in found),
         is_derived=is_derived,
         reason=next((row.reason for row, _ in found if row.result is not Result.OK), ""),
-        flags=tuple(dict.fromkeys(row.flag for row, _ in found if row.flag)),
+        invalid=tuple(dict.fromkeys(row.marks.invalid for row, _ in found if row.marks.invalid)),
+        num_invalid=sum(bool(row.marks.invalid) for row, _ in found),
+        row_notes=tuple(dict.fromkeys(row.marks.note for row, _ in found if row.marks.note)),
     )
     for row, figures in found:
         cell.results[row.result] += 1
         cell.gpus[row.block] = row.gpu_uuid
-        if row.result in (Result.OK, Result.WRONG_RESULTS) and not (row.is_sequential and row.stalled):
+        if row.result in (Result.OK, Result.WRONG_RESULTS) and not row.marks.invalid:
             into = cell.values if row.result is Result.OK else cell.wrong_values
             for name, value in figures.items():
                 into.setdefault(name, {})[row.block] = value

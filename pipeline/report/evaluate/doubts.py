@@ -1,14 +1,12 @@
-"""What is doubtful about the figures of a study: a slower host, groups bound by it, baselines that stood still."""
+"""Doubts about the figures of a study: a slower host, groups bound by it, the marks of rows and of gains."""
 
 from __future__ import annotations
 
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from pipeline.base.normalise import BEYOND_IDEAL, SPEEDUP, is_beyond_ideal
-from pipeline.base.records import Result
 from pipeline.observe.host import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP
@@ -33,8 +31,8 @@ def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
     return [(block, loop_ms, loop_ms is not None and loop_ms > limit) for block, loop_ms in of_blocks]
 
 
-def doubts(study: Study) -> list[str]:
-    """Slower hosts, environments beside each other, flags of groups and baselines that stood still, a sentence each."""
+def doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
+    """What a reader must know of the figures, a sentence each: slower hosts, mixed environments, and marks of rows."""
     loops = host_loops(study)
     usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
     several = len(study.devices) > 1  # each of which has a block of this number
@@ -44,13 +42,16 @@ def doubts(study: Study) -> list[str]:
         for block, loop_ms, is_slow in loops
         if is_slow and loop_ms is not None
     ]
-    still = [row for row in study.rows if row.is_sequential and row.result is Result.OK and row.stalled]
     said += _mixed_packages(study)
-    said += _beyond_ideal(study)
-    said += _flags(study)
-    return said + [
-        f"Nothing is compared with baseline {row.name} of block {row.block}: {row.stalled}." for row in still
+    said += [
+        f"{jobs_in_words(cell.case, cell.degree)} ({cell.mode}): {note}."
+        for cell in cells
+        for note in cell.notes_on_gain
     ]
+    said += [
+        f"{line}; invalid, so it is compared with nothing." for line in _marks(study, lambda row: row.marks.invalid)
+    ]
+    return said + [f"{line}." for line in _marks(study, lambda row: row.marks.note)]
 
 
 def _mixed_packages(study: Study) -> list[str]:
@@ -64,35 +65,26 @@ def _mixed_packages(study: Study) -> list[str]:
     ]
 
 
-def _beyond_ideal(study: Study) -> list[str]:
-    """The groups that gain more than jobs could that do not disturb each other."""
-    blocks: dict[str, list[str]] = defaultdict(list)
-    for row in study.rows:
-        if row.result is Result.OK and is_beyond_ideal(row.metrics, row.degree):
-            blocks[row.name].append(f"{row.metrics[SPEEDUP]:.2f} in block {row.block}")
-    return [f"{name}: {BEYOND_IDEAL} ({', '.join(found)})." for name, found in blocks.items()]
-
-
-def _flags(study: Study) -> list[str]:
-    """What is doubtful about groups, each kind of it once, whatever the numbers in it."""
+def _marks(study: Study, mark_of: Callable[[Row], str]) -> list[str]:
+    """A mark of the rows, each kind of it once, whatever the numbers in it, with the groups that have it."""
     blocks = Counter(row.key for row in study.rows)
-    flagged: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    marked: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     texts: dict[str, list[str]] = defaultdict(list)
     for row in study.rows:
-        if row.flag and not (row.is_sequential and row.flag == row.stalled):  # that is said of baselines anyway
-            kind = _NUMBER.sub("", row.flag)
-            texts[kind].append(row.flag)
-            flagged[kind][row.key, row.name] += 1
-    said = []
-    for kind, groups in flagged.items():
+        if mark := mark_of(row):
+            kind = _NUMBER.sub("", mark)
+            texts[kind].append(mark)
+            marked[kind][row.key, row.name] += 1
+    lines = []
+    for kind, groups in marked.items():
         names = [
             name + (f" ({number} of {blocks[key]} blocks)" if number < blocks[key] else "")
             for (key, name), number in groups.items()
         ]
         more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
         such = "such as " if len(set(texts[kind])) > 1 else ""
-        said.append(f"{listed([*names[:_MOST_NAMES], *more])}: {such}{texts[kind][0]}.")
-    return said
+        lines.append(f"{listed([*names[:_MOST_NAMES], *more])}: {such}{texts[kind][0]}")
+    return lines
 
 
 def bound_by_host(cells: Sequence[Cell]) -> str:

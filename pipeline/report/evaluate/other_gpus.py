@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from pipeline.base import units
 from pipeline.base.normalise import independent
-from pipeline.base.records import BESIDE, Result, WindowKind
+from pipeline.base.records import BESIDE, WindowKind
 from pipeline.base.words import counted
 from pipeline.report.evaluate.cells import Case, cases_of
-from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, estimate
-from pipeline.report.evaluate.wording import interval_in_words, jobs_in_words
+from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, estimate, interval_in_words
+from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.read.records import JobRow, Row, Study
 
 
@@ -101,7 +101,7 @@ def kept(study: Study) -> Iterator[Kept]:
     alone: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     company: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     for row in study.rows:
-        if row.result is Result.OK:
+        if row.is_valid:
             found = company[(*_identity(row), row.beside)] if row.beside else alone[_identity(row)]
             found[row.block] = row
     for (*identity, beside), rows in company.items():

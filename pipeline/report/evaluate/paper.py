@@ -25,9 +25,9 @@ from pipeline.report.evaluate.cells import Case, Cell, by_place, ratios
 from pipeline.report.evaluate.metrics import MEMORY, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import of_workload
-from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.statistics import Estimate, interval_in_words
 from pipeline.report.evaluate.verdicts import Verdict, leading, slower_pairs
-from pipeline.report.evaluate.wording import finding_in_words, interval_in_words
+from pipeline.report.evaluate.wording import finding_in_words
 from pipeline.report.read import labels
 
 _THROUGHPUT = "throughput"

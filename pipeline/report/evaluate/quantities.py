@@ -24,7 +24,7 @@ from pipeline.base.normalise import (
     normalise,
     rate_name,
 )
-from pipeline.base.records import NEIGHBOURS, Result, WindowKind
+from pipeline.base.records import NEIGHBOURS, WindowKind
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
     BEST_SOLO,
@@ -80,9 +80,9 @@ class BlockBaselines(Baselines[Row, JobRow]):
 
 
 def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
-    """The baselines of each block, by `baseline_key`. Those that failed or stood still are none."""
+    """The baselines of each block, by `baseline_key`. Those that failed or are invalid are none."""
     found: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
-    for row in (row for row in rows if row.is_sequential and row.result is Result.OK and not row.stalled):
+    for row in (row for row in rows if row.is_sequential and row.is_valid):
         mine = found[baseline_key(row)]
         mine.add(row, _digests(row), row.jobs)
         for job in row.jobs if row.degree == 1 else ():

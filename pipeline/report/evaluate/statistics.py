@@ -71,6 +71,18 @@ class Test:
     deviation: float | None
 
 
+def times_in_words(ratio: Estimate) -> str:
+    """`1.84 times (1.79 to 1.90)`; without the interval where there is none."""
+    return f"{ratio.median:.2f} times{interval_in_words(ratio, '.2f')}"
+
+
+def interval_in_words(estimate: Estimate, form: str) -> str:
+    """` (1.79 to 1.90)`; empty where there is no interval, and where every block has the same value by definition."""
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
+        return ""
+    return f" ({estimate.low:{form}} to {estimate.high:{form}})"
+
+
 def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate:
     """The median of independent values, one or more; the interval is of the logarithms if they scatter by factors.
 

@@ -31,8 +31,9 @@ from pipeline.report.evaluate.statistics import (
     blocks_needed,
     corrected,
     paired,
+    times_in_words,
 )
-from pipeline.report.evaluate.wording import finding_in_words, jobs_in_words, listed, on_gpus, times_in_words
+from pipeline.report.evaluate.wording import finding_in_words, jobs_in_words, listed, marks_in_words, on_gpus
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -95,6 +96,7 @@ class Winner:
         over_best_solo: over one job at a time in its best step mode; `None` if not several step modes were measured.
         num_gpus: on which the case was measured.
         is_enough: whether blocks and GPUs were enough for any verdict.
+        marks: what must stand beside `speedup` wherever it is shown: ` (MPS: NOTE)`; empty if nothing must.
     """
 
     case: Case
@@ -106,6 +108,7 @@ class Winner:
     num_gpus: int
     is_enough: bool
     sentence: str
+    marks: str = ""
 
 
 class _Pair(NamedTuple):
@@ -248,10 +251,9 @@ def _verdict(pair: _Pair, judged: _Judged, num_tests: int) -> Verdict:
         sentence="",
     )
     # What a reader must not overlook.
-    flags = [f"{each.mode}: {each.flags[0]}" for each in (cell, pair.other) if each is not None and each.flags]
-    flag = f" ({'; '.join(flags)})" if flags and test is not None else ""
+    marks = marks_in_words([cell, *([pair.other] if pair.other is not None else [])]) if test is not None else ""
     simulated = " (simulated)" if cell.is_simulated else ""
-    return dataclasses.replace(verdict, sentence=_sentence(verdict, cell) + flag + simulated)
+    return dataclasses.replace(verdict, sentence=_sentence(verdict, cell) + marks + simulated)
 
 
 def _blocks_needed(pair: _Pair, num_tests: int) -> int | None:
@@ -314,8 +316,8 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[
     over_best_solo = next((cell.estimates.get(BEST_SOLO) for cell in cells if cell.mode == best), None)
     if over_best_solo is not None:
         sentence += f" Against the best step mode, one at a time: {times_in_words(over_best_solo)}."
-    if any(cell.is_simulated for cell in cells):
-        sentence += " (simulated)"
+    marks = marks_in_words([cell for cell in cells if cell.mode in (best, SERIAL.label)])
+    sentence += marks + (" (simulated)" if any(cell.is_simulated for cell in cells) else "")
     return Winner(
         case=case,
         degree=degree,
@@ -325,5 +327,6 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[
         over_best_solo=over_best_solo,
         num_gpus=num_gpus,
         is_enough=any(verdict.p_adjusted is not None for verdict in found),
+        marks=marks,
         sentence=sentence,
     )

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from pipeline.base.records import Result
 from pipeline.base.words import counted
 from pipeline.report.evaluate.cells import Case, Cell
-from pipeline.report.evaluate.statistics import Estimate
 
 
 class Words(NamedTuple):
@@ -37,18 +36,6 @@ def jobs_in_words(case: Case, degree: int) -> str:
     return f"{'one' if degree == 1 else degree} {case.label}"
 
 
-def times_in_words(ratio: Estimate) -> str:
-    """`1.84 times (1.79 to 1.90)`; without the interval where there is none."""
-    return f"{ratio.median:.2f} times{interval_in_words(ratio, '.2f')}"
-
-
-def interval_in_words(estimate: Estimate, form: str) -> str:
-    """` (1.79 to 1.90)`; empty where there is no interval, and where every block has the same value by definition."""
-    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
-        return ""
-    return f" ({estimate.low:{form}} to {estimate.high:{form}})"
-
-
 def on_gpus(number: int) -> str:
     """` on these 3 GPUs`, of which each counts once; empty for one, which is the rule."""
     return f" on these {number} GPUs" if number > 1 else ""
@@ -59,9 +46,17 @@ def finding_in_words(cell: Cell) -> str:
     total = sum(cell.results.values())
     if cell.is_ranked and cell.num_saturated:
         return f"did not sustain its rate in {cell.num_saturated} of {counted(total, 'block')}"
+    if cell.finding is Result.OK and cell.invalid:
+        return f"invalid in {cell.num_invalid} of {counted(total, 'block')}: {cell.invalid[0]}"
     count = cell.results[cell.finding]
     words = ENDINGS[cell.finding].of_one if cell.finding in ENDINGS else "no figure to compare"
     return f"{words} in {count} of {total} blocks" + (f": {cell.reason}" if cell.reason else "")
+
+
+def marks_in_words(cells: Sequence[Cell]) -> str:
+    """` (MPS: NOTE; serial: NOTE)`, for the end of a sentence about these cells; empty if they have no marks."""
+    marks = [f"{cell.mode}: {cell.marks}" for cell in cells if cell.marks]
+    return f" ({'; '.join(marks)})" if marks else ""
 
 
 def listed(modes: Sequence[str]) -> str:

@@ -10,9 +10,9 @@ from pipeline.base.naming import own_params
 from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN
 from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
+from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS, times_in_words
 from pipeline.report.evaluate.verdicts import Winner
-from pipeline.report.evaluate.wording import ENDINGS, jobs_in_words, listed, times_in_words
+from pipeline.report.evaluate.wording import ENDINGS, jobs_in_words, listed
 from pipeline.report.page.services import most_requests
 from pipeline.report.read import hosts, labels
 from pipeline.report.read.records import Study
@@ -35,9 +35,9 @@ def _of_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) 
     gain = f"jobs together run up to {times_in_words(best.speedup)} as fast as one after another"
     if best.over_best_solo is not None:
         gain += f" ({times_in_words(best.over_best_solo)} as fast as one at a time in its best step mode)"
-    gain += f", {_what(best)}"
+    gain += f", {_what(best)}{best.marks}"
     if worst is not best:
-        gain += f"; the least gain of a fastest mode is {times_in_words(worst.speedup)}, {_what(worst)}"
+        gain += f"; the least gain of a fastest mode is {times_in_words(worst.speedup)}, {_what(worst)}{worst.marks}"
     kinds = {cell.mode: cell.sharing.label for cell in cells}
     won = [kinds.get(winner.mode, winner.mode) for winner in together if winner.mode is not None]
     return [f"On {_devices(study)}, {gain}.", f"{_who_won(won, len(together))}: {_how_sure(study, together)}."]

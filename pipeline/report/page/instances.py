@@ -8,7 +8,6 @@ from collections import defaultdict
 from pipeline.base import mig_names
 from pipeline.base.modes import PROFILE
 from pipeline.base.normalise import independent
-from pipeline.base.records import Result
 from pipeline.report.evaluate.cells import Case, cases_of
 from pipeline.report.evaluate.metrics import ACTIVITY, INSTANCE_MEMORY, METRICS, Scale
 from pipeline.report.evaluate.statistics import estimate
@@ -24,7 +23,7 @@ def instance_table(study: Study) -> Table:
     cases = cases_of(study)
     read: dict[_Place, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     gpus: dict[_Place, dict[int, str]] = defaultdict(dict)
-    for row in (row for row in study.rows if row.result is Result.OK):
+    for row in (row for row in study.rows if row.is_valid):
         by_profile: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
         for job in row.jobs:  # jobs that share an instance say the same of it, those on compute instances as well
             for name in (*ACTIVITY, INSTANCE_MEMORY):

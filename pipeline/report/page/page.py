@@ -77,7 +77,7 @@ def render(content: Content) -> str:
             setup=setup(study),
             answer=answer(study, content.cells, content.winners),
             opening=[(figure, inline(figure)) for figure in content.figures[:1]],
-            missing=[*missing(study), *doubts(study)],
+            missing=[*missing(study), *doubts(study, content.cells)],
             not_ranked=not_ranked(content.cells),
             winners=[[w for w in content.winners if w.mode], [w for w in content.winners if not w.mode]],
             verdicts=[list(itertools.compress(content.verdicts, which)) for which in (is_found, map(not_, is_found))],

@@ -121,9 +121,9 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
         figures = [with_interval(cell.estimates[name]) if name in cell.estimates else None for name in names]
         if any(figures) or not cell.values:  # a training has no latency; what has no figure at all says so
             *ran, result = _what_ran(cell)
-            rows.append((*ran, f"{result}*" if cell.is_doubtful else result, *figures))
+            rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
     heads = ("case", "jobs", "mode", "result", *(_head(known[name]) for name in names))
-    doubted = " *: doubtful, as the page says." if any(cell.is_doubtful for cell in cells) else ""
+    doubted = " *: doubtful, as the page says." if any(cell.marks for cell in cells) else ""
     return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS + doubted)
 
 
@@ -240,7 +240,7 @@ def _what_ran(cell: Cell) -> Values:
 
 def _baseline(row: Row) -> tuple[str, float] | None:
     """Unit and value of what a serial run measured: the rate of one job, or the total time of several."""
-    if not row.is_sequential or row.result is not Result.OK or row.stalled:
+    if not row.is_sequential or not row.is_valid:
         return None
     is_time = row.window is WindowKind.WORK
     name, unit = (TOTAL_TIME, "s") if is_time else (units.total_of(row.unit), units.per_second(row.unit))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base import units
+from pipeline.base.marks import NO_MARKS, Marks
 from pipeline.base.modes import PARTITION, PROFILE, SERIAL, Mode
 from pipeline.base.records import BESIDE, NEIGHBOURS, Result, WindowKind
 from pipeline.report.read.labels import Called
@@ -60,8 +61,7 @@ class Row:
         options: of the scenario that are given, and what the GPU was made to be for it.
         setting: what tells the settings of this row (window, seed, ...) from others of its jobs; else empty.
         settings: these settings by name, all of which rows must share to be compared.
-        flag: what is doubtful about a row that is `ok`, such as an overlap below the limit.
-        stalled: the part of it that makes the row no baseline: jobs that stood still.
+        marks: why a row that is `ok` is invalid, and what is noted beside its figures.
         start_ms, end_ms: wall clock, since the epoch.
         start: name of the start of the orchestrator that it belongs to.
         facts: provenance by name, as the run's tags have it.
@@ -81,8 +81,7 @@ class Row:
     block: int
     result: Result
     reason: str
-    flag: str
-    stalled: str = ""
+    marks: Marks = NO_MARKS
     metrics: Mapping[str, float]
     params: Mapping[str, str]
     window: WindowKind
@@ -96,6 +95,11 @@ class Row:
     jobs: tuple[JobRow, ...]
     facts: Mapping[str, str]
     store: Path | str = ""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it ended well and its figures may be compared."""
+        return self.result is Result.OK and not self.marks.invalid
 
     @property
     def mode(self) -> str:

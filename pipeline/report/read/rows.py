@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.errors import ConfigError, TrackingError
+from pipeline.base.marks import read_marks
 from pipeline.base.modes import mode_of
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag, facts_of
@@ -162,8 +163,7 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) ->
         block=int(facts["block"]) if facts.get("block", "").isdigit() else 1,
         result=Result(facts["result"]),
         reason=facts.get("reason", ""),
-        flag=facts.get("flag", ""),
-        stalled=facts.get("stalled", ""),
+        marks=read_marks(tags),
         metrics=results.figures_of(run),
         params=params,
         window=WindowKind(params.get("window", WindowKind.STEADY)),

@@ -11,10 +11,11 @@ from pipeline.base.records import WindowKind
 from pipeline.launch.events import Events
 from pipeline.observe import changed_files, measure
 from pipeline.observe.changed_files import Changed
+from pipeline.observe.clock import ClockRecord
 from pipeline.observe.observation import Observation
 from tests.rows import S, group, state
 
-WALL_OFFSET_NS = 1_000_000 * S
+CLOCK = ClockRecord(offsets=((0, 1_000_000 * S),))
 
 
 def test_what_changed_is_found_but_nothing_hidden_old_or_of_ours(tmp_path):
@@ -29,13 +30,13 @@ def test_what_changed_is_found_but_nothing_hidden_old_or_of_ours(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-        os.utime(tmp_path / name, ns=(0, 5 * S if name == "old.pt" else 20 * S))
+        os.utime(tmp_path / name, ns=(0, at(5 if name == "old.pt" else 20)))
     (tmp_path / "linked").symlink_to(tmp_path / "deep")
     with (tmp_path / "messages.log").open("w") as messages:
         status = os.fstat(messages.fileno())
     own = {tmp_path / "mlruns", tmp_path / "machine.json"}
-    changed = changed_files.since(tmp_path, 10 * S, without=own, inodes={(status.st_dev, status.st_ino)})
-    assert changed.files == {tmp_path / "new.pt": 20 * S, tmp_path / "deep/er/new.csv": 20 * S}
+    changed = changed_files.since(tmp_path, 10 * S, CLOCK, without=own, inodes={(status.st_dev, status.st_ino)})
+    assert changed.files == {tmp_path / "new.pt": at(20), tmp_path / "deep/er/new.csv": at(20)}
     assert changed.is_whole
 
 
@@ -44,7 +45,7 @@ def test_no_more_than_some_entries_are_looked_at_the_nearest_first(tmp_path, mon
     (tmp_path / "a/b").mkdir(parents=True)
     for name in ("near", "a/far", "a/b/farthest"):
         (tmp_path / name).write_text("x")
-    changed = changed_files.since(tmp_path, 0, without=())
+    changed = changed_files.since(tmp_path, 0, CLOCK, without=())
     assert tmp_path / "near" in changed.files and not changed.is_whole
 
 
@@ -58,7 +59,7 @@ def pair(tmp_path):
 
 
 def at(seconds: int) -> int:
-    return WALL_OFFSET_NS + seconds * S
+    return CLOCK.wall_ns(seconds * S)
 
 
 def test_a_file_that_two_jobs_may_have_written_is_named_in_the_row(tmp_path, pair):
@@ -68,7 +69,7 @@ def test_a_file_that_two_jobs_may_have_written_is_named_in_the_row(tmp_path, pai
         batches=[states],
         samples=(),
         changed=Changed(folder=tmp_path, files=files, is_whole=True),
-        wall_offset_ns=WALL_OFFSET_NS,
+        clock=CLOCK,
     )
     row = measure.judge(both, seen)
     assert row.tags["collocation.shared_files"] == "changed while 2 jobs ran: x/model.pt"
@@ -87,5 +88,5 @@ def test_whose_a_file_is_follows_from_the_process_in_its_name_or_from_who_ran_al
     files = {tmp_path / "early": at(30), tmp_path / "late": at(50), tmp_path / "events.out.tfevents.1.h.4711.0": at(30)}
     logs = {0: Events(), 1: Events(processes=[4711])}
     changed = Changed(folder=tmp_path, files=files, is_whole=True)
-    whose = changed_files.owners(changed, states, logs, WALL_OFFSET_NS)
+    whose = changed_files.owners(changed, states, logs, CLOCK)
     assert list(whose.values()) == [None, 1, 1]

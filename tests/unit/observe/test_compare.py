@@ -179,7 +179,7 @@ def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
 
 
 def test_a_baseline_that_stood_still_is_none_after_a_resume_either(plan):
-    flagged = {"collocation.stalled": "job 0-a made no step in the last 3 s of the window"}
+    flagged = {"collocation.invalid": "job 0-a made no step in the last 3 s of the window"}
     stood_still = dataclasses.replace(row(plan.groups[0], 100), tags=flagged)
     good = entry(plan.groups[0], 100.0)
     stored = dataclasses.replace(good, tags=good.tags | flagged)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import time
 
 import pytest
 
 from pipeline.base.records import RateSource, Result, WindowKind
 from pipeline.base.samples import Sample
-from pipeline.observe import measure, throughput
+from pipeline.observe import measure
 from pipeline.observe.changed_files import Changed
+from pipeline.observe.clock import ClockRecord
 from pipeline.observe.logged import output, tensorboard
 from pipeline.observe.observation import Observation
 from tests.rows import FIELDS, S, group, state
@@ -58,19 +60,86 @@ def test_jobs_are_measured_while_all_of_them_log(tmp_path):
     assert row.metrics["makespan_s"] == 100
 
 
-@pytest.mark.parametrize("flag", [None, "overlap 0.300 is below 0.95"])
-def test_jobs_that_never_logged_at_the_same_time_are_flagged_if_they_hardly_ran_together(tmp_path, flag):
+def test_jobs_that_never_logged_at_the_same_time_have_no_result(tmp_path):
     pair, states = of_scripts(tmp_path, METRIC, METRIC)
-    if flag is not None:
-        states[1] = state(tmp_path, pair.jobs[1], [{"event": "started", "t_ns": 70 * S}])
     log_through_mlflow(states[0].folder, METRIC.metric, [(10, 100.0), (20, 100.0)])
     log_through_mlflow(states[1].folder, METRIC.metric, [(90, 10.0), (95, 10.0)])
-    assert judge(pair, states).tags.get("collocation.flag") == flag
+    row = judge(pair, states)
+    assert row.result is Result.FAILED
+    assert row.reason == "job 0-a: jobs 0-a and 1-b never logged at the same time; let them train longer"
+    assert not any("throughput" in name for job in row.jobs for name in job.metrics)
 
 
-def test_a_program_that_logs_once_is_measured_by_that_value():
-    assert throughput.common_window([[(5, 7.0)], [(1, 1.0), (9, 2.0)]]) is None
-    assert throughput.logged_rate([(5, 7.0)], None) == 7.0
+@pytest.mark.parametrize(
+    ("first", "second", "window_s", "rates", "mark"),
+    [
+        ([(92, 7.0)], [(95, 9.0)], 92, [7, 9], None),
+        ([(90, 7.0)], [(10, 1.0), (80, 9.0)], 70, [7, 9], "overlap 0.778 is below 0.95"),
+        ([(20, 7.0)], [(95, 9.0)], 20, [7, 9], "overlap 0.211 is below 0.95"),
+    ],
+)
+def test_a_single_value_is_of_the_time_from_the_start_to_its_own(tmp_path, first, second, window_s, rates, mark):
+    pair, states = of_scripts(tmp_path, METRIC, METRIC)
+    for at, points in zip(states, (first, second), strict=True):
+        log_through_mlflow(at.folder, METRIC.metric, points)
+    row = judge(pair, states)
+    assert row.metrics["window_s"] == window_s
+    assert [job.metrics["throughput_samples_per_s"] for job in row.jobs] == rates
+    assert row.tags.get("collocation.invalid") == mark
+    assert "job 0-a was measured by 1 value in" in row.tags["collocation.flag"]
+
+
+@pytest.mark.parametrize(("num_values", "every_s", "is_noted"), [(6, 2.0, False), (4, 5.0, True), (20, 0.2, True)])
+def test_few_values_or_seconds_are_noted(tmp_path, num_values, every_s, is_noted):
+    alone, states = of_scripts(tmp_path, METRIC)
+    log_through_mlflow(states[0].folder, METRIC.metric, [(1 + every_s * i, 5.0) for i in range(num_values)])
+    row = judge(alone, states)
+    assert ("job 0-a was measured by" in row.tags.get("collocation.flag", "")) == is_noted
+    assert row.metrics["window_s"] == pytest.approx(every_s * (num_values - 1))
+    assert row.metrics["overlap_ratio"] == 1
+
+
+HOUR = 3600
+
+
+@pytest.mark.parametrize("step_s", [HOUR, 10, -10, -HOUR])
+def test_a_step_of_the_wall_clock_moves_no_figure_and_is_marked(tmp_path, step_s):
+    pair, states = of_scripts(tmp_path, METRIC, METRIC)
+    points = [(t, 100.0 if t <= 50 else 50.0) for t in range(10, 91, 5)]
+    stepped = [(t + (step_s if t > 40 else 0) + 2 * HOUR, value) for t, value in points]
+    for at in states:
+        log_through_mlflow(at.folder, METRIC.metric, stepped)
+    clock = ClockRecord(offsets=((-S, 2 * HOUR * S), (42 * S, (2 * HOUR + step_s) * S)), end_ns=120 * S)
+    row = judge(pair, states, clock=clock)
+    assert [job.metrics["throughput_samples_per_s"] for job in row.jobs] == pytest.approx([75, 75])
+    assert row.metrics["window_s"] == 80
+    assert (
+        row.tags["collocation.invalid"]
+        == f"the wall clock was set by {step_s:+.3g} s while the jobs logged how fast they are"
+    )
+
+
+def test_a_clock_that_is_slewed_is_followed_and_not_marked(tmp_path):
+    alone, states = of_scripts(tmp_path, METRIC)
+    log_through_mlflow(states[0].folder, METRIC.metric, [(1.001 * t, 10.0) for t in range(10, 91, 5)])
+    clock = ClockRecord(offsets=[(t * S, t * S // 1000) for t in range(0, 100, 2)], end_ns=120 * S)
+    row = judge(alone, states, clock=clock)
+    assert row.metrics["window_s"] == pytest.approx(80, abs=0.005)
+    assert "collocation.invalid" not in row.tags
+
+
+def test_values_of_another_time_than_the_jobs_own_are_left_out(tmp_path):
+    alone, states = of_scripts(tmp_path, METRIC)
+    log_through_mlflow(states[0].folder, METRIC.metric, [*((t, 10.0) for t in range(10, 91, 5)), (5000, 99.0)])
+    row = judge(alone, states)
+    assert row.metrics["throughput_total_samples_per_s"] == 10 and row.metrics["window_s"] == 80
+    assert row.tags["collocation.invalid"] == "job 0-a logged 1 value with times at which it did not run"
+    log_through_mlflow(states[0].folder.parent / "later", METRIC.metric, [(5000, 99.0)])
+    (tmp_path / "later/mlflow").rename(states[0].folder / "mlflow-later")
+    (states[0].folder / "mlflow").rename(tmp_path / "before")
+    (states[0].folder / "mlflow-later").rename(states[0].folder / "mlflow")
+    row = judge(alone, states)
+    assert row.result is Result.FAILED and "with times at which the job did not run" in row.reason
 
 
 def test_a_metric_that_never_came_fails_the_row_and_the_others_are_named(tmp_path):
@@ -90,11 +159,13 @@ def test_a_metric_in_a_tensorboard_file_is_of_the_job_that_wrote_the_file(tmp_pa
         SummaryWriter(tmp_path / str(pid)).add_scalar(METRIC.metric, pid, 1)
         (file,) = (tmp_path / str(pid)).iterdir()
         file.rename(tmp_path / f"events.out.tfevents.1.host.{pid}.0")
-    files = dict.fromkeys(tmp_path.glob("events.out.tfevents.*"), 50 * S)
-    row = judge(pair, states, changed=Changed(folder=tmp_path, files=files, is_whole=True))
+    clock = ClockRecord(offsets=((0, time.time_ns() - 50 * S),))
+    files = dict.fromkeys(tmp_path.glob("events.out.tfevents.*"), clock.wall_ns(50 * S))
+    row = judge(pair, states, clock=clock, changed=Changed(folder=tmp_path, files=files, is_whole=True))
     assert [job.metrics["throughput_samples_per_s"] for job in row.jobs] == [41, 42]
     anonymous = (tmp_path / "events.out.tfevents.1.host.41.0").rename(tmp_path / "events.out.tfevents.x")
-    row = judge(pair, states, changed=Changed(folder=tmp_path, files={anonymous: 50 * S}, is_whole=True))
+    files = {anonymous: clock.wall_ns(50 * S)}
+    row = judge(pair, states, clock=clock, changed=Changed(folder=tmp_path, files=files, is_whole=True))
     assert "nobody knows which job wrote events.out.tfevents.x" in row.reason
 
 

@@ -12,6 +12,7 @@ from pipeline.base.records import Job, Result, WindowKind
 from pipeline.base.samples import Sample
 from pipeline.launch.state import Ending
 from pipeline.observe import compare, endings, fields, measure, sampled
+from pipeline.observe.clock import ClockRecord
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
 from tests.rows import FIELDS, S, group, state, steps, workload
@@ -49,7 +50,7 @@ def test_overlap_is_the_common_span_over_the_longest_and_low_overlap_is_flagged(
     ]
     row = judge(tmp_path, pair, *states)
     assert row.metrics["overlap_ratio"] == pytest.approx(0.6)
-    assert "below 0.95" in row.tags["collocation.flag"]
+    assert row.tags["collocation.invalid"] == "overlap 0.600 is below 0.95"
 
 
 def test_work_is_counted_in_the_unit_of_the_workload_and_in_those_that_follow_from_it(tmp_path):
@@ -211,20 +212,66 @@ def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
     assert row.metrics["sm_clock_mean_mhz"] == 1980
 
 
+def counting_energy(*stretches: tuple[int, int], watts: float = 300.0, base_j: float = 1000.0) -> list[Sample]:
+    """Readings of a counter and of the power, twice a second over these stretches of tenths of seconds."""
+    return [
+        nvml(t / 10, energy_j=base_j + watts * t / 10, power_w=watts)
+        for begin, end in stretches
+        for t in range(begin, end, 5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        (counting_energy((0, 120)), None),
+        (counting_energy((3, 120)), None),  # between two readings at both edges
+        (counting_energy((25, 95)), None),  # within two intervals of both edges
+        (counting_energy((0, 45), (70, 120)), None),
+        (counting_energy((32, 120)), "no reading within 2.2 s of the begin of the window"),
+        (counting_energy((0, 30)), "no reading within 8.5 s of the end of the window"),
+        (counting_energy((0, 85)), "no reading within 3 s of the end of the window"),
+        (counting_energy((0, 45), (80, 120)), "no reading for 4 s of the window"),
+        (counting_energy((60, 61)), "no reading within 5 s of the begin of the window"),
+        (counting_energy((0, 60)) + counting_energy((60, 120), base_j=-1500), "the counter began anew in the window"),
+    ],
+)
+def test_energy_and_means_need_readings_of_the_whole_window(tmp_path, samples, words):
+    alone = group("a")
+    job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    row = judge(tmp_path, alone, job, samples=samples, idle_w=70.0)
+    if words is None:
+        assert row.metrics["energy_j"] == pytest.approx(3000) and row.metrics["power_mean_w"] == 300
+        assert "collocation.absent_figures" not in row.tags
+    else:
+        assert not any("energy" in name for name in row.metrics)
+        assert f"energy_j: {words} (nvml)" in row.tags["collocation.absent_figures"]
+        assert ("power_mean_w" in row.metrics) == words.startswith("the counter")
+
+
+def test_a_counter_that_began_anew_outside_of_the_window_is_none_of_its_concern(tmp_path):
+    alone = group("a")
+    job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    samples = (
+        counting_energy((-50, -5), base_j=9e9) + counting_energy((-5, 120)) + counting_energy((125, 150), base_j=-9)
+    )
+    assert judge(tmp_path, alone, job, samples=samples).metrics["energy_j"] == pytest.approx(3000)
+
+
 def test_activity_is_that_of_the_whole_gpu_between_the_first_and_the_last_reading_in_the_window(tmp_path):
     alone = group("a")
     good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
-    samples = [
-        Sample(source="gpm", t_ns=0, values={"gract_ratio": 0.0}),
-        # A reading is a mean since the one before, which for the first in the window is of what came before it, too.
-        Sample(source="gpm", t_ns=2 * S, values={"gract_ratio": 0.1, "smact_ratio": 0.1, "dram_active_ratio": 0.1}),
-        Sample(source="gpm", t_ns=4 * S, values={"gract_ratio": 0.8, "smact_ratio": 0.3}),
-        Sample(source="gpm", t_ns=5 * S, values={"gract_ratio": 0.5}),
+    # A reading is a mean since the one before, which for the first in the window is of what came before it, too.
+    values = {0: 0.0, 2: 0.1, 4: 0.8, 5: 0.5, 7: 0.5, 9: 0.8, 11: 0.8}
+    samples = [Sample(source="gpm", t_ns=t * S, values={"gract_ratio": value}) for t, value in values.items()]
+    samples += [Sample(source="gpm", t_ns=t * S, values={"smact_ratio": 0.1 * t}) for t in range(2, 12, 2)]
+    samples += [
+        Sample(source="gpm", t_ns=2 * S, values={"dram_active_ratio": 0.1}),
         Sample(source="gpm", t_ns=5 * S, values={"gract_ratio": 1.0}, gi_id=3),
     ]
     metrics = judge(tmp_path, alone, good, samples=samples).metrics
-    assert metrics["gract_mean_ratio"] == pytest.approx(0.7)
-    assert metrics["smact_mean_ratio"] == pytest.approx(0.3)
+    assert metrics["gract_mean_ratio"] == pytest.approx((2 * 0.8 + 0.5 + 2 * 0.5 + 2 * 0.8 + 2 * 0.8) / 9)
+    assert metrics["smact_mean_ratio"] == pytest.approx(0.7)
     assert "dram_active_mean_ratio" not in metrics
 
 
@@ -232,8 +279,12 @@ def test_the_run_of_a_job_has_the_figures_of_its_gpu_instance(tmp_path):
     three = group("a", "b", "c")
     states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in three.jobs]
     samples = [
-        *(Sample(source="gpm", t_ns=t * S, values={"gract_ratio": 0.9}) for t in (2, 3)),
-        *(Sample(source="gpm", t_ns=t * S, values={"gract_ratio": gi / 10}, gi_id=gi) for gi in (3, 5) for t in (2, 3)),
+        *(Sample(source="gpm", t_ns=t * S, values={"gract_ratio": 0.9}) for t in range(12)),
+        *(
+            Sample(source="gpm", t_ns=t * S, values={"gract_ratio": gi / 10}, gi_id=gi)
+            for gi in (3, 5)
+            for t in range(12)
+        ),
         Sample(source="nvml", t_ns=3 * S, values={"instance_memory_used_mib": 700.0}, gi_id=5),
         Sample(source="nvml", t_ns=3 * S, values={"process_memory_mib": 300.0}, job=1),
     ]
@@ -270,9 +321,9 @@ def test_of_two_listeners_with_the_same_figure_the_better_one_counts(tmp_path):
     samples = [
         Sample(source=source, t_ns=t * S, values={"gract_ratio": value})
         for source, value in (("smi", 0.8), ("gpm", 0.6), ("dcgm", 0.4))
-        for t in (3, 4)
+        for t in range(1, 12, 2)
     ]
-    for count, best in ((6, 0.4), (5, 0.6), (4, 0.6)):  # of dcgm, two readings, one, none
+    for count, best in ((18, 0.4), (13, 0.6), (12, 0.6)):  # of dcgm, all readings, one, none
         metrics = judge(tmp_path, alone, good, samples=samples[:count]).metrics
         assert metrics["gract_mean_ratio"] == pytest.approx(best)
 
@@ -282,12 +333,13 @@ def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
     states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
     samples = [Sample(source="host", t_ns=0, values={"cpu_pct": 1000.0, "pss_peak_mib": 900.0}, job=0)]
     samples += [
-        Sample(source="host", t_ns=t * S, values={"cpu_pct": 40.0 * t, "pss_peak_mib": 100.0}, job=0) for t in (3, 5)
+        Sample(source="host", t_ns=t * S, values={"cpu_pct": 40.0 * t, "pss_peak_mib": 100.0}, job=0)
+        for t in (3, 5, 7, 9)
     ]
     samples += [Sample(source="nvml", t_ns=5 * S, values={"process_memory_mib": 70.0}, job=1)]
     first, second = judge(tmp_path, pair, *states, samples=samples).jobs
     # A rate is a mean since the sample before, so the one at 3 s is not of the window alone.
-    assert first.metrics["host_cpu_mean_pct"] == pytest.approx(200)
+    assert first.metrics["host_cpu_mean_pct"] == pytest.approx(40 * (5 + 7 + 9) / 3)
     assert first.metrics["host_memory_peak_mib"] == 900
     assert second.metrics["memory_peak_mib"] == 70
     assert not {"memory_peak_mib", "host_cpu_mean_pct"} & (first.metrics.keys() & second.metrics.keys())
@@ -431,7 +483,7 @@ def test_a_job_that_never_ran_has_the_result_of_its_group_and_never_ok():
 def samples_of_host(job, **rates) -> list[Sample]:
     """Readings of one job inside a window from 1 s to 11 s, the first of which says nothing of it."""
     first = Sample(source="host", t_ns=2 * S, values=dict.fromkeys(rates, 1000.0), job=job)
-    return [first, Sample(source="host", t_ns=10 * S, values=rates, job=job)]
+    return [first, *(Sample(source="host", t_ns=t * S, values=rates, job=job) for t in (4, 6, 8, 10))]
 
 
 def loops(before, after) -> list[dict[str, object]]:
@@ -466,7 +518,7 @@ def test_a_job_is_bound_by_the_host_if_its_process_is_busy_and_the_gpu_is_not(tm
         for sample in samples_of_host(job, process_cpu_pct=cpu, run_queue_delay_pct=4.0 * job)
     ]
     if gract is not None:
-        samples += [Sample(source="gpm", t_ns=t * S, values={"gract_ratio": gract}) for t in (4, 5)]
+        samples += [Sample(source="gpm", t_ns=t * S, values={"gract_ratio": gract}) for t in range(12)]
     metrics = judge(tmp_path, pair, *states, samples=samples).metrics
     assert metrics.get("host_bound_ratio") == share
     assert metrics["process_cpu_mean_pct"] == pytest.approx(sum(cpu_pct) / 2)
@@ -509,4 +561,62 @@ def test_a_job_that_stands_still_at_an_edge_is_flagged(tmp_path, events, words):
     alone = group("a")
     row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, told_ns=11 * S))
     assert row.result is Result.OK
-    assert (words in row.tags["collocation.flag"]) if words else "collocation.flag" not in row.tags
+    assert (words in row.tags["collocation.invalid"]) if words else "collocation.invalid" not in row.tags
+
+
+def test_everything_suspended_in_a_window_invalidates_the_row(tmp_path):
+    alone = group("a", sequential=True)
+    job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    row = judge(tmp_path, alone, job, clock=ClockRecord(pauses=((2 * S, 6 * S),)))
+    words = "everything was suspended for 4 s of the window, as when a container is paused"
+    assert row.tags["collocation.invalid"] == words
+    before = judge(tmp_path, alone, job, clock=ClockRecord(pauses=((-4 * S, 1 * S), (3 * S, 3 * S + S // 10))))
+    assert "collocation.invalid" not in before.tags
+
+
+def machine(busy, idle, *jobs) -> list[Sample]:
+    """Readings of a machine and of jobs, each with the CPU time and the wait of a core in per cent."""
+    samples = []
+    for t in range(12):
+        samples.append(Sample(source="host", t_ns=t * S, values={"busy_cpus": busy, "idle_cpus": idle}))
+        for job, (cpu, wait) in enumerate(jobs):
+            values = {"cpu_pct": cpu, "run_queue_delay_pct": wait}
+            samples.append(Sample(source="host", t_ns=t * S, values=values, job=job))
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("samples", "mark"),
+    [
+        (machine(2, 0, (30, 60), (30, 70)), "2 jobs, such as 1-b, waited for a CPU for 70 % of the time"),
+        (machine(2, 0, (60, 10), (60, 30)), "job 1-b waited for a CPU for 30 % of the time while other programs"),
+        (machine(2, 0, (95, 60), (95, 70)), None),  # they wait for each other
+        (machine(9, 7, (30, 60), (30, 70)), None),  # CPUs are idle: a quota or pinning, and no other program
+        (machine(2, 0, (60, 5), (60, 5)), None),
+        (machine(16, 0, (700, 40), (700, 40)), None),  # each of many threads waits a little
+        (machine(2, 0, (3, 2), (3, 2)), None),  # they hardly want one
+    ],
+)
+def test_jobs_that_wait_for_cpus_that_other_programs_use_invalidate_the_row(tmp_path, samples, mark):
+    pair = group("a", "b")
+    states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
+    row = judge(tmp_path, pair, *states, samples=samples, tool_cpu_s=0.1, tool_wall_s=10.0)
+    assert (mark in row.tags["collocation.invalid"]) if mark else "collocation.invalid" not in row.tags
+
+
+def test_a_rate_of_few_steps_is_noted(tmp_path):
+    alone = group("a")
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 12, 1, 10), told_ns=11 * S))
+    assert row.tags["collocation.flag"] == "job 0-a made 10 steps in the window; raise window.seconds"
+
+
+def test_the_host_figures_of_a_job_that_ends_early_are_of_its_own_time(tmp_path):
+    pair = group("a", "b", kind=WindowKind.WORK)
+    states = [state(tmp_path, job, steps(0, end, 0.5, 50)) for job, end in zip(pair.jobs, (8, 30), strict=True)]
+    samples = [
+        Sample(source="host", t_ns=t * S, values={"cpu_pct": 50.0}, job=job)
+        for job, end in enumerate((9, 31))
+        for t in range(end)
+    ]
+    row = judge(tmp_path, pair, *states, samples=samples)
+    assert [job.metrics["host_cpu_mean_pct"] for job in row.jobs] == [50, 50]

@@ -42,13 +42,15 @@ def test_the_table_shows_what_there_is():
             "energy_per_sample_j": 7.13e-9,
         },
     )
-    flagged = dataclasses.replace(good, tags={"collocation.flag": "overlap 0.900 is below 0.95"})
+    flagged = dataclasses.replace(
+        good, tags={"collocation.invalid": "overlap 0.900 is below 0.95", "collocation.flag": "hot"}
+    )
     failed = GroupResult(group=group("b"), result=Result.FAILED, reason="job 0-b: ended with status 3")
     lines = table([flagged, failed], FIELDS).splitlines()
     assert lines[0].split() == ["group", "result", "samples/s", "overlap", "GPU", "MiB", "SMACT", "J/sample"]
     assert lines[1].split() == ["naive-a+a", "ok*", "1234.6", "0.900", "512", "0.12", "7.13e-09"]
     assert lines[2].split() == ["naive-b", "failed", "-", "-", "-", "-", "-"]
-    assert lines[3] == "* naive-a+a: overlap 0.900 is below 0.95"
+    assert lines[3] == "* naive-a+a: invalid: overlap 0.900 is below 0.95; hot"
     assert lines[4] == "naive-b: job 0-b: ended with status 3"
 
 
@@ -71,15 +73,19 @@ def test_a_group_has_one_line_for_all_its_blocks_beside_the_others_of_its_case()
     ]
 
 
-def test_a_gain_that_cannot_be_is_doubtful():
-    def lines(speedup):
-        row = GroupResult(group=group("a", "a"), result=Result.OK, reason="", metrics={normalise.SPEEDUP: speedup})
-        return table([row], FIELDS).splitlines()[1:]
+def test_the_figures_of_a_group_are_those_of_its_valid_blocks_and_a_note_on_its_gain_stands_below():
+    def row(block, speedup, **tags):
+        tags = {f"collocation.{name}": text for name, text in tags.items()}
+        metrics = {normalise.SPEEDUP: speedup}
+        return GroupResult(group=group("a", "a", block=block), result=Result.OK, reason="", metrics=metrics, tags=tags)
 
-    assert [line.split() for line in lines(2.1)] == [["naive-a+a", "ok", "2.10"]]
-    first, note = lines(36.0)
-    assert first.split() == ["naive-a+a", "ok*", "36.00"]
-    assert note.startswith("* naive-a+a: speed-up above the number of jobs: ")
+    rows = [row(1, 2.0), row(2, 9.0, invalid="suspended"), row(3, 2.2)]
+    first, *notes = table(rows, FIELDS).splitlines()[1:]
+    assert first.split() == ["naive-a+a", "3", "ok*", "2.10"]
+    assert notes[-1] == "* naive-a+a (1 of 3 blocks): invalid: suspended"
+    first, *notes = table(rows[:1], FIELDS, (), {rows[0].group.key: "above the ideal"}).splitlines()[1:]
+    assert first.split() == ["naive-a+a", "ok*", "2.00"]
+    assert notes == ["* naive-a+a: above the ideal"]
 
 
 def test_each_gpu_counts_once():

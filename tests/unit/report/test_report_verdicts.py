@@ -163,7 +163,7 @@ def test_a_baseline_that_stood_still_is_compared_with_nothing() -> None:
     stood = "job 0 stood still at the start"
     rows = []
     for block in range(1, 6):
-        rows.append(copies("serial", 1, 900.0 + block, block, stalled=stood, flag=stood))
+        rows.append(copies("serial", 1, 900.0 + block, block, invalid=stood))
         rows.append(copies("naive", 2, 800.0 + block, block))
         rows.append(copies("mig", 1, 850.0 + block, block))
     assert judged(rows) == []
@@ -177,7 +177,7 @@ def test_a_verdict_says_what_is_doubtful_about_either_side() -> None:
     rows = []
     for block in range(1, 6):
         rows.append(copies("serial", 1, 1000.0 + block, block))
-        rows.append(copies("naive", 2, 600.0 + block, block, flag="overlap 0.400 is below 0.95"))
+        rows.append(copies("naive", 2, 600.0 + block, block, note="overlap 0.400 is below 0.95"))
         rows.append(copies("mps", 2, 900.0 - block, block))
     found = {(verdict.mode, verdict.against): verdict.sentence for verdict in judged(rows)}
     assert found["MPS", "naive"].endswith(" (naive: overlap 0.400 is below 0.95)")

@@ -1,0 +1,139 @@
+"""The marks of a row, from what was observed: why its figures are invalid, and what is noted beside them.
+
+A row is invalid if something else than collocation decided its figures. What is only an outcome, such as a clock that
+power held down, is a note.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.base.marks import Marks, join
+from pipeline.base.records import Group, WindowKind
+from pipeline.base.samples import THROTTLED
+from pipeline.base.words import counted
+from pipeline.launch.events import Events
+from pipeline.launch.state import JobState
+from pipeline.observe import host, latency, throughput, work
+from pipeline.observe.group_result import JobResult
+from pipeline.observe.logged.metric import Logged
+from pipeline.observe.observation import Observation
+from pipeline.observe.sampled import Window
+
+MIN_OVERLAP_RATIO = 0.95
+"""Below this share of common running time, a steady row does not show collocation but its edges."""
+MIN_WINDOW_SHARE = 0.5
+"""A window opens with the first step of the last job. If less than this share of it is left, that job was held up."""
+MOST_THROTTLED_RATIO = 0.01
+MIN_STEPS, MIN_VALUES, MIN_LOGGED_S = 20, 5, 5.0
+"""A rate from fewer steps, or fewer logged values or seconds, is noted to be one."""
+MOST_PAUSED_RATIO = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Measured jobs that ran at the same time.
+
+    Attributes:
+        states, logs, logged: of each job.
+        window: in which they were measured; `None` if there is none.
+    """
+
+    states: Sequence[JobState]
+    logs: Sequence[Events]
+    logged: Sequence[Logged | None]
+    window: Window | None
+
+    @property
+    def logged_spans(self) -> list[Window]:
+        """The times of which the values that jobs logged tell; of those that logged any."""
+        return [
+            throughput.logged_span(logged.points, logged.points[0][0] if log.started_ns is None else log.started_ns)
+            for log, logged in zip(self.logs, self.logged, strict=True)
+            if logged is not None and logged.points
+        ]
+
+
+def find_marks(
+    group: Group, seen: Observation, batches: Sequence[Batch], jobs: Sequence[JobResult], metrics: Mapping[str, float]
+) -> Marks:
+    """Find the marks of a group with these jobs, those beside the measured ones among them, and these figures."""
+    invalid, notes = [], []
+    for batch in batches:
+        if batch.window is not None:
+            invalid += [*_stalls(group, batch, batch.window), *_clock_faults(group, seen, batch, batch.window)]
+            notes += [*_late_generators(batch, batch.window), *_short_windows(group, batch, batch.window)]
+    if overlap := _low_overlap(group, batches, metrics):
+        invalid.append(overlap)
+    if load := host.foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
+        (notes if group.is_load_noted else invalid).append(load)
+    if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
+        notes.append(f"power or heat held the clocks down for {100 * metrics[THROTTLED]:.0f} % of the window")
+    return Marks(join(invalid), join(notes))
+
+
+def _stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
+    """Name the jobs that stood still at an edge of a steady window, or until it was nearly over."""
+    if group.window.kind is not WindowKind.STEADY:
+        return
+    seconds = _seconds(window)
+    for state, log in zip(batch.states, batch.logs, strict=True):
+        if seconds < MIN_WINDOW_SHARE * group.window.seconds and work.instants_ns(log)[:1] == [window[0]]:
+            yield f"job {state.job.name} began to work when {seconds:.3g} s of the window were left"
+        if (stall := throughput.stall(log, window)) is not None:
+            yield f"job {state.job.name} {stall}"
+
+
+def _clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
+    """Say what happened to the clocks that the figures of a window rest on."""
+    paused_s = seen.clock.pause_s(window)
+    if paused_s > MOST_PAUSED_RATIO * _seconds(window):
+        yield f"everything was suspended for {paused_s:.3g} s of the window, as when a container is paused"
+    if group.window.kind is not WindowKind.LOGGED:
+        return
+    # The values that a program logs may rest on the wall clock, whatever tells when it logged them.
+    if step_s := seen.clock.step_s(window):
+        yield f"the wall clock was set by {step_s:+.3g} s while the jobs logged how fast they are"
+    for state, logged in zip(batch.states, batch.logged, strict=True):
+        if logged is not None and logged.num_misplaced:
+            values = counted(logged.num_misplaced, "value")
+            yield f"job {state.job.name} logged {values} with times at which it did not run"
+
+
+def _late_generators(batch: Batch, window: Window) -> Iterator[str]:
+    """Name the jobs that were not sent requests at the rate that the user chose."""
+    for state, log in zip(batch.states, batch.logs, strict=True):
+        requests = log.requests if state.job.workload.is_rate_given else None
+        if requests is not None and (late := latency.late_generator(requests, window)) is not None:
+            yield f"job {state.job.name}: {late}"
+
+
+def _short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
+    """Name the jobs that tell their rate by few steps or values."""
+    for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
+        if group.window.kind is WindowKind.LOGGED and logged is not None:
+            num_values = throughput.num_values(logged.points, window)
+            if num_values < MIN_VALUES or _seconds(window) < MIN_LOGGED_S:
+                values = counted(num_values, "value")
+                yield f"job {state.job.name} was measured by {values} in {_seconds(window):.3g} s; train longer"
+        elif group.window.kind is WindowKind.STEADY and log.steps.t_ns:
+            num_steps = bisect_right(log.steps.t_ns, window[1]) - bisect_right(log.steps.t_ns, window[0])
+            if num_steps < MIN_STEPS:
+                yield f"job {state.job.name} made {counted(num_steps, 'step')} in the window; raise window.seconds"
+
+
+def _low_overlap(group: Group, batches: Sequence[Batch], metrics: Mapping[str, float]) -> str:
+    """Say that jobs hardly ran at the same time; empty if they did, or end by themselves and may differ in length."""
+    is_whole_run = any(logged is not None and len(logged.points) == 1 for batch in batches for logged in batch.logged)
+    overlap = metrics.get("overlap_ratio")
+    if overlap is None or overlap >= MIN_OVERLAP_RATIO:
+        return ""
+    if group.window.kind is WindowKind.STEADY or (group.window.kind is WindowKind.LOGGED and is_whole_run):
+        return f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}"
+    return ""
+
+
+def _seconds(window: Window) -> float:
+    return (window[1] - window[0]) / 1e9

@@ -1,0 +1,99 @@
+"""The clocks while a group runs: wall times placed by the offset of their own instant, and suspensions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipeline.observe import clock
+from pipeline.observe.clock import ClockRecord, ClockWatch
+from tests.rows import S
+
+HOUR = 3600 * S
+
+
+def test_an_instant_in_wall_time_and_back_is_the_same() -> None:
+    record = ClockRecord(offsets=((0, 5 * HOUR), (10 * S, 6 * HOUR), (20 * S, 5 * HOUR + S)), end_ns=30 * S)
+    for t_ns in range(0, 30 * S, S // 2):
+        assert t_ns in record.instants_ns(record.wall_ns(t_ns))
+
+
+def test_a_wall_time_that_came_twice_is_placed_after_the_one_before_it() -> None:
+    record = ClockRecord(offsets=((0, HOUR), (10 * S, HOUR - 4 * S)), end_ns=30 * S)
+    assert record.instants_ns(HOUR + 8 * S) == [8 * S, 12 * S]
+    logged = [record.wall_ns(t_ns) for t_ns in (7 * S, 9 * S, 11 * S, 13 * S, 20 * S)]
+    assert logged[2] < logged[1]
+    assert record.in_order_ns(logged) == [7 * S, 9 * S, 11 * S, 13 * S, 20 * S]
+
+
+def test_a_wall_time_that_was_skipped_is_that_of_the_step_and_one_of_the_future_stays_there() -> None:
+    record = ClockRecord(offsets=((0, 0), (10 * S, HOUR)), end_ns=30 * S)
+    assert record.instants_ns(HOUR) == [10 * S]
+    assert record.instants_ns(2 * HOUR) == [HOUR]
+    assert record.instants_ns(-HOUR) == [-HOUR]
+
+
+@pytest.mark.parametrize(
+    ("window", "step_s"), [((0, 9), 0), ((0, 10), 3600), ((9, 30), -3602), ((11, 30), -3602), ((21, 30), 0)]
+)
+def test_the_largest_step_within_a_window_counts(window: tuple[int, int], step_s: float) -> None:
+    offsets = [(0, 0), (10 * S, HOUR), (15 * S, HOUR + 4_000_000), (20 * S, -2 * S + 4_000_000), (25 * S, -2 * S)]
+    assert ClockRecord(offsets=offsets).step_s((window[0] * S, window[1] * S)) == step_s
+
+
+def test_pauses_count_as_far_as_they_lie_in_the_window() -> None:
+    record = ClockRecord(pauses=((1 * S, 3 * S), (8 * S, 12 * S)))
+    assert record.pause_s((2 * S, 10 * S)) == 3
+    assert record.pause_s((4 * S, 7 * S)) == 0
+
+
+def test_steps_of_the_wall_clock_are_seen_with_their_instants(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_ns, ahead_ns = time.time_ns, 0
+    monkeypatch.setattr(clock.time, "time_ns", lambda: real_ns() + ahead_ns)
+    with ClockWatch() as watch:
+        time.sleep(0.3)
+        begin_ns, ahead_ns = time.monotonic_ns(), HOUR
+        time.sleep(0.3)
+        ahead_ns = -7 * S
+    record = watch.record
+    steps = [after - before for (_, before), (_, after) in zip(record.offsets, record.offsets[1:], strict=False)]
+    assert steps == pytest.approx([HOUR, -HOUR - 7 * S], abs=S // 1000)
+    assert 0 <= record.offsets[1][0] - begin_ns < S
+    assert record.pauses == ()
+
+
+WATCHING = """
+import sys, time
+from pipeline.observe.clock import ClockWatch
+with ClockWatch() as watch:
+    print("ready", flush=True)
+    sys.stdin.readline()
+print(sum(end - begin for begin, end in watch.record.pauses) / 1e9)
+"""
+
+
+def test_a_suspension_is_measured_and_a_busy_machine_is_none() -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        command = [sys.executable, "-c", WATCHING]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdin is not None and program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            time.sleep(0.6)
+            program.send_signal(signal.SIGSTOP)
+            time.sleep(1)
+            program.send_signal(signal.SIGCONT)
+            time.sleep(0.6)
+            program.stdin.write("\n")
+            program.stdin.flush()
+            paused_s = float(program.stdout.readline())
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert paused_s == pytest.approx(1, abs=0.3)
