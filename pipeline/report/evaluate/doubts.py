@@ -7,6 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
+from pipeline.base.naming import ENVIRONMENT
 from pipeline.observe.host import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP
@@ -56,7 +57,7 @@ def doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
 
 def _mixed_packages(study: Study) -> list[str]:
     """What `resume=accept_environment` lets stand beside each other."""
-    packages = {job.params.get("environment_digest", "") for row in study.rows for job in row.jobs}
+    packages = {job.params.get(ENVIRONMENT, "") for row in study.rows for job in row.jobs}
     if len(packages) < 2 or not any(row.facts.get("accepts_environment") for row in study.rows):
         return []
     return [

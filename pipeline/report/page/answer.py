@@ -15,7 +15,11 @@ from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import ENDINGS, jobs_in_words, listed
 from pipeline.report.page.services import most_requests
 from pipeline.report.read import hosts, labels
+from pipeline.report.read.choice import STUDY
 from pipeline.report.read.records import Study
+
+_MOST_STUDIES = 5
+"""Named as not shown."""
 
 
 def answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
@@ -90,7 +94,8 @@ def setup(study: Study) -> list[str]:
     every = [own_params(job.params) for row in study.rows for job in row.jobs]
     common = [next(iter(values)) for values in labels.of_all(every).values() if len(values) == 1]
     whose = "All jobs" if all(map(labels.tells, every)) else "All jobs but scripts of your own"
-    said = [f"{whose}: {', '.join(common)}."] if common else []
+    said = [f"Only a part of experiment {study.experiment} is shown: {study.choice}."] if study.choice else []
+    said += [f"{whose}: {', '.join(common)}."] if common else []
     blocks: dict[str, list[int]] = defaultdict(list)
     for block in study.blocks:
         blocks[f"{block.device} {_short(block.gpu_uuid)}".strip()].append(block.number)
@@ -99,6 +104,7 @@ def setup(study: Study) -> list[str]:
         num_models = len(study.devices)
         models = f" of {num_models} models, each with cells of its own" if num_models > 1 else ""
         said.append(f"The blocks ran on {len(blocks)} GPUs{models}: {listed(parts)}.")
+    said += study.environments
     for device, differing in hosts.differences(study.rows).items():
         are_apart = any(dict(row.settings).get(hosts.SETTING) for row in study.rows if row.device == device)
         told = "are cells of their own (--pool hosts: together)" if are_apart else "count as repeats of each other"
@@ -125,7 +131,16 @@ def missing(study: Study) -> list[str]:
     ]
     if study.num_planned is not None and len(study.rows) < study.num_planned:
         said.append(f"The study is not complete: {len(study.rows)} of {study.num_planned} planned groups have a row.")
-    said += [f"{_runs(number)} left out ({reason})." for reason, number in sorted(study.left_out.items())]
+    return said + left_out(study)
+
+
+def left_out(study: Study) -> list[str]:
+    """Return a sentence for each reason why runs of the experiment are not in the report, and how to see them."""
+    said = [f"{_runs(number)} left out ({reason})." for reason, number in sorted(study.left_out.items())]
+    if study.not_shown:
+        more = len(study.not_shown) - _MOST_STUDIES
+        names = [*study.not_shown[:_MOST_STUDIES], *([f"{more} older ones"] if more > 0 else [])]
+        said.append(f"Studies of this experiment without a group here: {listed(names)}; {STUDY} ID shows one.")
     return said
 
 
