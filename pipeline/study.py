@@ -574,7 +574,12 @@ class _Study:
         if self.rows:
             for line in failures.in_words(self.rows, self._error_log):
                 sys.stdout.write(f"{line}\n")
-            summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root)
+            failed = {
+                run: row.group.name
+                for row in self.rows
+                if row.result.mlflow_status == "FAILED" and (run := self.spool.run_of(row))
+            }
+            summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root, failed)
         self._say_how_to_resume()
 
     def _send_what_is_left(self) -> None:

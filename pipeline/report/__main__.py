@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not may_be_written(stores[0]):
             sys.stdout.write(f"not logged: {stores[0]} may only be read\n")
         else:
-            run_id = log(written, stores[0], study)
-            sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}\n")
+            run_id, link = log(written, stores[0], study)
+            sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}: {link}\n")
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.tags import Tag
+from pipeline.base.tags import Tag, stored_name
 from pipeline.record.store.overview import overview
 from tests import forks, postgres_cluster
 from tests.mlflow_server import kill, start_server
@@ -137,7 +137,7 @@ def test_eight_workers_lose_no_row_and_send_none_twice_while_server_and_bucket_a
 
     client = MlflowClient(tracking_uri=uri)
     sent = groups(client, "collocation-rehearsal")
-    assert len({run.data.tags[Tag.DIGEST] for run, _ in sent}) == len(sent) == 2 * WORKERS
+    assert len({run.data.tags[stored_name(Tag.DIGEST)] for run, _ in sent}) == len(sent) == 2 * WORKERS
     assert Counter(len(jobs) for _, jobs in sent) == {1: WORKERS, 2: WORKERS}
     assert all(run.info.status == "FINISHED" for group, jobs in sent for run in (group, *jobs))
     assert all("job.json" in {file.path for file in client.list_artifacts(job.info.run_id)} for _, [job, *_] in sent)

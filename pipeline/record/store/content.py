@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.base.layout import LONG_VALUES
-from pipeline.base.tags import Tag
+from pipeline.base.tags import Tag, stored_name
 from pipeline.observe.logged.script_runs import ScriptRun
 
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
@@ -66,7 +66,7 @@ class RunContent:
         self.params[name] = self._cut("params", name, value, MAX_PARAM)
 
     def add_tag(self, key: str, value: str) -> None:
-        name = _free_name(key, self.tags)
+        name = _free_name(stored_name(key), self.tags)
         self.tags[name] = self._cut("tags", name, value, MAX_TAG)
 
     def add_metric(self, key: str, points: Iterable[Point]) -> None:
