@@ -23,7 +23,9 @@ def start(tmp_path, template_store) -> Callable[..., Process]:
         *arguments: str, script: Path = PROJECT_DIR / "run.py", is_real: bool = False, num_senders: int = 1
     ) -> Process:
         end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is no business of ours
-        argv = [str(script), *arguments[:end], f"gpu.lock_dir={tmp_path}", "gpu=cpu", *arguments[end:]]
+        # The machine of a test may be busy with others.
+        here = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "foreign_load=note"]
+        argv = [str(script), *arguments[:end], *here, *arguments[end:]]
         if is_real:
             return forks.start_real(*argv, cwd=tmp_path)
         return forks.start(*argv, cwd=tmp_path, num_senders=num_senders)

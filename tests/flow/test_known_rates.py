@@ -34,7 +34,7 @@ def test_a_stall_is_slow_or_flagged_and_never_fast(run, client, begin_s, length_
     found = groups(client)
     assert sorted(len(jobs) for _, jobs in found) == [1, 2]
     for group, jobs in found:
-        stalled = group.data.tags.get(Tag.STALLED, "")
+        stalled = group.data.tags.get(Tag.INVALID, "")
         # Of a job that a busy machine kept from running for long, it is rightly said that it stood still.
         if is_flagged or max(job.data.metrics["held_up_s"] for job in jobs) < HELD_UP_S:
             assert bool(stalled) == is_flagged, stalled

@@ -58,7 +58,8 @@ def test_copies_with_folders_of_their_own_keep_their_files(run, client, toys, tm
 
 def test_speed_up_by_a_metric_in_tensorboard_files(run, client, toys):
     metric = "workload.metric=train/samples_per_second"
-    status, _, err = run("-m", *script("tensorboard_files"), metric, "degree=2")
+    long = "workload.args=['--steps=60']"  # so that the two meet on a busy machine as well
+    status, _, err = run("-m", *script("tensorboard_files"), metric, long, "degree=2")
     assert status == 0, err
     assert "measured while all jobs log" in err and "changed while" not in err
     rows = {row.data.tags["collocation.scenario"]: row.data for row, _ in groups(client)}

@@ -141,6 +141,11 @@ class Cell:
         return tuple(_notes_on_gain(self))
 
     @property
+    def is_wholly_invalid(self) -> bool:
+        """Whether it ended well and no block of it counts."""
+        return self.finding is Result.OK and bool(self.invalid) and not self.values
+
+    @property
     def marks(self) -> str:
         """In words, why blocks of it do not count, and its notes; empty if there is nothing to say."""
         invalid = [

@@ -316,7 +316,8 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[
     over_best_solo = next((cell.estimates.get(BEST_SOLO) for cell in cells if cell.mode == best), None)
     if over_best_solo is not None:
         sentence += f" Against the best step mode, one at a time: {times_in_words(over_best_solo)}."
-    marks = marks_in_words([cell for cell in cells if cell.mode in (best, SERIAL.label)])
+    # A mode without a valid block may be the fastest after all.
+    marks = marks_in_words([cell for cell in cells if cell.mode in (best, SERIAL.label) or cell.is_wholly_invalid])
     sentence += marks + (" (simulated)" if any(cell.is_simulated for cell in cells) else "")
     return Winner(
         case=case,

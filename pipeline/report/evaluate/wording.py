@@ -29,6 +29,9 @@ ENDINGS = {
 """By result, in the order of the answer; of what ended well there is nothing to say."""
 
 
+INVALID = "invalid"
+
+
 def jobs_in_words(case: Case, degree: int) -> str:
     """`7 resnet26_cifar10 bs128`, `one resnet26_cifar10 bs128`, `M+2S`."""
     if case.is_mix:
@@ -46,7 +49,7 @@ def finding_in_words(cell: Cell) -> str:
     total = sum(cell.results.values())
     if cell.is_ranked and cell.num_saturated:
         return f"did not sustain its rate in {cell.num_saturated} of {counted(total, 'block')}"
-    if cell.finding is Result.OK and cell.invalid:
+    if cell.is_wholly_invalid:
         return f"invalid in {cell.num_invalid} of {counted(total, 'block')}: {cell.invalid[0]}"
     count = cell.results[cell.finding]
     words = ENDINGS[cell.finding].of_one if cell.finding in ENDINGS else "no figure to compare"

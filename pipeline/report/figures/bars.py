@@ -12,7 +12,7 @@ from pipeline.base.words import counted
 from pipeline.report.evaluate.cells import Cell, cases_in
 from pipeline.report.evaluate.metrics import is_latency
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.wording import ENDINGS
+from pipeline.report.evaluate.wording import ENDINGS, INVALID
 from pipeline.report.figures.drawing import FAINT, INK, PAPER, WARNING, around, in_lines, plain, room_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ def bar_of(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED)
     finding = ""
     if not any(known):
         finding = missing if cell.is_ranked or cell.finding is Result.OK else ENDINGS[cell.finding].label
-    return Bar(sharing=cell.sharing, detail=plain(cell.detail, 24), estimates=known, finding=finding)
+        finding = INVALID if cell.is_wholly_invalid else finding
+    star = "*" if cell.marks else ""
+    return Bar(sharing=cell.sharing, detail=f"{plain(cell.detail, 24)}{star}", estimates=known, finding=finding)
 
 
 def by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:

@@ -12,7 +12,7 @@ from pipeline.base.normalise import SPEEDUP
 from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in, speed_ratios
 from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.wording import ENDINGS
+from pipeline.report.evaluate.wording import ENDINGS, INVALID
 from pipeline.report.figures.drawing import (
     FAINT,
     INK,
@@ -108,15 +108,20 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell], alone: Sequence[tuple[
 def _line(axes: Axes, mode: Mode, cells: Sequence[Cell]) -> list[float]:
     """Draw one mode; how high its medians and intervals reach."""
     found: dict[int, Estimate] = {}
+    marked: set[int] = set()
     for cell in cells:
         if cell.is_ranked and SPEEDUP in cell.estimates:
             here = cell.estimates[SPEEDUP]
             found[cell.degree] = max(found.get(cell.degree, here), here, key=lambda each: each.median)
+            marked |= {cell.degree} if cell.marks else set()
     medians = [each.median for each in found.values()]
     if found:
         errors = list(zip(*map(around, found.values()), strict=True))
         style: dict[str, Any] = {"color": mode.colour, "marker": mode.marker, "markersize": 4.5, "linewidth": 1.5}
         axes.errorbar(list(found), medians, errors, label=mode.label, elinewidth=0.9, capsize=2, **style)
+    for degree in marked:
+        beside: dict[str, Any] = {"textcoords": "offset points", "xytext": (5, 0), "color": mode.colour}
+        axes.annotate("*", (degree, found[degree].median), va="center", **beside)
     return [each.median + around(each)[1] for each in found.values()]
 
 
@@ -126,8 +131,12 @@ def _without_figure(cells: Sequence[Cell]) -> list[str]:
     for mode in modes_in(cells):
         for degree in {cell.degree for cell in cells if cell.sharing == mode}:
             here = [cell for cell in cells if (cell.sharing, cell.degree) == (mode, degree)]
-            if not any(cell.is_ranked for cell in here) and here[0].finding in ENDINGS:
+            if any(cell.is_ranked for cell in here):
+                continue
+            if here[0].finding in ENDINGS:
                 said[degree].append(f"{mode.label} {ENDINGS[here[0].finding].label}")
+            elif here[0].is_wholly_invalid:
+                said[degree].append(f"{mode.label} {INVALID}")
     return [f"{degree}: {', '.join(words)}" for degree, words in sorted(said.items())]
 
 

@@ -184,6 +184,29 @@ def test_a_verdict_says_what_is_doubtful_about_either_side() -> None:
     assert found["MPS", "serial"].endswith("5 blocks.")
 
 
+def test_what_is_invalid_leads_nothing_and_what_is_noted_says_so_wherever_it_leads() -> None:
+    rows = []
+    for block in range(1, 6):
+        rows.append(copies("serial", 1, 1000.0 + block, block))
+        rows.append(copies("naive", 2, 600.0 + block, block, note="hot"))
+        rows.append(copies("mps", 2, 900.0 + block, block, invalid="suspended"))
+        rows.append(copies("mig", 2, 550.0 + block, block, invalid="suspended" if block == 1 else ""))
+    cells = cells_of(study(*rows))
+    found = verdicts.verdicts(cells)
+    (winner,) = [winner for winner in verdicts.winners(cells, found) if winner.degree == 2]
+    assert (
+        winner.tied[0] == "naive" and "MPS" not in winner.tied and winner.speedup.median == pytest.approx(1.2, rel=0.01)
+    )
+    assert winner.marks == " (naive: hot; MPS: 5 of 5 blocks invalid: suspended)" and winner.sentence.endswith(
+        winner.marks
+    )
+    sentences = {(verdict.mode, verdict.against): verdict for verdict in found}
+    assert sentences["MPS", "serial"].decision is Decision.NOT_RANKED
+    assert sentences["MPS", "serial"].sentence.endswith(": invalid in 5 of 5 blocks: suspended.")
+    assert sentences["naive", "serial"].sentence.endswith(" (naive: hot)")
+    assert any(mode.startswith("MIG") and verdict.num_blocks == 4 for (mode, _), verdict in sentences.items())
+
+
 def test_the_winner_is_no_mode_that_another_was_shown_to_be_faster_than() -> None:
     rows = []
     for block in range(1, 12):
