@@ -94,7 +94,7 @@ class Array:
         wait_for(are_measured, 120)
 
     def overview(self):
-        return overview(self.server, self.folder.name, squeue.states_on)
+        return overview(self.server, f"{self.folder.name}-rehearsal", squeue.states_on)
 
     def state_of(self, unit):
         return self.slurm.ask("squeue", "--noheader", "--format=%T", f"--jobs={self.job}_{unit}").strip()
