@@ -233,7 +233,8 @@ def _existing(root_or_uri: Path | str, experiment: str) -> Store:
     if store is None:
         raise TrackingError(f"there is no store in {root_or_uri}, and so no experiment {experiment!r}")
     if find_experiment(store, experiment) is None:
-        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}")
+        there = ", ".join(repr(name) for name in experiment_names(store) if name != "Default") or "none"
+        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}; there is: {there}")
     return store
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base.errors import TrackingError
 from pipeline.base.tags import GROUP, Tag, fact_tag, restore_names, stored_name
 from pipeline.record.store import results, told
 from pipeline.record.store.local import open_store
@@ -43,3 +44,11 @@ def test_groups_are_read_whatever_version_stored_them(root: Path, name_of) -> No
     assert dict(group.facts) == {"plan": "p", "result": "ok"}
     assert results.recall(root, run.info.run_id).fact("digest") == DIGEST
     assert results.load_groups(root, "e")[f"tags.{Tag.DIGEST}"].tolist() == [DIGEST]
+
+
+def test_an_experiment_that_is_not_there_is_named_with_those_that_are(root: Path) -> None:
+    store = open_store(root)
+    for name in ("study-rehearsal", "other"):
+        store.experiment_id(name)
+    with pytest.raises(TrackingError, match=r"no experiment 'study' in .*; there is: 'other', 'study-rehearsal'$"):
+        results.load_groups(root, "study")
