@@ -61,7 +61,7 @@ class Grid:
 
     @property
     def has_measures(self) -> bool:
-        """Whether a line says what its figures are."""
+        """Return whether a line says what its figures are."""
         return any(line.measure for line in self.lines)
 
     @property
@@ -83,14 +83,16 @@ def _speed(
     """Return the gain of each case in each mode; of services at a given rate, their latency instead."""
     best = {(winner.case, winner.degree): winner for winner in winners}
     ran = [cell for cell in cells if not (cell.is_derived and cell.num_given)]
-    places = {place: here for place, here in by_place(ran).items() if any(cell.sharing != SERIAL for cell in here)}
-    modes = tuple(modes_in([cell for here in places.values() for cell in here]))
+    places = {
+        place: members for place, members in by_place(ran).items() if any(cell.sharing != SERIAL for cell in members)
+    }
+    modes = tuple(modes_in([cell for members in places.values() for cell in members]))
     lines = []
-    for (case, degree), here in places.items():
-        winner, name = best.get((case, degree)), _measure(here)
-        if not name and any(cell.is_ranked for cell in here):
+    for (case, degree), members in places.items():
+        winner, name = best.get((case, degree)), _measure(members)
+        if not name and any(cell.is_ranked for cell in members):
             continue  # different jobs, of which the rate of some is given: their work adds up to nothing
-        entries = [[_entry(cell, name, winner) for cell in here if cell.sharing == mode] for mode in modes]
+        entries = [[_entry(cell, name, winner) for cell in members if cell.sharing == mode] for mode in modes]
         if winner is not None and SERIAL in modes and not entries[modes.index(SERIAL)]:
             entries[modes.index(SERIAL)] = [Entry(text="1", state=_state(SERIAL.label, winner))]
         lines.append(
@@ -98,7 +100,7 @@ def _speed(
                 case=case.label,
                 consists=consists.get(case, ""),
                 degree=degree,
-                measure="" if name in ("", SPEEDUP) else _title(name, here),
+                measure="" if name in ("", SPEEDUP) else _title(name, members),
                 entries=tuple(map(tuple, entries)),
             )
         )
@@ -158,10 +160,10 @@ def _note(verdicts: Sequence[Verdict]) -> str:
 
 def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
     """Return what services and other jobs take from each other, a line for each thing that is kept or paid."""
-    found: dict[Case, list[Shared]] = defaultdict(list)
-    for each in beside.shared(cells):
-        found[each.cell.case].append(each)
-    modes = tuple(modes_in([each.cell for members in found.values() for each in members]))
+    by_case: dict[Case, list[Shared]] = defaultdict(list)
+    for share in beside.shared(cells):
+        by_case[share.cell.case].append(share)
+    modes = tuple(modes_in([share.cell for members in by_case.values() for share in members]))
     lines = [
         Line(
             case=case.label,
@@ -170,7 +172,7 @@ def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
             measure=measure,
             entries=tuple(tuple(entry for sharing, entry in entries if sharing == mode) for mode in modes),
         )
-        for case, members in found.items()
+        for case, members in by_case.items()
         for measure, entries in _shared(members)
     ]
     note = (
@@ -183,23 +185,23 @@ def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
 def _shared(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[Mode, Entry]]]]:
     """Yield each measure of a mix with its entries: throughput and latency of each workload, and energy."""
     by_workload: dict[str, list[Shared]] = defaultdict(list)
-    for each in members:
-        by_workload[each.workload].append(each)
-    for workload, mine in by_workload.items():
-        if any(each.kept is not None for each in mine):
-            yield f"throughput kept by {workload}", [_kept(each.cell, each.kept) for each in mine]
-        title = "p99" if any(each.p99 is not None for each in mine) else "mean"
-        latencies = [(each.cell, each.p99 if title == "p99" else each.mean) for each in mine]
+    for share in members:
+        by_workload[share.workload].append(share)
+    for workload, shares in by_workload.items():
+        if any(share.kept is not None for share in shares):
+            yield f"throughput kept by {workload}", [_make_kept_entry(share.cell, share.kept) for share in shares]
+        title = "p99" if any(share.p99 is not None for share in shares) else "mean"
+        latencies = [(share.cell, share.p99 if title == "p99" else share.mean) for share in shares]
         if any(latency is not None for _, latency in latencies):
             missing = {id(cell): NOT_SUSTAINED for cell, _ in latencies if cell.num_saturated}
-            entries = [_kept(cell, latency, missing.get(id(cell), "")) for cell, latency in latencies]
+            entries = [_make_kept_entry(cell, latency, missing.get(id(cell), "")) for cell, latency in latencies]
             yield f"{title} latency of {workload}", entries
-    mixes = list({id(each.cell): each.cell for each in members}.values())
+    mixes = list({id(share.cell): share.cell for share in members}.values())
     if any(ENERGY_VS_ALONE in cell.estimates for cell in mixes):
-        yield "energy of all", [_kept(cell, cell.estimates.get(ENERGY_VS_ALONE)) for cell in mixes]
+        yield "energy of all", [_make_kept_entry(cell, cell.estimates.get(ENERGY_VS_ALONE)) for cell in mixes]
 
 
-def _kept(cell: Cell, estimate: Estimate | None, missing: str = "") -> tuple[Mode, Entry]:
+def _make_kept_entry(cell: Cell, estimate: Estimate | None, missing: str = "") -> tuple[Mode, Entry]:
     if estimate is None:
         return cell.sharing, Entry(text=missing, detail=cell.detail)
     return cell.sharing, Entry(text=f"{_figure(estimate)}{'*' if cell.marks else ''}", detail=cell.detail)
@@ -208,9 +210,9 @@ def _kept(cell: Cell, estimate: Estimate | None, missing: str = "") -> tuple[Mod
 def _consists(study: Study) -> dict[Case, str]:
     """Return of which jobs each mix is, by size: `L: resnet152_imagenet bs32; S: resnet26_cifar10 bs128`."""
     case_of = cases_of(study)
-    found: dict[Case, dict[str, str]] = defaultdict(dict)
+    letters: dict[Case, dict[str, str]] = defaultdict(dict)
     for row in study.rows:
         for job in row.jobs if row.is_mix else ():
             if job.size:
-                found[case_of[row.run_id]][job.size] = job.label
-    return {case: "; ".join(f"{size}: {sizes[size]}" for size in sorted(sizes)) for case, sizes in found.items()}
+                letters[case_of[row.run_id]][job.size] = job.label
+    return {case: "; ".join(f"{size}: {sizes[size]}" for size in sorted(sizes)) for case, sizes in letters.items()}

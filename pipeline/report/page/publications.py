@@ -45,7 +45,7 @@ def by_agreement(table: Table) -> Publication:
     return Publication(
         name=table.name,
         about=table.about,
-        same=Compared(table=_without(table, same, _IN_FILES_ONLY), differs=_in_words(_parts(table, same, _MIND))),
+        same=Compared(table=_without(table, same, _IN_FILES_ONLY), differs=_describe_parts(_parts(table, same, _MIND))),
         other=_at_other_settings(table, other),
         num_absent=len(absent),
     )
@@ -64,14 +64,15 @@ def _at_other_settings(table: Table, rows: Sequence[Values]) -> Compared:
         for part in _parts(table, rows, _DIFFERENCE)
         if all(len({part in settings[row] for row in members}) == 1 for members in cases.values())
     ]
-    left = {row: "; ".join(part for part in _split(row[difference]) if part not in of_cases) for row in rows}
+    settings_of_row = {row: "; ".join(part for part in _split(row[difference]) if part not in of_cases) for row in rows}
     brief = [
-        tuple(left[row] or None if place == difference else value for place, value in enumerate(row)) for row in rows
+        tuple(settings_of_row[row] or None if place == difference else value for place, value in enumerate(row))
+        for row in rows
     ]
-    hidden = [*_IN_FILES_ONLY, _AGREEMENT, *([] if any(left.values()) else [_DIFFERENCE])]
+    hidden = [*_IN_FILES_ONLY, _AGREEMENT, *([] if any(settings_of_row.values()) else [_DIFFERENCE])]
     shown = _without(table, brief, hidden)
     columns = tuple("other settings" if head == _DIFFERENCE else head for head in shown.columns)
-    differs = _in_words([*_parts(table, rows, _MIND), *of_cases])
+    differs = _describe_parts([*_parts(table, rows, _MIND), *of_cases])
     return Compared(table=dataclasses.replace(shown, columns=columns), differs=differs)
 
 
@@ -85,7 +86,7 @@ def _split(value: object) -> list[str]:
     return [part for part in str(value or "").split("; ") if part]
 
 
-def _in_words(parts: Sequence[str]) -> str:
+def _describe_parts(parts: Sequence[str]) -> str:
     return f"Not as in the paper: {'; '.join(parts)}." if parts else ""
 
 

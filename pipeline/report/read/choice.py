@@ -50,15 +50,15 @@ class Choice:
                 raise ConfigError(
                     f"{STUDY} {study}: there is no such study; there is: {_list(map(_study, _by_study(rows)))}"
                 )
-        here = [row for row in rows if row.start in self.studies or not self.studies]
-        devices = Counter(row.device_in_words for row in here)
+        chosen = [row for row in rows if row.start in self.studies or not self.studies]
+        devices = Counter(row.device_in_words for row in chosen)
         names = tuple(_find(device, devices) for device in self.devices)
-        if len({row.is_simulated for row in here if row.device_in_words in names}) > 1:
+        if len({row.is_simulated for row in chosen if row.device_in_words in names}) > 1:
             raise ConfigError(f"{self.words}: a report is of real devices or of simulated ones; write one of each")
         return dataclasses.replace(self, devices=names)
 
     def includes(self, row: Row) -> bool:
-        """Whether a row is of a study and of a device that are wanted; of a checked choice."""
+        """Return whether a row is of a study and a device of this choice, which is checked."""
         is_of_study = not self.studies or row.start in self.studies
         return is_of_study and (not self.devices or row.device_in_words in self.devices)
 
@@ -75,20 +75,20 @@ def _repeat(option: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
 
-def _find(asked: str, devices: Mapping[str, int]) -> str:
+def _find(name_or_part: str, devices: Mapping[str, int]) -> str:
     """Return the one device of this name, or the one with it in its name."""
-    same = [name for name in devices if name.casefold() == asked.casefold()]
-    found = same or [name for name in devices if asked.casefold() in name.casefold()]
-    if len(found) != 1:
-        wrong = f"{len(found)} devices have that in their names" if found else "there is no such device"
-        raise ConfigError(f"{DEVICE} {asked}: {wrong}; there is: {_list(found or devices)}")
-    return found[0]
+    same = [name for name in devices if name.casefold() == name_or_part.casefold()]
+    matches = same or [name for name in devices if name_or_part.casefold() in name.casefold()]
+    if len(matches) != 1:
+        wrong = f"{len(matches)} devices have that in their names" if matches else "there is no such device"
+        raise ConfigError(f"{DEVICE} {name_or_part}: {wrong}; there is: {_list(matches or devices)}")
+    return matches[0]
 
 
 def _list(names: Iterable[str]) -> str:
-    every = list(names)
-    more = len(every) - _MOST_NAMED
-    return ", ".join([*every[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none"
+    all_names = list(names)
+    more = len(all_names) - _MOST_NAMED
+    return ", ".join([*all_names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none"
 
 
 def _by_study(rows: Iterable[Row]) -> list[list[Row]]:

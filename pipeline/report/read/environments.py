@@ -49,11 +49,11 @@ def _with_names(row: Row, names: Mapping[str, str]) -> Row:
 def _names(locks: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return a name for each environment, by its digest: `torch 2.4.0`, `without boto3`; else `environment 2`."""
     packages = {digest: packages_in(lock) for digest, lock in locks.items()}
-    known = {name for found in packages.values() for name in found}
+    known = {name for installed in packages.values() for name in installed}
     in_order = [*(name for name in _FRAMEWORKS if name in known), *sorted(known)]
     if all(packages.values()):
         for package in in_order:
-            words = {digest: _word(package, found.get(package)) for digest, found in packages.items()}
+            words = {digest: _word(package, installed.get(package)) for digest, installed in packages.items()}
             if len(set(words.values())) == len(words):
                 return words
     return {digest: f"environment {number}" for number, digest in enumerate(locks, 1)}
@@ -65,12 +65,12 @@ def _word(package: str, line: str | None) -> str:
 
 def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> list[str]:
     """Return how each environment differs from the first, in a sentence."""
-    first, *others = locks
+    first, *later = locks
     sentences = []
-    for other in others:
-        differs = lock_difference(locks[first], locks[other]) if locks[first] and locks[other] else ""
+    for digest in later:
+        differs = lock_difference(locks[first], locks[digest]) if locks[first] and locks[digest] else ""
         what = differs or "the packages are not recorded"
-        sentences.append(f"Environment {names[other]!r} against {names[first]!r}: {what}.")
+        sentences.append(f"Environment {names[digest]!r} against {names[first]!r}: {what}.")
     return sentences
 
 
