@@ -38,6 +38,7 @@ from pipeline.observe.progress import Progress, Ran
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import check, describe, feasible, read, units
 from pipeline.plan import plan as planning
+from pipeline.plan.experiment_names import separate_rehearsals
 from pipeline.plan.inventory import Inventory, take
 from pipeline.plan.programs import refuse_unread
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
@@ -206,6 +207,7 @@ def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -
     configs = read.read(composed)
     first = configs[0]
     _check_same(configs)
+    separate_rehearsals(configs)
     if first.reproduce is None:
         refuse_unread(outcome.command_line()[1:], configs, composed)
     reproduce.refuse_sweep(configs, is_sweep=is_sweep)
@@ -611,7 +613,12 @@ class _Study:
         if self.rows:
             for line in failures.in_words(self.rows, self._error_log):
                 sys.stdout.write(f"{line}\n")
-            summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root)
+            failed = {
+                run: row.group.name
+                for row in self.rows
+                if row.result.mlflow_status == "FAILED" and (run := self.spool.run_of(row))
+            }
+            summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root, failed)
         self._say_how_to_resume()
 
     def _send_what_is_left(self) -> None:

@@ -59,6 +59,7 @@ class Sender:
 
     Attributes:
         unsent: folders that could not be sent and stay in the spool, and why.
+        runs: of folders that were sent, the run of the group.
         failed: of folders that were sent, where the files of the jobs went that failed, by index.
     """
 
@@ -70,6 +71,7 @@ class Sender:
         self._was_asked = self._was_restarted = self._has_given_up = False
         self._opening: dict[str, Any] | None = None
         self.unsent: dict[Path, str] = {}
+        self.runs: dict[Path, str] = {}
         self.failed: dict[Path, dict[str, str]] = {}
 
     def start(self) -> None:
@@ -278,6 +280,8 @@ class Sender:
         if request["op"] == "send" and reply.get("ok"):
             self.unsent.pop(folder, None)
             self.failed[folder] = reply.get("failed") or {}
+            if run_id := reply.get("run_id"):
+                self.runs[folder] = run_id
         elif request["op"] == "send":
             self.unsent[folder] = str(reply.get("error"))
             log.warning("%s stays in the spool: %s", folder.name, reply.get("error"))

@@ -193,6 +193,11 @@ class Spool:
             return folder / layout.job_path(index)
         return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else uri
 
+    def run_of(self, row: GroupResult) -> str | None:
+        """Return the MLflow run of a group that ran in this study; `None` while it is not sent."""
+        folder = self._folders.get(row.spool_id or "")
+        return None if folder is None else self._sender.runs.get(folder)
+
     def unsent_amendments(self) -> list[Path]:
         """Figures of this study that the store does not have yet."""
         return sorted(file for file in self._amendments if file.exists())

@@ -10,10 +10,10 @@ from typing import Any
 
 from pipeline.base import regular_files
 from pipeline.base.errors import ConfigError
+from pipeline.base.package_locks import lock_difference
 from pipeline.base.records import Plan
 from pipeline.base.secrets import mask_text
 from pipeline.plan.inventory import Inventory
-from pipeline.reproduce.differences import lock_difference
 
 _PLAN, _PACKAGES, _FILES, _MACHINE = "plan", "packages", "files", "machine"
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from pipeline.base import layout, secrets
 from pipeline.base.errors import ConfigError
+from pipeline.base.package_locks import difference, lock_difference
 from pipeline.base.records import Group
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.env import lock
 from pipeline.record.original import Original, script_files
 
-_MAX_PACKAGES = 8
-_PYTHON = "# python: "
 # Facts of a start that decide what is computed and how fast, in words.
 _FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}
 # Of a device: what changes by itself, or by the groups before, says nothing.
@@ -170,7 +169,7 @@ def _requests(original: Original, group: Group, inventory: Inventory) -> Iterabl
         before = original.job_locks.get(str(job.index))
         if interpreter.to_build is not None and before is not None:
             then = lock.request_of(before.splitlines())
-            changes = _difference(*map(_requested_by_name, (then, interpreter.requested))) if then else ""
+            changes = difference(*map(_requested_by_name, (then, interpreter.requested))) if then else ""
             found[changes or f"packages: not known yet, as {interpreter.to_build}"] = None
     return found
 
@@ -179,42 +178,6 @@ def _requested_by_name(request: Iterable[str]) -> dict[str, str]:
     """Map what is asked for by the normalised name of the package; a path or an address stands for itself."""
     names = {line: re.match(r"(?:[\w./-]+::)?([A-Za-z0-9][\w.-]*)(?![\w./:-])", line) for line in request}
     return {re.sub("[-_.]+", "-", name[1]).lower() if name else line: line for line, name in names.items()}
-
-
-def lock_difference(before: Iterable[str], now: Iterable[str]) -> str:
-    """The packages that differ between two locks, in a line; empty if none does."""
-    return _difference(_by_name(before), _by_name(now))
-
-
-def _difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    changes = []
-    for name in sorted(old.keys() | new.keys()):
-        if name not in new:
-            changes.append(f"without {old[name]}")
-        elif name not in old:
-            changes.append(f"with {new[name]}")
-        elif old[name] != new[name]:
-            changes.append(f"{old[name]} now {new[name]}")
-    more = len(changes) - _MAX_PACKAGES
-    words = "; ".join([*changes[:_MAX_PACKAGES], *([f"and {more} more"] if more > 0 else [])])
-    return f"packages: {words}" if changes else ""
-
-
-def _by_name(lock: Iterable[str]) -> dict[str, str]:
-    """Packages and Python by their name: `name==version`, `name @ place`, or the address of a conda package."""
-    packages = {}
-    # What pip installed into an environment of conda stands in comments there.
-    for line in filter(None, (each.strip().removeprefix("# pip ") for each in lock)):
-        if line.startswith(_PYTHON):
-            packages["python"] = f"Python {line.removeprefix(_PYTHON)}"
-        elif line.startswith(("#", "@", "-")):
-            continue
-        elif "://" in line and " @ " not in line:
-            text = line.rsplit("/", 1)[1].partition("#")[0]
-            packages[text.rsplit("-", 2)[0]] = text
-        else:
-            packages[line.replace(" @ ", "==").partition("==")[0].lower()] = line
-    return packages
 
 
 def _sources(original: Original, group: Group) -> Iterable[str]:

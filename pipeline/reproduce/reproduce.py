@@ -21,6 +21,7 @@ from pipeline.base.paths import expanded
 from pipeline.base.records import Plan
 from pipeline.observe.group_result import GroupResult
 from pipeline.plan import programs, read, user_command
+from pipeline.plan.experiment_names import is_rehearsal, name_reproductions, separate_rehearsals
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config
 from pipeline.record.original import Original
@@ -39,7 +40,6 @@ _OF_THE_START = (
     *("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict"),
     *("unit", "plan_file", "only"),
 )
-_SUFFIX = "-reproductions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +126,16 @@ def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoSta
         )
     with open_dict(whole):
         whole.tracking = composed.tracking
-        if "tracking.experiment" not in given:
-            whole.tracking.experiment = original.experiment.removesuffix(_SUFFIX) + _SUFFIX
         for key in _OF_THE_START:
             whole[key] = composed[key]
         for key in given:
             _take_over(whole, composed, key, hidden)
         _build_from_locks(whole, original, stack)
     (typed,) = read.read([whole])
+    if "tracking.experiment" in given:
+        separate_rehearsals([typed])
+    else:
+        typed.tracking.experiment = name_reproductions(original.experiment, is_rehearsed=is_rehearsal(typed))
     unrecorded = [key for key in unrecorded if key not in _OF_THE_START]
     return Reproduction(original=original, config=typed, unrecorded=unrecorded)
 

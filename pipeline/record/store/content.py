@@ -17,7 +17,7 @@ from pipeline.base.layout import LONG_VALUES
 from pipeline.base.point_series import thinned
 from pipeline.base.secret_names import Secrecy, secrecy_of
 from pipeline.base.secrets import mask, mask_text
-from pipeline.base.tags import Tag
+from pipeline.base.tags import Tag, stored_name
 from pipeline.base.words import escape_to_utf8
 from pipeline.observe.logged.script_runs import ScriptRun
 
@@ -70,7 +70,7 @@ class RunContent:
         self.params[name] = self._cut("params", name, value, MAX_PARAM)
 
     def add_tag(self, key: str, value: str) -> None:
-        name = _free_name(key, self.tags)
+        name = _free_name(stored_name(key), self.tags)
         self.tags[name] = self._cut("tags", name, value, MAX_TAG)
 
     def add_metric(self, key: str, points: Iterable[Point]) -> None:

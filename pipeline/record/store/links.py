@@ -20,6 +20,16 @@ def ui_link(base_url: str, experiment_id: str) -> str:
     return f"{page}?workflowType=machine_learning&viewStateShareKey={shared_view.KEY}"
 
 
+def run_link(base_url: str | None, experiment_id: str, run_id: str) -> str:
+    """Return the page of a run on a server, or of a local store by the command that `ui_hint` gives.
+
+    What follows the question mark keeps MLflow 3 from the pages of its GenAI view.
+    """
+    server = base_url if base_url is not None and base_url.startswith("http") else _UI
+    page = f"{strip_logins(server).rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+    return f"{page}?workflowType=machine_learning"
+
+
 def ui_hint(root: Path, experiment_id: str) -> str:
     """What to type to see a local store, and the page to open then."""
     return _command(f"sqlite:///{_from_here((root / DATABASE).absolute())}", experiment_id)
@@ -37,7 +47,8 @@ def hint_of(uri: str, experiment_id: str) -> str:
 
 def _command(backend: str, experiment_id: str) -> str:
     program = "mlflow" if shutil.which("mlflow") else _from_here(Path(sys.executable).parent / "mlflow")
-    command = shlex.join([str(program), "ui", "--backend-store-uri", backend])
+    # The default of four workers takes minutes to come up on a small or busy machine.
+    command = shlex.join([str(program), "ui", "--backend-store-uri", backend, "--workers", "1"])
     return f"{command}   then open {ui_link(_UI, experiment_id)}"
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pipeline.base import layout, locks, mig_names, regular_files, units
@@ -27,7 +28,7 @@ from pipeline.base.modes import PROFILE
 from pipeline.base.point_series import thinned
 from pipeline.base.records import Result
 from pipeline.base.secrets import mask_text
-from pipeline.base.tags import GROUP, Tag
+from pipeline.base.tags import GROUP, Tag, stored_name
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.observe.logged.script_runs import read_script_runs
@@ -154,8 +155,8 @@ def amend(store: Store, file: Path) -> None:
     if not file.exists():
         return
     amendment = group_folder.read_amendment(file)
-    wanted = f"tags.`{Tag.SPOOL_ID}` = '{amendment.spool_id}' AND tags.`{Tag.ROLE}` = '{GROUP}'"
-    runs = store.client.search_runs([store.experiment_id(amendment.experiment)], wanted, max_results=1)
+    every = _runs_of(store, store.experiment_id(amendment.experiment), amendment.spool_id)
+    runs = [run for run in every if run.data.tags.get(Tag.ROLE) == GROUP]
     if not runs or runs[0].info.status == "RUNNING":  # its end, which is still to be sent, would overwrite this
         raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
     run_id, result = runs[0].info.run_id, Result(amendment.result)
@@ -400,7 +401,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
 
     def ensure(key: str, run: RunRecord, tags: dict[str, str]) -> str:
         if key not in known:
-            tags |= {Tag.SPOOL_ID: record.spool_id, Tag.RUN_NAME: run.name}
+            tags |= {stored_name(Tag.SPOOL_ID): record.spool_id, Tag.RUN_NAME: run.name}
             tags |= _described(run).tags  # made with the run, they cost a third of what they cost later
             created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, run.name)
             known[key] = str(created.info.run_id)
@@ -427,5 +428,13 @@ def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) 
             return dict(ids["runs"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # damaged, or a sender was killed while it created them: MLflow knows which exist
-    found = store.client.search_runs([experiment_id], f"tags.`{Tag.SPOOL_ID}` = '{record.spool_id}'")
+    found = _runs_of(store, experiment_id, record.spool_id)
     return {run.data.tags.get(Tag.INDEX, "parent"): str(run.info.run_id) for run in found}
+
+
+def _runs_of(store: Store, experiment_id: str, spool_id: str) -> list[Any]:
+    """Return the runs of a group and its jobs; an earlier version may have begun them."""
+    for tag in (stored_name(Tag.SPOOL_ID), str(Tag.SPOOL_ID)):
+        if found := list(store.client.search_runs([experiment_id], f"tags.`{tag}` = '{spool_id}'")):
+            return found
+    return []

@@ -11,12 +11,13 @@ from omegaconf import OmegaConf, open_dict
 
 from pipeline.base import interrupts, layout
 from pipeline.base.errors import ConfigError
+from pipeline.base.package_locks import lock_difference
 from pipeline.plan import plan as planning
 from pipeline.plan import read
 from pipeline.record.original import Original
 from pipeline.reproduce import reproduce
 from pipeline.reproduce.config import config_of
-from pipeline.reproduce.differences import find, lock_difference
+from pipeline.reproduce.differences import find
 from tests.conftest import GPU, inventory_of
 
 
