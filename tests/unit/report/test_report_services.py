@@ -168,11 +168,11 @@ def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_gri
     cells = cells_of(found)
     kept, energy, latency = answer(found, cells, [])
     assert kept == (
-        "On one NVIDIA H100 80GB HBM3, jobs beside services keep 0.70 (I+T, MPS equal shares) to 0.90 (I+T, "
+        "On one NVIDIA H100 80GB HBM3, jobs beside services keep 0.70 (T+I, MPS equal shares) to 0.90 (T+I, "
         "naive) of their throughput (I: infer, T: train)."
     )
-    assert re.fullmatch(r"Both together take 0\.\d\d \(I\+T, MPS\) to 0\.\d\d \(I\+T, naive\) of the energy .*", energy)
-    assert latency == "The p99 latency of services is 2.00 (I+T, MPS) to 4.00 (I+T, naive) times that alone."
+    assert re.fullmatch(r"Both together take 0\.\d\d \(T\+I, MPS\) to 0\.\d\d \(T\+I, naive\) of the energy .*", energy)
+    assert latency == "The p99 latency of services is 2.00 (T+I, MPS) to 4.00 (T+I, naive) times that alone."
     (grid,) = grids(found, cells, verdicts(cells), [])
     assert [mode.label for mode in grid.modes] == ["naive", "MPS", "MPS %"]
     texts = {line.measure: [[entry.text for entry in entries] for entries in line.entries] for line in grid.lines}
