@@ -3,12 +3,12 @@
 import gc
 import sys
 
-from pipeline.base import interrupts
+from pipeline.base import startup
 from pipeline.record import sender
 
 if __name__ == "__main__":
     gc.set_threshold(100_000)  # nearly all that is imported and composed stays: looking for garbage took a tenth of it
-    interrupts.install()
+    startup.begin()
     sender.start_early(sys.argv[1:])
 
 from pipeline.plan import help as explained  # below, because the sender imports MLflow meanwhile
@@ -53,7 +53,8 @@ def main(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     try:
-        sys.exit(command_line.run(main))
+        status = command_line.run(main)
+        sys.exit(status if outcome.has_started else startup.check_output(status))
     finally:
         sender.end_early()
         gc.freeze()  # the process ends: nobody needs what a last search for garbage would free

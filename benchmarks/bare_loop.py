@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pipeline.base.records import WindowKind
 from pipeline.base.units import SAMPLES, rate_of
-from pipeline.launch import events
+from pipeline.launch import event_reader
 from pipeline.observe.throughput import figures
 
 _MPS_CONTROL = "nvidia-cuda-mps-control"
@@ -84,10 +84,10 @@ def throughput(
             if process.wait() != 0:
                 raise RuntimeError(f"a job of the bare loop ended with status {process.returncode}")
         window = (stop_ns - int(seconds * 1e9), stop_ns)
-        logs = [events.read(folder / str(index) / "events.jsonl") for index in range(num_jobs)]
+        logs = [event_reader.read(folder / str(index) / "events.jsonl") for index in range(num_jobs)]
         return Measured(
             rate=sum(figures(WindowKind.STEADY, SAMPLES, log, window)[rate_of(SAMPLES)] for log in logs),
-            peak_mib=max((one[-1] for log in logs for one in log.metrics if one[0] == PEAK_MEMORY), default=None),
+            peak_mib=max((value for log in logs for *_, value in log.metrics.get(PEAK_MEMORY, ())), default=None),
         )
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan.experiment_names import name_rehearsal
 from pipeline.record.store import results
 
 EXPERIMENT = "exporter"
@@ -28,10 +29,16 @@ SIDES = ("none", "prometheus")
 PORT = 9477
 
 
+def experiment_of(exporter: str, overrides: Sequence[str]) -> str:
+    """Return the experiment of the studies with one exporter."""
+    name = f"{EXPERIMENT}-{exporter}"
+    return name_rehearsal(name) if any(word.startswith("gpu=simulated_") for word in overrides) else name
+
+
 def run(root: Path, exporter: str, overrides: Sequence[str], every_s: float) -> dict[str, float]:
     """One study; what was resident of its orchestrator, and of its scrapes how many there were, how long and large."""
     argv = [sys.executable, str(PROJECT_DIR / "run.py"), *overrides, f"exporter={exporter}", "baseline=never"]
-    argv += [f"tracking.root={root}", f"tracking.experiment={EXPERIMENT}-{exporter}"]
+    argv += [f"tracking.root={root}", f"tracking.experiment={experiment_of(exporter, overrides)}"]
     argv += [f"exporter.port={PORT}"] if exporter == "prometheus" else []
     peak_kib, scrape_ms, num_series = 0, [], 0
     with (root.parent / "log").open("w") as log, subprocess.Popen(argv, stdout=log, stderr=log) as process:
@@ -70,7 +77,7 @@ def table(root: Path, rounds: int, overrides: Sequence[str], every_s: float) -> 
     lines = ["| exporter | own CPU, % of a core | peak memory, MiB | samples/s |", "|---|---|---|---|"]
     rates = {}
     for side in SIDES:
-        rows = results.load_groups(root, f"{EXPERIMENT}-{side}").sort_values("start_time")
+        rows = results.load_groups(root, experiment_of(side, overrides)).sort_values("start_time")
         rates[side] = list(rows["metrics.throughput_total_samples_per_s"])
         columns = (list(rows["metrics.orchestrator_cpu_pct"]), [each["peak MiB"] for each in found[side]], rates[side])
         lines.append(f"| {side} | {' | '.join(map(spread, columns))} |")

@@ -160,7 +160,7 @@ def _perfect(found: requests.Requests, service_ns: int) -> requests.Requests:
     records["intended_ns"] = records["sent_ns"] = due
     records["begun_ns"] = np.maximum.accumulate(due - turns) + turns
     records["done_ns"], records["batch"] = records["begun_ns"] + service_ns, 1
-    return requests.Requests(records)
+    return requests.Requests({name: records[name] for name, _ in requests.RECORD})
 
 
 def waiting_quantile(load: float, share: float) -> float:

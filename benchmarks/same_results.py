@@ -30,6 +30,7 @@ from typing import Any
 
 SHORT = ["window.seconds=1", "window.settle_s=0.1", "workload.warmup_steps=2"]
 GPU = "gpu=simulated_a100_40gb"
+EXPERIMENT = "same-rehearsal"
 LIMIT_S = 1800
 SCRIPT = """
 import mlflow
@@ -63,7 +64,8 @@ class Place:
 
     def start(self, *arguments: str, module: str | None = None) -> subprocess.Popen[str]:
         """Start `run.py`, or a module of the checkout."""
-        program = ["-m", module] if module else ["run.py"]
+        # The experiment is one that rehearsals do not rename, so that all checkouts have it.
+        program = ["-m", module] if module else ["run.py", f"tracking.experiment={EXPERIMENT}"]
         environ = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "MLFLOW_TRACKING_URI")}
         with (self.folder / "out.txt").open("a", encoding="utf-8") as out:
             return subprocess.Popen(
@@ -157,7 +159,7 @@ def run(checkout: Path, out: Path, names: list[str]) -> None:
         begin_s = time.monotonic()
         statuses = STUDIES[name](place)
         report = place.run(
-            *("--root", str(place.root), "--experiment", "robroek_quick" if "committed" in name else "collocation"),
+            *("--root", str(place.root), "--experiment", EXPERIMENT),
             *("--out", str(place.folder / "report"), "--no-log"),
             module="pipeline.report",
         )

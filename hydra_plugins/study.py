@@ -31,9 +31,10 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from pipeline import outcome
 from pipeline.base import library_internals, override_values, words
 from pipeline.base.errors import ConfigError
-from pipeline.plan import command_line, stand_ins
+from pipeline.plan import command_line, override_remedy, stand_ins
 from pipeline.scale.options import SlurmOptions
 
 _ONE = ("experiment", "rehearse")
@@ -56,7 +57,11 @@ class StudySweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         assert self.launcher is not None
-        return [self.launcher.launch(self.expand(arguments), initial_job_idx=0)]
+        jobs = self.expand(arguments)
+        if outcome.typed_for_study is None:  # else the launcher has said it
+            for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
+                words.say(note)
+        return [self.launcher.launch(jobs, initial_job_idx=0)]
 
     def expand(self, arguments: list[str]) -> list[list[str]]:
         """The overrides of every combination; the command line wins over a block's value of the same key."""

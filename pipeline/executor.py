@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from pipeline import outcome
-from pipeline.base import factory, host, interrupts, layout, programs
+from pipeline.base import factory, host, interrupts, layout, programs, words
 from pipeline.base.errors import CollocationError, ConfigError, ListenerError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.machine_state import MachineState
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal
 
 _OUR_PROGRAMS = PROJECT_DIR / "workloads"
+_SMALL_BYTES, _LARGE_BYTES = 1 << 25, 1 << 28
+"""What jobs wrote is read in a second or so; or takes so long that the user wonders."""
 
 log = logging.getLogger(__name__)
 
@@ -97,17 +99,20 @@ def run(group: Group, shared: Shared) -> GroupResult:
             record.close(skipped)
             return skipped
         execution = _Execution(group, record, shared)
+        row: GroupResult | None = None
         interrupted: Interrupted | None = None
-        try:
-            execution.go()
-        except Interrupted as error:
-            interrupted = error
         with interrupts.held():  # what was measured is kept
-            row = dataclasses.replace(execution.judged(interrupted is not None), spool_id=record.spool_id)
-            record.close(row)
+            try:
+                with interrupts.let_through():
+                    execution.go()
+                    row = execution.judged()  # which takes long if the jobs wrote much
+            except Interrupted as error:
+                interrupted = error
+            row = row or execution.judged_as_interrupted()
+            record.close(dataclasses.replace(row, spool_id=record.spool_id))
     if interrupted is not None:
         raise interrupted
-    return row
+    return dataclasses.replace(row, spool_id=record.spool_id)
 
 
 def _in_the_state_of_now(group: Group, shared: Shared) -> Group:
@@ -160,8 +165,16 @@ class _Execution:
             self._undo_again()
             self.phases.finish()
 
-    def judged(self, interrupted: bool) -> GroupResult:
+    def judged_as_interrupted(self) -> GroupResult:
+        """Return the row of a group that the user ended: with figures if that takes no time, else without."""
+        if self._bytes_to_read() > _SMALL_BYTES:
+            return endings.not_judged(self.group, None, self._states())
+        return self.judged(interrupted=True)
+
+    def judged(self, *, interrupted: bool = False) -> GroupResult:
         """The row, and the artifacts that are made of it. What jobs wrote may be anything: it never ends the study."""
+        if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
+            words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB that its jobs wrote")
         try:
             row = measure.judge(self.group, self._observation(interrupted))
             self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
@@ -170,8 +183,14 @@ class _Execution:
             trace.write(self.record, row, self.record.sink.samples, self.fields)
         except Exception as error:  # noqa: BLE001  likewise
             self._keep_traceback(error, "its figures could not be computed")
-            return endings.not_judged(self.group, error, interrupted=interrupted)
+            return endings.not_judged(self.group, None if interrupted else error, self._states())
         return row
+
+    def _states(self) -> list[JobState]:
+        return [state for batch in self.batches for state in batch]
+
+    def _bytes_to_read(self) -> int:
+        return sum(state.bytes_to_read for state in self._states())
 
     def _keep_traceback(self, error: Exception, what: str) -> None:
         """Keep where an error arose. What the machine refused, as on a full disk, says enough to a user itself."""
@@ -209,7 +228,7 @@ class _Execution:
 
     def _changed_files(self) -> Changed | None:
         """What the jobs changed in the directory that they started in; `None` if nobody asks for it."""
-        states = [state for batch in self.batches for state in batch]
+        states = self._states()
         began = [state.started.at_ns for state in states if state.started is not None]
         theirs = [
             job.workload

@@ -38,6 +38,7 @@ from pipeline.observe.progress import Progress, Ran
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import check, describe, feasible, read, units
 from pipeline.plan import plan as planning
+from pipeline.plan.experiment_names import separate_rehearsals
 from pipeline.plan.inventory import Inventory, take
 from pipeline.plan.programs import refuse_unread
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
@@ -60,6 +61,9 @@ log = logging.getLogger(__name__)
 
 _BUSY_SHARE = 0.25
 """Of the CPUs: other programs that use more are said before anything is measured."""
+_AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
+"""How long what was measured is still sent; a scheduler kills half a minute after its first signal."""
+
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = (
     *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
@@ -203,6 +207,7 @@ def _read(composed: Sequence[DictConfig], stack: UndoStack, *, is_sweep: bool) -
     configs = read.read(composed)
     first = configs[0]
     _check_same(configs)
+    separate_rehearsals(configs)
     if first.reproduce is None:
         refuse_unread(outcome.command_line()[1:], configs, composed)
     reproduce.refuse_sweep(configs, is_sweep=is_sweep)
@@ -383,7 +388,7 @@ def show_all(asked: Asked, plans: Sequence[Plan]) -> bool:
     try:
         finished = asked.sender.finished(experiment, None)
     except TrackingError as error:
-        words.say(f"error: {error}; what was not sent waits in the spool; to go on: {outcome.command_to_resume()}")
+        words.say(f"error: {error}; what was not sent waits in the spool; to go on: {provenance.command_to_resume()}")
         return False
     if asked.config.resume == Resume.NO:
         finished = [each for each in finished if each.start_ms >= asked.begin_ms]
@@ -400,7 +405,7 @@ def show_all(asked: Asked, plans: Sequence[Plan]) -> bool:
         summary.show_where(experiment, asked.config.tracking, asked.sender, asked.root)
     if num_left:
         all_groups = counted(sum(len(plan.groups) for plan in plans), "group")
-        words.say(f"{num_left} of {all_groups} without a result; to run what is left: {outcome.command_to_resume()}")
+        words.say(f"{num_left} of {all_groups} without a result; to run what is left: {provenance.command_to_resume()}")
     return not num_left
 
 
@@ -422,6 +427,7 @@ class _Study:
         self.comparison = Comparison()
         self.rows: list[GroupResult] = []
         self.cpu_use = host.read_cpu_use()
+        self.ended_by: Interrupted | None = None  # what ended the sending of what was measured
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier starts could not send
 
     def take_devices(self, stack: UndoStack) -> None:
@@ -483,6 +489,8 @@ class _Study:
                 self._finish()
                 self._say_where_time_went(time.monotonic() - begin_s, known)
                 is_sent = self._say_what_waits()
+            if self.ended_by is not None:
+                raise self.ended_by
         is_whole = len(self.rows) == len(self.plan.groups)
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
 
@@ -605,17 +613,29 @@ class _Study:
         if self.rows:
             for line in failures.in_words(self.rows, self._error_log):
                 sys.stdout.write(f"{line}\n")
-            summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root)
+            failed = {
+                run: row.group.name
+                for row in self.rows
+                if row.result.mlflow_status == "FAILED" and (run := self.spool.run_of(row))
+            }
+            summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root, failed)
         self._say_how_to_resume()
 
     def _send_what_is_left(self) -> None:
-        self.sender.rest()
-        for folder in list(self.sender.unsent):
-            self.sender.send(folder)  # the server may be back
-        self.sender.rest()
-        for file in self.spool.unsent_amendments():
-            self.sender.amend(file)
-        self.sender.rest()
+        """Send what is left; after a signal there is not much time for that, and the spool keeps what is not sent."""
+        until_s = time.monotonic() + _AFTER_SIGNAL_S if interrupts.has_ended_work() else None
+        try:
+            with interrupts.let_through():
+                self.sender.rest(until_s)
+                for folder in list(self.sender.unsent):
+                    self.sender.send(folder)  # the server may be back
+                self.sender.rest(until_s)
+                for file in self.spool.unsent_amendments():
+                    self.sender.amend(file)
+                self.sender.rest(until_s)
+        except Interrupted as error:
+            self.ended_by = error
+            self.sender.rest(time.monotonic() + _AFTER_SIGNAL_WHILE_SENDING_S)
         self.spool.remove_if_empty()
 
     def _say_what_waits(self) -> bool:
@@ -646,7 +666,7 @@ class _Study:
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = counted(len(self.plan.groups), "group")
             is_worker = outcome.typed_for_study is not None  # then its launcher says how
-            how = "" if is_worker else f"; to run them: {outcome.command_to_resume()}"
+            how = "" if is_worker else f"; to run them: {provenance.command_to_resume()}"
             words.say(f"of {all_groups}, {' and '.join(parts)}{how}")
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:

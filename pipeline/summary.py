@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline import outcome
 from pipeline.base import factory
 from pipeline.base.errors import TrackingError
+from pipeline.base.secrets import mask_text
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.table import table
@@ -17,6 +18,8 @@ from pipeline.plan.schema import TrackingConfig
 from pipeline.record.sender import Sender
 from pipeline.record.store import links
 from pipeline.reproduce.reproduce import Reproduction
+
+_MOST_LINKS = 3
 
 
 def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproduction | None = None) -> None:
@@ -35,19 +38,34 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
         sys.stdout.write(f"{reproduction.side_by_side(rows[0])}\n")
 
 
-def show_where(experiment: str, tracking: TrackingConfig, sender: Sender, root: Path) -> None:
-    """Print the commands that write the report and open MLflow's page."""
-    where = [f"--uri={tracking.uri}" if tracking.uri else f"--root={tracking.root}"]
+def show_where(
+    experiment: str, tracking: TrackingConfig, sender: Sender, root: Path, failed: Mapping[str, str] | None = None
+) -> None:
+    """Print the commands that write the report and open MLflow's page, and links to runs of groups that failed.
+
+    Args:
+        experiment: of the study.
+        tracking: where its results are.
+        sender: which has the store open.
+        root: folder of the local store.
+        failed: names of groups by their runs.
+    """
+    where = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
     where = [] if where == [f"--root={TrackingConfig().root}"] else where
     command = [outcome.python(), "-m", "pipeline.report", f"--experiment={experiment}", *where]
-    sys.stdout.write(f"report: {shlex.join(command)}\n{_how_to_open(sender, root)}\n")
+    lines = [f"report: {shlex.join(command)}", *_how_to_open(sender, root, failed or {})]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _how_to_open(sender: Sender, root: Path) -> str:
+def _how_to_open(sender: Sender, root: Path, failed: Mapping[str, str]) -> list[str]:
     try:
         store = sender.store()
     except TrackingError as error:  # it was in order when the study began; the groups wait in the spool
-        return f"error: {error}"
+        return [f"error: {error}"]
+    experiment_id = store["experiment_id"]
     if store["kind"] == "local":
-        return f"open: {links.ui_hint(root, store['experiment_id'])}"
-    return f"open: {links.hint_of(store['uri'], store['experiment_id'])}"
+        hint, server = links.ui_hint(root, experiment_id), None
+    else:
+        hint, server = links.hint_of(store["uri"], experiment_id), store["uri"]
+    shown = list(failed.items())[:_MOST_LINKS]
+    return [f"open: {hint}", *(f"open {name}: {links.run_link(server, experiment_id, run)}" for run, name in shown)]

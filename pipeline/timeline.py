@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import interrupts, layout
+from pipeline.base import layout, startup
 from pipeline.base.errors import CollocationError, TrackingError
 from pipeline.base.words import counted
 from pipeline.record import trace
@@ -84,5 +84,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    interrupts.install()
-    sys.exit(main(sys.argv[1:]))
+    startup.run(lambda: main(sys.argv[1:]))

@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import forked, interrupts, layout, squeue
+from pipeline.base import forked, interrupts, layout, squeue, startup
 from pipeline.base.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.owner import close_command
@@ -136,8 +135,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _fork_senders() -> int:
     """Import MLflow, and fork a sender for each request until nobody may ask any more."""
-    for signum in (signal.SIGINT, signal.SIGTERM):  # as senders: they end when their orchestrators do
-        signal.signal(signum, signal.SIG_IGN)
+    interrupts.ignore()  # as senders: they end when their orchestrators do
     import_mlflow(with_database=True)
     if not forked.has_one_thread():
         log.warning("tracking processes start from nothing: what they import starts threads")
@@ -205,6 +203,7 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     if "serve" in sys.argv:
+        startup.open_streams()
+        startup.drop_warning_errors()
         os._exit(main())  # it ends when its orchestrator does, which waits: taking MLflow apart takes 50 ms
-    interrupts.install()
-    sys.exit(main())
+    startup.run(main)

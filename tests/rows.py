@@ -101,7 +101,7 @@ def state(
         folder=folder,
         started=Started(process=Gone(100 + job.index), at_ns=0),
         said=Said(is_ready=True, bye=bye),
-        ended=Ended(status=status, at_ns=100 * S, **ended),
+        ended=Ended(**({"status": status, "at_ns": 100 * S} | ended)),
     )
 
 

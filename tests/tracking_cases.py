@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.layout import DATABASE
+from pipeline.base.tags import Tag, stored_name
 from pipeline.record import group_folder
 from pipeline.record.group_folder import ChildRecord, Clock, Record, RunRecord
 from pipeline.record.store.local import database_uri
@@ -129,7 +130,7 @@ def content(tracking: Any) -> dict[str, Any]:
             {
                 key: value
                 for key, value in run.data.tags.items()
-                if key not in ("mlflow.parentRunId", "collocation.spool_id")
+                if key not in ("mlflow.parentRunId", stored_name(Tag.SPOOL_ID))
             },
             {
                 key: [(m.step, m.timestamp, m.value) for m in tracking.get_metric_history(run.info.run_id, key)]

@@ -125,6 +125,10 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         sender.check()
 
 
+class ServerEndedError(RuntimeError):
+    """The server ended before it was told to; why stands in its own output, which is that of the job."""
+
+
 class RunningServer:
     """A server that runs while the context is entered."""
 
@@ -155,10 +159,10 @@ class RunningServer:
         """Look whether it runs.
 
         Raises:
-            RuntimeError: it has ended.
+            ServerEndedError: it has.
         """
         if (status := self._process.poll()) is not None:
-            raise RuntimeError(f"the server ended with status {status}: {shlex.join(self._words)}")
+            raise ServerEndedError(f"the server ended with status {status}: {shlex.join(self._words)}")
 
     def wait_until_it_answers(self, path: str, body: bytes | None, ready_s: float) -> None:
         """Ask until there is an answer.

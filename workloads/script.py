@@ -4,9 +4,9 @@ A Python file is run by this interpreter, another file that can be executed by i
 program beside this interpreter, such as `torchrun`, or on PATH. It is a child process, in the same process group and
 with the same output, working directory and environment (except that it is not attached to the orchestrator itself). It
 is measured from outside: from its start, right after the group's common start, to its exit, whose status becomes ours.
-Told to stop, it gets SIGTERM; the SIGTERM, SIGINT and SIGHUP that we get are passed on, so one sent to the whole group
-arrives twice. What it started becomes our child when its parent has ended, wherever it hides. What still runs five
-seconds after the script is ended, and the job has failed.
+Told to stop, it gets SIGTERM; the signals that ask us to end, as SIGTERM and SIGUSR1 do, are passed on, so one sent to
+the whole group arrives twice. What it started becomes our child when its parent has ended, wherever it hides. What
+still runs five seconds after the script is ended, and the job has failed.
 
 Standard library only (Python 3.8 or newer) and few imports, so that this process is nothing beside the script: hence no
 `argparse`. `posix_spawn` starts the script with a signal mask of our choice, and without forking a process of threads.
@@ -41,8 +41,13 @@ _SHOWN_BYTES = 200
 _CANNOT_START = 126  # as a shell says it
 _OF_INTERPRETERS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
 _PR_SET_CHILD_SUBREAPER = 36  # Source: linux/prctl.h
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # by its interpreters only: a shell has their default actions
+_NOT_PASSED_ON = (
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT, signal.SIGCHLD),
+    *(signal.SIGURG, signal.SIGWINCH, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT),
+    *(signal.SIGSYS, signal.SIGTRAP, *_IGNORED_BY_PYTHON),
+)
+_PASSED_ON = tuple(signal.valid_signals().difference(_NOT_PASSED_ON))  # those that ask a process to end
 
 
 class ScriptError(SystemExit):
@@ -106,7 +111,8 @@ def _start(command: list[str]) -> int:
     environ = {name: value for name, value in os.environ.items() if name != client.FOLDER_VARIABLE}
     old = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
-        pid = os.posix_spawn(command[0], command, environ, setsigmask=old, setsigdef=_IGNORED_BY_PYTHON)
+        default = (*_PASSED_ON, *_IGNORED_BY_PYTHON)
+        pid = os.posix_spawn(command[0], command, environ, setsigmask=(), setsigdef=default)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             os.kill(pid, number)

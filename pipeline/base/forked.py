@@ -229,9 +229,7 @@ def _send(hears: int, text: str, *descriptors: int) -> None:
 def begin(descriptors: Sequence[int]) -> None:
     """Be as a program that was just started: a session and standard streams of its own, and signals as by default."""
     os.setsid()
-    for signum in interrupts.SIGNALS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, signal.SIG_DFL)
+    interrupts.take_default_actions()
     become_standard(descriptors)
     sys.stdin = os.fdopen(0, closefd=False)
     logging.getLogger().handlers.clear()  # it logs nothing until it says how

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as one exception that never breaks a step in the middle.
+"""Every signal that asks a process to end, as one exception that never breaks a step in the middle.
 
 The first signal raises `Interrupted` in the main thread, at once or, inside `held()`, when the held part is done.
 Every later signal is ignored: the first one has already started the cleanup, and each step of a cleanup has a deadline.
@@ -18,8 +18,21 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Those that ask a process to end."""
+_FAULTS = frozenset(
+    (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP)
+)
+_PYTHON_IGNORES = frozenset((signal.SIGPIPE, signal.SIGXFSZ))  # it makes an OSError of each
+_ENDS_NOTHING = frozenset(
+    (
+        *(signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
+        *(signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+    )
+)
+SIGNALS = frozenset(signal.valid_signals() - _FAULTS - _PYTHON_IGNORES - _ENDS_NOTHING - {signal.SIGKILL})
+"""Those whose default action ends a process, and after which it can still end in order; the real-time ones as well.
+
+Slurm, preemption and limits of CPU time send SIGUSR1, SIGUSR2, SIGXCPU and others. Source: signal(7).
+"""
 _AGAIN_S = 0.02
 _depth = 0
 _received: int | None = None
@@ -31,7 +44,7 @@ class Interrupted(BaseException):
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
-        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+        super().__init__(f"interrupted by {name_signal(signum)}")
 
     @property
     def exit_status(self) -> int:
@@ -39,18 +52,69 @@ class Interrupted(BaseException):
         return 128 + self.signum
 
 
+def name_signal(signum: int) -> str:
+    """Name a signal as signal(7) does; most of the real-time ones have no name of their own: `SIGRTMIN+3`."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"SIGRTMIN{signum - signal.SIGRTMIN:+d}"
+
+
 def install() -> None:
     """Handle the signals in this process from now on. Only programs call this, never an import.
 
-    A signal that the starter of this process had ignored stays ignored: that is how `nohup` works. Where nobody
-    catches `Interrupted`, the process ends with its exit status and without a traceback.
+    A signal that the starter of this process had ignored ends nothing: that is how `nohup` works. One that somebody
+    handles already, as a profiler does, stays theirs. Where nobody catches `Interrupted`, the process ends with its
+    exit status and without a traceback.
+
+    Programs that this process starts have the default action of each of them, and none blocked: a handler does not
+    outlive `exec`, but an ignored signal does, so what was ignored gets a handler that does nothing.
     """
     sys.excepthook = _leave
     sys.unraisablehook = _raise_again
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by the starter, nobody would know how children ended
     for signum in SIGNALS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:
+        handler = signal.getsignal(signum)
+        if handler is signal.SIG_IGN:
+            signal.signal(signum, _disregard)
+            signal.siginterrupt(signum, False)
+        elif handler in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(signum, _receive)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # last: what was blocked, and has come, comes now
+
+
+def take_default_actions() -> None:
+    """Give every signal its default action again, in a fork that is to be as a program that was just started."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def heed(signum: int) -> None:
+    """Handle a signal although the starter of this process had ignored it."""
+    signal.signal(signum, _receive)
+
+
+@contextmanager
+def inherit_ignored() -> Iterator[None]:
+    """Let programs that are started in the body ignore what the starter of this process had ignored.
+
+    But for SIGTERM, by which they are ended.
+    """
+    ignored = [signum for signum in SIGNALS - {signal.SIGTERM} if signal.getsignal(signum) is _disregard]
+    for signum in ignored:
+        signal.signal(signum, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for signum in ignored:
+            signal.signal(signum, _disregard)
+            signal.siginterrupt(signum, False)
+
+
+def ignore() -> None:
+    """Ignore the signals, in a process that serves another one and ends when that does."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 @contextmanager
@@ -67,6 +131,29 @@ def held() -> Iterator[None]:
         _depth -= 1
     if _depth == 0:
         _raise_if_received()
+
+
+@contextmanager
+def let_through() -> Iterator[None]:
+    """Raise `Interrupted` at once inside the body, within a held part: for work that may take long and loses nothing.
+
+    A signal that came in the held part is raised on entering. After the first, no further one is raised.
+    """
+    global _depth
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    depth, _depth = _depth, 0
+    try:
+        _raise_if_received()
+        yield
+    finally:
+        _depth = depth
+
+
+def has_ended_work() -> bool:
+    """Return whether `Interrupted` was raised in this process: what is left is cleanup, and must not take long."""
+    return _raised
 
 
 def behind(error: BaseException | None) -> Interrupted | None:
@@ -110,6 +197,10 @@ def _signal_until_raised() -> None:
         if _raised or _received is None:
             return
         os.kill(os.getpid(), _received)
+
+
+def _disregard(_signum: int, _frame: FrameType | None) -> None:
+    """Do nothing."""
 
 
 def _receive(signum: int, _frame: FrameType | None) -> None:

@@ -61,6 +61,8 @@ UNCOMMITTED = "uncommitted.diff"
 LONG_VALUES = "long_values.json"
 SAMPLE_TABLE = "samples.parquet"
 REQUEST_TABLE = "requests.parquet"
+SCRIPT_METRICS = "script_metrics"
+"""Files of MLflow's file store: of metrics with more points than the run of the job has."""
 
 
 def job_path(index: int) -> str:

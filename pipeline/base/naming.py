@@ -25,8 +25,8 @@ ARGUMENTS = "args"
 # What is not a property of the program: settings of the whole study, paths, what the job reported of itself.
 _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root", GIVEN_RATE})
 _PREFIXES = ("job.", "place.")
-# Says too little to a reader, and is told by the environment, or by a few digits at the end.
-_UNSAID = "environment_digest"
+ENVIRONMENT = "environment_digest"
+"""The param that tells environments apart. No name of a group says it, as digits say nothing to a reader."""
 _PROFILER = "profiler"
 _WHOLE = re.compile(r"^(-?\d+)\.0$")
 """A fraction of ours that is none, such as a rate of 50.0; flags of scripts are said as they were given."""
@@ -165,7 +165,7 @@ def _words_of(jobs: Sequence[JobFacts]) -> dict[str, list[str]]:
     facts = {job.digest: as_flags(own_params(job.params)) for job in jobs}
     # A size has a name of its own, which stands for its flags as well.
     given = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
-    keys = [key for key in dict.fromkeys([*given, *differing(facts.values())]) if key != _UNSAID]
+    keys = [key for key in dict.fromkeys([*given, *differing(facts.values())]) if key != ENVIRONMENT]
     said = {digest: {key: own[key] for key in keys if key in own} for digest, own in facts.items()}
     if len(said) > 1 and max(len("-".join(_words(own))) for own in said.values()) > _MANY:
         values = {key: Counter(own.get(key) for own in said.values()).most_common(1)[0] for key in keys}

@@ -25,8 +25,11 @@ def parsed(text: str) -> Any:
     return override.value()
 
 
-def as_text(value: Any) -> str:
-    """The value in the grammar, where it means exactly itself: lists, maps, texts, numbers, booleans and `None`."""
+def as_text(value: Any, *, is_double: bool = False) -> str:
+    """The value in the grammar, where it means exactly itself: lists, maps, texts, numbers, booleans and `None`.
+
+    A text stands in single quotes, or in double ones (`is_double`).
+    """
     from hydra.core.override_parser.types import Quote, QuotedString
 
     if value is None:
@@ -34,7 +37,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return str(QuotedString(value, Quote.single).with_quotes())
+        return str(QuotedString(value, Quote.double if is_double else Quote.single).with_quotes())
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{_key(str(key))}: {as_text(each)}' for key, each in value.items())}}}"
     if isinstance(value, Sequence):

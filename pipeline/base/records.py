@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.factory import Spec
+from pipeline.base.metric_unit import MetricUnit
 from pipeline.base.modes import is_program
 from pipeline.base.units import SAMPLES
 
@@ -155,11 +156,15 @@ class RateSource:
         samples: what a whole run does, in the unit of the workload.
         metric: what it logs them as, through MLflow or in TensorBoard files.
         pattern: a regular expression for lines of its output, with one group.
+        metric_unit: what the number is in, as far as the program does not say.
+        decimal_mark: `.` or `,` of numbers in its output; `None` if they say it themselves.
     """
 
     samples: int | None = None
     metric: str | None = None
     pattern: str | None = None
+    metric_unit: MetricUnit | None = None
+    decimal_mark: str | None = None
 
     @property
     def is_logged(self) -> bool:

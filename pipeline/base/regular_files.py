@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,31 @@ def read_bytes(path: Path) -> bytes:
 def read_text(path: Path) -> str:
     """The same as text; what is no UTF-8 is replaced."""
     return read_bytes(path).decode(errors="replace")
+
+
+def line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
+    """Yield a regular file in portions of whole lines, of about so many bytes; the last one may be torn.
+
+    Of a line that is longer, only that many bytes are a portion of their own, without an end.
+
+    Raises:
+        OSError: as `opened`.
+    """
+    with os.fdopen(opened(path), "rb") as file:
+        left = b""
+        while data := file.read(num_bytes):
+            data = left + data
+            end = data.rfind(b"\n") + 1
+            left = data[end:]
+            if end:
+                yield data[:end]
+            elif len(data) >= num_bytes:
+                yield data[:num_bytes]
+                while data and b"\n" not in data:
+                    data = file.read(num_bytes)
+                left = data.partition(b"\n")[2]
+        if left:
+            yield left
 
 
 def below(folder: Path, without: Collection[Path] = ()) -> Found:

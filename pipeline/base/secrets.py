@@ -1,6 +1,6 @@
-"""What must not be published: values that go by the name of a secret, and passwords in addresses.
+"""What must not be published: every door through which a user's text leaves for a record or a terminal masks it here.
 
-Programs get them as they were given; what is recorded has `HIDDEN` in their place.
+Programs get their arguments and variables as they were given; what is recorded has `HIDDEN` in the place of a secret.
 """
 
 from __future__ import annotations
@@ -11,108 +11,171 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.base import override_values
+from pipeline.base.secret_names import Secrecy, names_secret, secrecy_of
+from pipeline.base.secret_texts import mask_text
+from pipeline.base.secret_values import HIDDEN, is_harmless
 
-HIDDEN = "<hidden>"
+__all__ = [
+    "HIDDEN",
+    "known_values",
+    "mask",
+    "mask_text",
+    "mask_words",
+    "names_secret",
+    "places_of_hidden",
+    "strip_logins",
+]
 
-_SEPARATED = re.compile(r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])")
-_ANYWHERE = frozenset({"secret", "password", "passwd", "passphrase", "credentials", "apikey"})
-_AT_THE_END = frozenset({"token", "key", "pwd"})  # TOKENIZERS_PARALLELISM and SSH_KEY_FILE are none
 _NAME = r"[A-Za-z_][\w.\-]*"
-_VALUE = r"""(?:"[^"]*"|'[^']*'|\S)+"""
-# `--token VALUE` in a text, `name=VALUE` and `name: VALUE`.
-_FLAG_IN_TEXT = re.compile(rf"(?P<before>(?<![\w-])--?(?P<name>{_NAME})[\"']?[\s,]+)(?!--)(?P<value>{_VALUE})")
-_GIVEN_IN_TEXT = re.compile(rf"(?P<before>(?P<name>{_NAME})[\"']?(?:=|:\s*))(?P<value>{_VALUE})")
 _GIVEN = re.compile(rf"(?P<before>[+~-]*(?P<name>{_NAME})=)(?P<value>.+)", re.DOTALL)
 _FLAG = re.compile(rf"--?(?P<name>{_NAME})")
-# The `git` of `ssh://git@host` is no secret, and without it nobody gets in.
-_IN_ADDRESS = re.compile(r"(?<=://)(?!git@)[^/@\s]+(?=@)")
+_HEADER = re.compile(rf"(?P<name>{_NAME}):|[Bb]earer")
+# Options of programs whose names tell nothing. `mysql` takes its password without a space.
+_OPTIONS = {
+    **dict.fromkeys(("sshpass", "mysql", "mysqldump", "mysqladmin", "mongo", "mongosh", "mongodump"), ("-p",)),
+    **dict.fromkeys(("sqlcmd", "mosquitto_pub", "mosquitto_sub"), ("-P",)),
+    "curl": ("-u", "--user"),
+    "redis-cli": ("-a",),
+    "ldapsearch": ("-w",),
+}
+_SETTERS = frozenset({"setenv", "setx", "set", "ENV", "ARG"})  # NAME VALUE
+_LOGINS = (
+    re.compile(r"(?<=://)(?!git@)[^/@\s]+@"),
+    re.compile(r"(?P<kept>https?://[^\s\"']*?)/t/[^/\s]+(?=/)"),  # a folder called `t` holds no token
+)
+_LEAST_KNOWN = 6  # characters: a shorter secret would hide parts of other words
 
 
-def is_of_secret(name: str) -> bool:
-    """Whether what goes by this name is a secret: `HF_TOKEN`, `--api-key`, `workload.environ.DB_PASSWORD`."""
-    words = [word.lower() for word in _SEPARATED.split(name) if word]
-    if words == ["pwd"]:  # the working directory of a shell
-        return False
-    return bool(words) and (not _ANYWHERE.isdisjoint(words) or words[-1] in _AT_THE_END)
+def mask(value: Any, name: str = "") -> Any:
+    """Replace the secrets in a value of the configuration, which goes by `name`, and in all that it holds."""
+    return _masked(value, secrecy_of(name))
 
 
-def hidden_in_text(text: str) -> str:
-    """A text, such as a part of a command line, without the secrets in it."""
-    for pattern in (_GIVEN_IN_TEXT, _FLAG_IN_TEXT):
-        text = pattern.sub(
-            lambda found: f"{found['before']}{HIDDEN}" if is_of_secret(found["name"]) else found[0], text
-        )
-    return _IN_ADDRESS.sub(HIDDEN, text)
-
-
-def hidden_in_words(words: Sequence[str]) -> list[str]:
-    """The words of a command line without the secrets among them."""
-    found: list[str] = []
-    is_value = is_first = False
+def mask_words(words: Sequence[str], *, has_headers: bool = True) -> list[str]:
+    """Replace the secrets among the words of a command line; `NAME:` is followed by a value if it `has_headers`."""
+    masked = list[str]()
+    secrecy, is_first, options, before = Secrecy.NONE, False, tuple[str, ...](), ""
     for word in words:
-        given, flag = _GIVEN.fullmatch(word), _FLAG.fullmatch(word)
-        if is_value and not word.startswith("--" if is_first else "-"):  # a flag may take several
-            found.append(HIDDEN)
+        # A flag may take several values; the first may begin with a dash.
+        if secrecy is not Secrecy.NONE and not word.startswith("--" if is_first else "-"):
+            masked.append(word if is_harmless(word, secrecy) else HIDDEN)
             is_first = False
             continue
-        if given:
-            found.append(f"{given['before']}{_hidden_in_given(given['value'], given['name'])}")
+        options = _OPTIONS.get(word.rpartition("/")[2], options)
+        secrecy, is_first = _secrecy_of_next(word, before, options, has_headers=has_headers), True
+        glued = next((o for o in options if len(o) == 2 and re.match(rf"{o}[^-]", word)), None)
+        if glued is not None and secrecy is Secrecy.NONE and "=" not in word:
+            masked.append(f"{glued}{HIDDEN}")
+        elif (given := _GIVEN.fullmatch(word)) is not None:
+            masked.append(f"{given['before']}{_mask_given(given['value'], given['name'])}")
         else:
-            found.append(_in_scalar(word))
-        is_value = is_first = flag is not None and is_of_secret(flag["name"])
-    return found
+            masked.append(_mask_line(word))
+        before = word
+    return masked
 
 
-def _hidden_in_given(text: str, name: str) -> str:
-    """What a word gives to a name, as an override does: as it was typed if there is no secret in it."""
-    if is_of_secret(name):
-        return HIDDEN
-    if not any(is_of_secret(each) for each in re.findall(_NAME, text)):
-        return hidden_in_text(text)
+def _secrecy_of_next(word: str, before: str, options: Sequence[str], *, has_headers: bool) -> Secrecy:
+    """Judge what follows a word: the value of an option, of a variable that is set, or of a header."""
+    if word in options:
+        return Secrecy.CERTAIN
+    if (flag := _FLAG.fullmatch(word)) is not None:
+        return secrecy_of(flag["name"])
+    if before in _SETTERS and re.fullmatch(_NAME, word):
+        return secrecy_of(word)
+    if has_headers and (header := _HEADER.fullmatch(word)) is not None:
+        secrecy = secrecy_of(header["name"] or word)
+        return secrecy if secrecy is not Secrecy.AMBIGUOUS else Secrecy.NONE
+    return Secrecy.NONE
+
+
+def known_values(words: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
+    """Collect the secrets that a program is given, by which its own output is masked, whatever stands beside them."""
+    known = {value for name, value in environ.items() if mask(value, name) != value}
+    for word, masked in zip(words, mask_words(words), strict=True):
+        if masked == HIDDEN:
+            known.add(word)
+        elif masked != word and masked.endswith(f"={HIDDEN}"):
+            known.add(word.partition("=")[2])
+    return frozenset(value for value in known if len(value) >= _LEAST_KNOWN)
+
+
+def strip_logins(text: str) -> str:
+    """Leave user names, passwords and conda's tokens out of the addresses in a text, which can be used without them."""
+    login, token = _LOGINS
+    return token.sub(r"\g<kept>", login.sub("", text))
+
+
+def places_of_hidden(value: Any, place: str = "") -> Iterator[str]:
+    """Yield where a recorded configuration lacks what was hidden: keys as on the command line; a list as a whole."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from places_of_hidden(part, f"{place}.{key}" if place else str(key))
+    elif HIDDEN in str(value):
+        yield place
+
+
+def _masked(value: Any, secrecy: Secrecy) -> Any:
+    if isinstance(value, Mapping):
+        return _mask_map(value, secrecy)
+    if isinstance(value, list | tuple):
+        return _mask_list(value, secrecy)
+    if value is None or isinstance(value, bool):
+        return value
+    if secrecy is not Secrecy.NONE:
+        return value if is_harmless(str(value), secrecy) else HIDDEN
+    return _mask_line(value) if isinstance(value, str) else value
+
+
+def _mask_map(values: Mapping[Any, Any], secrecy: Secrecy) -> dict[Any, Any]:
+    """Replace the secrets in a map; in one that goes by the name of secrets, all of its values are."""
+    inherited = secrecy if secrecy is not Secrecy.AMBIGUOUS else Secrecy.NONE
+    masked = {key: _masked(value, max(inherited, secrecy_of(str(key)))) for key, value in values.items()}
+    name = values.get("name", values.get("key"))
+    if isinstance(name, str) and "value" in values:  # as Kubernetes and forms of the web write a name and its value
+        pair = {"name", "key"} & values.keys()
+        masked |= {key: _masked(values[key], Secrecy.NONE) for key in pair}
+        masked["value"] = _masked(values["value"], max(inherited, secrecy_of(name)))
+    return masked
+
+
+def _mask_list(values: Sequence[Any], secrecy: Secrecy) -> Any:
+    if secrecy is not Secrecy.NONE:
+        return values if all(_masked(value, secrecy) == value for value in values) else HIDDEN
+    if len(values) == 2 and isinstance(values[0], str) and re.fullmatch(_NAME, values[0]) and names_secret(values[0]):
+        return [values[0], mask(values[1], values[0])]  # a name and its value
+    if any(isinstance(value, Mapping | list | tuple) for value in values):
+        return [_masked(value, Secrecy.NONE) for value in values]
+    words = [str(value) for value in values]
+    pairs = zip(values, words, mask_words(words), strict=True)
+    return [value if masked == word else masked for value, word, masked in pairs]
+
+
+def _mask_given(text: str, name: str) -> str:
+    """Replace the secrets in what a word gives to a name, as an override does; without any, it is as it was typed."""
+    secrecy = secrecy_of(name)
+    if secrecy is not Secrecy.NONE:
+        return text if is_harmless(text, secrecy) else HIDDEN
+    if not re.search(r"[\[{'\"]", text):
+        return _mask_line(text)
+    names = re.findall(_NAME, text)
+    if mask_text(text) == text and not any(names_secret(name) or name in _OPTIONS for name in names):
+        return text
     try:
         value = override_values.parsed(text)
     except ValueError:
         return HIDDEN
-    hidden = hidden_in(value, name)
-    return text if hidden == value else override_values.as_text(hidden)
+    masked = mask(value, name)
+    return text if masked == value else override_values.as_text(masked)
 
 
-def hidden_in(value: Any, name: str = "") -> Any:
-    """A value of the configuration, by its name, and all that is in it, without secrets."""
-    if isinstance(value, Mapping):
-        return {key: hidden_in(each, str(key)) for key, each in value.items()}
-    if value is None or isinstance(value, bool) or value in ("", []):
-        return value
-    if is_of_secret(name):
-        return HIDDEN
-    if isinstance(value, list | tuple):
-        if len(value) == 2 and re.fullmatch(_NAME, str(value[0])) and is_of_secret(str(value[0])):
-            return [value[0], hidden_in(value[1], value[0])]  # a name and its value
-        if any(isinstance(each, Mapping | list | tuple) for each in value):
-            return [hidden_in(each) for each in value]
-        words = [str(each) for each in value]
-        pairs = zip(value, words, hidden_in_words(words), strict=True)
-        return [each if hidden == word else hidden for each, word, hidden in pairs]
-    return _in_scalar(value)
-
-
-def _in_scalar(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
+def _mask_line(text: str) -> str:
+    """Replace the secrets in a text; in a command line, the quotes of a shell decide where a word ends."""
+    if not re.search(r"\s", text):
+        return mask_text(text)
+    masked_text = mask_text(text)
     try:
-        words = shlex.split(value)
+        words = shlex.split(masked_text)
     except ValueError:  # where a value in it ends is not known
-        return HIDDEN if hidden_in_text(value) != value else value
-    if len(words) < 2:
-        return hidden_in_text(value)
-    hidden = hidden_in_words(words)
-    return hidden_in_text(value) if hidden == words else shlex.join(hidden)
-
-
-def places_of_hidden(value: Any, place: str = "") -> Iterator[str]:
-    """Where a recorded configuration lacks what was hidden: keys as on the command line; a list as a whole."""
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from places_of_hidden(each, f"{place}.{key}" if place else str(key))
-    elif HIDDEN in str(value):
-        yield place
+        return HIDDEN if masked_text != text else text
+    masked = mask_words(words, has_headers=False)  # it may be YAML as well
+    return masked_text if masked == words else shlex.join(masked)

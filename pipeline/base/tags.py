@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -83,3 +84,28 @@ def listener_tag(name: str) -> str:
 def facts_of(tags: Mapping[str, str]) -> dict[str, str]:
     """Our own tags of a run, by their names without the prefix."""
     return {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
+
+
+_NOT_SHOWN = "mlflow."
+"""How names of tags begin that MLflow's pages do not show."""
+_OF_PROGRAMS = frozenset(
+    {
+        *(Tag.SPOOL_ID, Tag.DIGEST, Tag.KEY, Tag.PROGRAM_DIGEST, Tag.WORKLOAD_DIGEST, Tag.SETTINGS, Tag.PLANNED),
+        *(Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.FIGURES, Tag.TAKEN_OVER),
+        *map(fact_tag, ("plan", "plan_any_gpu")),
+    }
+)
+"""Digests and JSON, which only programs read. On the page of a run, tags stand before its metrics."""
+_DIGEST_OF_ENVIRONMENT = re.compile(re.escape(PREFIX) + r"environment_\w+_digest")
+
+
+def stored_name(tag: str) -> str:
+    """Return the name by which the store has a tag: that of one for programs is not shown by MLflow."""
+    is_of_programs = tag in _OF_PROGRAMS or _DIGEST_OF_ENVIRONMENT.fullmatch(tag) is not None
+    return f"{_NOT_SHOWN}{tag}" if is_of_programs else str(tag)
+
+
+def restore_names(tags: dict[str, str]) -> None:
+    """Give the tags of a run from a store the names that `Tag` has; earlier versions stored all by these."""
+    for name in [name for name in tags if name.startswith(f"{_NOT_SHOWN}{PREFIX}")]:
+        tags[name.removeprefix(_NOT_SHOWN)] = tags.pop(name)

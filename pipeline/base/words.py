@@ -1,19 +1,10 @@
-"""What several stages say to a user: counts, durations, aligned tables, one line on stderr, text without secrets."""
+"""What several stages say to a user: counts, durations, aligned tables, one line on stderr."""
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import TextIO
-
-# The `git` of `ssh://git@host` is no secret, and without it nobody gets in. What `secrets` has hidden stays told. A
-# folder called `t` holds no token.
-_SECRETS = (
-    (re.compile(r"(?<=://)(?!git@|<hidden>@)[^/@\s]+@"), ""),
-    (re.compile(r"(https?://\S*?)/t/[^/\s]+(?=/)"), r"\1"),
-)
 
 
 def counted(number: int, noun: str) -> str:
@@ -47,26 +38,14 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> lis
 
 
 def say(text: str) -> None:
-    """Print one line of progress; to nobody, once whoever read it is gone: a study is measured all the same."""
-    put(text + "\n", sys.stderr)
+    """Print one line of progress."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
-def put(text: str, out: TextIO) -> None:
-    """Write text to a standard stream as `say` does."""
-    try:
-        out.write(text)
-        out.flush()
-    except OSError:  # a pipe without a reader, a terminal that was closed
-        nobody = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nobody, out.fileno())
-        os.close(nobody)
-
-
-def without_secrets(text: str) -> str:
-    """The text without the passwords and tokens in its addresses: locks are published with results."""
-    for secret, left in _SECRETS:
-        text = secret.sub(left, text)
-    return text
+def escape_to_utf8(text: str) -> str:
+    """Return a text that can be stored: escapes stand for the bytes of a name that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def natural(text: str) -> tuple[str | int, ...]:

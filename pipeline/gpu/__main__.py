@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.base import interrupts, mig_names, mig_table, words
+from pipeline.base import mig_names, mig_table, startup, words
 from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError, exit_status
 from pipeline.plan.schema import GpuConfig
@@ -241,5 +241,4 @@ def _cell(value: object) -> str:
 
 
 if __name__ == "__main__":
-    interrupts.install()
-    sys.exit(main())
+    startup.run(main)

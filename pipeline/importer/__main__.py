@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import interrupts
+from pipeline.base import startup
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import counted
 from pipeline.importer import carma_experiment, experiment_file, radt_experiment
@@ -87,5 +87,4 @@ def _finish(imported: Imported, name: str, args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    interrupts.install()
-    sys.exit(main())
+    startup.run(main)

@@ -2,48 +2,84 @@
 
 Everything is driven by one selector in the main thread, which blocks until something happens: no polling, no
 thread a job. `workloads/client.py` is the other half.
+
+A job may write whatever it likes. So a bounded amount is read of each connection in each round, and a connection that
+breaks the protocol is closed and its job named.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pipeline.base import host
+
 PROTOCOL = 1
 _LONGEST_S = 86_400.0  # of one wait: epoll takes at most 2^31 ms
+_CHUNK_BYTES = 1 << 16  # of a connection in one round
+# A message of `workloads/client.py` has at most 100 bytes, and a job sends three.
+_MAX_LINE_BYTES = 4096
+_MAX_BYTES = 1 << 20
+_MAX_CONNECTIONS = 16  # of one job at a time, or of processes that are of no job
+_SHOWN_BYTES = 20
+_CREDENTIALS = struct.Struct("3i")  # PID, user and group. Source: struct ucred, unix(7)
+
+_OF_NO_JOB = "a process that is of no job %s; the connection was closed"
+
+log = logging.getLogger(__name__)
+
+Message = dict[str, object]
 
 
 class Connection:
-    """The control connection of one process; `index` is known after its `hello`."""
+    """The control connection of one process.
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
+    Attributes:
+        owner: index of the job that the process belongs to, where that can be told.
+        index: of the job that it speaks for; known after its `hello`.
+        is_closed: whether nothing more will come.
+        fault: how it broke the protocol, in words.
+    """
+
+    def __init__(self, sock: socket.socket, owner: int | None = None) -> None:
+        self.socket, self.owner = sock, owner
         self.index: int | None = None
+        self.is_closed = False
+        self.fault: str | None = None
         self._buffer = b""
+        self._num_bytes = 0
 
-    def receive(self) -> tuple[list[dict[str, object]], bool]:
-        """The complete messages that have arrived, and whether the other side has closed."""
-        closed = True
+    def receive(self) -> list[Message] | None:
+        """Read a bounded amount; return the messages that are complete, or `None` if there was nothing to read."""
         try:
-            while data := self.socket.recv(65536):
-                self._buffer += data
+            data = self.socket.recv(_CHUNK_BYTES)
         except BlockingIOError:
-            closed = False
+            return None
         except OSError:
-            pass
-        *lines, self._buffer = self._buffer.split(b"\n")
-        messages = []
+            data = b""
+        self.is_closed = not data
+        self._num_bytes += len(data)
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        messages: list[Message] = []
         for line in lines:
-            # The socket lies in a private folder, but a job may still write nonsense.
-            with contextlib.suppress(ValueError):
-                messages.append(json.loads(line))
-        return [message for message in messages if isinstance(message, dict)], closed
+            message = _parse_message(line)
+            if message is None:
+                self.fault = f"sent what is no message over its control socket: {line[:_SHOWN_BYTES]!r}"
+                return messages
+            messages.append(message)
+        if len(self._buffer) > _MAX_LINE_BYTES:
+            self.fault = f"sent a line of more than {_MAX_LINE_BYTES} bytes over its control socket"
+        elif self._num_bytes > _MAX_BYTES:
+            self.fault = f"sent more than {_MAX_BYTES} bytes over its control socket"
+        return messages
 
     def send(self, **message: object) -> None:
         """Send one message; a job that is gone is noticed by its exit, not here."""
@@ -58,12 +94,17 @@ class Channel:
         path: of the socket; at most 107 bytes.
         on_message: called with the job's index and each message.
         on_exit: called with the job's index once its process has ended, after its last message.
+        on_fault: called with the job's index and how it broke the protocol, in words. Nothing is read of it any more.
     """
 
     def __init__(
-        self, path: Path, on_message: Callable[[int, dict[str, object]], None], on_exit: Callable[[int], None]
+        self,
+        path: Path,
+        on_message: Callable[[int, Message], None],
+        on_exit: Callable[[int], None],
+        on_fault: Callable[[int, str], None],
     ) -> None:
-        self._on_message, self._on_exit = on_message, on_exit
+        self._on_message, self._on_exit, self._on_fault = on_message, on_exit, on_fault
         self._path = path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
@@ -71,10 +112,14 @@ class Channel:
         self._listener.listen(128)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, Connection] = {}  # of the jobs that have said hello, by index
+        self._jobs: dict[int, int] = {}  # indices of the jobs, by the PID of their leading process
+        self._refused: set[int] = set()  # jobs that broke the protocol
+        self._refused_strangers = 0
 
     def watch(self, index: int, pid: int) -> None:
-        """Wake up when this process ends."""
+        """Wake up when this process, which leads the job, ends."""
+        self._jobs[pid] = index
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, index)
 
     def send(self, index: int, **message: object) -> None:
@@ -108,32 +153,108 @@ class Channel:
         self._path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
-        sock, _ = self._listener.accept()
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # whoever called has gone
+            return
         sock.setblocking(False)
-        connection = Connection(sock)
+        connection = Connection(sock, self._find_owner(sock))
         self._selector.register(sock, selectors.EVENT_READ, connection)
+        if connection.owner in self._refused:
+            self._drop(connection)
+        elif sum(other.owner == connection.owner for other in self._list_connections()) > _MAX_CONNECTIONS:
+            connection.fault = f"opened more than {_MAX_CONNECTIONS} connections to its control socket at a time"
+            self._refuse(connection)
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: Connection) -> bool:
+        """Handle what has arrived; return whether there may be more."""
         if connection.socket.fileno() == -1:
-            return  # closed while an earlier event of the same round was handled
-        messages, closed = connection.receive()
-        for message in messages:
-            if message.get("type") == "hello" and isinstance(message.get("index"), int):
-                connection.index = int(str(message["index"]))
-                self._connections[connection.index] = connection
-            if connection.index is not None:
-                self._on_message(connection.index, message)
-        if closed:
-            self._selector.unregister(connection.socket)
-            connection.socket.close()
-            if connection.index is not None and self._connections.get(connection.index) is connection:
-                del self._connections[connection.index]
+            return False  # closed while an earlier event of the same round was handled
+        messages = connection.receive()
+        for message in messages or ():
+            if (fault := self._check_message(connection, message)) is not None:
+                connection.fault = fault
+                break
+            assert connection.index is not None
+            self._on_message(connection.index, message)
+        if connection.fault is not None:
+            self._refuse(connection)
+        elif connection.is_closed:
+            self._drop(connection)
+        return messages is not None and connection.socket.fileno() != -1
+
+    def _check_message(self, connection: Connection, message: Message) -> str | None:
+        """Take note of who speaks; return what is wrong with the message, in words."""
+        index = message.get("index")
+        if message.get("type") != "hello":
+            return None if connection.index is not None else "spoke over its control socket before it said hello"
+        if type(index) is not int or index not in self._jobs.values():
+            return f"said hello over its control socket as job {_abbreviate(index)}, which is none"
+        speaker = connection.owner if connection.index is None else connection.index
+        if speaker not in (None, index):
+            return f"said hello over its control socket as job {index}"
+        connection.index = index
+        self._connections[index] = connection
+        return None
+
+    def _refuse(self, connection: Connection) -> None:
+        """Close a connection that broke the protocol, and name its job: that of the process before what it says."""
+        index = connection.index if connection.owner is None else connection.owner
+        self._drop(connection)
+        if index is None:
+            log.log(logging.WARNING if self._refused_strangers == 0 else logging.DEBUG, _OF_NO_JOB, connection.fault)
+            self._refused_strangers += 1
+            return
+        self._refused.add(index)
+        for other in self._list_connections():
+            if other.owner == index:
+                self._drop(other)
+        self._on_fault(index, str(connection.fault))
+
+    def _drop(self, connection: Connection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        if connection.index is not None and self._connections.get(connection.index) is connection:
+            del self._connections[connection.index]
 
     def _ended(self, key: selectors.SelectorKey) -> None:
         """A process has ended; what it said before that may still lie in its socket."""
-        for other in list(self._selector.get_map().values()):
-            if isinstance(other.data, Connection):
-                self._read(other.data)
+        for connection in self._list_connections():
+            if connection.index in (None, key.data):
+                while self._read(connection):
+                    """A job that ended sends no more, and of what it left running a bounded amount is read."""
         self._selector.unregister(key.fileobj)
         os.close(key.fd)
         self._on_exit(int(key.data))
+
+    def _list_connections(self) -> list[Connection]:
+        return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Connection)]
+
+    def _find_owner(self, sock: socket.socket) -> int | None:
+        """Return the index of the job that opened a connection; `None` if that has left both session and parents."""
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, _, _ = _CREDENTIALS.unpack(credentials)
+        while pid > 1:
+            if pid in self._jobs:
+                return self._jobs[pid]
+            if (process := host.read_process(pid)) is None:
+                break
+            if process.session in self._jobs:
+                return self._jobs[process.session]
+            pid = process.parent
+        return None
+
+
+def _parse_message(line: bytes) -> Message | None:
+    """Return the message that a line is, if it is one."""
+    if len(line) > _MAX_LINE_BYTES:
+        return None
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _abbreviate(value: object) -> str:
+    return repr(value)[:_SHOWN_BYTES]

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from pipeline.base import startup
+
 # What a job must not inherit: it would change how the GPU is shared, or where its own MLflow calls go.
 _DROPPED_PREFIXES = ("CUDA_MPS_", "MLFLOW_")
 _DROPPED = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
@@ -13,7 +15,7 @@ _DROPPED = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 
 def inherited_environ(of_interpreter: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
     """What every job gets of our own environment, and of the variables that its interpreter brings."""
-    every = os.environ | dict(of_interpreter)
+    every = os.environ | startup.job_variables | dict(of_interpreter)
     kept = {key: value for key, value in every.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED}
     return kept | {"PYTHONUNBUFFERED": "1"}
 

@@ -1,6 +1,7 @@
 """What a job wrote of itself: `events.jsonl`, one JSON object a line, appended by `workloads/client.py`.
 
-The requests that it answered stand beside it, in a file of their own.
+The requests that it answered stand beside it, in a file of their own. Both are read in bounded memory, and a line that
+cannot be true is left out and counted (`event_reader`).
 """
 
 from __future__ import annotations
@@ -9,30 +10,21 @@ import json
 import math
 import os
 import time
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import layout, regular_files
+from pipeline.base.point_series import PointSeries
 from pipeline.launch import requests
+from pipeline.launch.damages import Damages
 from pipeline.launch.requests import Requests
-
-_INSTANTS = {"started": "started_ns", "process_ended": "ended_ns"}
-
-
-@dataclass(slots=True)
-class Steps:
-    """Completed steps in the order of their completion: when, work done since the start, and epoch, if counted.
-
-    Work need not come in whole numbers.
-    """
-
-    t_ns: list[int] = field(default_factory=list)
-    total: list[float] = field(default_factory=list)
-    epoch: list[int | None] = field(default_factory=list)
+from pipeline.launch.steps import Steps
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Epoch:
     """One whole epoch: seconds of training, and its figures (`validation_s` among them if it was validated)."""
 
@@ -48,32 +40,45 @@ class Epoch:
 
 
 @dataclass(slots=True)
+class OutputSizes:
+    """Bytes of output and of error output that there were at instants, in their order."""
+
+    t_ns: array[int] = field(default_factory=lambda: array("q"))
+    stdout: array[int] = field(default_factory=lambda: array("q"))
+    stderr: array[int] = field(default_factory=lambda: array("q"))
+
+
+@dataclass(slots=True)
 class Events:
-    """Everything that one job reported.
+    """Everything that one job reported, without what cannot be true.
 
     Attributes:
+        metrics: name to points.
         phases: what the job did, and since when.
-        wrong: results that the job found to be wrong, in words.
+        wrong: results that the job found to be wrong, in words; the first ones of `num_wrong`.
         processes: those that did the work, if they were children of the job's own.
         ended_ns: when such a child was seen to have ended; `None` if there is none.
-        written: instants, with the bytes of output and of error output that there were.
+        written: how its output grew, if that was watched.
         requests: those that it answered, or was asked; `None` if it recorded none.
-        damaged: number of whole lines that are no event, or one that cannot be: they are left out.
+        damages: whole lines that are no event, or one that cannot be.
+        lacks_epochs: whether some of these were epochs.
     """
 
     started_ns: int | None = None
     steps: Steps = field(default_factory=Steps)
     epochs: list[Epoch] = field(default_factory=list)
-    metrics: list[tuple[str, int, int, float]] = field(default_factory=list)
+    metrics: dict[str, PointSeries] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     errors: list[dict[str, str]] = field(default_factory=list)
     phases: list[tuple[str, int]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    num_wrong: int = 0
     processes: list[int] = field(default_factory=list)
     ended_ns: int | None = None
-    written: list[tuple[int, int, int]] = field(default_factory=list)
+    written: OutputSizes = field(default_factory=OutputSizes)
     requests: Requests | None = None
-    damaged: int = 0
+    damages: Damages = field(default_factory=Damages)
+    lacks_epochs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +89,6 @@ class JobProgress:
     epoch: int | None
     total: float | None
     t_ns: int | None
-
-
-def read(path: Path) -> Events:
-    """All events of a job; a job that wrote none has an empty record."""
-    events = Events(requests=requests.read(path.with_name(layout.REQUESTS)))
-    try:
-        data = regular_files.read_bytes(path)
-    except FileNotFoundError:
-        return events
-    except OSError as error:
-        events.errors.append({"type": "EventFileError", "message": f"{path.name} cannot be read: {error.strerror}"})
-        return events
-    for line in data.splitlines(keepends=True):
-        try:
-            _add(events, json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            events.damaged += line.endswith(b"\n")  # a job that is killed leaves a torn last line
-    return events
 
 
 def read_progress(path: Path) -> JobProgress:
@@ -115,8 +102,8 @@ def read_progress(path: Path) -> JobProgress:
             if event["event"] == "phase":
                 phase = str(event["name"])
             elif event["event"] == "step":
-                _add_step(step := Steps(), _count(event["t_ns"]), _amount(event["total"]), event["epoch"])
-                epoch, total, t_ns = step.epoch[0], step.total[0], step.t_ns[0]
+                number = None if event["epoch"] is None else whole(event["epoch"])
+                t_ns, total, epoch = count(event["t_ns"]), amount(event["total"]), number
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
     if answered := requests.number_written(path.with_name(layout.REQUESTS)):
@@ -134,74 +121,36 @@ def last_lines(path: Path, num_bytes: int = 4096) -> list[bytes]:
         return []
 
 
-def _add(events: Events, event: dict[str, Any]) -> None:
-    """Add one event.
-
-    Raises:
-        ValueError, KeyError, TypeError: it is none, or says what cannot be, as fewer samples than before. A job may
-            write whatever it likes.
-    """
-    kind = event["event"]
-    if kind == "step":
-        _add_step(events.steps, _count(event["t_ns"]), _amount(event["total"]), event["epoch"])
-    elif kind == "epoch":
-        seconds = _finite(event["seconds"])
-        if seconds < 0:
-            raise ValueError(seconds)
-        figures = {str(name): float(value) for name, value in event["metrics"].items()}
-        events.epochs.append(Epoch(_whole(event["epoch"]), _count(event["t_ns"]), seconds, figures))
-    elif kind == "metric":
-        point = _whole(event["step"]), _count(event["t_ns"]), float(event["value"])
-        events.metrics.append((str(event["name"]), *point))
-    elif kind == "param":
-        events.params.update({str(name): str(value) for name, value in event["params"].items()})
-    elif kind == "error":
-        events.errors.append({str(name): str(value) for name, value in event.items()})
-    elif kind == "phase":
-        events.phases.append((str(event["name"]), _count(event["t_ns"])))
-    elif kind == "wrong":
-        events.wrong.append(str(event["what"]))
-    elif kind == "process":
-        events.processes.append(_count(event["pid"]))
-    elif kind == "written":
-        events.written.append((_count(event["t_ns"]), _count(event["stdout"]), _count(event["stderr"])))
-    elif kind in _INSTANTS:
-        setattr(events, _INSTANTS[kind], _count(event["t_ns"]))
-    else:
-        raise ValueError(kind)
+def last_shown(path: Path, num_bytes: int = 4096) -> Sequence[str]:
+    """Return the last lines of an output as a terminal shows them: of a progress bar, its last state; no blank ones."""
+    try:
+        with os.fdopen(regular_files.opened(path), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return []
+    states = ([state for state in line.split("\r") if state.strip()] for line in lines)
+    return [shown[-1].rstrip() for shown in states if shown]
 
 
-def _add_step(steps: Steps, t_ns: int, total: float, epoch: Any) -> None:
-    if steps.t_ns and (t_ns < steps.t_ns[-1] or total < steps.total[-1]):
-        raise ValueError("an earlier step, or fewer samples")
-    number = None if epoch is None else _whole(epoch)
-    steps.t_ns.append(t_ns)
-    steps.total.append(total)
-    steps.epoch.append(number)
-
-
-def _whole(value: Any) -> int:
-    """A whole number, of a size that a database takes."""
+def whole(value: Any) -> int:
+    """Return a whole number, of a size that a database takes; TypeError if it is none."""
     if type(value) is not int or abs(value) >= 2**63:
         raise TypeError(value)
     return value
 
 
-def _count(value: Any) -> int:
-    if _whole(value) < 0:
+def count(value: Any) -> int:
+    """Return a whole number that is not negative; TypeError or ValueError if it is none."""
+    if whole(value) < 0:
         raise ValueError(value)
     return int(value)
 
 
-def _amount(value: Any) -> float:
+def amount(value: Any) -> float:
+    """Return a finite number that is not negative; TypeError or ValueError if it is none."""
     if type(value) is float:
         if not 0 <= value < math.inf:
             raise ValueError(value)
         return value
-    return _count(value)
-
-
-def _finite(value: Any) -> float:
-    if not math.isfinite(number := float(value)):
-        raise ValueError(value)
-    return number
+    return count(value)

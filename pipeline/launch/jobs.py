@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import layout, placeholders, secrets
+from pipeline.base import cgroup, layout, placeholders, secrets
 from pipeline.base.errors import LaunchError
 from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
 from pipeline.clean import processes
@@ -84,7 +84,7 @@ class JobGroup:
 
     def __enter__(self) -> JobGroup:
         """Start all jobs, or none: those already started are ended if one cannot be."""
-        self._channel = Channel(self._socket, self._message, self._exited)
+        self._channel = Channel(self._socket, self._message, self._exited, self._note_fault)
         try:
             for position, (state, start) in enumerate(zip(self.states, self._starts, strict=True)):
                 self._start(state, start, position)
@@ -165,6 +165,7 @@ class JobGroup:
         """Let jobs begin at one instant, which is returned."""
         start_ns = time.monotonic_ns() + _START_DELAY_NS
         for state in states:
+            state.released_ns = start_ns
             self._channel.send(state.job.index, type="go", start_ns=start_ns)
         return start_ns
 
@@ -233,7 +234,7 @@ class JobGroup:
         output = state.folder / layout.OUTPUT
         output.mkdir(exist_ok=True)
         argv = self._argv(job, output)
-        told = secrets.hidden_in_words(argv)  # for people: the file is among the artifacts
+        told = secrets.mask_words(argv)  # for people: the file is among the artifacts
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": told}
         spec["block"] = self._block
         spec["watches_output"] = job.workload.rate.pattern is not None
@@ -242,12 +243,12 @@ class JobGroup:
         environ = self._environ(state, slot, starter.interpreter) | dict(slot.environ) | dict(job.workload.environ)
         folder = output if job.workload.is_in_own_folder else None
         stdout, stderr = state.folder / layout.STDOUT, state.folder / layout.STDERR
-        at_ns = time.monotonic_ns()
+        oom_kills, at_ns = cgroup.count_oom_kills(), time.monotonic_ns()
         try:
             process = starter.start(argv, environ, stdout, stderr, cpus, folder)
         except LaunchError as error:
             raise LaunchError(f"job {job.name}: {error}") from error
-        state.started = Started(process=process, at_ns=at_ns, cpus=cpus)
+        state.started = Started(process=process, at_ns=at_ns, cpus=cpus, oom_kills=oom_kills)
         self._channel.watch(job.index, process.pid)
 
     def _argv(self, job: Job, output: Path) -> list[str]:
@@ -279,17 +280,20 @@ class JobGroup:
             return
         kind = message.get("type")
         if kind == "hello" and message.get("protocol") != PROTOCOL:
-            spoken = message.get("protocol")
+            spoken = str(message.get("protocol"))[:20]
             state.notice(Result.FAILED, f"speaks version {spoken} of the job protocol, not {PROTOCOL}")
         elif kind == "hello":
             pid = message.get("pid")
             # Anything could come over the socket; what we observe, and look for on the GPU, must be the group's.
-            if state.profiler is not None and isinstance(pid, int) and pid in processes.marked(self._files.mark):
+            if state.profiler is not None and type(pid) is int and pid in processes.marked(self._files.mark):
                 state.said.pid = pid
         elif kind == "ready":
             state.said.is_ready = True
         elif kind == "bye":
             state.said.bye, state.said.bye_ns = str(message.get("status")), time.monotonic_ns()
+
+    def _note_fault(self, index: int, how: str) -> None:
+        self._by_index[index].notice(Result.FAILED, how)
 
     def _exited(self, index: int) -> None:
         state = self._by_index[index]
@@ -299,7 +303,7 @@ class JobGroup:
         except LaunchError as error:
             state.ended.status, state.ended.is_lost = _UNKNOWN_STATUS, True
             state.notice(Result.FAILED, f"ended, and how is not known: {error}")
-        state.ended.at_ns = time.monotonic_ns()
+        state.ended.at_ns, state.ended.oom_kills = time.monotonic_ns(), cgroup.count_oom_kills()
 
 
 def _deadline(seconds: float) -> int:

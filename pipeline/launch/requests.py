@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.base import regular_files
+from pipeline.launch.damages import Damages
+from pipeline.launch.lifetime import WHOLE_TIME, Lifetime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,32 +25,53 @@ its answer has no tokens."""
 RECORD_BYTES = sum(int(kind[-1]) for _, kind in RECORD)
 
 
+MOST_REQUESTS = 1 << 24
+"""Of one job: more are not read, as a third of them would say nothing of their rate."""
+
+_AT_ONCE = 1 << 18
+_IMPOSSIBLE = "instants or counts that cannot be"
+
+
 class Requests:
     """Requests in the order of their intended instants.
 
+    Args:
+        columns: the fields of all of them.
+        chosen: numbers of those that these are; `None` for all.
+
     Attributes:
-        damaged: number of whole records that cannot be, such as an answer before its request: they are left out.
+        damages: whole records that cannot be, such as an answer before its request: they are left out.
     """
 
-    def __init__(self, records: NDArray[np.void], damaged: int = 0) -> None:
-        self.damaged = damaged
-        self._records = records
+    def __init__(
+        self,
+        columns: Mapping[str, NDArray[np.int64]],
+        chosen: NDArray[np.int64] | None = None,
+        damages: Damages | None = None,
+    ) -> None:
+        self._columns, self._chosen = columns, chosen
+        self.damages = Damages("request") if damages is None else damages
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._columns["intended_ns"] if self._chosen is None else self._chosen)
 
     def __getitem__(self, name: str) -> NDArray[np.int64]:
         """A field of all requests, in nanoseconds of CLOCK_MONOTONIC, or a count."""
-        values: NDArray[np.int64] = self._records[name]
-        return values
+        column = self._columns[name]
+        return column if self._chosen is None else column[self._chosen]
 
     def where(self, chosen: NDArray[np.bool_]) -> Requests:
-        return Requests(self._records[chosen])
+        """Return those that are chosen; their fields are not copied before they are asked for."""
+        import numpy as np
+
+        numbers = np.flatnonzero(chosen)
+        return Requests(self._columns, numbers if self._chosen is None else self._chosen[numbers])
 
     @property
     def first_and_last_ns(self) -> tuple[int, ...]:
         """When the first and the last answer was there; empty without answers."""
-        done = self["done_ns"][self.is_answered]
+        done = self["done_ns"]
+        done = done[done > 0]
         return (int(done.min()), int(done.max())) if len(done) else ()
 
     @property
@@ -55,22 +80,48 @@ class Requests:
         return answered
 
 
-def read(path: Path) -> Requests | None:
-    """All requests of a job; `None` of a job that recorded none, or whose file cannot be read."""
+def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Requests | None:
+    """Return all requests of a job; `None` of a job that recorded none, or whose file cannot be read.
+
+    Args:
+        path: of the records.
+        lifetime: of the job, outside which no instant can be.
+
+    Raises:
+        ValueError: there are more than `MOST_REQUESTS`.
+    """
     try:
-        data = regular_files.read_bytes(path)
+        num_records = regular_files.size_of(path) // RECORD_BYTES  # a job that is killed leaves a torn last record
+        if num_records > MOST_REQUESTS:
+            raise ValueError(
+                f"{path.name} has {num_records} requests, and at most {MOST_REQUESTS} are read; choose a shorter window"
+            )
+        return _read(path, num_records, lifetime) if num_records else None
     except OSError:
         return None
+
+
+def _read(path: Path, num_records: int, lifetime: Lifetime) -> Requests:
+    """Read so many records in portions, by column: a record of 48 bytes is in memory once."""
     import numpy as np
 
-    whole = len(data) // RECORD_BYTES  # a job that is killed leaves a torn last record
-    if not whole:
-        return None
-    found = np.frombuffer(data, np.dtype(list(RECORD)), whole)
-    can_be = _can_be(found)
-    if not can_be.all():
-        found = found[can_be]
-    return Requests(found[np.argsort(found["intended_ns"], kind="stable")], whole - len(found))
+    columns = {name: np.empty(num_records, kind) for name, kind in RECORD}
+    damages, num_read, num_kept = Damages("request"), 0, 0
+    with os.fdopen(regular_files.opened(path), "rb") as file:
+        while num_read < num_records and (data := file.read(min(_AT_ONCE, num_records - num_read) * RECORD_BYTES)):
+            portion = np.frombuffer(data, np.dtype(list(RECORD)), len(data) // RECORD_BYTES)
+            can_be = _can_be(portion, lifetime)
+            num_right = int(np.count_nonzero(can_be))
+            for name, column in columns.items():
+                column[num_kept : num_kept + num_right] = portion[name][can_be]
+            damages.add(_IMPOSSIBLE, num_read + int(can_be.argmin()) + 1, len(portion) - num_right)
+            num_kept += num_right
+            num_read += len(portion)
+    intended = columns["intended_ns"][:num_kept]
+    order = None if (np.diff(intended) >= 0).all() else np.argsort(intended, kind="stable")
+    for name in columns:
+        columns[name] = columns[name][:num_kept] if order is None else columns[name][order]
+    return Requests(columns, damages=damages)
 
 
 def number_written(path: Path) -> int:
@@ -81,8 +132,8 @@ def number_written(path: Path) -> int:
         return 0
 
 
-def _can_be(found: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Whether the instants that there are follow each other, and the counts are counts.
+def _can_be(found: NDArray[np.void], lifetime: Lifetime) -> NDArray[np.bool_]:
+    """Return whether the instants follow each other while the job lived, and the counts are counts.
 
     When an answer was begun, and when it began to come, is not known of every server.
     """
@@ -90,6 +141,7 @@ def _can_be(found: NDArray[np.void]) -> NDArray[np.bool_]:
 
     intended, sent, begun, first, done = (found[name] for name, _ in RECORD[:5])
     follow = (intended > 0) & (intended <= sent)
+    follow &= (intended >= lifetime.begin_ns) & (np.maximum(sent, np.maximum(begun, done)) <= lifetime.end_ns)
     begun_or_sent = np.where(begun > 0, begun, sent)
     follow &= np.where(begun > 0, sent <= begun, begun == 0)
     follow &= np.where(done > 0, begun_or_sent <= done, done == 0)

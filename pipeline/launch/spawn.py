@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from pipeline.base import cpu_limit
 from pipeline.base.errors import LaunchError
 from pipeline.base.records import Interpreter
 
@@ -88,6 +89,7 @@ class Spawn:
                 )
             except OSError as error:
                 raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
+        cpu_limit.hand_on_limit(process.pid)
         if cpus:
             os.sched_setaffinity(process.pid, cpus)
         return Process(process.pid, status=partial(_status, process.pid), reap=process.wait)

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pipeline.base import layout, regular_files, secrets
 from pipeline.base.records import Job, Result
+from pipeline.launch.lifetime import Lifetime
 from pipeline.launch.spawn import Process
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How something ended, and why in words; no words for what ended well."""
+    """How something ended, and why in words without secrets; no words for what ended well."""
 
     result: Result
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        """Mask the reason, which may hold what a program wrote."""
+        object.__setattr__(self, "reason", secrets.mask_text(self.reason))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """How its process came to life, just after `at_ns`; no `cpus` if it is bound to none."""
+    """How its process came to life, just after `at_ns`; no `cpus` if it is bound to none.
+
+    Attributes:
+        oom_kills: as `cgroup.count_oom_kills` counted them then.
+    """
 
     process: Process
     at_ns: int
     cpus: Sequence[int] = ()
+    oom_kills: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +66,7 @@ class Ended:
         status: its exit status, or minus the signal that ended it; `None` while it runs.
         is_lost: that nobody knows how it ended, so that its number may be somebody else's by now.
         at_ns: when its process was gone.
+        oom_kills: as `cgroup.count_oom_kills` counted them then.
     """
 
     told_ns: int | None = None
@@ -62,6 +75,7 @@ class Ended:
     status: int | None = None
     is_lost: bool = False
     at_ns: int | None = None
+    oom_kills: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,11 +85,13 @@ class JobState:
     Attributes:
         folder: its files; absolute.
         profiler: what its leading process is, if not the job itself; a job under one is never started warm.
+        released_ns: when it was to begin, if it was released from the barrier.
     """
 
     job: Job
     folder: Path
     profiler: str | None = None
+    released_ns: int | None = None
     started: Started | None = None
     said: Said = field(default_factory=Said)
     ended: Ended = field(default_factory=Ended)
@@ -85,9 +101,24 @@ class JobState:
         return None if self.started is None else self.started.process.pid
 
     @property
+    def lifetime(self) -> Lifetime:
+        """Lifetime of the job: its end is measured after it, the others before what they are of."""
+        ends = [t_ns for t_ns in (self.said.bye_ns, self.ended.at_ns) if t_ns is not None]
+        bounds = Lifetime(begin_ns=self.started.at_ns if self.started is not None else 0)
+        if self.released_ns is not None:
+            bounds = replace(bounds, released_ns=self.released_ns)
+        return replace(bounds, end_ns=min(ends)) if ends else bounds
+
+    @property
     def working_pid(self) -> int | None:
         """The process that does the work: below a profiler, the one that speaks the job protocol."""
         return self.pid if self.said.pid is None else self.said.pid
+
+    @property
+    def num_oom_kills(self) -> int:
+        """How many processes the kernel killed for lack of memory while it ran, its own or others of the group's."""
+        before = None if self.started is None else self.started.oom_kills
+        return 0 if before is None or self.ended.oom_kills is None else self.ended.oom_kills - before
 
     @property
     def has_ended(self) -> bool:
@@ -107,6 +138,16 @@ class JobState:
     def went_wrong(self) -> bool:
         """Whether it will not, or did not, end well."""
         return self.ended.noticed is not None or (self.has_ended and not self.ended_well)
+
+    @property
+    def bytes_to_read(self) -> int:
+        """Bytes of what it wrote that are read for its figures."""
+        is_output_read = self.job.workload.rate.pattern is not None
+        num_bytes = 0
+        for name in (layout.EVENTS, layout.REQUESTS, *([layout.STDOUT, layout.STDERR] if is_output_read else [])):
+            with suppress(OSError):
+                num_bytes += regular_files.size_of(self.folder / name)
+        return num_bytes
 
     def notice(self, result: Result, reason: str) -> None:
         """Keep what the orchestrator sees go wrong; of several things, the first one."""

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import interrupts
+from pipeline.base import cpu_limit, interrupts
 from pipeline.base.command import status_at_end
 from pipeline.base.errors import LaunchError
 from pipeline.base.paths import PROJECT_DIR
@@ -124,6 +124,7 @@ class ForkServer:
             except OSError:
                 self._control.close()
                 raise
+        cpu_limit.hand_on_limit(self._process.pid)
         self._answers = self._control.makefile("r", encoding="utf-8")
 
     @property

@@ -1,27 +1,30 @@
 """How a job and a group ended, decided here and nowhere else: each gets a result and, if it is not `ok`, a reason.
 
-Pure, but for the last lines of a job's error output: the last is part of the reason.
+Pure, but for the end of a job's output, which tells why it failed (`causes.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 
-from pipeline.base import layout
+from pipeline.base import layout, secrets
 from pipeline.base.records import Group, Result
-from pipeline.launch.events import Events, last_lines
+from pipeline.launch.events import Events
 from pipeline.launch.state import Ending, JobState
+from pipeline.observe import causes, output_lines
+from pipeline.observe.causes import Cause
 from pipeline.observe.group_result import GroupResult, JobResult
 
-_OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
-_OOM_TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "cannot allocate memory")
-_TAIL_LINES, _TAIL_BYTES, _MAX_LENGTH = 20, 1 << 14, 300
+_TAIL_LINES, _MAX_LENGTH = 20, 300
+# What the runners of programs report that know nothing of us: what went wrong stands in their own output only.
+_OF_PROGRAMS = frozenset(("ScriptError", "ServerEndedError"))
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 # Of a script that SIGTERM or SIGKILL ended, or whose own shell says so of what it ran.
-_BY_SIGNAL = tuple(str(128 + number) for number in (signal.SIGTERM, signal.SIGKILL))
-_BY_USER = Ending(Result.INTERRUPTED, "interrupted by the user")
+_OF_OUR_SIGNALS = tuple(str(128 + number) for number in (signal.SIGTERM, signal.SIGKILL))
+_BY_SIGNAL = Ending(Result.INTERRUPTED, "interrupted by a signal")
 # Which failing job names the group's result, most telling first.
 _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 
@@ -29,9 +32,11 @@ _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
     """How a job ended, from what is known of it and what it reported; `interrupted` says that the user ended it."""
     ending = _end(state, log, interrupted)
+    if ending.reason:
+        ending = dataclasses.replace(ending, reason=secrets.mask_text(ending.reason, _known_secrets(state)))
     diverged = bool(log.errors) and log.errors[-1].get("type") == "NonFiniteLossError"
     if log.wrong and (ending.result is Result.OK or diverged):
-        further = f" (and {len(log.wrong) - 1} more)" if len(log.wrong) > 1 else ""
+        further = f" (and {log.num_wrong - 1} more)" if log.num_wrong > 1 else ""
         return Ending(Result.WRONG_RESULTS, f"computes wrong results: {log.wrong[0]}{further}")
     return ending
 
@@ -44,7 +49,7 @@ def of_measurement(absence: str) -> Ending:
 def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool, expected: int) -> Ending:
     """How a group of as many jobs as expected ended; `reason` says why it ended early, if that was no job."""
     if interrupted:
-        return _BY_USER
+        return _BY_SIGNAL
     for result in _SEVERITY:
         for job in jobs:
             if job.result is result:
@@ -75,10 +80,22 @@ def skipped(group: Group) -> GroupResult | None:
     return GroupResult(group=group, result=Result.SKIPPED, reason=group.skip_reason)
 
 
-def not_judged(group: Group, error: Exception, *, interrupted: bool) -> GroupResult:
-    """The row of a group whose figures could not be computed from what its jobs wrote."""
-    ending = _BY_USER if interrupted else Ending(Result.FAILED, f"no figures: {type(error).__name__}: {error}")
-    return GroupResult(group=group, result=ending.result, reason=ending.reason)
+def not_judged(group: Group, error: Exception | None, states: Sequence[JobState] = ()) -> GroupResult:
+    """Return the row of a group without figures: they could not be computed, or the user did not wait for them.
+
+    Args:
+        group: whose row it is.
+        error: why there are none; `None` if a signal ended it.
+        states: of the jobs that were started.
+    """
+    ending = _BY_SIGNAL if error is None else Ending(Result.FAILED, f"no figures: {type(error).__name__}: {error}")
+    jobs = (
+        JobResult(
+            job=state.job, result=ending.result, reason=ending.reason, exit_status=state.ended.status, pid=state.pid
+        )
+        for state in states
+    )
+    return GroupResult(group=group, result=ending.result, reason=ending.reason, jobs=tuple(jobs))
 
 
 def with_wrong_results(row: GroupResult, difference: str) -> GroupResult:
@@ -91,32 +108,48 @@ def _end(state: JobState, log: Events, interrupted: bool) -> Ending:
     if noticed is not None and noticed.result is not Result.FAILED:
         return noticed
     if log.errors and not _is_our_signal(state, log):
-        return _of_error(log.errors[-1], state.folder)
+        return _of_error(log.errors[-1], state)
     if noticed is not None:  # what the job itself says of a failure, above, tells more
         return noticed
     if state.ended_well:
         return Ending(Result.OK)
     if ended.status is None or ended.was_signalled:
-        return _BY_USER if interrupted else Ending(Result.INTERRUPTED, "ended because the group failed")
+        return _BY_SIGNAL if interrupted else Ending(Result.INTERRUPTED, "ended because the group failed")
     if ended.status == 0:
         return Ending(Result.FAILED, "ended with status 0 without reporting the end of its work")
     how = f"status {ended.status}" if ended.status > 0 else f"signal {-ended.status}"
-    words = _last_words(state.folder / layout.STDERR)
+    cause = causes.judge_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
     if state.profiler is not None and state.said.bye in (None, "ok"):
         when = "before the job spoke" if state.said.pid is None else "before the job's end"
-        words = words or _last_words(state.folder / layout.STDOUT)
-        said = f"{state.profiler} ended with {how} {'after the job' if state.said.bye else when}{words}"
-        return Ending(Result.FAILED, said)
-    return Ending(Result.OOM if _tells_oom(words) else Result.FAILED, f"ended with {how}{words}")
+        ending = f"{state.profiler} ended with {how} {'after the job' if state.said.bye else when}"
+        return Ending(Result.FAILED, _join_cause(ending, cause))
+    return _describe_failure(f"ended with {how}", cause, state, was_killed=ended.status in _KILLED)
 
 
-def _of_error(error: dict[str, str], folder: Path) -> Ending:
-    text = f"{error.get('type')}: {error.get('message')}"
-    if error.get("type") == "ScriptError":
-        # What went wrong in a script that knows nothing of us stands in its own error output only.
-        text = f"{error.get('message')}{_last_words(folder / layout.STDERR)}"
-    is_oom = error.get("type") in _OOM_TYPES or _tells_oom(text)
-    return Ending(Result.OOM if is_oom else Result.FAILED, text)
+def _of_error(error: dict[str, str], state: JobState) -> Ending:
+    kind, message = str(error.get("type")), str(error.get("message"))
+    if kind in _OF_PROGRAMS:
+        cause = causes.judge_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
+        return _describe_failure(message, cause, state, was_killed=error.get("status") == str(_KILLED[1]))
+    cause = causes.judge_exception(kind, message, error.get("traceback", ""))
+    if cause.has_kill and state.num_oom_kills:
+        return _report_oom_kill(cause.text, state)
+    return Ending(Result.OOM if cause.is_oom else Result.FAILED, cause.text)
+
+
+def _describe_failure(how: str, cause: Cause, state: JobState, *, was_killed: bool) -> Ending:
+    """Describe how a program failed; `was_killed` says that SIGKILL ended it, which was not ours."""
+    if (was_killed or cause.has_kill) and state.num_oom_kills:
+        return _report_oom_kill(how, state)
+    return Ending(Result.OOM if cause.is_oom else Result.FAILED, _join_cause(how, cause))
+
+
+def _report_oom_kill(how: str, state: JobState) -> Ending:
+    return Ending(Result.OOM, f"{how}: out of memory, says the kernel (oom_kill {state.num_oom_kills} in its cgroup)")
+
+
+def _join_cause(how: str, cause: Cause) -> str:
+    return f"{how}: {cause.text}" if cause.text else how
 
 
 def _is_our_signal(state: JobState, log: Events) -> bool:
@@ -124,22 +157,20 @@ def _is_our_signal(state: JobState, log: Events) -> bool:
 
     What its runner ended with does not tell: that may have been killed before it came to its end.
     """
-    return state.ended.was_signalled and log.errors[-1].get("status") in _BY_SIGNAL
-
-
-def _tells_oom(text: str) -> bool:
-    return any(words in text for words in _OOM_TEXTS)
+    return state.ended.was_signalled and log.errors[-1].get("status") in _OF_OUR_SIGNALS
 
 
 def error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
-    """The last lines that a job wrote to its error output; none of one that ended well, or that we ended."""
+    """The last lines of a job's error output that say anything; none of one that ended well, or that we ended."""
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
-    lines = [line.decode(errors="replace") for line in last_lines(state.folder / layout.STDERR, _TAIL_BYTES)]
-    return tuple(line.rstrip()[:_MAX_LENGTH] for line in lines if line.strip())[-_TAIL_LINES:]
+    lines = [line for line in output_lines.read_end(state.folder / layout.STDERR) if not line.is_blank]
+    telling = [line for line in lines if line.is_telling] or lines
+    shown = "\n".join(f"{line.source} {line.text}" if line.source else line.text for line in telling[-_TAIL_LINES:])
+    return tuple(line[:_MAX_LENGTH] for line in secrets.mask_text(shown, _known_secrets(state)).split("\n") if line)
 
 
-def _last_words(path: Path) -> str:
-    """The last line that a process wrote to its error output, as `: LINE`."""
-    lines = [line.strip() for line in last_lines(path) if line.strip()]
-    return f": {lines[-1].decode(errors='replace')[:500]}" if lines else ""
+def _known_secrets(state: JobState) -> frozenset[str]:
+    """Collect the secrets that a job was given, which it may have written without their names."""
+    workload = state.job.workload
+    return secrets.known_values(workload.argv, os.environ | dict(workload.environ))

@@ -12,11 +12,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.base import layout, services, units
+from pipeline.base.marks import join
 from pipeline.base.normalise import compared_names
+from pipeline.base.point_series import PointSeries
 from pipeline.base.records import Group, Result, WindowKind
 from pipeline.base.tags import Tag
-from pipeline.base.words import counted
-from pipeline.launch import events
+from pipeline.launch import event_reader
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
 from pipeline.observe import changed_files, endings, host, latency, phases, sampled, throughput, work
@@ -36,7 +37,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     batches: list[Batch] = []
     read = sampled.readings(seen.samples)
     every = [state for batch in seen.batches for state in batch]
-    log_of = {state.job.index: events.read(state.folder / layout.EVENTS) for state in every}
+    log_of = {state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime) for state in every}
     whose = changed_files.owners(seen.changed, every, log_of, seen.clock)
     logged_of = {state.job.index: metric.read(state, log_of[state.job.index], whose, seen.clock) for state in every}
     for states in seen.batches:
@@ -72,6 +73,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     if absent:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
     marks = find_marks(group, seen, batches, jobs, metrics)
+    marks = marks._replace(note=join([marks.note, *_words_on_damage(tags)]))
     tags |= {tag: mark for tag, mark in ((Tag.INVALID, marks.invalid), (Tag.FLAG, marks.note)) if mark}
     return GroupResult(
         group=group,
@@ -147,13 +149,17 @@ def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) ->
 def _damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[str, str]:
     """The tag that says which jobs wrote what cannot be."""
     damaged = {state.job.name: words for state in states if (words := _damaged(log_of[state.job.index]))}
-    return {Tag.DAMAGED: ", ".join(f"{words} of job {name}" for name, words in damaged.items())} if damaged else {}
+    return {Tag.DAMAGED: "; ".join(f"job {name}: {words}" for name, words in damaged.items())} if damaged else {}
+
+
+def _words_on_damage(tags: Mapping[str, str]) -> list[str]:
+    return [f"left out what cannot be true: {tags[Tag.DAMAGED]}"] if Tag.DAMAGED in tags else []
 
 
 def _damaged(log: Events) -> str:
     """What a job wrote that cannot be, in words; empty if nothing."""
-    found = {"line": log.damaged, "request": log.requests.damaged if log.requests is not None else 0}
-    return " and ".join(counted(number, what) for what, number in found.items() if number)
+    found = [log.damages, *([log.requests.damages] if log.requests is not None else [])]
+    return "; ".join(damages.in_words() for damages in found if damages)
 
 
 def _end_ns(state: JobState, log: Events) -> int | None:
@@ -224,21 +230,25 @@ def _clip(window: sampled.Window, begin_ns: int | None, end_ns: int | None) -> s
 
 def _logged_series(said: Logged | None, unit: str) -> dict[str, list[tuple[int, int, float]]]:
     points = said.points if said is not None else ()
-    return {f"logged_{unit}_per_s": [(step, *point) for step, point in enumerate(points)]} if points else {}
+    series = PointSeries((step, *point) for step, point in enumerate(points))
+    return {f"logged_{unit}_per_s": list(series)} if points else {}
 
 
 def _source(said: Logged | None) -> dict[str, str]:
-    return {"throughput_from": f"{said.source}, {counted(len(said.points), 'value')}"} if said and said.points else {}
+    return {"throughput_from": said.source} if said and said.points else {}
 
 
 def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
-    series: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
+    series: dict[str, PointSeries] = defaultdict(PointSeries)
     for epoch in log.epochs:
         for name, value in {"epoch_time_s": epoch.whole_s, **epoch.metrics}.items():
-            series[name].append((epoch.number, epoch.t_ns, value))
-    for name, step, t_ns, value in log.metrics:
-        series[name].append((step, t_ns, value))
-    return dict(series) | (latency.series(log.requests) if log.requests is not None else {})
+            series[name].append(epoch.number, epoch.t_ns, value)
+    for name, points in log.metrics.items():
+        for point in points:
+            series[name].append(*point)
+    return {name: list(points) for name, points in series.items()} | (
+        latency.series(log.requests) if log.requests is not None else {}
+    )
 
 
 def _for_comparisons(jobs: Sequence[JobResult]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pipeline.base.marks import Marks, join
 from pipeline.base.records import Group, WindowKind
 from pipeline.base.samples import THROTTLED
 from pipeline.base.words import counted
+from pipeline.launch import steps
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
 from pipeline.observe import host, latency, throughput, work
@@ -60,8 +61,9 @@ def find_marks(
     group: Group, seen: Observation, batches: Sequence[Batch], jobs: Sequence[JobResult], metrics: Mapping[str, float]
 ) -> Marks:
     """Find the marks of a group with these jobs, those beside the measured ones among them, and these figures."""
-    invalid, notes = [], []
+    invalid, notes = list[str](), list[str]()
     for batch in batches:
+        notes += _doubts(group, batch)
         if batch.window is not None:
             invalid += [*_stalls(group, batch, batch.window), *_clock_faults(group, seen, batch, batch.window)]
             notes += [*_late_generators(batch, batch.window), *_short_windows(group, batch, batch.window)]
@@ -80,7 +82,7 @@ def _stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
         return
     seconds = _seconds(window)
     for state, log in zip(batch.states, batch.logs, strict=True):
-        if seconds < MIN_WINDOW_SHARE * group.window.seconds and work.instants_ns(log)[:1] == [window[0]]:
+        if seconds < MIN_WINDOW_SHARE * group.window.seconds and list(work.instants_ns(log)[:1]) == [window[0]]:
             yield f"job {state.job.name} began to work when {seconds:.3g} s of the window were left"
         if (stall := throughput.stall(log, window)) is not None:
             yield f"job {state.job.name} {stall}"
@@ -118,10 +120,22 @@ def _short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
             if num_values < MIN_VALUES or _seconds(window) < MIN_LOGGED_S:
                 values = counted(num_values, "value")
                 yield f"job {state.job.name} was measured by {values} in {_seconds(window):.3g} s; train longer"
-        elif group.window.kind is WindowKind.STEADY and log.steps.t_ns:
+        elif group.window.kind is WindowKind.STEADY and len(log.steps.t_ns):
             num_steps = bisect_right(log.steps.t_ns, window[1]) - bisect_right(log.steps.t_ns, window[0])
             if num_steps < MIN_STEPS:
                 yield f"job {state.job.name} made {counted(num_steps, 'step')} in the window; raise window.seconds"
+
+
+def _doubts(group: Group, batch: Batch) -> Iterator[str]:
+    """Say what is known of the figures of jobs that reported very much, or at unequal times."""
+    for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
+        if log.steps.per_entry > 1:
+            yield f"job {state.job.name} reported more than {steps.MOST_STEPS} steps: their times are not known"
+        if logged is not None:
+            yield from (f"job {state.job.name}: {doubt}" for doubt in logged.doubts)
+            window = batch.window if group.window.kind is WindowKind.LOGGED else None
+            if window is not None and (long := throughput.long_value(logged.points, window)) is not None:
+                yield f"job {state.job.name}: {long}"
 
 
 def _low_overlap(group: Group, batches: Sequence[Batch], metrics: Mapping[str, float]) -> str:

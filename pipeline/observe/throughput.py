@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pipeline.base import units
 from pipeline.base.records import WindowKind
-from pipeline.launch.events import Events, Steps
+from pipeline.launch.events import Events
+from pipeline.launch.steps import Steps
 from pipeline.observe.logged.metric import Points
 from pipeline.observe.sampled import Window
 
 STALL_STEPS = 5
 STALL_SHARE = 0.05
 """A job stood still that made no step at an edge of the window for so many step times, and this share of the window."""
+
+LEAST_GAPS, LONG_TIMES, LONG_SHARE = 2, 4, 0.1
+"""A logged value stands for too long that does so for so many times the median, and this share of the window."""
 
 
 def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[str, float]:
@@ -25,10 +28,9 @@ def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[st
     if not steps.t_ns or log.started_ns is None:
         return {}
     if kind is WindowKind.WORK:
-        # Steps may follow the last epoch that was reported: its time is not theirs.
-        num = bisect_right(steps.t_ns, log.epochs[-1].t_ns) if log.epochs else 0
-        seconds = sum(epoch.seconds for epoch in log.epochs) if num else (steps.t_ns[-1] - log.started_ns) / 1e9
-        rate, inside = steps.total[num - 1] / seconds, range(1, len(steps.t_ns))
+        if (whole := _rate_of_epochs(log)) is None:
+            return {}
+        rate, inside = whole, range(1, len(steps))
     else:
         begin, end = window
         first, last = bisect_right(steps.t_ns, begin) - 1, bisect_right(steps.t_ns, end) - 1
@@ -37,9 +39,9 @@ def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[st
         rate = (_done(steps, end) - _done(steps, begin)) / ((end - begin) / 1e9)
         inside = range(first + 1, last + 1)
     metrics = {units.rate_of(unit): rate, units.number_of(unit): float(steps.total[-1])}
-    times_ms = sorted(_times_ms(steps, inside))
+    times_ms = steps.sorted_times_ms(inside.start, inside.stop)
     for percent in (50, 95, 99):
-        if times_ms:
+        if len(times_ms) and steps.per_entry == 1:
             metrics[f"step_time_p{percent}_ms"] = times_ms[math.ceil(percent / 100 * len(times_ms)) - 1]
     return metrics
 
@@ -80,6 +82,25 @@ def num_values(points: Points, window: Window) -> int:
     return inside + any(t_ns >= window[1] for t_ns, _ in points)
 
 
+def long_value(points: Points, window: Window) -> str | None:
+    """Say that a logged value stands for much longer than the others in a window; `None` if none does.
+
+    Others of that time were not logged, or not found, and may have been different.
+    """
+    begin, end = window
+    gaps_ns = sorted(
+        shared
+        for (before, _), (now, _) in itertools.pairwise(points)
+        if (shared := min(now, end) - max(before, begin)) > 0
+    )
+    if len(gaps_ns) < LEAST_GAPS:
+        return None
+    longest_ns, usual_ns = gaps_ns[-1], gaps_ns[(len(gaps_ns) - 1) // 2]
+    if longest_ns <= max(LONG_TIMES * usual_ns, LONG_SHARE * (end - begin)):
+        return None
+    return f"one value stands for {longest_ns / 1e9:.3g} s of the window, and others for {usual_ns / 1e9:.3g} s"
+
+
 def stall(log: Events, window: Window) -> str | None:
     """In words, where at an edge of the window a job made no step for several of its step times; `None` if nowhere.
 
@@ -89,12 +110,14 @@ def stall(log: Events, window: Window) -> str | None:
     first, following = bisect_right(t_ns, begin), bisect_right(t_ns, end)
     if not 0 < first < following:
         return None  # no step in the window: that is a failure, not a stall
-    usual_ms = statistics.median(_times_ms(steps, range(1, len(t_ns))) or [math.inf])
+    times_ms = steps.sorted_times_ms()
+    middle = len(times_ms) // 2
+    usual_ms = (times_ms[middle] + times_ms[~middle]) / 2 if len(times_ms) else math.inf
     limit_ms = max(STALL_STEPS * usual_ms, STALL_SHARE * (end - begin) / 1e6)
     edges = (("first", first, begin, t_ns[first]), ("last", following, t_ns[following - 1], end))
     for edge, step, since_ns, until_ns in edges:
         idle_ms = (until_ns - since_ns) / 1e6
-        if idle_ms > limit_ms and not (step < len(t_ns) and _begins_epoch(steps, step)):
+        if idle_ms > limit_ms and not (step < len(t_ns) and steps.begins_epoch(step)):
             return f"made no step in the {edge} {idle_ms / 1e3:.3g} s of the window (a step takes {usual_ms:.3g} ms)"
     return None
 
@@ -102,6 +125,8 @@ def stall(log: Events, window: Window) -> str | None:
 def _done(steps: Steps, t_ns: int) -> float:
     """Work done by an instant after the first step; of a step under way, as much as of its time has passed."""
     following = bisect_right(steps.t_ns, t_ns)
+    if not following:
+        return 0.0
     before_ns, before = steps.t_ns[following - 1], steps.total[following - 1]
     if following == len(steps.t_ns):
         return before
@@ -109,10 +134,19 @@ def _done(steps: Steps, t_ns: int) -> float:
     return before + share * (steps.total[following] - before)
 
 
-def _times_ms(steps: Steps, numbers: Iterable[int]) -> list[float]:
-    """The first step of an epoch waits for validation or for the loader to begin again: that is no step time."""
-    return [(steps.t_ns[i] - steps.t_ns[i - 1]) / 1e6 for i in numbers if not _begins_epoch(steps, i)]
-
-
-def _begins_epoch(steps: Steps, number: int) -> bool:
-    return steps.epoch[number] != steps.epoch[number - 1]
+def _rate_of_epochs(log: Events) -> float | None:
+    """Return the rate over the time of all epochs, else from the start to the last step; `None` if that is none."""
+    steps, started_ns = log.steps, log.started_ns or 0
+    if not log.epochs:
+        seconds, work = (steps.t_ns[-1] - started_ns) / 1e9, steps.total[-1]
+    elif log.lacks_epochs:
+        # Only what was done in those that there are is of their time.
+        spans = [(epoch.t_ns - int(epoch.whole_s * 1e9), epoch.t_ns) for epoch in log.epochs]
+        work = sum(_done(steps, end) - _done(steps, begin) for begin, end in spans)
+        seconds = sum(epoch.seconds for epoch in log.epochs)
+    else:
+        # Steps may follow the last epoch that was reported: its time is not theirs.
+        num = bisect_right(steps.t_ns, log.epochs[-1].t_ns)
+        seconds = sum(epoch.seconds for epoch in log.epochs) if num else (steps.t_ns[-1] - started_ns) / 1e9
+        work = steps.total[num - 1]
+    return work / seconds if seconds > 0 else None

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING
 
 from pipeline.base import layout, units
 from pipeline.base.records import Group, Result, WindowKind
-from pipeline.base.words import duration, put, say
+from pipeline.base.words import duration, say
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.live import LiveJobs
 from pipeline.observe.observation import Watched
@@ -63,7 +63,7 @@ class LiveView(PlainView):
         from rich.live import Live
 
         drawer = _Drawer(group, watched, self.progress)
-        console = Console(file=cast("TextIO", _Screen(sys.stderr)))
+        console = Console(stderr=True)
         with Live(get_renderable=drawer.shown, refresh_per_second=1, console=console, transient=True) as live:
             live.refresh()
             yield
@@ -74,19 +74,6 @@ class LiveView(PlainView):
     def done(self, row: GroupResult) -> None:
         super()._announce(row.group)
         super().done(row)
-
-
-class _Screen:
-    """A terminal to draw on, which may be closed meanwhile."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out, self.encoding, self.isatty = out, out.encoding, out.isatty
-
-    def write(self, text: str) -> None:
-        put(text, self._out)
-
-    def flush(self) -> None:
-        """Nothing: what was written is there."""
 
 
 class _Drawer:

@@ -10,6 +10,7 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.modes import is_program
 from pipeline.base.paths import MAX_NAME_BYTES, expanded
 from pipeline.base.samples import MIN_INTERVAL_MS
+from pipeline.base.words import escape_to_utf8
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ListenerConfig, TrackingConfig
 
 JSON = "json"
@@ -88,6 +89,11 @@ def _tracking(config: TrackingConfig) -> None:
         raise ConfigError(
             f"tracking.root={config.root}: the path of a store must not have {' or '.join(sorted(odd))} in it, which "
             "MLflow would not read as part of a name; choose another folder"
+        )
+    if config.uri is None and escape_to_utf8(folder := str(expanded("tracking.root", config.root).resolve())) != folder:
+        raise ConfigError(
+            f"tracking.root={config.root}: {folder} is not UTF-8, and so no store of MLflow; "
+            "choose another folder, such as tracking.root=/tmp/mlruns"
         )
     if not config.experiment.strip():
         raise ConfigError("tracking.experiment is empty: name the MLflow experiment for the results")

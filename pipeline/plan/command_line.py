@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import itertools
 import os
 import re
 import sys
@@ -14,14 +13,15 @@ from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
 
 from pipeline import outcome
 from pipeline.base import interrupts, library_internals, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.plan import user_command
+from pipeline.base.secrets import mask_text
+from pipeline.plan import override_remedy, user_command
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -46,21 +46,29 @@ def run(main: Callable[[], None]) -> int:
         sys.argv[1:] = map(readable, user_command.as_overrides(sys.argv[1:]))
         main()
     except Interrupted as interrupted:
+        words.say(str(interrupted))
         return interrupted.exit_status
     except Exception as error:
         if (signalled := interrupts.behind(error)) is not None:
+            words.say(str(signalled))
             return signalled.exit_status
         if outcome.is_composed:
             raise
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exc()
-        words.say(f"error: {explain(error)}")
+        words.say(f"error: {mask_text(explain(error))}")
         return 2
     return outcome.exit_status
 
 
 def readable(argument: str) -> str:
-    """An override as Hydra can read it: `KEY=~/folder`, which it refuses without quotes, with them."""
+    """An override as Hydra can read it: `KEY=~/folder`, which it refuses without quotes, with them.
+
+    Raises:
+        ConfigError: it names no key, of which Hydra says something else.
+    """
+    if re.fullmatch(r"[+~]*(?:[@=].*)?", argument, re.DOTALL):
+        raise ConfigError(f"{argument or repr(argument)}: this names no key; an override is KEY=VALUE, as in gpu=cpu")
     return _IN_A_HOME.sub(r"\1'\2'", argument)
 
 
@@ -75,15 +83,12 @@ def explain(error: Exception) -> str:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={choice}: there is no such choice; {_other_choice(choice, error.options)}"
     if isinstance(error, OverrideParseException):
-        return (
-            f"{error.override}: this cannot be read ({_reason(error.message, error.override)}); an override is "
-            "KEY=VALUE, with quotes around brackets, spaces and the like, as in 'mix=[S,M]' or \"data.root='~/data'\""
-        )
+        return override_remedy.explain_unreadable(str(error.override), why_refused)
     cause, text = error.__cause__, str(error)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _unknown(cause.full_key, cause.parent_node)
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
-        return f"{refused[1]}: {why_refused(refused[1].partition('=')[0].lstrip('+'), cause)}"
+        return _explain_refused(refused[1], cause)
     if "Config group override must be a string or a list" in text:
         return "a group of options takes the name of a choice, as in gpu=cpu; python run.py --help prints all"
     if missing := _NO_FILE.match(text):
@@ -99,16 +104,18 @@ def explain(error: Exception) -> str:
             f"{swept['key']} takes one value, and one that is a list in brackets: '{swept['key']}=[{swept['values']}]'"
         )
     if several := _SEVERAL_VALUES.match(text):
-        key = several[1].partition("=")[0]
-        return (
-            f"{several[1]}: these are several values; to run each of them, add -m (python run.py -m {several[1]}); "
-            f"one value that is a list is written '{key}=[A,B]'"
-        )
+        return override_remedy.explain_several(several[1])
     if deleted := _DELETION.match(text):
         return f"~{deleted['key'] or deleted['group']} takes no value, unless it is the one that is there"
     lines = [line.strip() for line in text.partition(_SEARCH_PATH)[0].splitlines()]
     said = "; ".join(line.rstrip(".") for line in lines if line)
     return said if isinstance(error, HydraException) else f"the configuration cannot be read: {said}"
+
+
+def _explain_refused(override: str, cause: OmegaConfBaseException) -> str:
+    if isinstance(cause, GrammarParseError):
+        return override_remedy.explain_interpolation(override)
+    return f"{override}: {why_refused(override.partition('=')[0].lstrip('+'), cause)}"
 
 
 def no_such_setting(key: str, known: Iterable[str]) -> str:
@@ -186,13 +193,3 @@ def why_refused(key: str, cause: OmegaConfBaseException) -> str:
         return f"the value must be one of {', '.join(node.enum_type.__members__)}"
     wanted = next((words for kind, words in _WANTED.items() if isinstance(node, kind)), None)
     return said if wanted is None else f"the value must be {wanted}"
-
-
-def _reason(message: str, override: str) -> str:
-    """What the parser stumbled over: the character above its marker, else its message without repetition and link."""
-    lines = message.splitlines()
-    for line, below in itertools.pairwise(lines):
-        if below.strip() == "^" and len(line) > below.index("^"):
-            return f"because of {line[below.index('^')]}"
-    said = next((line for line in lines if override not in line and not line.startswith("See ")), lines[0])
-    return said.partition(" expecting ")[0]  # of the names of the grammar

@@ -32,7 +32,6 @@ from pipeline.base.records import (
     WindowKind,
     Workload,
 )
-from pipeline.base.words import without_secrets
 from pipeline.plan import programs, user_command
 from pipeline.plan.inventory import Inventory, env_of
 from pipeline.plan.schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
@@ -197,11 +196,7 @@ def _workload(
         program_digest=program_digest,
         sources=tuple(dict.fromkeys(source for code in codes for source in code.sources)),
         params=(
-            *(
-                (key, _text(secrets.hidden_in(value, key)))
-                for key, value in (flags | settings).items()
-                if value is not None
-            ),
+            *((key, _text(secrets.mask(value, key))) for key, value in (flags | settings).items() if value is not None),
             *_params(workload, env),
         ),
         environ=tuple(sorted(workload.environ.items())),
@@ -234,17 +229,17 @@ def _params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
     """What a run says of its program beside the options that its kind adds."""
     if workload.has_given_rate():
         yield units.GIVEN_RATE, "true"
-    yield "script", without_secrets(workload.script)
+    yield "script", secrets.mask_text(workload.script)
     if args := workload.argument_words():
-        yield naming.ARGUMENTS, shlex.join(secrets.hidden_in_words(args))
+        yield naming.ARGUMENTS, shlex.join(secrets.mask_words(args))
     for key, value in workload.flag_values().items():
-        yield f"{naming.FLAG}{key}", _text(secrets.hidden_in(value, key))
+        yield f"{naming.FLAG}{key}", _text(secrets.mask(value, key))
     for key, value in sorted(workload.environ.items()):
-        yield f"environ.{key}", secrets.hidden_in(value, key)
+        yield f"environ.{key}", secrets.mask(value, key)
     yield "env", env.target.rpartition(".")[2].removesuffix("Env").lower()
     for key, value in env.options:
         if value is not None and key != "cache_root":
-            yield f"env.{key}", without_secrets(_text(value))
+            yield f"env.{key}", secrets.mask_text(_text(value))
 
 
 def _flags(values: dict[str, Any]) -> list[str]:
@@ -305,7 +300,7 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
 
 def _config_text(config: Config) -> str:
     """The configuration as the record has it: without secrets."""
-    return library_internals.as_yaml(secrets.hidden_in(_plain(config)))
+    return library_internals.as_yaml(secrets.mask(_plain(config)))
 
 
 def _plain(value: Any) -> Any:

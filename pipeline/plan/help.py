@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from pipeline.base import words
+from pipeline.base import startup, words
 from pipeline.base.paths import PROJECT_DIR
 
 _CONF, _KEYS = PROJECT_DIR / "conf", PROJECT_DIR / "docs/configuration.md"
@@ -71,7 +71,7 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
     else:
         return
     sys.stdout.write(text)
-    sys.exit(0)
+    sys.exit(startup.check_output(0))
 
 
 def overview() -> str:

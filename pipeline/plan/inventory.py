@@ -16,10 +16,12 @@ from pipeline.base.factory import Spec
 from pipeline.base.paths import PROJECT_DIR, find_file, is_file
 from pipeline.base.protocols import Env
 from pipeline.base.records import Device, Interpreter
-from pipeline.plan import programs
+from pipeline.plan import programs, user_command
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.plan.source_digest import Code, code_of, module_file, speaks_to_the_study
 from pipeline.plan.workloads import WorkloadConfig
+
+_OF_SHELLS = (".sh", ".bash", ".zsh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,8 @@ def take(
         if workload.runner is None and workload.script not in speaking:
             _refuse_mute(workload, scripts[workload.script])
             speaking.add(workload.script)
+        if workload.script == "python":
+            _refuse_missing_module(workload)
         module = workload.preload
         if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
             scripts[module] = code_of(file, PROJECT_DIR)
@@ -105,6 +109,16 @@ def _refuse_mute(workload: WorkloadConfig, code: Code) -> None:
             "when it is ready and what it has done; a script that runs as it is follows two dashes, as in "
             f"python run.py degree=2 -- {workload.script}, or takes workload=script"
         )
+
+
+def _refuse_missing_module(workload: WorkloadConfig) -> None:
+    """Refuse `python -m MODULE` where the package lies here and lacks the module; of another one its job says so."""
+    for module in user_command.modules(workload.script, workload.argument_words()):
+        package, place = module.partition(".")[0], Path(*module.split("."))
+        is_own = Path(package, "__init__.py").is_file() or Path(f"{package}.py").is_file()
+        if is_own and not place.with_suffix(".py").is_file() and not Path(place, "__main__.py").is_file():
+            what = "is a package without __main__.py" if place.is_dir() else f"is no module in {Path.cwd()}"
+            raise ConfigError(f"python -m {module}: {module} {what}; check the name, and where you start")
 
 
 def env_of(config: Config, workload: WorkloadConfig) -> Spec:
@@ -135,7 +149,7 @@ def _find_script(key: str, script: str, interpreter: Interpreter | None) -> Code
     if script and interpreter is not None and Path(script).name == script and not _is_file(script):
         return Code(Path(script), _digest_of_program(script, interpreter))
     path = find_file(key, script)
-    if not os.access(path, os.X_OK) and _is_of_another_interpreter(path):
+    if not os.access(path, os.X_OK) and (path.suffix in _OF_SHELLS or _is_of_another_interpreter(path)):
         raise ConfigError(
             f"{key}={script}: {path} is not executable, and its first line names no Python; chmod +x {path}"
         )

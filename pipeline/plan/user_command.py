@@ -32,6 +32,17 @@ _SEPARATOR = "--"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
 _SWEEP = ("-m", "--multirun")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+# Options of Python that need no value, those that run what follows, and those that take a value.
+_FLAGS = "bBdEhiIOPqsSuvVx"
+_OPTION_OF_PYTHON = re.compile(rf"-(?:[{_FLAGS}]+|[{_FLAGS}]*[cmWX].*)", re.DOTALL)
+_WITH_PROGRAM = re.compile(rf"-[{_FLAGS}]*([cm])(.*)", re.DOTALL)
+_LACKING = {
+    "": ("script", "train.py --epochs 3"),
+    "m": ("module", "-m package.train"),
+    "c": ("code", "-c 'print(1)'"),
+}
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _FLAG = re.compile(r"\+*([\w@./]+\.flags\.[^=]+)=")
 # What is said by the command line after `--`, and so cannot be said before it as well.
 _SAID = frozenset({"workload", "workload.script", "workload.args", "mix"})
@@ -93,12 +104,23 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
 def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
     """The program of a command line and its arguments; of `python train.py --epochs 3`, the script and its own.
 
+    A command line that begins with an option of Python, as `-m package.train`, is one of the interpreter.
+
     Raises:
         ConfigError: it names no program, or an interpreter by its path. `what` says in words where it stands.
     """
     if not words or not words[0].strip():
         raise ConfigError(f"{what} is empty: give a command line, such as train.py --epochs 3")
+    if _OPTION_OF_PYTHON.fullmatch(words[0]):
+        words = ["python", *words]
     program, *args = words
+    if program.startswith("-"):
+        raise ConfigError(
+            f"{what}, {shlex.join(words)}, names no program; begin it with one, such as train.py {program}"
+        )
+    if (variable := _VARIABLE.fullmatch(program)) is not None:
+        given = override(f"workload.environ.{variable[1]}", variable[2])
+        raise ConfigError(f"{what} begins with the variable {variable[1]}; give {shlex.quote(given)} before --")
     if not _PYTHON.fullmatch(Path(program).name):
         return program, args
     if program != Path(program).name:
@@ -106,10 +128,25 @@ def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
             f"{what}, {shlex.join(words)}, names an interpreter by its path, so that nobody would know its packages; "
             f"write python and give env=existing env.prefix={program}"
         )
-    if not args:
-        raise ConfigError(f"{what}, {program}, names no script: give one, such as {program} train.py --epochs 3")
+    option, runs = _program_of_python(args)
+    if not runs.strip():
+        missing, example = _LACKING[option]
+        raise ConfigError(f"{what}, {shlex.join(words)}, names no {missing}: give one, such as {program} {example}")
     # Options of the interpreter are left to it: `python` is that of the job's environment.
     return ("python", args) if args[0].startswith("-") else (args[0], args[1:])
+
+
+def _program_of_python(args: Sequence[str]) -> tuple[str, str]:
+    """Find what the arguments of an interpreter run: `m` and a module, `c` and code, or nothing and a script."""
+    rest = iter(args)
+    for word in rest:
+        if (option := _WITH_PROGRAM.fullmatch(word)) is not None:
+            return option[1], option[2] or next(rest, "")
+        if word in _WITH_VALUE:
+            next(rest, None)
+        elif not word.startswith("-"):
+            return "", word
+    return "", ""
 
 
 def source_files(script: str, args: Iterable[str]) -> list[str]:
@@ -119,6 +156,9 @@ def source_files(script: str, args: Iterable[str]) -> list[str]:
 
 def modules(script: str, args: Sequence[str]) -> list[str]:
     """The modules that a command line has Python run, as `python -m package.train` and `torchrun -m package.train`."""
+    if script == "python":
+        option, program = _program_of_python(args)
+        return [program] if option == "m" and program else []
     return [name for option, name in itertools.pairwise((script, *args)) if option == "-m"]
 
 

@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from pipeline.base import units
+from pipeline.base import metric_unit, units
 from pipeline.base.errors import ConfigError
+from pipeline.base.metric_unit import MetricUnit
 from pipeline.base.paths import expanded, is_file
 from pipeline.base.records import Device, Objective, RateSource, Window
 from pipeline.plan import source_digest, user_command
@@ -45,6 +46,9 @@ Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 """Arithmetic of the step: what torch does by itself (TF32 in convolutions, fp32 in products), TF32 in both, fp32 in
 both, or autocast to bf16 or fp16."""
 
+DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})
+"""What separates the decimals of a number in the output of a script; the other one may separate thousands."""
+
 RunIn = enum.Enum("RunIn", "caller job_folder", start=0)
 """Where the jobs of a script start: in the directory that the user called from, or each in its output folder."""
 
@@ -58,6 +62,8 @@ _OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 _OUR_PREFIX = "COLLOCATION_"
 # Training on images of this size is hours an epoch on CPUs: nobody means it who did not say so.
 GPU_ONLY_PX = 224
+# Settings of a script that its digest has only where they are given.
+_IF_GIVEN = frozenset({"metric_unit", "decimal_mark"})
 # The size that images are stored in, where they are scaled up on the device: `request.py` knows it as `native_px`.
 _STORED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
 # Decoded and cut to any size by the loader.
@@ -387,10 +393,15 @@ class ScriptConfig(WorkloadConfig):
         samples: what a whole run of it works off, in its `unit`.
         metric: the metric by which it logs its rate, in its `unit` per second, through MLflow or in TensorBoard files.
         metric_pattern: a regular expression for the lines of its output that say its rate, which is its group.
+        metric_unit: what the number is in, as `s_per_step` or `k`, where the line or the name of the metric does not
+            say. With a time its `unit` is what that is the time of, if not given.
+        decimal_mark: of the numbers in its output, where they may be read in two ways.
     """
 
     NODE: ClassVar[str] = "script"
-    NOT_FLAGS: ClassVar[frozenset[str]] = frozenset({"run_in", "samples", "metric", "metric_pattern"})
+    NOT_FLAGS: ClassVar[frozenset[str]] = frozenset(
+        {"run_in", "samples", "metric", "metric_pattern", "metric_unit", "decimal_mark"}
+    )
 
     name: str = ""
     runner: str | None = "workloads/script.py"
@@ -399,13 +410,33 @@ class ScriptConfig(WorkloadConfig):
     samples: int | None = None
     metric: str | None = None
     metric_pattern: str | None = None
+    metric_unit: str | None = None
+    decimal_mark: DecimalMark | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
             self.name = user_command.name_of(self.script, self.argument_words())
+        if (given := self._metric_unit()) is not None and self.unit == units.SAMPLES:
+            self.unit = given.work or self.unit
+
+    def settings(self) -> dict[str, Any]:
+        return {key: value for key, value in super().settings().items() if key not in _IF_GIVEN or value is not None}
 
     def rate(self) -> RateSource:
-        return RateSource(samples=self.samples, metric=self.metric, pattern=self.metric_pattern)
+        return RateSource(
+            samples=self.samples,
+            metric=self.metric,
+            pattern=self.metric_pattern,
+            metric_unit=self._metric_unit(),
+            decimal_mark=self.decimal_mark.value if self.decimal_mark is not None else None,
+        )
+
+    def _metric_unit(self) -> MetricUnit | None:
+        """Return what the number is in; `None` if it is not given, or names no unit, which `check` refuses."""
+        try:
+            return None if self.metric_unit is None else metric_unit.parse(self.metric_unit)
+        except ValueError:
+            return None
 
     def is_in_own_folder(self) -> bool:
         return self.run_in is RunIn.job_folder
@@ -427,6 +458,7 @@ class ScriptConfig(WorkloadConfig):
         if self.samples is not None and self.samples < 1:
             work = units.in_words(self.unit)
             raise self._refused(f"samples={self.samples} must be at least 1: the {work} of a whole run")
+        self._check_metric_unit()
         if self.metric is not None and not self.metric.strip():
             raise self._refused("metric is empty; give the name of a metric that the script logs")
         if self.metric_pattern is not None:
@@ -441,6 +473,22 @@ class ScriptConfig(WorkloadConfig):
                     f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
                     f"the number, as in '([0-9.]+) {units.per_second(self.unit)}', and write (?:...) for others"
                 )
+
+    def _check_metric_unit(self) -> None:
+        for key in ("metric_unit", "decimal_mark"):
+            of = ("metric", "metric_pattern") if key == "metric_unit" else ("metric_pattern",)
+            if getattr(self, key) is not None and all(getattr(self, each) is None for each in of):
+                raise self._refused(f"{key} says how {' or '.join(of)} is read; give {' or '.join(of)} as well")
+        if self.metric_unit is None:
+            return
+        given = self._metric_unit()
+        if given is None:
+            raise self._refused(f"metric_unit={self.metric_unit} is no unit; {metric_unit.FORMS}")
+        if not given.counts(self.unit):
+            raise self._refused(
+                f"metric_unit={self.metric_unit} is the time of {units.in_words(given.work)}, not of "
+                f"{units.in_words(self.unit)}; leave out unit={self.unit}"
+            )
 
 
 def _word(value: object) -> str:

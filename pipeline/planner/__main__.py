@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from pipeline.base import interrupts
+from pipeline.base import startup
 from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError, exit_status
 
@@ -77,5 +77,4 @@ def _file_of(command: str) -> CommandFile:
 
 
 if __name__ == "__main__":
-    interrupts.install()
-    sys.exit(main())
+    startup.run(main)

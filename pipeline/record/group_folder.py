@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.base import layout, locks
+from pipeline.base import layout, locks, secrets
 from pipeline.base.errors import TrackingError
 from pipeline.base.host import boot_id, machine_id
 from pipeline.base.tags import Tag
@@ -156,8 +156,17 @@ def write_json(path: Path, content: object) -> None:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Replace the record of a spool folder."""
-    write_json(folder / layout.RECORD, record)
+    """Replace the record of a spool folder, without the secrets in its params and tags."""
+    parent, children = _masked(record.parent), tuple(map(_masked, record.children))
+    write_json(folder / layout.RECORD, dataclasses.replace(record, parent=parent, children=children))
+
+
+def _masked(run: AnyRun) -> AnyRun:
+    """Mask params by their names and values, and tags, whose names are ours, by their values alone."""
+    params = {key: str(secrets.mask(value, key)) for key, value in run.params.items()}
+    return dataclasses.replace(
+        run, params=params, tags={key: secrets.mask_text(value) for key, value in run.tags.items()}
+    )
 
 
 def read(folder: Path) -> Record:
@@ -191,6 +200,7 @@ def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
     """Keep an amendment until the store has it, with the figures of one that still waits; gives its file."""
     folder = spool_root / layout.AMENDMENTS
     file = folder / f"{amendment.spool_id}.json"
+    amendment = dataclasses.replace(amendment, reason=secrets.mask_text(amendment.reason))
 
     def add() -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,9 @@ from pipeline.base.factory import Spec
 from pipeline.base.host import boot_id
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Interpreter, Workload
+from pipeline.base.secret_sources import mask_diff
 from pipeline.base.tags import Tag
-from pipeline.base.words import without_secrets
+from pipeline.base.words import escape_to_utf8
 
 _MOST_BYTES = 1 << 20  # of an artifact that every group keeps
 
@@ -46,7 +47,13 @@ def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
 
 def command_line() -> str:
     """The command line of the study as it is recorded: without secrets."""
-    return without_secrets(shlex.join(secrets.hidden_in_words(outcome.command_line_of_study())))
+    return shlex.join(secrets.mask_words(outcome.command_line_of_study()))
+
+
+def command_to_resume() -> str:
+    """Give the command line that runs what is left, without secrets; it says so where one must be given again."""
+    command = shlex.join(secrets.mask_words(shlex.split(outcome.command_to_resume())))
+    return f"{command} (with your own values for {secrets.HIDDEN})" if secrets.HIDDEN in command else command
 
 
 def _git() -> dict[str, str]:
@@ -87,7 +94,9 @@ def origin_of(workload: Workload) -> Origin:
     # A link may lead to what somebody keeps elsewhere, and would not want to see here.
     files = [path for path in map(Path, sorted({each.path for each in workload.sources})) if _lies_in(path, root)]
     if repository is None:
-        return Origin(repository=None, uncommitted=tuple(_as_new(path, root) for path in files if path != script))
+        return Origin(
+            repository=None, uncommitted=tuple(mask_diff(_as_new(path, root)) for path in files if path != script)
+        )
     try:
         parts = [_as_new(path, root) for path in git.untracked(repository, files)]
         if repository.is_changed:
@@ -96,12 +105,12 @@ def origin_of(workload: Workload) -> Origin:
             parts.insert(0, f"# {root} at {repository.commit}\n{replaced}{changes}")
     except CommandError as error:
         parts = [f"# the changes of {root} cannot be read: {error}\n"]
-    return Origin(repository=repository, uncommitted=tuple(map(without_secrets, parts)))
+    return Origin(repository=repository, uncommitted=tuple(map(mask_diff, parts)))
 
 
 def uncommitted(origins: Iterable[Origin]) -> str:
     """What no commit tells of several programs, as `git apply` takes it; what is too long is cut, and says so."""
-    text = "".join(dict.fromkeys(part for origin in origins for part in origin.uncommitted))
+    text = escape_to_utf8("".join(dict.fromkeys(part for origin in origins for part in origin.uncommitted)))
     if (size := len(text.encode())) <= _MOST_BYTES:
         return text
     kept = text.encode()[:_MOST_BYTES].decode(errors="ignore")

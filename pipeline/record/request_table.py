@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from array import array
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from pipeline.base import regular_files
 from pipeline.base.layout import REQUEST_TABLE
 from pipeline.launch.requests import RECORD, RECORD_BYTES
 from pipeline.record.group_folder import Clock
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_AT_ONCE = 1 << 18
 _INSTANTS = [name for name, kind in RECORD if kind == "<i8"]
 _WORDS = RECORD_BYTES // 8
 
@@ -21,18 +28,35 @@ def write(path: Path, clock: Clock, folder: Path) -> Path | None:
     `None` of a file that holds no record, or cannot be read.
     """
     try:
-        data = regular_files.read_bytes(path)
+        num_records = regular_files.size_of(path) // RECORD_BYTES
+        if not num_records:
+            return None
+        with os.fdopen(regular_files.opened(path), "rb") as file:
+            return _write(file, num_records, clock, folder / REQUEST_TABLE)
     except OSError:
         return None
-    count = len(data) // RECORD_BYTES
-    if not count:
-        return None
-    import pyarrow as pa
-    import pyarrow.compute as pc
+
+
+def _write(file: BinaryIO, num_records: int, clock: Clock, table: Path) -> Path:
+    """Write so many records in portions, as there may be more than fit into memory."""
     import pyarrow.parquet as pq
 
-    whole = data[: count * RECORD_BYTES]
-    words, halves = array("q", whole), array("i", whole)
+    with ExitStack() as stack:
+        writer: pq.ParquetWriter | None = None
+        while num_records > 0 and (data := file.read(min(num_records, _AT_ONCE) * RECORD_BYTES)):
+            portion = _columns(data[: len(data) // RECORD_BYTES * RECORD_BYTES], clock)
+            writer = writer or stack.enter_context(pq.ParquetWriter(table, portion.schema))
+            writer.write_table(portion)
+            num_records -= portion.num_rows
+    return table
+
+
+def _columns(data: bytes, clock: Clock) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    count = len(data) // RECORD_BYTES
+    words, halves = array("q", data), array("i", data)
     columns = {}
     for number, name in enumerate(_INSTANTS):
         instants = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(words[number::_WORDS])])
@@ -41,6 +65,4 @@ def write(path: Path, clock: Clock, folder: Path) -> Path | None:
         columns[name] = pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(halves[number :: 2 * _WORDS])])
     wall_ns = pc.add(columns["intended_ns"], clock.to_wall_ns(0))
     columns["wall_time"] = wall_ns.cast(pa.timestamp("ns", tz="UTC"))
-    table = folder / REQUEST_TABLE
-    pq.write_table(pa.table(columns), table)
-    return table
+    return pa.table(columns)

@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import os
+import select
 import selectors
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base import forked, interrupts, layout
+from pipeline.base import forked, interrupts, layout, regular_files, words
 from pipeline.base.errors import TrackingError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _LIMIT_S = 300.0
 _SEND_LIMIT_S = 1800.0  # a group's files may be gigabytes
 _END_LIMIT_S = 30.0
+_TELL_S = 10.0
 
 # Command lines that end before anything is sent.
 _WITHOUT_STORE = frozenset(
@@ -57,6 +59,7 @@ class Sender:
 
     Attributes:
         unsent: folders that could not be sent and stay in the spool, and why.
+        runs: of folders that were sent, the run of the group.
         failed: of folders that were sent, where the files of the jobs went that failed, by index.
     """
 
@@ -65,9 +68,10 @@ class Sender:
         self._pending: deque[dict[str, Any]] = deque()
         self._buffer = b""
         self._store: dict[str, Any] | None = None
-        self._was_asked = self._was_restarted = False
+        self._was_asked = self._was_restarted = self._has_given_up = False
         self._opening: dict[str, Any] | None = None
         self.unsent: dict[Path, str] = {}
+        self.runs: dict[Path, str] = {}
         self.failed: dict[Path, dict[str, str]] = {}
 
     def start(self) -> None:
@@ -218,10 +222,26 @@ class Sender:
         """Have an amendment added to its group. Does not wait; a failure leaves the file in the spool."""
         self._ask({"op": "amend", "spool": str(file)})
 
-    def rest(self) -> None:
-        """Wait until everything that was asked is done, so that the process is idle."""
+    def rest(self, until_s: float | None = None) -> None:
+        """Wait until everything that was asked is done, so that the process is idle.
+
+        Args:
+            until_s: when to give up, by the monotonic clock.
+        """
         while self._pending:
+            if until_s is not None and not self._is_answered(until_s):
+                self.give_up("it took too long to send after the signal")
+                return
             self._next()
+
+    def give_up(self, why: str) -> None:
+        """End the process, whatever it does: what it was asked to send stays in the spool."""
+        with interrupts.held():
+            self._has_given_up = True
+            if self._process is not None:
+                self._process.kill()
+            while self._pending:
+                self._note(self._pending.popleft(), {"ok": False, "error": why})
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         self.rest()
@@ -236,6 +256,9 @@ class Sender:
 
     def _ask(self, request: dict[str, Any]) -> None:
         with interrupts.held():
+            if self._has_given_up:
+                self._note(request, {"ok": False, "error": "the tracking process was ended"})
+                return
             self._pending.append(request)
             self._was_asked = True
             self._write(request)
@@ -257,6 +280,8 @@ class Sender:
         if request["op"] == "send" and reply.get("ok"):
             self.unsent.pop(folder, None)
             self.failed[folder] = reply.get("failed") or {}
+            if run_id := reply.get("run_id"):
+                self.runs[folder] = run_id
         elif request["op"] == "send":
             self.unsent[folder] = str(reply.get("error"))
             log.warning("%s stays in the spool: %s", folder.name, reply.get("error"))
@@ -280,12 +305,18 @@ class Sender:
 
     def _read(self) -> str | None:
         """Wait until a whole reply is there; if none comes, why."""
-        deadline = time.monotonic() + (_SEND_LIMIT_S if self._pending[0]["op"] == "send" else _LIMIT_S)
+        begin_s = time.monotonic()
+        deadline_s = begin_s + (_SEND_LIMIT_S if self._pending[0]["op"] == "send" else _LIMIT_S)
+        tell_s = begin_s + _TELL_S
         assert self._process is not None and self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
+                if not selector.select(max(0.0, min(deadline_s, tell_s) - time.monotonic())):
+                    if (now_s := time.monotonic()) < deadline_s:
+                        self._tell(now_s - begin_s)
+                        tell_s = now_s + (now_s - begin_s)
+                        continue
                     self._process.kill()  # its late reply would be taken for the answer to another question
                     return "the tracking process did not answer in time"
                 with interrupts.held():
@@ -294,6 +325,22 @@ class Sender:
                 if not data:
                     return "the tracking process has ended (its messages are above)"
         return None
+
+    def _is_answered(self, until_s: float) -> bool:
+        """Wait for a reply, or the end of the process, until this time; returns whether one of them came."""
+        assert self._process is not None and self._process.stdout is not None
+        left_s = max(0.0, until_s - time.monotonic())
+        return b"\n" in self._buffer or bool(select.select([self._process.stdout], [], [], left_s)[0])
+
+    def _tell(self, waited_s: float) -> None:
+        """Say what is waited for, which may take minutes."""
+        request = self._pending[0]
+        if request["op"] == "send":
+            files = regular_files.below(Path(request["spool"])).files
+            with contextlib.suppress(OSError):  # sent just now
+                size = sum(file.lstat().st_size for file in files) / 1e6
+                what = f"{Path(request['spool']).name} ({size:.0f} MB) is sent to the store"
+                words.say(f"{what}, for {words.duration(waited_s)} now; Ctrl-C leaves it in the spool")
 
     def _restart(self) -> None:
         """Have another process do what is not answered yet: each request may be carried out twice."""

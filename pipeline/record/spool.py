@@ -22,8 +22,9 @@ from pipeline.base.factory import Spec
 from pipeline.base.marks import NO_MARKS
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import NEIGHBOURS, Group, Interpreter, Slot, Window, WindowKind
+from pipeline.base.secret_sources import mask_source
 from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
-from pipeline.base.words import without_secrets
+from pipeline.base.words import escape_to_utf8
 from pipeline.clean import leftovers
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -34,6 +35,9 @@ from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, 
 from pipeline.record.original import script_files
 from pipeline.record.provenance import Origin, uncommitted
 from pipeline.record.sender import Sender
+
+_MASKED = (layout.GROUP, layout.UNCOMMITTED)
+"""Artifacts of which each part was masked as what it is."""
 
 
 class SpoolRun:
@@ -62,8 +66,12 @@ class SpoolRun:
         self.record = dataclasses.replace(self.record, children=tuple(children))
 
     def add_artifact(self, name: str, text: str) -> None:
-        """Keep a text file with the group."""
-        (self.folder / layout.ARTIFACTS / name).write_text(text, encoding="utf-8")
+        """Keep a text file with the group, without the secrets in it."""
+        if name.startswith(layout.SCRIPT_PREFIX):
+            text = mask_source(text, name)
+        elif name not in _MASKED:
+            text = secrets.mask_text(text)
+        (self.folder / layout.ARTIFACTS / name).write_text(escape_to_utf8(text), encoding="utf-8")
 
     def close(self, result: GroupResult) -> None:
         """Write the row; from here on, the folder can be sent."""
@@ -106,7 +114,9 @@ class Spool:
         origins: Mapping[str, Origin] | None = None,
     ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
-        self._interpreters, self._uri, self._origins = interpreters or {}, uri, origins or {}
+        self._interpreters, self._origins = interpreters or {}, origins or {}
+        # Others may read the spool; whoever sends from it knows the password (`store/server.py`).
+        self._uri = uri and secrets.mask_text(uri)
         self._amendments: set[Path] = set()
         self.root = root.resolve()
         tracking_root.make(self.root)
@@ -142,7 +152,7 @@ class Spool:
             if text := uncommitted(self._origins[script] for script in _scripts(group, self._origins)):
                 run.add_artifact(layout.UNCOMMITTED, text)
             self._add_locks(folder, group)
-            run.add_artifact(layout.CONFIG, without_secrets(group.config_text()))
+            run.add_artifact(layout.CONFIG, group.config_text())
             group_folder.write(folder, run.record)
             with leftovers.scratch(run.spool_id):
                 self._sender.begin(folder)
@@ -157,7 +167,8 @@ class Spool:
             if (interpreter := self._interpreters.get(job.workload.env)) is not None:
                 jobs_folder = folder / layout.job_path(job.index)
                 jobs_folder.mkdir(parents=True)
-                (jobs_folder / layout.ENVIRONMENT).write_text("\n".join(interpreter.lock) + "\n", encoding="utf-8")
+                text = "".join(f"{secrets.mask_text(escape_to_utf8(line))}\n" for line in interpreter.lock)
+                (jobs_folder / layout.ENVIRONMENT).write_text(text, encoding="utf-8")
 
     def amend(self, row: GroupResult) -> None:
         """Add what became known later, by comparison with a baseline: the row's metrics, and its result."""
@@ -181,6 +192,11 @@ class Spool:
         if uri is None:
             return folder / layout.job_path(index)
         return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else uri
+
+    def run_of(self, row: GroupResult) -> str | None:
+        """Return the MLflow run of a group that ran in this study; `None` while it is not sent."""
+        folder = self._folders.get(row.spool_id or "")
+        return None if folder is None else self._sender.runs.get(folder)
 
     def unsent_amendments(self) -> list[Path]:
         """Figures of this study that the store does not have yet."""
@@ -238,7 +254,7 @@ def _new_record(
             Tag.KEY: group.key,
             Tag.PROGRAM_DIGEST: group.program_digest,
             Tag.SETTINGS: group.settings_digest,
-            Tag.PLANNED: json.dumps({"settings": group.settings, "options": group.options}),
+            Tag.PLANNED: json.dumps(secrets.mask({"settings": group.settings, "options": group.options})),
             Tag.SPOOL_ID: spool_id,
         }
     )
@@ -325,7 +341,8 @@ def _group_json(group: Group) -> str:
     text = json.dumps(
         record, default=lambda value: group_folder.fields_of(value) if is_dataclass(value) else str(value)
     )
-    return json.dumps(secrets.hidden_in(json.loads(text)), indent=1)
+    masked = secrets.mask(json.loads(text))
+    return json.dumps(masked | {"key": group.key}, indent=1)  # a digest
 
 
 def _ending(row: GroupResult | JobResult, *, is_simulated: bool) -> dict[str, str]:

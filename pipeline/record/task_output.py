@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipeline.base import words
+from pipeline.base import secrets
 from pipeline.launch.events import last_lines
 
 START = "start "
@@ -55,4 +55,4 @@ def _lines_of_last_start(path: Path) -> list[str]:
 def _shown(line: str) -> str:
     text = "".join(character if character.isprintable() else " " for character in line).strip()
     text = _SCRIPT.sub("batch script: ", text)
-    return words.without_secrets(text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}...")
+    return secrets.mask_text(text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}...")

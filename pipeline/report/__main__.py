@@ -11,15 +11,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import interrupts
+from pipeline.base import startup
 from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.words import counted
 from pipeline.record.store.existing import may_be_written
 from pipeline.record.store.local import set_mlflow_defaults
 from pipeline.report import board
+from pipeline.report.page.answer import left_out
 from pipeline.report.page.page import content_of
 from pipeline.report.publish import Written, check_folder, default_folder, log, write
 from pipeline.report.read import rows, samples
+from pipeline.report.read.choice import DEVICE, STUDY, Choice
 from pipeline.report.read.records import Study
 from pipeline.report.read.stores import add_store_arguments, named_stores
 
@@ -39,7 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_folder(folder, options.experiment)
         stores = named_stores(options)
         written, study, summary = report(
-            stores, options.experiment, folder, options.group, pools_hosts=options.pool == "hosts"
+            stores,
+            options.experiment,
+            folder,
+            options.group,
+            pools_hosts=options.pool == "hosts",
+            choice=Choice(studies=options.study, devices=options.device),
         )
         sys.stdout.write(f"{summary}\nreport: {written.page.absolute()}\n")
         if options.no_log:
@@ -47,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not may_be_written(stores[0]):
             sys.stdout.write(f"not logged: {stores[0]} may only be read\n")
         else:
-            run_id = log(written, stores[0], study)
-            sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}\n")
+            run_id, link = log(written, stores[0], study)
+            sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}: {link}\n")
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -56,18 +63,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(
-    stores: Sequence[Path | str], experiment: str, folder: Path, group: str | None = None, *, pools_hosts: bool = False
+    stores: Sequence[Path | str],
+    experiment: str,
+    folder: Path,
+    group: str | None = None,
+    *,
+    pools_hosts: bool = False,
+    choice: Choice | None = None,
 ) -> tuple[Written, Study, str]:
     """Read a study, draw it, and write its report.
 
     Returns:
-        What was written, the study that it is about, and that in one line.
+        What was written, the study that it is about, and that in a line, with a line for what was left out.
 
     Raises:
         ConfigError: there is no such group, or none at all, or the folder cannot be written.
         TrackingError: the store cannot be read.
     """
-    study = rows.read(stores, experiment, pools_hosts=pools_hosts)
+    study = rows.read(stores, experiment, pools_hosts=pools_hosts, choice=choice)
     if not study.rows:
         raise ConfigError(
             f"there is no group with a result in experiment {experiment!r} of {', '.join(map(str, stores))}; "
@@ -87,7 +100,7 @@ def report(
     if study.is_simulated:
         replay = f", sensors are a replay of {', '.join(study.replays)}" if study.replays else ""
         summary += f" (simulated: says nothing about a real GPU{replay})"
-    return write(content, folder), study, summary
+    return write(content, folder), study, "\n".join([summary, *left_out(study)])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
         "LaTeX, all of it also logged to MLflow. Several studies in one table: python -m pipeline.report board --help",
     )
     add_store_arguments(parser)
+    of_study = "only this study, as the tag collocation.study of a run has it; given again, this one as well"
+    parser.add_argument(STUDY, action="append", default=[], metavar="ID", help=of_study)
+    of_device = "only this device: its name, or a part of it that no other has; given again, this one as well"
+    parser.add_argument(DEVICE, action="append", default=[], metavar="NAME", help=of_device)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to; reports/NAME")
     parser.add_argument("--group", metavar="RUN_OR_NAME", help="the group that is drawn over time: run id or name")
     parser.add_argument(
@@ -109,5 +126,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    interrupts.install()
-    sys.exit(main())
+    startup.run(main)

@@ -97,7 +97,7 @@ def _stored(options: argparse.Namespace) -> Iterator[tuple[str, Measured]]:
                 f"there is: {', '.join(there) or 'none'}; choose with --experiment"
             )
         for store in having:
-            yield from ((str(store), each) for each in _study_in(store, experiment))
+            yield from ((str(store), measured) for measured in _measured_in(store, experiment))
 
 
 def _refuse_equal(found: Sequence[tuple[str, Measured]]) -> None:
@@ -110,13 +110,14 @@ def _refuse_equal(found: Sequence[tuple[str, Measured]]) -> None:
             )
 
 
-def _study_in(store: Path | str, experiment: str) -> list[Measured]:
-    study = rows.read([store], experiment, pools_hosts=False)
-    if not study.rows:
+def _measured_in(store: Path | str, experiment: str) -> Iterator[Measured]:
+    studies = rows.read_apart(store, experiment)
+    if not any(study.rows for study in studies):
         raise ConfigError(f"there is no group with a result in experiment {experiment!r} of {store}; leave it out")
-    cells = cells_of(study)
-    found = verdicts.verdicts(cells)
-    return outcomes.measured(study, cells, found, verdicts.winners(cells, found))
+    for study in studies:
+        cells = cells_of(study)
+        found = verdicts.verdicts(cells)
+        yield from outcomes.measured(study, cells, found, verdicts.winners(cells, found))
 
 
 def columns_of(found: Sequence[tuple[str, Measured]]) -> list[Column]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.tags import REPORT, Tag
 from pipeline.record.store.existing import open_named
+from pipeline.record.store.links import run_link
 from pipeline.record.store.upload import log_files
 from pipeline.report.evaluate import outcomes
 from pipeline.report.page.page import Content, render
@@ -108,8 +109,11 @@ def replace(folder: Path, experiment: Experiment, says: Mapping[str, object], co
     return Written(folder=folder, files=(*contents, MANIFEST))
 
 
-def log(written: Written, root_or_uri: Path | str, study: Study) -> str:
-    """Log a report of a study as artifacts of a new run of its experiment; the run's id. What is there stays as it is.
+def log(written: Written, root_or_uri: Path | str, study: Study) -> tuple[str, str]:
+    """Log a report of a study as artifacts of a new run of its experiment. What is there stays as it is.
+
+    Returns:
+        The id of the run, and the link to its page.
 
     Raises:
         TrackingError: the store cannot be written.
@@ -119,7 +123,8 @@ def log(written: Written, root_or_uri: Path | str, study: Study) -> str:
     if study.replays:
         tags[Tag.REPLAY] = ", ".join(study.replays)
     try:
-        return log_files(store, study.experiment, REPORT, tags, written.folder, written.files)
+        run_id = log_files(store, study.experiment, REPORT, tags, written.folder, written.files)
+        return run_id, run_link(None if store.root else store.uri, store.experiment_id(study.experiment), run_id)
     except TrackingError as error:
         raise TrackingError(
             f"the report lies in {written.folder}, but could not be logged to {root_or_uri}: {error}; "

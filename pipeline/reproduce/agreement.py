@@ -10,9 +10,10 @@ from typing import Any
 
 from pipeline.base import regular_files
 from pipeline.base.errors import ConfigError
+from pipeline.base.package_locks import lock_difference
 from pipeline.base.records import Plan
+from pipeline.base.secrets import mask_text
 from pipeline.plan.inventory import Inventory
-from pipeline.reproduce.differences import lock_difference
 
 _PLAN, _PACKAGES, _FILES, _MACHINE = "plan", "packages", "files", "machine"
 
@@ -47,7 +48,7 @@ def _facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
     return {
         _PLAN: plan.digest,
         _MACHINE: {"GPU model": device.name, "driver": dict(device.details).get("driver_version", "")},
-        _PACKAGES: [list(interpreter.lock) for interpreter in inventory.interpreters.values()],
+        _PACKAGES: [list(map(mask_text, interpreter.lock)) for interpreter in inventory.interpreters.values()],
         _FILES: {each.name: each.digest for workload in programs for each in workload.sources},
     }
 

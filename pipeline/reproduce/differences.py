@@ -8,15 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import layout
+from pipeline.base import layout, secrets
 from pipeline.base.errors import ConfigError
+from pipeline.base.package_locks import difference, lock_difference
 from pipeline.base.records import Group
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.env import lock
 from pipeline.record.original import Original, script_files
 
-_MAX_PACKAGES = 8
-_PYTHON = "# python: "
 # Facts of a start that decide what is computed and how fast, in words.
 _FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}
 # Of a device: what changes by itself, or by the groups before, says nothing.
@@ -48,10 +47,41 @@ def of_results(original: Original, group: Group, inventory: Inventory) -> list[s
     ]
 
 
+def masked_scripts(original: Original, group: Group) -> Iterable[str]:
+    """Give one line for each script of which the original has a copy without its secrets.
+
+    Raises:
+        ConfigError: what would be run now is such a copy.
+    """
+    before = _programs(original)
+    files = script_files(program.script for program in before)
+    lines: dict[str, None] = {}
+    for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
+        kept, name = files[then.script], Path(then.script).name
+        if secrets.HIDDEN not in original.files.get(kept, ""):
+            continue
+        digests = {source.name: source.digest for source in now.sources}
+        if digests.get(name) != then.sources.get(name) and secrets.HIDDEN in _text_of(Path(now.script)):
+            raise ConfigError(
+                f"reproduce={original.run_id}: {now.script} has {secrets.HIDDEN} in the place of its secrets, as the "
+                "recorded copy has; put your own values there"
+            )
+        lines[f"{kept} was recorded without its secrets: {now.script} is run"] = None
+    return lines
+
+
+def _text_of(script: Path) -> str:
+    try:
+        return script.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def _planned(original: Original, group: Group) -> Iterable[str]:
     """Settings and options of the group, as its plan names them."""
     before = json.loads(original.fact("planned") or "{}")
-    for facts, now in (("settings", group.settings), ("options", json.loads(json.dumps(group.options)))):
+    for facts, plain in (("settings", group.settings), ("options", group.options)):
+        now = secrets.mask(json.loads(json.dumps(plain)))
         then = before.get(facts, {})
         for key in sorted(then.keys() | now.keys()):
             if then.get(key) != now.get(key):
@@ -124,7 +154,7 @@ def _packages(original: Original, group: Group, inventory: Inventory) -> Iterabl
     compared: set[tuple[str, tuple[str, ...]]] = set()
     for job in group.jobs:
         before = original.job_locks.get(str(job.index))
-        now = inventory.interpreters[job.workload.env].lock
+        now = tuple(map(secrets.mask_text, inventory.interpreters[job.workload.env].lock))
         # An environment that is still to be built has no lock; it is built from the original's.
         if before is not None and now and (before, now) not in compared:
             compared.add((before, now))
@@ -139,7 +169,7 @@ def _requests(original: Original, group: Group, inventory: Inventory) -> Iterabl
         before = original.job_locks.get(str(job.index))
         if interpreter.to_build is not None and before is not None:
             then = lock.request_of(before.splitlines())
-            changes = _difference(*map(_requested_by_name, (then, interpreter.requested))) if then else ""
+            changes = difference(*map(_requested_by_name, (then, interpreter.requested))) if then else ""
             found[changes or f"packages: not known yet, as {interpreter.to_build}"] = None
     return found
 
@@ -148,42 +178,6 @@ def _requested_by_name(request: Iterable[str]) -> dict[str, str]:
     """Map what is asked for by the normalised name of the package; a path or an address stands for itself."""
     names = {line: re.match(r"(?:[\w./-]+::)?([A-Za-z0-9][\w.-]*)(?![\w./:-])", line) for line in request}
     return {re.sub("[-_.]+", "-", name[1]).lower() if name else line: line for line, name in names.items()}
-
-
-def lock_difference(before: Iterable[str], now: Iterable[str]) -> str:
-    """The packages that differ between two locks, in a line; empty if none does."""
-    return _difference(_by_name(before), _by_name(now))
-
-
-def _difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    changes = []
-    for name in sorted(old.keys() | new.keys()):
-        if name not in new:
-            changes.append(f"without {old[name]}")
-        elif name not in old:
-            changes.append(f"with {new[name]}")
-        elif old[name] != new[name]:
-            changes.append(f"{old[name]} now {new[name]}")
-    more = len(changes) - _MAX_PACKAGES
-    words = "; ".join([*changes[:_MAX_PACKAGES], *([f"and {more} more"] if more > 0 else [])])
-    return f"packages: {words}" if changes else ""
-
-
-def _by_name(lock: Iterable[str]) -> dict[str, str]:
-    """Packages and Python by their name: `name==version`, `name @ place`, or the address of a conda package."""
-    packages = {}
-    # What pip installed into an environment of conda stands in comments there.
-    for line in filter(None, (each.strip().removeprefix("# pip ") for each in lock)):
-        if line.startswith(_PYTHON):
-            packages["python"] = f"Python {line.removeprefix(_PYTHON)}"
-        elif line.startswith(("#", "@", "-")):
-            continue
-        elif "://" in line and " @ " not in line:
-            text = line.rsplit("/", 1)[1].partition("#")[0]
-            packages[text.rsplit("-", 2)[0]] = text
-        else:
-            packages[line.replace(" @ ", "==").partition("==")[0].lower()] = line
-    return packages
 
 
 def _sources(original: Original, group: Group) -> Iterable[str]:
@@ -195,7 +189,9 @@ def _sources(original: Original, group: Group) -> Iterable[str]:
         old, new = then.sources, {source.name: source.digest for source in now.sources}
         for name in sorted(old.keys() | new.keys()):
             kept = files[then.script] if name == Path(then.script).name else ""
-            where = f"; the original is artifact {kept}" if kept in original.files else ""
+            text = original.files.get(kept)
+            lacks = ", without its secrets" if text is not None and secrets.HIDDEN in text else ""
+            where = f"; the original is artifact {kept}{lacks}" if text is not None else ""
             if name not in new:
                 found[f"{name} is no part of {now.name} any more{where}"] = None
             elif name not in old:

@@ -21,6 +21,7 @@ from pipeline.base.paths import expanded
 from pipeline.base.records import Plan
 from pipeline.observe.group_result import GroupResult
 from pipeline.plan import programs, read, user_command
+from pipeline.plan.experiment_names import is_rehearsal, name_reproductions, separate_rehearsals
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config
 from pipeline.record.original import Original
@@ -39,7 +40,6 @@ _OF_THE_START = (
     *("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict"),
     *("unit", "plan_file", "only"),
 )
-_SUFFIX = "-reproductions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,7 @@ class Reproduction:
             f"reproduces {original.name}, block {original.fact('block')}, of {original.experiment} ({original.run_id})"
         )
         lines = [f"    differs: {line}" for line in found] or ["    no recorded fact differs"]
+        lines += [f"    {line}" for line in differences.masked_scripts(original, plan.groups[0])]
         return "\n".join([what, *lines])
 
     def side_by_side(self, row: GroupResult) -> str:
@@ -125,14 +126,16 @@ def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoSta
         )
     with open_dict(whole):
         whole.tracking = composed.tracking
-        if "tracking.experiment" not in given:
-            whole.tracking.experiment = original.experiment.removesuffix(_SUFFIX) + _SUFFIX
         for key in _OF_THE_START:
             whole[key] = composed[key]
         for key in given:
             _take_over(whole, composed, key, hidden)
         _build_from_locks(whole, original, stack)
     (typed,) = read.read([whole])
+    if "tracking.experiment" in given:
+        separate_rehearsals([typed])
+    else:
+        typed.tracking.experiment = name_reproductions(original.experiment, is_rehearsed=is_rehearsal(typed))
     unrecorded = [key for key in unrecorded if key not in _OF_THE_START]
     return Reproduction(original=original, config=typed, unrecorded=unrecorded)
 
@@ -164,7 +167,7 @@ def _take_over(whole: DictConfig, composed: DictConfig, key: str, hidden: Iterab
     """Let what the command line gives take the original's place; where that was hidden, it says all else as it did."""
     if key in hidden:
         recorded, value = _plain(whole, key), _plain(composed, key)
-        if secrets.hidden_in(value, key) != recorded:
+        if secrets.mask(value, key) != recorded:
             was = shlex.join(map(str, recorded)) if isinstance(recorded, list) else recorded
             raise ConfigError(f"{key} differs from the original's in more than its secrets: there, it is {was}")
         OmegaConf.update(whole, key, value, merge=False)
@@ -193,6 +196,11 @@ def _build_from_locks(whole: DictConfig, original: Original, stack: UndoStack) -
     # The only job of a mix's baseline is the first of its group, whatever its place in the mix.
     jobs = {str(job["index"]): job for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])}
     for index, text in sorted(original.job_locks.items()):
+        if secrets.HIDDEN in text:
+            raise ConfigError(
+                f"reproduce={original.run_id}: the environment of job {index} was recorded without its secrets and "
+                "cannot be built from its lock; run the study again with your own env.file"
+            )
         path = folder / f"environment-{index}.txt"
         path.write_text(text, encoding="utf-8")
         job = jobs.get(index, {})

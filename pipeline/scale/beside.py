@@ -21,6 +21,7 @@ from pipeline.base.interrupts import UndoStack
 from pipeline.base.records import Device, Plan, Resume
 from pipeline.base.words import counted
 from pipeline.plan import units
+from pipeline.plan.experiment_names import name_company
 from pipeline.plan.inventory import Inventory
 from pipeline.scale import workers
 from pipeline.scale.gpus import Fleet, Worker, ending_of, free, refuse_mode_switches, refuse_taken_ports
@@ -155,4 +156,4 @@ class Pairs(Fleet):
 
     @property
     def _experiment(self) -> str:
-        return f"{self.asked.config.tracking.experiment}_{_COMPANY}"
+        return name_company(self.asked.config.tracking.experiment)

@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from pipeline import outcome, study
-from pipeline.base import factory, forked, interrupts, mig_table, words
+from pipeline.base import cpu_limit, factory, forked, interrupts, mig_table, startup, words
 from pipeline.base.errors import ConfigError, InUseError
 from pipeline.base.forked import Forked
 from pipeline.base.interrupts import Interrupted, UndoStack
@@ -405,16 +405,18 @@ class Fleet:
                 log.info("workers start from nothing: %s", error)
                 self.template = None
         out, err = outputs
-        with cpus.of_children(on_cpus):
-            return subprocess.Popen(
+        with cpus.of_children(on_cpus), interrupts.inherit_ignored():
+            worker = subprocess.Popen(
                 [sys.executable, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=os.environ | {outcome.STUDY: shlex.join(outcome.command_line())},
+                env=os.environ | startup.job_variables | {outcome.STUDY: shlex.join(outcome.command_line())},
                 start_new_session=True,  # Ctrl-C comes from here alone
                 preexec_fn=forked.end_with_parent if self.ENDS_WORKERS else None,
             )
+        cpu_limit.hand_on_limit(worker.pid)
+        return worker
 
     def _listen(self, selector: selectors.BaseSelector) -> None:
         """Pass on what the workers say, and take note of those that end."""

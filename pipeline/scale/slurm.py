@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -25,6 +26,7 @@ from pipeline.base.errors import CommandError, ConfigError, TrackingError
 from pipeline.base.host import cpu_device
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.records import Device, Plan, Result, Resume
+from pipeline.base.secrets import mask_text
 from pipeline.base.words import counted
 from pipeline.plan import check, schema, user_command
 from pipeline.plan.schema import GpuConfig, GpuKind
@@ -78,14 +80,14 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     if asked.config.dry_run:
         what = asked.config.unit_of.name
         for script in scripts.values():
-            sys.stdout.write(f"{script}{counted(len(units), 'unit')}, a {what} each; ")
+            sys.stdout.write(f"{mask_text(script)}{counted(len(units), 'unit')}, a {what} each; ")
             sys.stdout.write("the plan is made where the GPU is\n")
         return 0
     assert asked.sender is not None
     asked.sender.open(experiment, asked.root, uri, asked.config.tracking.series_points)
     asked.sender.store()  # before a task waits for hours to find that there is none
     jobs: dict[str, str] = {}
-    status = f"{outcome.python()} -m pipeline.tracking status --experiment {experiment} --uri {uri}"
+    status = f"{outcome.python()} -m pipeline.tracking status --experiment {experiment} --uri {mask_text(uri)}"
     with interrupts.held():  # what Slurm has taken is named, whatever the user does meanwhile
         for each, script in scripts.items():
             try:
@@ -257,7 +259,7 @@ def _submit(script: str, folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"submit-{layout.stamp()}.sh"
         path.touch(mode=0o600, exist_ok=False)  # the command line may hold secrets
-        path.write_text(script, encoding="utf-8")
+        path.write_bytes(os.fsencode(script))  # with the working directory, which need not be UTF-8
     except OSError as error:
         raise ConfigError(f"hydra.launcher.folder={folder} cannot hold the batch script: {error.strerror}") from error
     done = _slurm("sbatch", "--parsable", str(path))

@@ -25,7 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline import outcome, study
-from pipeline.base import forked, library_internals
+from pipeline.base import forked, interrupts, library_internals
 from pipeline.base.forked import Forked
 from pipeline.plan import command_line, user_command
 from pipeline.record import sender
@@ -127,6 +127,7 @@ def _targets(node: Any) -> Iterator[str]:
 def _work(configs: Sequence[DictConfig], request: Mapping[str, Any], outputs: Sequence[int]) -> int:
     """Be a worker."""
     os.setsid()
+    interrupts.heed(signal.SIGTERM)  # by which a launcher ends its workers
     forked.become_standard((os.open(os.devnull, os.O_RDONLY), *outputs))
     os.sched_setaffinity(0, request["cpus"])
     outcome.typed_for_study = outcome.command_line()

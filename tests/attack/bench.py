@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
-from pipeline.base.tags import GROUP, Tag
+from pipeline.base.tags import GROUP, Tag, stored_name
 from tests import fail_everywhere, forks
 from tests.attack import container, figures
 
@@ -41,7 +41,7 @@ _RESULTS = f"""
 SELECT digest.value, result.value FROM runs
 JOIN experiments USING (experiment_id)
 JOIN tags role ON role.run_uuid = runs.run_uuid AND role.key = '{Tag.ROLE}' AND role.value = '{GROUP}'
-JOIN tags digest ON digest.run_uuid = runs.run_uuid AND digest.key = '{Tag.DIGEST}'
+JOIN tags digest ON digest.run_uuid = runs.run_uuid AND digest.key = '{stored_name(Tag.DIGEST)}'
 JOIN tags result ON result.run_uuid = runs.run_uuid AND result.key = '{Tag.RESULT}'
 WHERE experiments.name = '{{}}'
 """

@@ -10,7 +10,7 @@ from random import Random
 from tests import forks
 from tests.attack.bench import PATIENT, SHORT, Bench, Outcome
 
-_EXPERIMENT = "damaged"
+_EXPERIMENT = "damaged-rehearsal"
 _READERS = {
     "report": ["-m", "pipeline.report", "--experiment", _EXPERIMENT, "--no-log", "--root"],
     "timeline": ["-m", "pipeline.timeline", "--experiment", _EXPERIMENT, "--root"],

@@ -39,7 +39,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
 
 
 def _study(bench: Bench, random: Random, place: Path) -> Outcome:
-    root, experiment = place / "mlruns", f"disks-{random.getrandbits(32):08x}"
+    root, experiment = place / "mlruns", f"disks-{random.getrandbits(32):08x}-rehearsal"
     study = [f"scenario={random.choice(('naive', 'mps', 'mig'))}", "degree=2", *SHORT]
     study.append(f"tracking.experiment={experiment}")
     outcome = Outcome("resumed on a larger one")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pipeline.base import units
@@ -13,8 +13,9 @@ from pipeline.base.records import Result
 from pipeline.observe import table
 from tests.attack.store_reader import StoredRun, groups_of, read_runs
 
-_RATE = (units.per_second(units.SAMPLES), units.total_of(units.SAMPLES), "{:.1f}")
-_FIGURES = {title: (name, form) for title, name, form in (_RATE, *table._COLUMNS, *table._LAST_COLUMNS)}
+_OTHERS = (*table._COLUMNS, *table._LAST_COLUMNS)
+_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {title: (name, form.format) for title, name, form in _OTHERS}
+_FIGURES[units.per_second(units.SAMPLES)] = (units.total_of(units.SAMPLES), units.rate_in_words)
 
 
 def differences(printed: str, database: Path, experiment: str, gpu_uuid: str | None = None) -> Iterator[str]:
@@ -63,5 +64,5 @@ def _cells(runs: Sequence[StoredRun]) -> dict[str, str]:
         having = [run for run in runs if name in run.metrics]
         well = [run for run in having if run.tags["result"] == Result.OK]
         used = [run for run in well if not run.is_invalid] or well or having
-        cells[title] = form.format(statistics.median(run.metrics[name] for run in used)) if used else "-"
+        cells[title] = form(statistics.median(run.metrics[name] for run in used)) if used else "-"
     return cells

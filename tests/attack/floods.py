@@ -79,7 +79,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
         "is_own": kind in _OTHERS or random.random() < 0.5,
         "is_early": random.random() < 0.5,
     }
-    script, experiment = bench.folder / "flood.py", f"floods-{random.getrandbits(32):08x}"
+    script, experiment = bench.folder / "flood.py", f"floods-{random.getrandbits(32):08x}-rehearsal"
     script.write_text(_JOB.format(**given))
     outcome = Outcome(f"of {kind}")
     began_s = time.monotonic()

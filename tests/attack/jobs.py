@@ -44,8 +44,13 @@ def litter():
 with client.attach() as job:
     if chance.random() < 0.3: nonsense()
     if chance.random() < 0.3:
-        said = [b"\\n", b"[]\\n", b"{{}}\\n", b'{{"type": "bye", "status": []}}\\n', b"\\xff" * 99999]
-        job._socket.sendall(chance.choice(said))
+        said = [b"\\n", b"[]\\n", b"{{}}\\n", b'{{"type": "bye", "status": []}}\\n', b"\\xff" * 99999,
+                b'{{"type": "hello", "index": true}}\\n', b'{{"type": "hello", "index": 1}}\\n', b"[" * 4000 + b"\\n",
+                b'{{"type": "ready"}}\\n' * 100_000]
+        try:
+            job._socket.sendall(chance.choice(said))
+        except OSError:
+            pass
     job.ready()
     while not job.stopping:
         time.sleep(0.01)

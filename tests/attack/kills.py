@@ -42,7 +42,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
     (victim,) = random.choices(list(VICTIMS), [weight for weight, _, _ in VICTIMS.values()])
     _, scenarios, words = VICTIMS[victim]
     scenario = random.choice(scenarios)
-    experiment = f"kills-{random.getrandbits(32):08x}"
+    experiment = f"kills-{random.getrandbits(32):08x}-rehearsal"
     study = [f"scenario={scenario}", f"degree={random.randint(1, 2)}", *SHORT, *words]
     study.append(f"tracking.experiment={experiment}")
     if random.random() < 0.3:

@@ -53,7 +53,7 @@ _LATEST_S = 10.0  # after this a study of three blocks is over
 def attack(bench: Bench, random: Random) -> Outcome:
     """Kill a study, change the machine, and resume."""
     names, settings = random.choice(_IDENTITIES), random.choice(list(_SETTINGS))
-    experiment = f"machines-{random.getrandbits(32):08x}"
+    experiment = f"machines-{random.getrandbits(32):08x}-rehearsal"
     pace = bench.folder / "pace"
     pace.write_text("4")
     study = ["-m", f"scenario=serial,{random.choice(('naive', 'mps', 'mig'))}", "degree=2", "repeats=3"]

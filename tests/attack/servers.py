@@ -32,7 +32,7 @@ _started: list[subprocess.Popen[bytes]] = []
 def attack(bench: Bench, random: Random) -> Outcome:
     """Send a study through the proxy; then send the rest without a fault."""
     server = _server(bench.folder.parent)
-    experiment = f"servers-{random.getrandbits(32):08x}"
+    experiment = f"servers-{random.getrandbits(32):08x}-rehearsal"
     study = [f"scenario={random.choice(('naive', 'mps'))}", "degree=2", *SHORT, f"tracking.experiment={experiment}"]
     outcome = Outcome("sent later what was not sent")
     root = bench.folder / "behind"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base.tags import GROUP, JOB, PREFIX
+from pipeline.base.tags import GROUP, JOB, PREFIX, restore_names
 from tests import fail_everywhere
 
 _OF_EXPERIMENT = "FROM runs JOIN experiments USING (experiment_id) {} WHERE experiments.name = '{}'"
@@ -54,7 +54,10 @@ def read_runs(database: Path, experiment: str) -> list[StoredRun]:
     rows = select("runs.run_uuid, runs.name, runs.status", then=_ORDER)
     runs = {str(run_id): StoredRun(str(run_id), str(name), str(status)) for run_id, name, status in rows}
     for run_id, key, value in select("runs.run_uuid, tags.key, tags.value", "JOIN tags USING (run_uuid)"):
-        runs[str(run_id)].tags[str(key).removeprefix(PREFIX)] = str(value)
+        runs[str(run_id)].tags[str(key)] = str(value)
+    for run in runs.values():
+        restore_names(run.tags)
+        run.tags = {key.removeprefix(PREFIX): value for key, value in run.tags.items()}
     of_metrics = "JOIN latest_metrics metric USING (run_uuid)"
     for run_id, key, metric in select("runs.run_uuid, metric.key, metric.value", of_metrics, " AND NOT metric.is_nan"):
         runs[str(run_id)].metrics[str(key)] = float(str(metric))

@@ -43,9 +43,9 @@ def attack(bench: Bench, random: Random) -> Outcome:
     number = random.getrandbits(32)
     root = bench.folder / f"store-{number:08x}" if is_new else bench.root
     machines = (bench, _second(bench))
-    experiments = [f"together-{number:08x}"] * 2
+    experiments = [f"together-{number:08x}-rehearsal"] * 2
     if kind == _KINDS[0]:
-        experiments[1] += "-b"
+        experiments[1] = f"b-{experiments[1]}"
     if kind == _KINDS[2]:
         fault = "nothing"
     outcome = Outcome(f"{kind}, of the second {fault}")

@@ -64,7 +64,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
     """Run one group under one fault and hold its row against the truth."""
     kinds = (_untouched, _suspended, _metered, _sensed, _with_wrong_lines, _logged, _logged, _stray, _apart)
     study = random.choice(kinds)(bench, random, time.monotonic_ns())
-    experiment = f"truth-{random.getrandbits(32):08x}"
+    experiment = f"truth-{random.getrandbits(32):08x}-rehearsal"
     outcome, code = Outcome(study.what), None
     if study.is_clocked:
         code = bench.folder / "clocked.py"

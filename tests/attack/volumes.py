@@ -106,7 +106,8 @@ def attack(bench: Bench, random: Random) -> Outcome:
     """Run a job that writes much, and sometimes interrupt what is made of it."""
     kind, size_mb = random.choice([*_VOLUMES, *_OUTPUTS]), random.choice(_SIZES_MB)
     number = random.getrandbits(32)
-    script, experiment, root = bench.folder / "much.py", f"volumes-{number:08x}", bench.folder / f"much-{number:08x}"
+    script, root = bench.folder / "much.py", bench.folder / f"much-{number:08x}"
+    experiment = f"volumes-{number:08x}-rehearsal"
     code, source = (_VOLUMES | _OUTPUTS)[kind], _PRINTER if kind in _OUTPUTS else _JOB
     script.write_text(source.format(project=str(PROJECT_DIR), size_mb=size_mb, code=code))
     signal_after_s = random.choice((None, random.uniform(0, 3)))

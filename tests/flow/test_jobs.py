@@ -181,6 +181,7 @@ def test_a_work_window_ends_when_the_jobs_do(run):
         ("dies_before_ready", Result.FAILED, "signal 9"),
         ("ends_before_ready", Result.FAILED, "ended before it was ready"),
         ("raises_before_ready", Result.FAILED, "a model that does not exist"),
+        ("breaks_protocol", Result.FAILED, "sent what is no message over its control socket: b'[[["),
         ("raises", Result.FAILED, "RuntimeError: something went wrong"),
         ("out_of_memory", Result.OOM, "Tried to allocate 2.00 GiB"),
         ("silent_exit", Result.FAILED, "without reporting the end"),

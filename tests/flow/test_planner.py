@@ -41,7 +41,7 @@ def test_a_plan_that_was_exported_runs_to_its_end_and_is_checked(tmp_path, templ
     _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     capsys.readouterr()
-    store = ["--experiment", "mine", "--root", str(tmp_path / "mlruns")]
+    store = ["--experiment", "mine-rehearsal", "--root", str(tmp_path / "mlruns")]
     status = __main__.main(["check", str(tmp_path / "mine.json"), *store, "--json"])
     data = json.loads(capsys.readouterr().out)
     assert status == (0 if data["holds"] else 1) and data["is_simulated"] and not data["not_measured"]

@@ -54,8 +54,8 @@ def start(tmp_path, template_store, profilers) -> Callable[..., forks.Fork]:
     return begin
 
 
-def runs(client, role: str):
-    found = client.get_experiment_by_name("collocation")
+def runs(client, role: str, experiment: str = "collocation"):
+    found = client.get_experiment_by_name(experiment)
     return client.search_runs(
         [found.experiment_id], f"tags.`collocation.role` = '{role}'", order_by=["attributes.start_time"]
     )
@@ -194,7 +194,7 @@ def test_dcgm_pauses_on_a_gpu_before_hopper(run, client, tmp_path, scenario):
     status, out, err = run(*arguments, gpu="simulated_a100_40gb")
     assert status == 0, err
     assert not StateFile(tmp_path / "machine.json").read().dcgm_is_paused
-    (group,) = runs(client, "group")
+    (group,) = runs(client, "group", "collocation-rehearsal")
     assert group.data.tags["collocation.simulated"] == "true"
 
 

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,6 +157,20 @@ def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
     assert process.returncode == 0, err
 
 
+@pytest.mark.usefixtures("start")  # which makes the store
+def test_a_study_ends_with_its_result_whatever_streams_folder_and_warnings_it_was_started_with(client, tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "train.py").write_text("import os; print(os.environ['PYTHONWARNINGS'])")
+    study = ["gpu=cpu", "degree=1", "baseline=never", f"gpu.lock_dir={tmp_path}", f"tracking.root={tmp_path}/mlruns"]
+    argv = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, PROJECT_DIR / "run.py", *study, "--", "train.py"]
+    done = subprocess.run(argv, cwd=folder, env=os.environ | {"PYTHONWARNINGS": "error"}, timeout=300)
+    assert done.returncode == 0
+    ((parent, _),) = groups(client)
+    assert parent.data.tags["collocation.result"] == "ok"
+    assert parent.data.tags["collocation.working_folder"] == f"{tmp_path}/caf\\udce9"
+
+
 def test_a_script_that_runs_out_of_memory_is_a_finding(run, client, tmp_path):
     (tmp_path / "train.py").write_text("raise MemoryError('CUDA out of memory. Tried to allocate 9 GiB')")
     status, out, _ = run("workload=script", "baseline=never", "workload.script=train.py")
@@ -214,7 +230,7 @@ def test_a_second_orchestrator_is_refused(start, tmp_path):
     assert first.returncode == 130
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, signum, status):
     is_real = signum == signal.SIGINT  # whose handler is Python's own unless the program is told otherwise
     process = start(

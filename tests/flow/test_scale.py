@@ -66,7 +66,7 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp
     assert process.returncode == 1, err
     assert "GPU 1 unit 2 | ended with exit status 137" in err
     assert "1 of 6 groups without a result; to run what is left: " in err
-    seen = overview(tmp_path / "mlruns", "collocation").as_text(0.0)
+    seen = overview(tmp_path / "mlruns", "collocation-rehearsal").as_text(0.0)
     assert re.search(r"\nto run what is left: .*/run.py -m .* hydra/launcher=gpus resume=true$", seen), seen
     process = start("hydra/launcher=gpus", "resume=true")
     out, err = process.communicate(timeout=600)
@@ -74,7 +74,7 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp
     assert "1 unit of 3 to run" in err
     assert "GPU 1 unit 2 | resume: 1 of 2 groups are finished" in err  # it goes to the GPU that has begun it
     assert re.search(r"naive-2x-toy +(fastest +)?3 +ok", out), out
-    found = rows.read([tmp_path / "mlruns"], "collocation")
+    found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
     assert [block.num_missing for block in found.blocks] == [0, 0, 0]
     assert found.num_planned == 6
     assert len({row.gpu_uuid for row in found.rows}) == 2
@@ -99,7 +99,7 @@ def test_workers_finish_their_units_if_the_launcher_is_killed(start, tmp_path):
 
     def is_done():
         try:
-            return overview(tmp_path / "mlruns", "collocation").is_done
+            return overview(tmp_path / "mlruns", "collocation-rehearsal").is_done
         except TrackingError:  # the store has no group yet
             return False
 
@@ -126,11 +126,11 @@ def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(sta
     assert process.returncode == 0, err
     assert "1 unit of 1 to run on GPU 0 (NVIDIA A100-SXM4-40GB)\n1 unit of 1 to run on GPU 1 (NVIDIA H100 80GB" in err
     assert re.findall(r"^naive-2x-toy +NVIDIA (\w+).* ok\*? ", out, re.MULTILINE) == ["A100", "H100"]
-    found = rows.read([tmp_path / "mlruns"], "collocation")
+    found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
     assert found.num_planned == len(found.rows) == 4 and not found.left_out
     assert [(block.number, block.num_missing) for block in found.blocks] == [(1, 0), (1, 0)]
     assert len(found.devices) == len({row.gpu_uuid for row in found.rows}) == len({row.plan for row in found.rows}) == 2
-    seen = overview(tmp_path / "mlruns", "collocation")
+    seen = overview(tmp_path / "mlruns", "collocation-rehearsal")
     assert [(unit.model, unit.state) for unit in seen.units] == [
         ("NVIDIA A100-SXM4-40GB", "done"),
         ("NVIDIA H100 80GB HBM3", "done"),
@@ -160,14 +160,14 @@ def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path)
     assert re.findall(r"^While another GPU works, (.*?) is .* \(simulated\)$", out, re.MULTILINE) == [
         "the speed of 2 groups"
     ]
-    found = rows.read([tmp_path / "mlruns"], "collocation")
+    found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
     assert found.num_planned == len(found.rows) == 4
     assert len({row.gpu_uuid for row in found.rows}) == len(found.blocks) == 1
     assert [(kept.mode, kept.beside, kept.num_blocks) for kept in other_gpus.kept(found)] == [
         ("serial", 1, 1),
         ("naive", 1, 1),
     ]
-    (company,) = {row.gpu_uuid for row in rows.read([tmp_path / "mlruns"], "collocation_company").rows}
+    (company,) = {row.gpu_uuid for row in rows.read([tmp_path / "mlruns"], "collocation_company-rehearsal").rows}
     assert company != found.rows[0].gpu_uuid
     for dry in (["dry_run=true"], []):
         process = start("hydra/launcher=beside", "repeats=2", "window.seconds=0.5", "resume=true", *dry)
@@ -175,7 +175,8 @@ def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path)
         assert process.returncode == 0, err
         assert re.findall("^resume: .*", err, re.MULTILINE) == ["resume: 2 of 4 groups are finished"] * 2
         assert "changed since" not in err
-    assert overview(tmp_path / "mlruns", "collocation").is_done  # also the block that the shorter study measured
+    # Also the block that the shorter study measured.
+    assert overview(tmp_path / "mlruns", "collocation-rehearsal").is_done
 
 
 def test_what_failed_on_every_gpu_is_in_the_table_at_the_end(start, tmp_path):

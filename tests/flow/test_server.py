@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.tags import Tag
+from pipeline.base.tags import Tag, stored_name
 from pipeline.record.store.overview import overview
 from tests import forks, postgres_cluster
 from tests.mlflow_server import kill, start_server
@@ -131,13 +131,13 @@ def test_eight_workers_lose_no_row_and_send_none_twice_while_server_and_bucket_a
     assert statuses == [0] * 2 * WORKERS, said
     assert not list(tmp_path.glob("host*/mlruns/spool/*"))
 
-    found = overview(uri, "collocation")
+    found = overview(uri, "collocation-rehearsal")
     assert [(unit.number, dict(unit.results)) for unit in found.units] == [(unit, {"ok": 2}) for unit in units]
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
-    sent = groups(client)
-    assert len({run.data.tags[Tag.DIGEST] for run, _ in sent}) == len(sent) == 2 * WORKERS
+    sent = groups(client, "collocation-rehearsal")
+    assert len({run.data.tags[stored_name(Tag.DIGEST)] for run, _ in sent}) == len(sent) == 2 * WORKERS
     assert Counter(len(jobs) for _, jobs in sent) == {1: WORKERS, 2: WORKERS}
     assert all(run.info.status == "FINISHED" for group, jobs in sent for run in (group, *jobs))
     assert all("job.json" in {file.path for file in client.list_artifacts(job.info.run_id)} for _, [job, *_] in sent)

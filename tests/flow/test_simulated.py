@@ -113,7 +113,7 @@ def stored(folder: Path):
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
-    experiment = client.get_experiment_by_name("collocation")
+    experiment = client.get_experiment_by_name("collocation-rehearsal")
     return [
         client.search_runs(
             [experiment.experiment_id], f"tags.`collocation.role` = '{role}'", order_by=["start_time ASC"]
@@ -641,7 +641,7 @@ def test_a_framework_answers_on_several_instances_and_a_missing_one_is_a_row(run
     assert "PaddlePaddle - - - - not installed" in lines
     (answered,) = [line for line in lines if line.startswith("PyTorch")]
     assert answered.endswith("MIG 1g.5gb + 1g.5gb at once 2 CPU yes")
-    rows = results.load(tmp_path / "mlruns", "collocation")
+    rows = results.load(tmp_path / "mlruns", "collocation-rehearsal")
     (job,) = rows[rows["params.job.works"] == "yes"].to_dict("records")
     assert len(job["params.place.device"].split(",")) == 2
     assert job["group.tags.collocation.simulated"] == "true"

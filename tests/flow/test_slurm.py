@@ -94,7 +94,7 @@ class Array:
         wait_for(are_measured, 120)
 
     def overview(self):
-        return overview(self.server, self.folder.name, squeue.states_on)
+        return overview(self.server, f"{self.folder.name}-rehearsal", squeue.states_on)
 
     def state_of(self, unit):
         return self.slurm.ask("squeue", "--noheader", "--format=%T", f"--jobs={self.job}_{unit}").strip()
@@ -171,11 +171,11 @@ def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_on
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     # By its own task or by the other, whichever began first: both have one spool.
-    ran = [run for run, _ in groups(MlflowClient(server), tmp_path.name)]
+    ran = [run for run, _ in groups(MlflowClient(server), f"{tmp_path.name}-rehearsal")]
     assert [run.data.tags["collocation.result"] for run in ran].count("interrupted") == 1
     found = array.overview()
     assert [dict(unit.results) for unit in found.units] == [{"ok": 2}] * 2
-    study = rows.read([server], tmp_path.name)
+    study = rows.read([server], f"{tmp_path.name}-rehearsal")
     assert [(block.num_groups, block.num_missing) for block in study.blocks] == [(2, 0)] * 2
     assert study.num_planned == len(study.rows) == 4
     assert not [run for run in ran if run.info.status == "RUNNING"]
@@ -206,13 +206,14 @@ def test_tasks_are_seen_before_one_of_them_begins(start, tmp_path, server, slurm
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         (job,) = re.findall(r"as job array (\d+)", err)
-        seen = overview(server, tmp_path.name, squeue.states_on)
+        seen = overview(server, f"{tmp_path.name}-rehearsal", squeue.states_on)
         assert [(unit.state, unit.reason) for unit in seen.units] == [(WAITING, "PartitionDown")] * 2
         process = start("repeats=2", "hydra.launcher.wait=false", "hydra.launcher.mem=100", "resume=true")
         _, err = process.communicate(timeout=300)
         assert (process.returncode, f"units 1, 2 are still in the queue (job {job})" in err) == (1, True), err
         slurm.tell("scancel", job)
-        wait_for(lambda: overview(server, tmp_path.name, squeue.states_on).units[0].state == NOT_BEGUN, 60)
+        name = f"{tmp_path.name}-rehearsal"
+        wait_for(lambda: overview(server, name, squeue.states_on).units[0].state == NOT_BEGUN, 60)
     finally:
         slurm.tell("scontrol", "update", "partitionname=test", "state=up")
 
@@ -246,8 +247,8 @@ def test_a_task_runs_one_case_of_a_block_with_its_baselines(start, tmp_path, ser
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "submitted 2 units of 2" in err
-    assert [dict(unit.results) for unit in overview(server, tmp_path.name).units] == [{"ok": 2}] * 2, err
-    study = rows.read([server], tmp_path.name)
+    assert [dict(unit.results) for unit in overview(server, f"{tmp_path.name}-rehearsal").units] == [{"ok": 2}] * 2, err
+    study = rows.read([server], f"{tmp_path.name}-rehearsal")
     assert study.num_planned == len(study.rows) == 4
     modes = Counter((row.facts["unit"], row.is_sequential) for row in study.rows)
     assert modes == Counter([("1", True), ("1", False), ("2", True), ("2", False)])

@@ -50,6 +50,8 @@ def main() -> None:  # noqa: C901  one line a manner
             time.sleep(600)
         if manner == "ends_before_ready":
             return
+        if manner == "breaks_protocol":
+            job._socket.sendall(b"[" * 4000 + b"\n")
         if manner == "raises_before_ready":
             raise ValueError("a model that does not exist")
         if manner == "takes_turns":

@@ -1,73 +1,167 @@
-"""Numbers in the lines of a program's output, and when they were written (`Events.written`)."""
+"""The rate in the lines of a program's output, and when they were written (`Events.written`).
+
+The output may have any size: of what was written between two looks at its size, only so many values are read. They have
+one instant, so their mean is one point.
+"""
 
 from __future__ import annotations
 
-import mmap
+import math
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base import regular_files
+from pipeline.base.records import RateSource
+from pipeline.observe.logged import numbers, rate_text
+from pipeline.observe.logged.numbers import UnreadableError
+from pipeline.observe.logged.output_lines import OutputLines
 
-_LINE = re.compile(rb"[^\r\n]+")  # a progress bar writes over its line
-_NUMBER = re.compile(
-    r"""((?<![\w.,])[+-])?                                         # the 5 of `step-5` is not negative
-        ((\d{1,3}(,\d{3})+(?!\d)|\d+)(\.\d*)?|\.\d+)              # commas separate thousands
-        ([eE][+-]?\d+)?""",
-    re.VERBOSE,
-)
+MOST_VALUES = 200
+"""Read of those that have one instant."""
+
+_SHOWN = 50
+# In a pattern, what follows the number: `it/s`, ` samples/s`, `\s*tok/sec`.
+_RATE_IN_PATTERN = re.compile(r"(?P<gap>(?:\\s[*+?]?| [*+?]?)*)(?P<noun>(?<!\\)\b[A-Za-z]+)/(?P<time>s|sec)\b")
+# What a progress bar writes instead of `it/s`: `kit/s` when it is fast, `s/it` when it is slow.
+_SEVERAL_FORMS = r"(?:[kMGT]?\g<gap>[kMGT]?\g<noun>/\g<time>|\\s?\g<time>/\\s?\g<noun>)"
+_TIME_OF_ONE = re.compile(r"\d ?(?:ms|s)/ ?([A-Za-z]+)")
 
 
-def points(path: Path, pattern: str, written: Sequence[tuple[int, int]], end_ns: int) -> Iterator[tuple[int, float]]:
-    """`(instant, number)` of every line that matches and has a number in the group of the pattern.
+@dataclass(slots=True)
+class Rates:
+    """Rates in the output of a program.
+
+    Attributes:
+        sums: by instant, the sum of the rates and their number.
+        least: of all rates; likewise `most`.
+        num_values: those that were read.
+        num_times: those of them that are the time of one, as `2.00s/it`.
+        num_not_finite: those that were left out, as they are not finite.
+        nouns: what they say that they count.
+        unreadable: the first line with a number that cannot be read, and why; empty if there is none.
+        without_number: the last line that matches and has no number.
+        passed_over: how many lines the pattern passes over that say the time of one, by what that is.
+    """
+
+    sums: dict[int, tuple[float, int]] = field(default_factory=dict)
+    least: float = math.inf
+    most: float = -math.inf
+    num_values: int = 0
+    num_times: int = 0
+    num_not_finite: int = 0
+    nouns: set[str] = field(default_factory=set)
+    unreadable: str = ""
+    without_number: str = ""
+    passed_over: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        """Instants in their order, each with the mean of the rates that have it."""
+        return [(t_ns, total / num) for t_ns, (total, num) in sorted(self.sums.items())]
+
+    def add(self, t_ns: int, rate: float, *, is_time: bool) -> int:
+        """Add the rate of a line; returns how many have its instant."""
+        if not math.isfinite(rate):
+            self.num_not_finite += 1
+            return 0
+        total, num = self.sums.get(t_ns, (0.0, 0))
+        self.sums[t_ns] = total + rate, num + 1
+        self.least, self.most = min(self.least, rate), max(self.most, rate)
+        self.num_values += 1
+        self.num_times += is_time
+        return num + 1
+
+
+class OutputReader:
+    """Reads the outputs of a program by a pattern.
 
     A group that the pattern does not bound takes in the whole number that it is a part of: of `([0-9.]+) samples/s` and
-    `1,050.0 samples/s`, 1050, as of `1.05e3 samples/s`.
+    `1,050.0 samples/s`, 1050, as of `1.05e3 samples/s`. A pattern with `it/s` takes `s/it` and `kit/s` as well.
 
     Args:
-        path: of the output.
-        pattern: a regular expression with one group.
-        written: instants, each with the bytes that there were.
-        end_ns: when the program ended, for what came after the last of them.
+        source: the pattern, and what its number is in as far as a line does not say.
+        unit: what the workload counts.
+
+    Attributes:
+        rates: what was read so far.
     """
-    sizes = [size for _, size in written]
-    wanted = re.compile(pattern)
-    for line, end in _lines(path):
-        found = wanted.search(line)
-        number = _number(_whole(found)) if found else None
-        if number is not None:
-            at = bisect_left(sizes, end)
-            yield (written[at][0] if at < len(written) else end_ns), number
+
+    def __init__(self, source: RateSource, unit: str) -> None:
+        assert source.pattern is not None
+        self._source, self._unit = source, unit
+        self._wanted = widened(source.pattern)
+        self._is_widened = self._wanted.pattern != source.pattern
+        self.rates = Rates()
+
+    def read(self, path: Path, t_ns: Sequence[int], sizes: Sequence[int], end_ns: int) -> None:
+        """Read an output up to the first number that cannot be read.
+
+        Args:
+            path: of the output.
+            t_ns: instants.
+            sizes: how many bytes it had then.
+            end_ns: when the program ended, for what came after the last of them.
+        """
+        try:
+            with os.fdopen(regular_files.opened(path), "rb") as file:
+                lines = OutputLines(file)
+                for line, end in lines:
+                    look = bisect_left(sizes, end)
+                    num_values = self._add(line, t_ns[look] if look < len(t_ns) else end_ns)
+                    if self.rates.unreadable:
+                        return
+                    if num_values >= MOST_VALUES:
+                        if look == len(sizes):
+                            return
+                        lines.skip_to(sizes[look])
+        except OSError:
+            return
+
+    def _add(self, line: str, t_ns: int) -> int:
+        """Add the rate of a line, if it has one; returns how many have its instant."""
+        rates = self.rates
+        if (found := self._wanted.search(line)) is None:
+            if not self._is_widened and (time := _TIME_OF_ONE.search(line)) is not None and len(rates.passed_over) < 9:
+                rates.passed_over[time[1]] += 1
+            return 0
+        mark = self._source.decimal_mark
+        try:
+            if (number := numbers.read(line, found.span(1), _bounds(found), mark)) is None:
+                rates.without_number = line.strip()[:_SHOWN]
+                return 0
+            given = self._source.metric_unit
+            sides = line[: number.begin], line[number.end :]
+            text = rate_text.read(*sides, self._unit, is_unit_given=given is not None)
+            metric_unit = rate_text.to_unit(text, given)
+        except UnreadableError as error:
+            rates.unreadable = f"`{_around(line, *found.span(1))}`: {error}"
+            return 0
+        rates.nouns.add(text.noun)
+        return rates.add(t_ns, metric_unit.rate(number.value), is_time=metric_unit.is_time)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, int]]:
-    """Each line, and where it ends. The file is mapped: it may be larger than the memory."""
+def widened(pattern: str) -> re.Pattern[str]:
+    """Return the pattern, which takes the other forms of a rate as well if it says `it/s`."""
+    given = re.compile(pattern)
     try:
-        with (
-            os.fdopen(regular_files.opened(path), "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        ):
-            for line in _LINE.finditer(data):
-                yield line[0].decode(errors="replace"), line.end()
-    except (OSError, ValueError):  # it cannot be read, or is empty
-        return
+        wanted = re.compile(_RATE_IN_PATTERN.sub(_SEVERAL_FORMS, pattern), given.flags)
+    except re.error:  # it stood where it means something else
+        return given
+    return wanted if wanted.groups == given.groups else given
 
 
-def _whole(found: re.Match[str]) -> str:
-    """What the group has matched, or the number of which that is a part that the pattern itself does not cut out."""
+def _bounds(found: re.Match[str]) -> tuple[int, int]:
+    """Return where the number may begin and end: anywhere in the line where the pattern does not say it."""
     begin, end = found.span(1)
-    lowest = 0 if found.start() == begin else begin
-    highest = len(found.string) if found.end() == end else end
-    for number in _NUMBER.finditer(found.string):
-        if lowest <= number.start() <= begin and end <= number.end() <= highest:
-            return number[0]
-    return found[1] or ""
+    return 0 if found.start() == begin else begin, len(found.string) if found.end() == end else end
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return None
+def _around(line: str, begin: int, end: int) -> str:
+    """Return the part of a line around a number."""
+    first = max(0, min(begin - _SHOWN // 2, len(line) - _SHOWN))
+    return line[first : max(end, first + _SHOWN)].strip()[:_SHOWN]

@@ -15,6 +15,9 @@ from typing import Any
 import yaml
 
 from pipeline.base import regular_files
+from pipeline.base.point_series import MOST_POINTS, PointSeries
+
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +27,25 @@ class ScriptRun:
     Attributes:
         prefix: what its names and artifacts get in front in the job's run; empty for the first run.
         metrics: name to points `(step, wall-clock ms, value)`.
+        metric_files: the file of each of them.
         artifacts: folders with what they hold, each with the folder that it becomes (empty: the run's own).
     """
 
     prefix: str
     params: dict[str, str]
     tags: dict[str, str]
-    metrics: dict[str, list[tuple[int, int, float]]]
+    metrics: dict[str, PointSeries]
+    metric_files: dict[str, Path]
     artifacts: tuple[tuple[Path, str], ...]
 
 
-def read_script_runs(store: Path) -> list[ScriptRun]:
-    """Every run of a file store in the order in which they began; nothing if the script never used MLflow."""
+def read_script_runs(store: Path, most_points: int = MOST_POINTS) -> list[ScriptRun]:
+    """Return every run of a file store in the order in which they began; nothing if the script never used MLflow.
+
+    Args:
+        store: the folder of the file store.
+        most_points: kept of a metric.
+    """
     found = []
     for meta_file in store.glob("[!.]*/*/meta.yaml"):
         meta = _meta(meta_file)
@@ -44,12 +54,15 @@ def read_script_runs(store: Path) -> list[ScriptRun]:
     runs = []
     for number, (_, folder) in enumerate(sorted(found), start=1):
         prefix = "" if number == 1 else f"run{number}/"
+        files = {path.relative_to(folder / "metrics").as_posix(): path for path in _files(folder / "metrics")}
+        metrics = {key: _points(path, most_points) for key, path in files.items()}
         runs.append(
             ScriptRun(
                 prefix=prefix,
                 params=dict(_texts(folder / "params")),
                 tags={key: value for key, value in _texts(folder / "tags") if not key.startswith("mlflow.")},
-                metrics={key: points for key, text in _texts(folder / "metrics") if (points := _points(text))},
+                metrics={key: points for key, points in metrics.items() if len(points)},
+                metric_files=files,
                 artifacts=tuple(_artifacts(folder, prefix)),
             )
         )
@@ -71,21 +84,27 @@ def _start(meta: dict[str, Any]) -> int:
 
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
     """Key and content of each file below a folder; a slash in a key makes a folder there."""
-    for path in regular_files.below(folder).files:
+    for path in _files(folder):
         with suppress(OSError):
             yield path.relative_to(folder).as_posix(), regular_files.read_text(path)
 
 
-def _points(text: str) -> list[tuple[int, int, float]]:
+def _files(folder: Path) -> tuple[Path, ...]:
+    return regular_files.below(folder).files
+
+
+def _points(path: Path, most: int) -> PointSeries:
     """The whole lines `ms value [step [data set, its digest]]` of a metric's file; a line without its end is torn."""
-    points = []
-    for line in text.split("\n")[:-1]:
-        parts = line.split(" ")
-        if len(parts) in (2, 3, 5):
-            with suppress(ValueError):
-                point = int(parts[2]) if len(parts) > 2 else 0, int(parts[0]), float(parts[1])
-                if max(map(abs, point[:2])) < 2**63:  # what a database takes
-                    points.append(point)
+    points = PointSeries(most=most)
+    with suppress(OSError):
+        for block in regular_files.line_blocks(path, _BLOCK_BYTES):
+            for line in block.split(b"\n")[:-1]:
+                parts = line.split(b" ")
+                if len(parts) in (2, 3, 5):
+                    with suppress(ValueError):
+                        step, t_ms = int(parts[2]) if len(parts) > 2 else 0, int(parts[0])
+                        if max(abs(step), abs(t_ms)) < 2**63:  # what a database takes
+                            points.append(step, t_ms, float(parts[1]))
     return points
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.base import words
+from pipeline.base import secrets
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded
 from pipeline.prepare.env import lock, requirements
@@ -60,7 +60,7 @@ def read(file: Path) -> CondaFile:
             f"env.file={file}: env=conda takes an environment.yml or a list of packages with a line {_EXPLICIT}; "
             "requirements of Python packages alone are for env=venv"
         )
-    return replace(found, content=(text, *requirements.parse(found.pip, file.parent).content))
+    return replace(found, content=(text, *requirements.parse(found.pip, file).content))
 
 
 def explicit_lock(
@@ -90,7 +90,7 @@ def explicit_lock(
         for record in records
     ]
     return Lock(
-        lines=tuple(words.without_secrets(line) for line in lines),
+        lines=tuple(secrets.strip_logins(line) for line in lines),
         identity=(
             *identity,
             *(f"pip {each.identity()}" for each in pip),
@@ -115,6 +115,10 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
         raise ConfigError(f"env.file={file}: channels and dependencies are lists, variables are keys with values")
     specs, pip = list[str](), list[str]()
     for dependency in dependencies:
+        if isinstance(dependency, str) and dependency.startswith("-"):
+            raise ConfigError(
+                f"env.file={file}: `{dependency}` is a line of pip; put it below `- pip:` in dependencies"
+            )
         if isinstance(dependency, str):
             specs.append(dependency)
         elif isinstance(dependency, dict) and set(dependency) == {"pip"} and isinstance(dependency["pip"], list):

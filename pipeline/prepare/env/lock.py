@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit
 
 from pipeline.base.errors import ConfigError
-from pipeline.base.words import without_secrets
+from pipeline.base.secrets import strip_logins
 
 EDITABLE = "a package installed from a folder can change and cannot be recorded; build a wheel and name that"
 _FIRST_LINE = "# environment lock: "
@@ -130,14 +130,14 @@ def of_packages(kind: str, python: str, packages: Iterable[str | Distribution], 
     lines = [each if isinstance(each, str) else each.requirement() for each in every]
     identity = [each if isinstance(each, str) else each.identity() for each in every]
     return Lock(
-        lines=(*header(kind, python), *map(without_secrets, options), *sorted(map(without_secrets, lines))),
+        lines=(*header(kind, python), *map(strip_logins, options), *sorted(map(strip_logins, lines))),
         identity=(f"python=={python}", *identity),
     )
 
 
 def with_request(lines: Sequence[str], requested: Iterable[str]) -> tuple[str, ...]:
     """Add what the file of an environment asked for to its lock, as comments below the header."""
-    comments = [_REQUESTED + line for line in map(without_secrets, requested)]
+    comments = [_REQUESTED + line for line in map(strip_logins, requested)]
     size = len(header("", ""))
     return (*lines[:size], *comments, *lines[size:])
 

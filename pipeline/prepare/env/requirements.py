@@ -7,12 +7,16 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded
 from pipeline.prepare.env import lock
 
 _EDITABLE = ("-e", "--editable")
+# What stands behind `-e`: an address, with or without the name of its package, and that of a repository as scp has it.
+_ADDRESS = re.compile(r"(?:(?P<name>[\w.-]+(?:\[[\w.,-]*\])?)\s*@\s*)?(?P<url>(?!file:)[\w.+-]+://\S+)")
+_AS_SCP = re.compile(r"git\+(?P<user>[\w.-]+@[\w.-]+):(?!//)(?P<path>\S+)")
 _INCLUDES = ("-r", "--requirement", "-c", "--constraint")
 _FOLDERS = ("-f", "--find-links")
 _ARCHIVE = re.compile(r"\.(whl|zip|tgz|tar\.\w+)\b")
@@ -48,7 +52,7 @@ def read(file: Path) -> Requirements:
     text = data.decode("utf-8", errors="replace")
     is_toml = file.suffix == ".toml" or file.name == "uv.lock"
     try:
-        parsed = parse(() if is_toml else _lines(text), file.parent)
+        parsed = parse(() if is_toml else _lines(text), file)
     except RecursionError as error:
         raise ConfigError(f"{file} includes itself") from error
     places = (str(file.parent.resolve()),) if is_toml else ()
@@ -62,16 +66,17 @@ def read(file: Path) -> Requirements:
     )
 
 
-def parse(lines: Iterable[str], folder: Path) -> Requirements:
-    """What lines of a requirements file bring with them; their relative paths are from `folder`.
+def parse(lines: Iterable[str], file: Path) -> Requirements:
+    """Read what lines of a file bring with them; their relative paths are from its folder.
 
     An include that cannot be read, and a line that asks for what can be edited, are a ConfigError.
     """
     content, options, packages = list[str](), list[str](), list[str]()
+    folder = file.parent
     for line in lines:
         word, place = _split(line)
         if word in _EDITABLE:  # other folders are seen once they are installed
-            raise ConfigError(f"`{line}` in {folder}: {lock.EDITABLE}")
+            raise ConfigError(f"{file}: `{line}`: {_explain_editable(place)}")
         if word in _INCLUDES:
             included = read((folder / place).resolve())
             content += included.content
@@ -86,6 +91,22 @@ def parse(lines: Iterable[str], folder: Path) -> Requirements:
             if "://" not in line and ("/" in line or _ARCHIVE.search(line)):
                 content.append(str(folder.resolve()))
     return Requirements(content=tuple(content), options=tuple(dict.fromkeys(options)), packages=tuple(packages))
+
+
+def _explain_editable(place: str) -> str:
+    """Say what to write instead of a package that can be edited: the address without `-e`, or a wheel of the folder."""
+    unquoted = place.strip("\"'")
+    if (scp := _AS_SCP.match(unquoted)) is not None:
+        unquoted = f"git+ssh://{scp['user']}/{scp['path']}"
+    address = _ADDRESS.match(unquoted)
+    if address is None:
+        return lock.EDITABLE
+    url, _, fragment = address["url"].partition("#")
+    parts = dict(part.partition("=")[::2] for part in fragment.split("&") if part)
+    name = address["name"] or unquote(parts.pop("egg", ""))
+    rest = f"#{'&'.join(f'{key}={value}' for key, value in parts.items())}" if parts else ""
+    requirement = f"{name} @ {url}{rest}" if name else f"{url}{rest}"
+    return f"an editable package can change and cannot be recorded; leave -e out: {requirement}"
 
 
 def with_absolute_place(line: str, folder: Path) -> str:

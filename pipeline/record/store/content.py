@@ -14,7 +14,11 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.base.layout import LONG_VALUES
-from pipeline.base.tags import Tag
+from pipeline.base.point_series import thinned
+from pipeline.base.secret_names import Secrecy, secrecy_of
+from pipeline.base.secrets import mask, mask_text
+from pipeline.base.tags import Tag, stored_name
+from pipeline.base.words import escape_to_utf8
 from pipeline.observe.logged.script_runs import ScriptRun
 
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
@@ -66,7 +70,7 @@ class RunContent:
         self.params[name] = self._cut("params", name, value, MAX_PARAM)
 
     def add_tag(self, key: str, value: str) -> None:
-        name = _free_name(key, self.tags)
+        name = _free_name(stored_name(key), self.tags)
         self.tags[name] = self._cut("tags", name, value, MAX_TAG)
 
     def add_metric(self, key: str, points: Iterable[Point]) -> None:
@@ -79,14 +83,19 @@ class RunContent:
         if len(finite) < len(every):
             self.not_finite.append(name)
 
-    def add_script_run(self, run: ScriptRun) -> None:
-        """Add what the job's own program logged. A name that is taken already goes below `script/`."""
+    def add_script_run(self, run: ScriptRun, most_points: int) -> Iterator[str]:
+        """Add what the job's own program logged. A name that is taken already goes below `script/`.
+
+        Yields the names of metrics of which there are more points than `most_points`, as many of which are added.
+        """
         for key, points in run.metrics.items():
-            self.add_metric(_yielding(run.prefix + key, self.metrics), points)
+            self.add_metric(_yielding(run.prefix + key, self.metrics), thinned(points, most_points))
+            if points.num_points > min(len(points), most_points):
+                yield key
         for key, value in run.params.items():
-            self.add_param(_yielding(run.prefix + key, self.params), value)
+            self.add_param(_yielding(run.prefix + key, self.params), _masked(key, value))
         for key, value in run.tags.items():
-            self.add_tag(_yielding(run.prefix + key, self.tags), value)
+            self.add_tag(_yielding(run.prefix + key, self.tags), _masked(key, value))
 
     def batches(self, known: RunContent | None = None) -> Iterator[LogBatch]:
         """Everything but known params and tags, in as few calls as MLflow allows; nothing if there is nothing."""
@@ -111,6 +120,7 @@ class RunContent:
             yield batch
 
     def _cut(self, kind: str, name: str, value: str, limit: int) -> str:
+        value = escape_to_utf8(value)  # a name of a file may be in it, and no database takes what is not
         if len(value) <= limit:
             return value
         self.long_values.setdefault(kind, {})[name] = value
@@ -146,6 +156,12 @@ def _free_name(key: str, taken: Container[str]) -> str:
         suffix = f"_{number}"
         name, number = safe_name(key)[: MAX_KEY - len(suffix)] + suffix, number + 1
     return name
+
+
+def _masked(key: str, value: str) -> str:
+    """Mask what a script logged; by a name that may be that of something else, as `key`, it is not."""
+    is_ambiguous = secrecy_of(key) is Secrecy.AMBIGUOUS
+    return mask_text(value) if is_ambiguous else str(mask(value, key))
 
 
 def _yielding(key: str, taken: Container[str]) -> str:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pipeline.base.layout import DATABASE
-from pipeline.base.words import without_secrets
+from pipeline.base.secrets import strip_logins
 from pipeline.record.store import shared_view
 
 _UI = "http://127.0.0.1:5000"
@@ -16,8 +16,18 @@ _UI = "http://127.0.0.1:5000"
 
 def ui_link(base_url: str, experiment_id: str) -> str:
     """The page of an experiment's runs, in our view; by itself, MLflow 3 opens an empty GenAI view."""
-    page = f"{without_secrets(base_url).rstrip('/')}/#/experiments/{experiment_id}/runs"
+    page = f"{strip_logins(base_url).rstrip('/')}/#/experiments/{experiment_id}/runs"
     return f"{page}?workflowType=machine_learning&viewStateShareKey={shared_view.KEY}"
+
+
+def run_link(base_url: str | None, experiment_id: str, run_id: str) -> str:
+    """Return the page of a run on a server, or of a local store by the command that `ui_hint` gives.
+
+    What follows the question mark keeps MLflow 3 from the pages of its GenAI view.
+    """
+    server = base_url if base_url is not None and base_url.startswith("http") else _UI
+    page = f"{strip_logins(server).rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+    return f"{page}?workflowType=machine_learning"
 
 
 def ui_hint(root: Path, experiment_id: str) -> str:
@@ -32,12 +42,13 @@ def hint_of(uri: str, experiment_id: str) -> str:
         return ui_link(uri, experiment_id)
     if scheme.startswith("databricks"):
         return f"experiment {experiment_id} in the workspace of {uri}"
-    return _command(without_secrets(uri), experiment_id)
+    return _command(strip_logins(uri), experiment_id)
 
 
 def _command(backend: str, experiment_id: str) -> str:
     program = "mlflow" if shutil.which("mlflow") else _from_here(Path(sys.executable).parent / "mlflow")
-    command = shlex.join([str(program), "ui", "--backend-store-uri", backend])
+    # The default of four workers takes minutes to come up on a small or busy machine.
+    command = shlex.join([str(program), "ui", "--backend-store-uri", backend, "--workers", "1"])
     return f"{command}   then open {ui_link(_UI, experiment_id)}"
 
 

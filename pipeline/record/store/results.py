@@ -10,7 +10,7 @@ import gc
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from pipeline.base import layout, naming
 from pipeline.base.errors import TrackingError
 from pipeline.base.machine_state import MachineState
 from pipeline.base.records import Result, WindowKind
-from pipeline.base.tags import GROUP, JOB, Tag, facts_of
+from pipeline.base.tags import GROUP, JOB, Tag, facts_of, restore_names
 from pipeline.observe.progress import Ran
 from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.store.existing import open_if_there
@@ -84,7 +84,7 @@ def groups_that_ran(where: Store | Path | str) -> list[Ran]:
     ended = f"tags.`{Tag.ROLE}` = '{GROUP}' AND tags.`{Tag.RESULT}` = '{Result.OK}'"
     try:
         every = [experiment.experiment_id for experiment in store.client.search_experiments()]
-        runs = store.client.search_runs(every, ended, max_results=PAGE, order_by=["attributes.start_time DESC"])
+        runs = _named(store.client.search_runs(every, ended, max_results=PAGE, order_by=["attributes.start_time DESC"]))
     except MlflowException as error:
         raise TrackingError(f"the groups in {store.uri} cannot be read: {reason_of(error)}") from error
     return [_ran(run) for run in runs if Tag.PROFILER not in run.data.tags and Tag.KEY in run.data.tags]
@@ -130,7 +130,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
     try:
         run = store.client.get_run(run_id)
         parent_id = run.data.tags.get(Tag.PARENT_RUN)
-        run = run if parent_id is None else store.client.get_run(parent_id)
+        (run,) = _named([run if parent_id is None else store.client.get_run(parent_id)])
     except MlflowException as error:
         if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # what MLflow calls no answer, too
             raise TrackingError(
@@ -243,7 +243,8 @@ def _existing(root_or_uri: Path | str, experiment: str) -> Store:
     if store is None:
         raise TrackingError(f"there is no store in {root_or_uri}, and so no experiment {experiment!r}")
     if find_experiment(store, experiment) is None:
-        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}")
+        there = ", ".join(repr(name) for name in experiment_names(store) if name != "Default") or "none"
+        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}; there is: {there}")
     return store
 
 
@@ -293,10 +294,18 @@ def _pages(store: Store, experiment_id: str, wanted: str) -> Iterator[Any]:
             order_by=["attributes.start_time ASC"],
             page_token=token,
         )
-        yield from page
+        yield from _named(page)
         token = page.token
         if not token:
             return
+
+
+def _named(runs: Iterable[Any]) -> list[Any]:
+    """Return runs whose tags have the names that `Tag` has."""
+    found = list(runs)
+    for run in found:
+        restore_names(run.data.tags)
+    return found
 
 
 def figures_of(run: Any) -> dict[str, float]:

@@ -28,14 +28,13 @@ import importlib
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import layout, library_internals
+from pipeline.base import interrupts, layout, library_internals, secrets
 from pipeline.base.errors import CollocationError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.store import lost, results, submitted, taken_over
@@ -162,10 +161,20 @@ class RequestHandler:
 
     def _open(self, uri: str | None) -> Store:
         """The store of a study: the server at `uri`, or the local one."""
-        uri = self._for_all or uri
+        uri = self._for_all or self._with_login(uri)
         if uri not in self._stores:
             self._stores[uri] = open_store(self._root, uri)
         return self._stores[uri]
+
+    def _with_login(self, uri: str | None) -> str | None:
+        """Give an address, which is recorded without its password, as this process was given it.
+
+        That of another server goes without: MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+        """
+        if uri is None or secrets.HIDDEN not in uri:
+            return uri
+        is_own = self._uri is not None and secrets.mask_text(self._uri) == uri
+        return self._uri if is_own else secrets.strip_logins(uri)
 
 
 def _is_for_local_store(path: Path) -> bool:
@@ -177,8 +186,7 @@ def _is_for_local_store(path: Path) -> bool:
 def serve(handler: RequestHandler) -> int:
     """Answer requests on stdin until it ends."""
     # The orchestrator decides what a Ctrl-C means, or a `scancel`, which reaches both; when it ends, so does this.
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)
+    interrupts.ignore()
     # Whatever prints from now on prints to stderr: stdout carries answers only.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

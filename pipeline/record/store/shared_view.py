@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 
 from pipeline.base import units
-from pipeline.base.tags import Tag
+from pipeline.base.tags import GROUP, Tag
 
 KEY = "collocation"
 TAG = f"mlflow.sharedViewState.{KEY}"
@@ -37,15 +37,22 @@ def _state(in_order: Sequence[str]) -> str:
     # Widths of the columns in pixels, in their order. The first and the last are always there.
     widths = {
         "attributes.`Run Name`": 190,
-        f"tags.`{Tag.RESULT}`": 120,
+        f"tags.`{Tag.DEVICE}`": 190,
+        f"tags.`{Tag.SIMULATED}`": 150,
+        f"tags.`{Tag.RESULT}`": 125,
         "params.`scenario`": 85,
         "params.`degree`": 70,
+        f"tags.`{Tag.BLOCK}`": 120,
         **{f"metrics.`{name}`": 120 for name in figures},
         "attributes.`Description`": 420,
         "duration": 90,
     }
     return json.dumps(
         {
+            # Jobs stand below their groups only where runs are sorted by time; the page of a group links to them.
+            "searchFilter": f"tags.`{Tag.ROLE}` = '{GROUP}'",
+            "orderByKey": f"tags.`{Tag.RUN_NAME}`",
+            "orderByAsc": True,
             "selectedColumns": list(widths)[1:-1],
             "columnOrder": list(widths),
             "columnWidths": widths,

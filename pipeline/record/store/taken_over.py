@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from pipeline.base.errors import TrackingError
-from pipeline.base.tags import PREFIX, Tag, facts_of
+from pipeline.base.tags import PREFIX, Tag, facts_of, restore_names, stored_name
 from pipeline.record.store.content import CUT, MAX_TAG
 from pipeline.record.store.local import Store, reason_of
 
@@ -24,9 +24,11 @@ def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) 
 
     for run_id, unit in units.items():
         try:
-            earlier = _later_plans(facts_of(store.client.get_run(run_id).data.tags))
+            tags = store.client.get_run(run_id).data.tags
+            restore_names(tags)
+            earlier = _later_plans(facts_of(tags))
             said = _said([*earlier, {**facts, "plan_unit": str(unit)}])
-            store.client.set_tag(run_id, Tag.TAKEN_OVER, said)
+            store.client.set_tag(run_id, stored_name(Tag.TAKEN_OVER), said)
         except MlflowException as error:
             raise TrackingError(f"run {run_id} in {store.uri} cannot be marked: {reason_of(error)}") from error
 

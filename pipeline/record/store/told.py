@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.layout import DATABASE
-from pipeline.base.tags import GROUP, Tag, fact_tag, facts_of
+from pipeline.base.tags import GROUP, Tag, fact_tag, facts_of, stored_name
 from pipeline.record.store import results
 from pipeline.record.store.local import is_server
 
@@ -61,7 +61,8 @@ def of(run: Any) -> Told:
 
 def _read(database: Path, experiment: str, names: Collection[str]) -> list[Told]:
     """What the database says; nothing if it cannot be read, as one whose folder may not be written."""
-    keys = {fact_tag(name): name for name in names}
+    # What an earlier version stored is read by the name of then.
+    keys = {key: name for name in names for key in (fact_tag(name), stored_name(fact_tag(name)))}
     values = {"experiment": experiment, "role_key": Tag.ROLE.value, "role": GROUP}
     values |= {f"key{number}": key for number, key in enumerate(keys)}
     wanted = ", ".join(f":key{number}" for number in range(len(keys)))

@@ -12,19 +12,23 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pipeline.base import layout, locks, mig_names, regular_files, units
 from pipeline.base.errors import TrackingError
 from pipeline.base.marks import read_marks
 from pipeline.base.modes import PROFILE
+from pipeline.base.point_series import thinned
 from pipeline.base.records import Result
-from pipeline.base.tags import GROUP, Tag
+from pipeline.base.secrets import mask_text
+from pipeline.base.tags import GROUP, Tag, stored_name
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.observe.logged.script_runs import read_script_runs
@@ -38,6 +42,13 @@ from pipeline.record.store.local import Store
 MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
 """Of one job, as artifacts. What is beyond that is kept in a folder beside the store."""
 MAX_NAMED = 10
+MAX_OWN_POINTS = 50_000
+"""Of all metrics that a program logged itself: MLflow takes some thousand points a second. The files have all."""
+
+
+_SCRATCH = ".upload-"
+_TORN = ".artifact.uploading."
+"""Source: mlflow/store/artifact/local_artifact_repo.py, 3.17."""
 
 _NO_FILE = "no regular file"
 _TOO_MANY = "too many or too large, kept beside the store"
@@ -108,7 +119,9 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
             running = ", ".join(unfinished) or "none"
             raise TrackingError(f"{folder} is not finished: its state is {record.state}, still running: {running}")
         runs = _find_or_create_runs(store, folder, record)
-        with tempfile.TemporaryDirectory(prefix=".upload-", dir=folder) as scratch:
+        if any(folder.glob(f"{_SCRATCH}*")):
+            _remove_torn(store, (runs.parent, *runs.children.values()))
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
             upload = _Upload(
                 store=store,
                 folder=folder,
@@ -142,8 +155,8 @@ def amend(store: Store, file: Path) -> None:
     if not file.exists():
         return
     amendment = group_folder.read_amendment(file)
-    wanted = f"tags.`{Tag.SPOOL_ID}` = '{amendment.spool_id}' AND tags.`{Tag.ROLE}` = '{GROUP}'"
-    runs = store.client.search_runs([store.experiment_id(amendment.experiment)], wanted, max_results=1)
+    every = _runs_of(store, store.experiment_id(amendment.experiment), amendment.spool_id)
+    runs = [run for run in every if run.data.tags.get(Tag.ROLE) == GROUP]
     if not runs or runs[0].info.status == "RUNNING":  # its end, which is still to be sent, would overwrite this
         raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
     run_id, result = runs[0].info.run_id, Result(amendment.result)
@@ -191,6 +204,16 @@ def log_files(
     return run_id
 
 
+def _remove_torn(store: Store, run_ids: Iterable[str]) -> None:
+    """Remove the halves of files that a sender, which was killed, left among the artifacts of runs in a local store."""
+    if store.root is None:
+        return
+    for run_id in run_ids:
+        folder = Path(unquote(urlsplit(store.client.get_run(run_id).info.artifact_uri).path))
+        for file in folder.glob(f"**/{_TORN}*"):
+            file.unlink(missing_ok=True)
+
+
 def _remove(folder: Path, parts: Sequence[Path]) -> None:
     """Remove a folder, its parts at the same time: some file systems wait for milliseconds at each folder."""
     remove = functools.partial(shutil.rmtree, ignore_errors=True)
@@ -217,12 +240,17 @@ class _Upload:
         content = _described(child)
         self._add_metrics(content, child, child.series)
         for name, points in child.series.items():
-            content.add_metric(name, [(step, self._ms(t_ns), value) for step, t_ns, value in points])
+            few = thinned(points, self.series_points)
+            content.add_metric(name, [(step, self._ms(t_ns), value) for step, t_ns, value in few])
         self._add_sampled(content, series.of_child(self.samples, child, self.fields))
         folder = self.folder / child.folder
         scripts = read_script_runs(folder / layout.SCRIPT_STORE)
+        num_metrics = sum(len(script.metrics) for script in scripts)
+        most_points = max(self.series_points, MAX_OWN_POINTS // max(num_metrics, 1))
         for script in scripts:
-            content.add_script_run(script)
+            for name in content.add_script_run(script, most_points):
+                place = Path(layout.SCRIPT_METRICS) / script.prefix / name
+                self._is_taken(run_id, script.metric_files[name], place)
         places = [(folder, ""), *(pair for script in scripts for pair in script.artifacts)]
         table = request_table.write(folder / layout.REQUESTS, self.record.clock, self.scratch)
         if table is not None:
@@ -365,7 +393,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     known = _known_runs(store, folder, record, experiment_id)
 
     def keep() -> None:
-        ids = {"uri": store.uri, "inode": store.inode, "experiment_id": experiment_id, "runs": known}
+        ids = {"uri": mask_text(store.uri), "inode": store.inode, "experiment_id": experiment_id, "runs": known}
         group_folder.write_json(folder / layout.RUN_IDS, ids)
 
     if not known:
@@ -373,7 +401,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
 
     def ensure(key: str, run: RunRecord, tags: dict[str, str]) -> str:
         if key not in known:
-            tags |= {Tag.SPOOL_ID: record.spool_id, Tag.RUN_NAME: run.name}
+            tags |= {stored_name(Tag.SPOOL_ID): record.spool_id, Tag.RUN_NAME: run.name}
             tags |= _described(run).tags  # made with the run, they cost a third of what they cost later
             created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, run.name)
             known[key] = str(created.info.run_id)
@@ -395,9 +423,18 @@ def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) 
         return {}
     try:
         ids = json.loads(path.read_text(encoding="utf-8"))
-        if (ids["uri"], ids["inode"]) == (store.uri, store.inode) and len(ids["runs"]) == 1 + len(record.children):
+        is_of_store = (ids["uri"], ids["inode"]) == (mask_text(store.uri), store.inode)
+        if is_of_store and len(ids["runs"]) == 1 + len(record.children):
             return dict(ids["runs"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # damaged, or a sender was killed while it created them: MLflow knows which exist
-    found = store.client.search_runs([experiment_id], f"tags.`{Tag.SPOOL_ID}` = '{record.spool_id}'")
+    found = _runs_of(store, experiment_id, record.spool_id)
     return {run.data.tags.get(Tag.INDEX, "parent"): str(run.info.run_id) for run in found}
+
+
+def _runs_of(store: Store, experiment_id: str, spool_id: str) -> list[Any]:
+    """Return the runs of a group and its jobs; an earlier version may have begun them."""
+    for tag in (stored_name(Tag.SPOOL_ID), str(Tag.SPOOL_ID)):
+        if found := list(store.client.search_runs([experiment_id], f"tags.`{tag}` = '{spool_id}'")):
+            return found
+    return []

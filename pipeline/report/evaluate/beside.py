@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
 from pipeline.report.evaluate.quantities import of_workload
-from pipeline.report.evaluate.statistics import Estimate, times_in_words
+from pipeline.report.evaluate.statistics import Estimate, interval_in_words, times_in_words
 from pipeline.report.evaluate.wording import listed
 
 
@@ -59,6 +60,37 @@ def sentence(found: Sequence[Shared]) -> str:
     cell = found[0].cell
     simulated = " (simulated)" if cell.is_simulated else ""
     return f"{cell.mode} runs {cell.case.label}: {listed(parts)}.{simulated}"
+
+
+def kept_in_words(cells: Sequence[Cell]) -> list[str]:
+    """Return clauses on what jobs beside services keep of their throughput, the energy of both, and latencies.
+
+    Each has the least and the most of all mixes and modes. There are none without such mixes.
+    """
+    found = list(shared(cells))
+    kept = [(each.kept, each.cell) for each in found if each.kept is not None]
+    mixes = {id(each.cell): each.cell for each in found}.values()
+    energies = [(cell.estimates[ENERGY_VS_ALONE], cell) for cell in mixes if ENERGY_VS_ALONE in cell.estimates]
+    p99 = [(each.p99, each.cell) for each in found if each.p99 is not None]
+    mean = [(each.mean, each.cell) for each in found if each.mean is not None]
+    clauses = [
+        (kept, "jobs beside services keep {} of their throughput"),
+        (energies, "both together take {} of the energy of the same work apart"),
+        (p99 or mean, f"the {'p99' if p99 else 'mean'} latency of services is {{}} times that alone"),
+    ]
+    return [form.format(" to ".join(_ends(estimates))) for estimates, form in clauses if estimates]
+
+
+def _ends(found: Sequence[tuple[Estimate, Cell]]) -> list[str]:
+    """Return the least and the most with interval, mix and mode: `0.90 (0.85 to 0.94; S+I, naive)`."""
+    least, *others = sorted(found, key=lambda each: each[0].median)
+    ends = [least, others[-1]] if others else [least]
+    return [f"{estimate.median:.2f}{'*' if cell.marks else ''} ({_place(estimate, cell)})" for estimate, cell in ends]
+
+
+def _place(estimate: Estimate, cell: Cell) -> str:
+    interval = interval_in_words(estimate, ".2f").strip(" ()")
+    return f"{interval}; {cell.case.label}, {cell.mode}" if interval else f"{cell.case.label}, {cell.mode}"
 
 
 def _values(cell: Cell, worst: str, workload: str) -> dict[int, float]:

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
+from pipeline.base.naming import ENVIRONMENT
 from pipeline.base.records import DEVICE
 from pipeline.observe.host import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
@@ -15,6 +16,8 @@ from pipeline.report.evaluate.wording import jobs_in_words, listed
 from pipeline.report.read.records import Block, Row, Study
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
+_KIND = re.compile(r"\d+(\.\d+)?( times)?( \([\d.]+ to [\d.]+\))?")
+"""A figure in a note, with its interval: notes that differ in these alone are of one kind."""
 _MOST_NAMES = 4
 SLOW_HOST = 1.25
 """A block is flagged whose loop on the host took more than so many times the median of the blocks."""
@@ -44,11 +47,7 @@ def doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
         if is_slow and loop_ms is not None
     ]
     said += _mixed_packages(study)
-    said += [
-        f"{jobs_in_words(cell.case, cell.degree)} ({cell.mode}): {note}."
-        for cell in cells
-        for note in cell.notes_on_gain
-    ]
+    said += [f"{line}." for line in _gains(cells)]
     said += [
         f"{line}; invalid, so it is compared with nothing." for line in _marks(study, lambda row: row.marks.invalid)
     ]
@@ -57,7 +56,7 @@ def doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
 
 def _mixed_packages(study: Study) -> list[str]:
     """What `resume=accept_environment` lets stand beside each other."""
-    packages = {job.params.get("environment_digest", "") for row in study.rows for job in row.jobs}
+    packages = {job.params.get(ENVIRONMENT, "") for row in study.rows for job in row.jobs}
     if len(packages) < 2 or not any(row.facts.get("accepts_environment") for row in study.rows):
         return []
     return [
@@ -82,10 +81,24 @@ def _marks(study: Study, mark_of: Callable[[Row], str]) -> list[str]:
             name + (f" ({number} of {blocks[key]} blocks)" if number < blocks[key] else "")
             for (key, name), number in groups.items()
         ]
-        more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-        such = "such as " if len(set(texts[kind])) > 1 else ""
-        lines.append(f"{listed([*names[:_MOST_NAMES], *more])}: {such}{texts[kind][0]}")
+        lines.append(_line(names, texts[kind]))
     return lines
+
+
+def _gains(cells: Sequence[Cell]) -> list[str]:
+    """Return what the intervals of gains say, each kind of it once, with the jobs that have it."""
+    noted: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for cell in cells:
+        for note in cell.notes_on_gain:
+            noted[_KIND.sub("", note)].append((f"{jobs_in_words(cell.case, cell.degree)} ({cell.mode})", note))
+    return [_line(*map(list, zip(*members, strict=True))) for members in noted.values()]
+
+
+def _line(names: Sequence[str], texts: Sequence[str]) -> str:
+    """Return names with what is said of each of them, whatever the numbers in it: `A, B and 2 more: such as TEXT`."""
+    more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
+    such = "such as " if len(set(texts)) > 1 else ""
+    return f"{listed([*names[:_MOST_NAMES], *more])}: {such}{texts[0]}"
 
 
 def bound_by_host(cells: Sequence[Cell]) -> str:

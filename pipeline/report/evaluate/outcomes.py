@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pipeline.base import units
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import SERIAL
-from pipeline.base.naming import as_flags, own_params
+from pipeline.base.naming import ENVIRONMENT, as_flags, own_params
 from pipeline.base.normalise import SPEEDUP
 from pipeline.base.records import Result
 from pipeline.report.evaluate.cells import Case, Cell, by_place, cases_of, metrics_in
@@ -39,7 +39,6 @@ _FACTS = {
 }
 """Of the runs of a study, by the name of a tag or param: what a reader of several machines asks for first, in words."""
 _OF_THE_COLUMN = ("device", hosts.SETTING)
-_OF_THE_MACHINE = "environment_digest"
 _T = TypeVar("_T")
 
 
@@ -221,7 +220,7 @@ def _programs(jobs: Sequence[JobRow]) -> tuple[Program, ...]:
             workload=job.params.get("workload", ""),
             size=job.size or "",
             number=number[label],
-            params={k: v for k, v in as_flags(own_params(job.params)).items() if k != _OF_THE_MACHINE},
+            params={k: v for k, v in as_flags(own_params(job.params)).items() if k != ENVIRONMENT},
         )
         for label, job in sorted(first.items())
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,9 +95,11 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
     details: dict[float, str] = {}
     for position, (_, bars) in enumerate(groups):
         left = position - width * len(bars) / 2
+        of_kind = Counter(bar.sharing for bar in bars)
         for number, bar in enumerate(bars):
             _one_bar(axes, bar, left + number * width, width)
-            details[left + (number + 0.47) * width] = bar.detail
+            is_plain = of_kind[bar.sharing] > 1 and not bar.detail.rstrip("*")  # beside one of its colour
+            details[left + (number + 0.47) * width] = f"{bar.sharing.label if is_plain else ''}{bar.detail}"
     beside = 0.55 + max(0, 3 - len(groups)) / 2  # one group of bars is not as wide as the panel
     axes.set_xlim(-beside, len(groups) - 1 + beside)
     _under(axes, [label for label, _ in groups], details)
@@ -106,14 +109,14 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
 
 def _under(axes: Axes, labels: Sequence[str], details: Mapping[float, str]) -> None:
     """Write the details upright below their bars, and the labels below these: in lines, or upright if need be."""
-    axes.set_xticks(list(details), list(details.values()), minor=True, rotation=90, fontsize=6.5)
+    axes.set_xticks(list(details), list(details.values()), minor=True, rotation=90, fontsize=8)
     longest = max(map(len, details.values()), default=0)
     room = room_of(axes) // max(3, len(labels))
     words = [word for label in labels for word in plain(label, 200).split()]
     fits = room >= min(12, max(map(len, words), default=0))
     axes.set_xticks(range(len(labels)), [in_lines(label, room if fits else 26, 5 if fits else 2) for label in labels])
     axes.tick_params(axis="x", which="minor", length=0, pad=3)
-    axes.tick_params(axis="x", which="major", length=0, pad=7 + 4.2 * longest, labelrotation=0 if fits else 90)
+    axes.tick_params(axis="x", which="major", length=0, pad=7 + 5.2 * longest, labelrotation=0 if fits else 90)
 
 
 def _one_bar(axes: Axes, bar: Bar, left: float, width: float) -> None:

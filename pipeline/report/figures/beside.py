@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.base.modes import SERIAL
 from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.report.evaluate.cells import Cell, modes_in
-from pipeline.report.evaluate.metrics import METRICS
+from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, METRICS
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.figures.bars import BARS_CAPTION, bar_of, bar_of_figure, by_case, grouped_bars, legend_of
 from pipeline.report.figures.drawing import FAINT, WIDEST, Sketch, add_legend, new_figure
@@ -28,8 +28,9 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
             name="beside-inference",
             title="Training beside inference",
             caption=(
-                "Above: throughput of the job that is slowed down most, over its throughput alone. Below: latency of "
-                f"the service that is slowed down most, over its latency alone. {BARS_CAPTION}"
+                "From above: throughput of the job that is slowed down most, over its throughput alone; latency of the "
+                "service that is slowed down most, over its latency alone; energy, where it was measured, over that of "
+                f"the same work, each job alone. {BARS_CAPTION}"
             ),
             section="Mixes",
             paint=partial(_paint, mixes, latency),
@@ -42,14 +43,19 @@ def _kept(cell: Cell) -> Estimate | None:
 
 
 def _paint(cells: Sequence[Cell], latency: str) -> Figure:
-    figure = new_figure(max(6.4, min(WIDEST, 1.5 + 0.95 * len({cell.case for cell in cells}))), 5.4)
-    kept, paid = figure.subplots(2, 1)
+    has_energy = any(ENERGY_VS_ALONE in cell.estimates for cell in cells)
+    figure = new_figure(WIDEST, 7.8 if has_energy else 5.4)
+    kept, paid, *energy = figure.subplots(3 if has_energy else 2, 1)
     grouped_bars(kept, by_case(cells, lambda cell: bar_of(cell, _kept(cell))))
     kept.set_ylabel("throughput kept")
     grouped_bars(paid, by_case(cells, lambda cell: bar_of_figure(cell, latency)))
     paid.set_ylabel(f"{METRICS[latency].title.removeprefix('worst slowdown of the ')}, times alone")
     kept.set_ylim(top=max(1.05, kept.get_ylim()[1]))
-    for axes in (kept, paid):
+    for axes in energy:
+        grouped_bars(axes, by_case(cells, lambda cell: bar_of_figure(cell, ENERGY_VS_ALONE)))
+        axes.set_ylabel("energy, over that apart")
+        axes.set_ylim(top=max(1.05, axes.get_ylim()[1]))
+    for axes in (kept, paid, *energy):
         axes.axhline(1, color=FAINT, linewidth=1.2, linestyle="--")
     add_legend(figure, legend_of(modes_in(cells)))
     return figure

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.library_internals import fonts_without_layout
 from pipeline.base.modes import MODES, SPARE_COLOURS
 from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.figures.parts import Part, parts_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,12 +88,17 @@ class Sketch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A sketch as `svg` and `pdf`; `name` is that of its files."""
+    """A sketch as `svg` and `pdf`; `name` is that of its files.
+
+    Attributes:
+        parts: title, panels and legend of a figure that has panels beside each other; none of another one.
+    """
 
     name: str
     sketch: Sketch
     svg: str
     pdf: bytes
+    parts: tuple[Part, ...] = ()
 
 
 def draw(sketch: Sketch, name: str, *, is_simulated: bool, is_replay: bool = False) -> Drawn:
@@ -104,14 +110,15 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool, is_replay: bool = Fal
 
     style: Any = _STYLE | {"svg.hashsalt": name}
     with mpl.rc_context(style), fonts_without_layout(), _boxes_said_once():
-        figure = sketch.paint()
+        figure, title = sketch.paint(), []
         if is_simulated:
             stamp = REPLAY_STAMP if is_replay else STAMP
-            figure.suptitle(stamp, color=WARNING, fontsize=10, fontweight="bold", x=0.01, ha="left")
+            title = [figure.suptitle(stamp, color=WARNING, fontsize=10, fontweight="bold", x=0.01, ha="left")]
         engine = figure.get_layout_engine()
         if engine is not None:
             engine.execute(figure)
             figure.set_layout_engine(None)  # it is done; each format would do it again, and draw once more for it
+        parts = parts_of(figure, title)
         written = {kind: io.BytesIO() for kind in _NO_DATES}
         for kind, target in written.items():
             # A picture by itself is read on dark pages too; a PDF goes onto paper.
@@ -122,6 +129,7 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool, is_replay: bool = Fal
         sketch=sketch,
         svg=written["svg"].getvalue().decode("utf-8"),
         pdf=written["pdf"].getvalue(),
+        parts=parts,
     )
 
 
@@ -160,7 +168,7 @@ def panels_of(number: int, height: float, *, most_bars: int = 0, columns: int = 
     most = columns if columns in range(2, _PER_ROW + 1) else min(_PER_ROW, int(WIDEST / (0.6 + 0.13 * most_bars)))
     columns = max(1, min(number, most))
     rows = -(-number // columns) or 1
-    figure = new_figure(WIDEST if number > 1 else 5.0 if most > 1 else WIDEST, height * rows + 0.5)
+    figure = new_figure(WIDEST, height * rows + 0.5)
     panels = [axes for row in figure.subplots(rows, columns, squeeze=False) for axes in row]
     for axes in panels[number:]:
         axes.remove()

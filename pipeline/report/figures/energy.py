@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.base import units
 from pipeline.base.modes import SERIAL, Mode
 from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
+from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled
 from pipeline.report.figures.bars import (
     BARS_CAPTION,
     Bar,
@@ -55,10 +57,25 @@ def _bar(cell: Cell) -> Bar:
 
 
 def _paint(contents: Sequence[tuple[str, Groups]], modes: Sequence[Mode], unit: str) -> Figure:
+    contents, prefix = _in_one_unit(contents)
     figure, panels = panels_of(len(contents), 2.9, most_bars=max(num_bars(groups) for _, groups in contents))
     for axes, (title, groups) in zip(panels, contents, strict=True):
         grouped_bars(axes, groups)
         set_title(axes, title)
-        axes.set_ylabel(f"J per {units.one_in_words(unit)}")
+        axes.set_ylabel(f"{prefix}{JOULE} per {units.one_in_words(unit)}")
     add_legend(figure, legend_of(modes))
     return figure
+
+
+def _in_one_unit(contents: Sequence[tuple[str, Groups]]) -> tuple[list[tuple[str, Groups]], str]:
+    """Return the panels with energies in one unit, and its prefix."""
+    bars = [bar for _, groups in contents for _, members in groups for bar in members]
+    scale, prefix = prefix_of(estimate.median for bar in bars for estimate in bar.estimates if estimate is not None)
+
+    def in_unit(bar: Bar) -> Bar:
+        return dataclasses.replace(bar, estimates=tuple(each and scaled(each, scale) for each in bar.estimates))
+
+    scaled_groups = [
+        (title, [(label, [in_unit(bar) for bar in members]) for label, members in groups]) for title, groups in contents
+    ]
+    return list(scaled_groups), prefix

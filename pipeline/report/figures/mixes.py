@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.base.modes import SERIAL
 from pipeline.base.normalise import SPEEDUP
 from pipeline.base.records import WindowKind
-from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
+from pipeline.report.evaluate.cells import Cell, modes_in
 from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_case, grouped_bars, legend_of
@@ -45,9 +45,8 @@ def _time_against_serial(cell: Cell) -> Estimate | None:
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:
-    cases = cases_in(cells)
     has_seconds = any(TOTAL_TIME in cell.estimates for cell in cells)
-    figure = new_figure(max(6.4, min(WIDEST, 1.5 + 0.95 * len(cases))), 6.4 if has_seconds else 4.0)
+    figure = new_figure(WIDEST, 6.4 if has_seconds else 4.0)
     panels = list(figure.subplots(2 if has_seconds else 1, 1, squeeze=False)[:, 0])
     shared = [cell for cell in cells if cell.sharing != SERIAL]
     ratio = panels[0]

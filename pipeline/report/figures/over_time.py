@@ -24,7 +24,7 @@ def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
     if group is not None:
         yield Sketch(
             name="over-time",
-            title=f"Utilisation and memory over time: {plain(group.name)}",
+            title=f"{_sampled(group)} over time: {plain(group.name)}",
             caption=f"Group {plain(group.name)}, block {group.block}. The bars below are the spans of the jobs' work; "
             f"time runs from the start of the first. {_of_instances(group)}Series as sampled"
             + (f", thinned to {group.thinned_to} points." if group.thinned_to else "."),
@@ -38,25 +38,31 @@ def _paint(group: GroupSeries) -> Figure:
     # The lines of instances are too many for one panel.
     is_divided = any(line.instance for line in group.activity)
     shares = [[line for line in group.activity if line.label == label] for label in _labels(group.activity)]
-    panels = [("activity (share)", group.activity)]
+    panels = [("activity (share)", group.activity)] if group.activity else []
     if is_divided:
         panels = [(f"{lines[0].label} (share)", tuple(lines)) for lines in shares]
     heights = [2.0 if len(panels) == 1 else 1.6] * len(panels)
+    heights += [1.6] if group.memory_mib else []
     view = _view(group)
-    figure = new_figure(WIDEST, sum(heights) + 1.6 + spans_height)
-    *activity, memory, spans = figure.subplots(
-        len(panels) + 2, 1, sharex=True, height_ratios=[*heights, 1.6, spans_height]
-    )
-    for axes, (unit, lines) in zip(activity, panels, strict=True):
+    figure = new_figure(WIDEST, sum(heights) + spans_height + 0.3)
+    grid = figure.subplots(len(heights) + 1, 1, sharex=True, squeeze=False, height_ratios=[*heights, spans_height])
+    *above, spans = grid[:, 0]
+    for axes, (unit, lines) in zip(above, panels, strict=False):
         _series(axes, lines, unit, "the activity of the GPU", view)
-        if lines:
-            axes.set_ylim(0, 1.05)
-    _series(memory, group.memory_mib, "memory (MiB)", "the memory of the GPU", view)
-    memory.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05)
+    for memory in above[len(panels) :]:
+        _series(memory, group.memory_mib, "memory (MiB)", "the memory of the GPU", view)
+        memory.set_ylim(bottom=0)
     _spans(spans, group)
     if group.spans:
         spans.set_xlim(*view)
     return figure
+
+
+def _sampled(group: GroupSeries) -> str:
+    if not group.memory_mib:
+        return "Utilisation" if group.activity else "Jobs"
+    return "Utilisation and memory" if group.activity else "Memory"
 
 
 def _view(group: GroupSeries) -> tuple[float, float]:
@@ -70,7 +76,7 @@ def _series(axes: Axes, lines: tuple[Line, ...], unit: str, what: str, view: tup
     begin, end = view
     shown = [line for line in lines if line.t_s and line.t_s[0] <= end and begin <= line.t_s[-1]]
     if not shown:
-        say_missing(axes, f"no sample of {what} at this time" if lines else f"no listener gave {what}")
+        say_missing(axes, f"no sample of {what} at this time")
         return
     is_divided = any(line.instance for line in lines)
     for number, line in enumerate(shown):

@@ -19,6 +19,7 @@ from pipeline.base.normalise import SLOWDOWN, SPEEDUP
 from pipeline.base.words import counted
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, metrics_in
+from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled
 from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     MEAN_LATENCY,
@@ -127,6 +128,7 @@ def _paint(swept: Swept, metrics: Sequence[Metric]) -> Figure:
     handles: dict[str, Any] = {}
     latencies: list[Axes] = []
     for axes, (metric, title, degrees) in zip(every_axes, panels, strict=True):
+        scale, prefix = _scale(metric, lines)
         drawn: Counter[Mode] = Counter()
         for (mode, degree), by_place in lines.items():
             sharing = next(iter(by_place.values())).sharing
@@ -136,10 +138,10 @@ def _paint(swept: Swept, metrics: Sequence[Metric]) -> Figure:
             style |= {"linestyle": _STYLES[number % len(_STYLES)]}
             drawn[sharing] += 1
             label = f"{mode}, {counted(degree, 'job')}" if len(every_degree) > 1 else mode
-            if degree in degrees and (handle := _line(axes, metric.name, by_place, style)) is not None:
+            if degree in degrees and (handle := _line(axes, metric.name, by_place, style, scale)) is not None:
                 handles.setdefault(label, handle)
         set_title(axes, title)
-        axes.set_ylabel(metric.unit)
+        axes.set_ylabel(f"{prefix}{metric.unit}")
         if metric.name == MEAN_LATENCY:
             _latency(axes, swept)
             latencies.append(axes)
@@ -165,9 +167,16 @@ def _apart(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str
             yield metric, f"{metric.title}, {counted(degree, 'job')}", [1, degree]
 
 
-def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[str, Any]) -> Any:
+def _scale(metric: Metric, lines: Mapping[tuple[str, int], Mapping[float, Cell]]) -> tuple[float, str]:
+    """How many of its unit one of the unit of the axis is, and the prefix of that."""
+    cells = [cell for by_place in lines.values() for cell in by_place.values()]
+    energies = [cell.shown[metric.name].median for cell in cells if metric.name in cell.shown]
+    return prefix_of(energies) if metric.unit == JOULE else (1.0, "")
+
+
+def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[str, Any], scale: float) -> Any:
     """Draw a quantity of some cells; its handle for the legend, `None` where none has it."""
-    found = {place: cell.shown[name] for place, cell in by_place.items() if name in cell.shown}
+    found = {place: scaled(cell.shown[name], scale) for place, cell in by_place.items() if name in cell.shown}
     if not found:
         return None
     if name == MEAN_LATENCY:

@@ -7,10 +7,12 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from pipeline.base.records import WindowKind
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, cases_in, metrics_in, modes_in
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric
 from pipeline.report.evaluate.sweeps import FEWEST
+from pipeline.report.evaluate.wording import listed
 from pipeline.report.figures.bars import (
     BARS_CAPTION,
     bar_of,
@@ -20,7 +22,7 @@ from pipeline.report.figures.bars import (
     legend_of,
     num_bars,
 )
-from pipeline.report.figures.drawing import Sketch, add_legend, panels_of, plain, say_missing
+from pipeline.report.figures.drawing import Sketch, add_legend, panels_of, plain
 from pipeline.report.read.samples import GroupSeries
 
 if TYPE_CHECKING:
@@ -53,7 +55,9 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 def _speed_metric(cells: Sequence[Cell]) -> Metric:
     """Time per epoch as it was measured, or from throughput; of programs that report no epochs, what there is."""
     latency = [MEAN_LATENCY] if cells[0].num_given else []
-    names = [*latency, "epoch_time_s", _DERIVED, TOTAL_TIME, cells[0].throughput]
+    # How long a steady window lasts says nothing.
+    times = [] if cells[0].window is WindowKind.STEADY else [TOTAL_TIME]
+    names = [*latency, "epoch_time_s", _DERIVED, *times, cells[0].throughput, TOTAL_TIME]
     found = next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
     return metrics_in(cells)[found]
 
@@ -61,35 +65,40 @@ def _speed_metric(cells: Sequence[Cell]) -> Metric:
 def _caption(cells: Sequence[Cell]) -> str:
     metric = _speed_metric(cells)
     derived = "Time per epoch is the work of an epoch over the measured throughput of a job. "
-    speed = metric.title.partition(",")[0].capitalize()
+    activity = "GRACT says that some kernel was resident, SMACT what share of the multiprocessors had work. "
+    shown = [metric.title.partition(",")[0]]
+    shown += ["activity"] * _has(cells, *_ACTIVITY) + ["memory of the whole GPU"] * _has(cells, MEMORY)
     return (
-        f"{speed}, activity and memory of the whole GPU, by number of equal jobs. "
-        f"{derived if metric.name == _DERIVED else ''}GRACT says that some kernel was "
-        f"resident, SMACT what share of the multiprocessors had work. {BARS_CAPTION}"
+        f"{listed(shown)[:1].upper()}{listed(shown)[1:]}, by number of equal jobs. "
+        f"{derived if metric.name == _DERIVED else ''}{activity if _has(cells, *_ACTIVITY) else ''}{BARS_CAPTION}"
     )
+
+
+def _has(cells: Sequence[Cell], *names: str) -> bool:
+    """Whether any cell has one of these figures: a panel that none has is left out."""
+    return any(name in cell.estimates for cell in cells for name in names)
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:
     ran = [cell for cell in cells if not cell.is_derived]
-    figure, (time, activity, memory) = panels_of(3, 2.9, most_bars=num_bars(by_degree(ran, bar_of)))
+    has_activity, has_memory = _has(ran, *_ACTIVITY), _has(ran, MEMORY)
+    most_bars = num_bars(by_degree(ran, bar_of))
+    figure, panels = panels_of(1 + has_activity + has_memory, 2.9, most_bars=most_bars)
+    time, *others = panels
     _panel(time, ran, _speed_metric(cells))
-    has_activity = any(name in cell.estimates for cell in ran for name in _ACTIVITY)
     if has_activity:
+        activity = others.pop(0)
         grouped_bars(activity, by_degree(ran, lambda cell: bar_of(cell, *map(cell.estimates.get, _ACTIVITY))))
         activity.set_ylim(0, 1.05)
         activity.set_ylabel("share of the time / of the SMs")
-    else:
-        say_missing(activity, "not measured: it takes\nlistener gpm or dcgm")
-    activity.set_title("GRACT and SMACT")
-    _panel(memory, ran, METRICS[MEMORY])
+        activity.set_title("GRACT and SMACT")
+    for memory in others:
+        _panel(memory, ran, METRICS[MEMORY])
     add_legend(figure, legend_of(modes_in(ran), second=("GRACT", "SMACT") if has_activity else None))
     return figure
 
 
 def _panel(axes: Axes, cells: Sequence[Cell], metric: Metric) -> None:
     axes.set_title(metric.title)
-    if not any(metric.name in cell.estimates for cell in cells):
-        say_missing(axes, "not measured")
-        return
     grouped_bars(axes, by_degree(cells, lambda cell: bar_of_figure(cell, metric.name)))
     axes.set_ylabel(metric.unit)

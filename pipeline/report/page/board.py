@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pipeline.base.modes import MODES, SERIAL
 from pipeline.base.words import aligned, counted
 from pipeline.report.evaluate.board import Agreement, Board, Column, Entry, Line
+from pipeline.report.evaluate.joules import prefix_of
 from pipeline.report.evaluate.outcomes import Outcome
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import listed
@@ -26,8 +27,6 @@ NOTE = (
     "some do not tell kinds apart (open), or whether they contradict each other (differ). Each column has the verdicts "
     "of its own study, and no figure is made of two columns."
 )
-_SCALES = ((1.0, ""), (1e-3, "m"), (1e-6, "u"))
-"""Of joules, with their prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +242,7 @@ def _energy(outcome: Outcome) -> tuple[str, str]:
     if outcome.energy is None:
         return MISSING, ""
     median, serial = outcome.energy.median, outcome.energy_of_serial
-    scale, prefix = next(((scale, prefix) for scale, prefix in _SCALES if median >= scale), _SCALES[-1])
+    scale, prefix = prefix_of([median])
     beside = (
         "" if serial is None or SERIAL.label in outcome.tied[:1] else f"{_short(serial.median / scale)} one at a time"
     )

@@ -38,7 +38,7 @@ def methods() -> list[tuple[str, str]]:
             f"{MIN_BLOCKS} blocks, a median ratio beyond {MARGIN_IN_WORDS}, and a p value of the paired t test below "
             "0.05 after correction over all claims of the table (Holm's, sharpened after Shaffer). Equal within "
             f"{MARGIN_IN_WORDS} is a claim of its own, by two one-sided tests, in the same correction. Anything else "
-            "is no verdict.",
+            "is no verdict. Intervals are 95 % each, one by one, so one may exclude 1 where there is no verdict.",
         ),
         (
             "What is not ranked",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.base import units
 from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
 from pipeline.report.evaluate.quantities import energy_alone, modelled_energy
 from pipeline.report.page.table_format import Table, Values, with_interval
@@ -26,9 +27,18 @@ def mix_energy_table(cells: Sequence[Cell]) -> Table:
         ratio = with_interval(cell.estimates[ENERGY_VS_ALONE])
         for label, params in dict(zip(cell.case.workloads, cell.case.params, strict=True)).items():
             by_block = [cell.values.get(name(label)) for name in (energy_alone, modelled_energy)]
-            figures = [with_interval(cell.estimate(values)) if values else None for values in by_block]
             one = units.one_in_words(params.get(units.PARAM, units.SAMPLES))
-            rows.append((cell.case.label, cell.mode, ratio, label, one, *figures))
-    of_each = ("J above idle for one, alone", "J above idle for one, in the mix (a model)")
+            rows.append((cell.case.label, cell.mode, ratio, label, one, *_energies(cell, by_block)))
+    of_each = ("above idle for one, alone", "above idle for one, in the mix (a model)")
     columns = ("mix", "mode", "energy, over that of the same work alone", "workload", "one", *of_each)
     return Table("mix-energy", "Energy of mixes", columns, tuple(rows), _NOTE)
+
+
+def _energies(cell: Cell, by_block: Sequence[Mapping[int, float] | None]) -> list[str | None]:
+    """Return energies in J by block as figures with one unit; it may be another one in each row."""
+    estimates = [cell.estimate(values) if values else None for values in by_block]
+    scale, prefix = prefix_of(estimate.median for estimate in estimates if estimate is not None)
+    return [
+        None if estimate is None else f"{with_interval(scaled(estimate, scale))} {prefix}{JOULE}"
+        for estimate in estimates
+    ]

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import not_
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.evaluate.doubts import doubts
-from pipeline.report.evaluate.paper import Agreement
-from pipeline.report.evaluate.verdicts import Decision, Verdict, Winner
+from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.figures import every
 from pipeline.report.figures.drawing import COLOURS, REPLAY_STAMP, STAMP, THEME, Drawn, plain
-from pipeline.report.page import methods
+from pipeline.report.figures.parts import Part
+from pipeline.report.page import methods, publications
 from pipeline.report.page.answer import answer, missing, not_ranked, setup
+from pipeline.report.page.grid import grids
 from pipeline.report.page.table_format import MISSING, Table, Values, shown
-from pipeline.report.page.tables import every_table
+from pipeline.report.page.tables import COMPARISONS, comparison_table, every_table
 from pipeline.report.read.records import Study
 from pipeline.report.read.samples import GroupSeries
 
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     import jinja2
 
 TEMPLATE = "page.html.jinja"
-_IN_FILES_ONLY = ("low", "high", "mind")
-_NOT_COMPARED = (Agreement.OTHER_SETTINGS.value, Agreement.NOT_MEASURED.value)
+_PX = 1.45
+"""Pixels of a point where a figure fills the column."""
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 """Characters that HTML must not have, and that UTF-8 cannot hold."""
@@ -64,7 +63,7 @@ def render(content: Content) -> str:
     sections: dict[str, list[tuple[Drawn, str]]] = {}
     for figure in content.figures[1:]:
         sections.setdefault(figure.sketch.section, []).append((figure, inline(figure)))
-    is_found = [verdict.decision not in (Decision.NO_VERDICT, Decision.NOT_RANKED) for verdict in content.verdicts]
+    lead, *more = answer(study, content.cells, content.winners)
     text = (
         environment()
         .get_template(TEMPLATE)
@@ -75,16 +74,18 @@ def render(content: Content) -> str:
             stamp=(REPLAY_STAMP if study.replays else STAMP) if study.is_simulated else "",
             replay=", ".join(study.replays),
             setup=setup(study),
-            answer=answer(study, content.cells, content.winners),
+            lead=lead,
+            more=more,
             opening=[(figure, inline(figure)) for figure in content.figures[:1]],
             missing=[*missing(study), *doubts(study, content.cells)],
             not_ranked=not_ranked(content.cells),
-            winners=[[w for w in content.winners if w.mode], [w for w in content.winners if not w.mode]],
-            verdicts=[list(itertools.compress(content.verdicts, which)) for which in (is_found, map(not_, is_found))],
+            grids=grids(study, content.cells, content.verdicts, content.winners),
+            theme=THEME,
+            comparisons=comparison_table(content.cells, content.verdicts),
             sections=sections,
             tables=[t for t in content.tables if not (t.is_for_machines or t.about)],
-            papers=[_by_agreement(t) for t in content.tables if t.about],
-            machine_tables=[t for t in content.tables if t.is_for_machines],
+            papers=[publications.by_agreement(t) for t in content.tables if t.about],
+            machine_tables=[t for t in content.tables if t.is_for_machines and t.name != COMPARISONS],
             methods=methods.methods(),
             provenance=methods.provenance(study),
             shown=shown,
@@ -133,27 +134,11 @@ def by_case(table: Table) -> list[tuple[str | None, list[Values]]]:
     return [(str(case), list(rows)) for case, rows in itertools.groupby(table.rows, key=lambda row: row[0])]
 
 
-def _by_agreement(table: Table) -> tuple[Table, Table, int]:
-    """What is compared with a publication, what was measured at other settings, and the number not measured."""
-    rows: dict[str, list[Values]] = {agreement: [] for agreement in ("", *_NOT_COMPARED)}
-    for row in table.rows:
-        rows[next((agreement for agreement in _NOT_COMPARED if agreement in row), "")].append(row)
-    compared, other, absent = rows.values()
-    return _in_brief(table, compared), _in_brief(table, other), len(absent)
-
-
-def _in_brief(table: Table, rows: Sequence[Values]) -> Table:
-    """Some findings: our figure says its interval, and what to mind is nearly the same for all, so it is said once."""
-    parts = dict.fromkeys(part for row in rows for part in str(row[-1]).split("; ") if part)
-    note = f"{table.note} Not as in the paper: {'; '.join(parts)}." if parts else table.note
-    kept = [head not in _IN_FILES_ONLY for head in table.columns]
-    columns = tuple(itertools.compress(table.columns, kept))
-    without = tuple(tuple(itertools.compress(row, kept)) for row in rows)
-    return dataclasses.replace(table, columns=columns, rows=without, note=note.strip())
-
-
 def inline(figure: Drawn) -> str:
-    """The SVG as part of a page: no header, ids of its own, and colours that follow the page's theme."""
+    """The SVG as part of a page: no header, ids of its own, and colours that follow the page's theme.
+
+    Its panels are SVGs of their own, which the page puts beside each other where there is room.
+    """
     root = ElementTree.fromstring(figure.svg)  # noqa: S314  matplotlib wrote it
     prefix = slug(figure.name)
     for parent in list(root.iter()):
@@ -162,11 +147,33 @@ def inline(figure: Drawn) -> str:
     for element in root.iter():
         element.tag = _plain(element.tag)  # HTML knows what is in an <svg> without namespaces
         element.attrib = {_plain(key): _for_page(_plain(key), value, prefix) for key, value in element.items()}
-    width = float(root.attrib.pop("width").removesuffix("pt"))
-    del root.attrib["height"]
-    widths = f"max-width: {width * 1.35:.0f}px; min-width: {width * 0.95:.0f}px"  # a narrow screen scrolls it
-    root.attrib |= {"role": "img", "aria-labelledby": f"{prefix}-title", "style": widths}
-    return ElementTree.tostring(root, encoding="unicode")
+    del root.attrib["width"], root.attrib["height"]
+    for whole in root.findall("g"):  # the page has a ground of its own, and shows at its edges that there is more
+        for ground in [child for child in whole if child.get("id") == f"{prefix}-patch_1"]:
+            whole.remove(ground)
+    says = {"role": "img", "aria-labelledby": f"{prefix}-title"}
+    if not figure.parts:
+        root.attrib |= says
+        return ElementTree.tostring(root, encoding="unicode")
+    panels = ElementTree.Element("div", {"class": "panels", **says})
+    shared = ElementTree.SubElement(panels, "svg", {"class": "shared"})  # what the parts refer to
+    shared.extend(root.findall("defs"))
+    groups = {group.get("id", ""): group for group in root.iter("g")}
+    for _, parts in itertools.groupby(figure.parts, key=lambda part: part.row):
+        beside = list(parts)
+        row = ElementTree.SubElement(panels, "div", {"class": "row" if len(beside) > 1 else "line"})
+        for part in beside:
+            row.append(_svg_of(part, groups[f"{prefix}-{part.name}"], sum(other.width for other in beside)))
+    return ElementTree.tostring(panels, encoding="unicode")
+
+
+def _svg_of(part: Part, group: ElementTree.Element, row_width: float) -> ElementTree.Element:
+    """Return a part of a figure as an SVG, as wide as its share of the row; one alone in it has its own width."""
+    view = f"{part.x:.1f} {part.y:.1f} {part.width:.1f} {part.height:.1f}"
+    width = f"flex: {part.width / row_width:.4f} 1 0" if part.width < row_width else f"width: {part.width * _PX:.0f}px"
+    svg = ElementTree.Element("svg", {"viewBox": view, "style": width})
+    svg.append(group)
+    return svg
 
 
 def _plain(name: str) -> str:

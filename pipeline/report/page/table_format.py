@@ -70,11 +70,12 @@ def with_interval(estimate: Estimate) -> str:
     """
     if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return shown(estimate.median)
-    texts = [_brief(each) for each in (estimate.median, estimate.low, estimate.high)]
+    texts = [brief(each) for each in (estimate.median, estimate.low, estimate.high)]
     return texts[0] if len(set(texts)) == 1 else "{} ({} to {})".format(*texts)
 
 
-def _brief(value: float) -> str:
+def brief(value: float) -> str:
+    """Return three significant digits of a value, or its whole part if that has more."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"  # what is rounded to 100 has no decimals
 
 

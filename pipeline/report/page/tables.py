@@ -12,6 +12,7 @@ from pipeline.base.normalise import SPEEDUP
 from pipeline.base.records import DEVICE, Result, WindowKind
 from pipeline.report.evaluate import doubts, other_gpus
 from pipeline.report.evaluate.cells import Cell, cases_of, metrics_in
+from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled
 from pipeline.report.evaluate.metrics import GROUPS, HOST, TOTAL_TIME, Metric, table_of
 from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, Estimate
@@ -22,13 +23,21 @@ from pipeline.report.page.instances import instance_table
 from pipeline.report.page.mix_energy import mix_energy_table
 from pipeline.report.page.scaling import neighbour_table, scaling_table
 from pipeline.report.page.services import beside_table, objective_table
-from pipeline.report.page.table_format import Table, Value, Values, with_interval
+from pipeline.report.page.table_format import MISSING, Table, Value, Values, with_interval
 from pipeline.report.read.records import Row, Study
 
 SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
 _INTERVALS = (
     "Median over the blocks; low and high are a 95 % t interval, of peaks (memory, temperature) the lowest and highest "
     "block, from three blocks on. Over several GPUs, each counts once, by the median of its blocks."
+)
+COMPARISONS = "verdicts"
+"""Name of the table of all comparisons, which the page has in brief."""
+_OF_VERDICTS = (
+    "Ratio: speed over the other mode's in the same block, median and 95 % t interval on its logarithm, one by one. "
+    f"A verdict needs five blocks, a ratio beyond {MARGIN_IN_WORDS} and p below 0.05 after correction over all "
+    "claims of this table (Holm's, sharpened after Shaffer); p is of equality (two one-sided tests) where the "
+    "verdict is equality, else of a difference. Over several GPUs each counts once, and a verdict needs three."
 )
 _OF_CELLS = f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."
 
@@ -97,14 +106,21 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
         rows.append((*compared, *tested, found.sentence))
     compares = ("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks")
     tests = ("p", "p adjusted", "verdict", "blocks needed", "in words")
-    note = (
-        "Ratio: speed over the other mode's in the same block, median and 95 % t interval on its logarithm. "
-        f"A verdict needs five blocks, a ratio beyond {MARGIN_IN_WORDS} and p below 0.05 after correction over all "
-        "claims of this table (Holm's, sharpened after Shaffer); p is of equality (two one-sided tests) where the "
-        "verdict is equality, else of a difference. Over several GPUs each counts once, and a verdict needs three."
-    )
     title = "Verdicts: each mode against serial, naive and MPS"
-    return Table("verdicts", title, (*compares, *tests), tuple(rows), note, is_for_machines=True)
+    return Table(COMPARISONS, title, (*compares, *tests), tuple(rows), _OF_VERDICTS, is_for_machines=True)
+
+
+def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Table:
+    """Return every comparison in brief, as the page has it."""
+    marked = {(cell.case, cell.degree, cell.mode) for cell in cells if cell.marks}
+    rows: list[Values] = []
+    for found in verdicts:
+        ratio = MISSING if found.ratio is None else with_interval(found.ratio)
+        star = "*" if (found.case, found.degree, found.mode) in marked else ""
+        compared = (found.case.label, found.degree, found.mode, found.against, f"{ratio}{star}", found.num_blocks)
+        rows.append((*compared, found.decision.value, found.p_adjusted, found.blocks_needed))
+    heads = ("case", "jobs", "mode", "against", "times as fast", "blocks", "verdict", "p adjusted", "blocks needed")
+    return Table(COMPARISONS, "Each mode against serial, naive and MPS", heads, tuple(rows), _OF_VERDICTS)
 
 
 def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
@@ -114,15 +130,20 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
     of_listeners = [each for cell in cells for each, metric in cell.sampled.items() if table_of(metric) == name]
     in_order = dict.fromkeys([*of_work, *metrics, *of_listeners])
     names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
+    scales = {name: _scale(known[name], cells) for name in names}
     rows: list[Values] = []
     for cell in cells:
-        if cell.is_derived and cell.num_given:
-            continue  # services at a given rate do not wait for each other
-        figures = [with_interval(cell.estimates[name]) if name in cell.estimates else None for name in names]
+        if cell.is_derived and (cell.num_given or cell.window is WindowKind.STEADY):
+            # Services at a given rate do not wait for each other; in a steady window the row of one job says it all.
+            continue
+        figures = [
+            with_interval(scaled(cell.estimates[name], scales[name][0])) if name in cell.estimates else None
+            for name in names
+        ]
         if any(figures) or not cell.values:  # a training has no latency; what has no figure at all says so
             *ran, result = _what_ran(cell)
             rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
-    heads = ("case", "jobs", "mode", "result", *(_head(known[name]) for name in names))
+    heads = ("case", "jobs", "mode", "result", *(_head(known[name], scales[name][1]) for name in names))
     doubted = " *: doubtful, as the page says." if any(cell.marks for cell in cells) else ""
     return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS + doubted)
 
@@ -251,5 +272,12 @@ def _three(estimate: Estimate | None) -> tuple[Value, Value, Value]:
     return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
 
 
-def _head(metric: Metric) -> str:
-    return f"{metric.title} ({metric.unit})" if metric.unit else metric.title
+def _scale(metric: Metric, cells: Sequence[Cell]) -> tuple[float, str]:
+    """How many of its unit one of the unit that is printed is, and the prefix of that."""
+    if metric.unit != JOULE:
+        return 1.0, ""
+    return prefix_of(cell.estimates[metric.name].median for cell in cells if metric.name in cell.estimates)
+
+
+def _head(metric: Metric, prefix: str = "") -> str:
+    return f"{metric.title} ({prefix}{metric.unit})" if metric.unit else metric.title

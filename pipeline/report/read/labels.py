@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pipeline.base import mig_names
 from pipeline.base.modes import PARTITION, PERCENTAGE, PROFILE, Mode
-from pipeline.base.naming import differing, own_params
+from pipeline.base.naming import ENVIRONMENT, differing, own_params
 
 Program = tuple[str | tuple[str, str], ...]
 
@@ -90,13 +90,22 @@ def value_in_words(key: str, value: str) -> str:
 
 
 def telling_apart(alike: Sequence[Mapping[str, str]]) -> list[str]:
-    """For each of several params that share a label, the words that tell it from the others."""
+    """For each of several params that share a label, the words that tell it from the others.
+
+    Environments are said where nothing else tells apart.
+    """
     keys = differing(alike)
-    return [" ".join(_said(key, params[key]) for key in keys if key in params) for params in alike]
+    for said in ([key for key in keys if key != ENVIRONMENT], keys):
+        words = [" ".join(_said(key, params[key]) for key in said if key in params) for params in alike]
+        if len(set(words)) == len(words):
+            break
+    return words
 
 
 def _said(key: str, value: str) -> str:
-    """A flag as it stands on a command line, and any other param."""
+    """A flag as it stands on a command line, an environment in words, and any other param."""
+    if key == ENVIRONMENT:
+        return value
     return f"{key} {value}".strip() if key.startswith("-") else f"{key}={value}"
 
 

@@ -19,6 +19,7 @@ class JobRow:
     """One job of a group.
 
     Attributes:
+        run_id: of its run; empty where it has none.
         label, digest: of its workload; equal labels are equal programs.
         words: what the label says in parentheses.
         size: the mix letter, if any.
@@ -28,6 +29,7 @@ class JobRow:
     """
 
     index: int
+    run_id: str = ""
     label: str
     words: str = ""
     digest: str
@@ -119,6 +121,12 @@ class Row:
         return (int(end) - int(begin)) / 1e9 if begin.isdigit() and end.isdigit() else None
 
     @property
+    def device_in_words(self) -> str:
+        """Its device; a simulated one is called so."""
+        name = self.device or "unknown device"
+        return f"simulated {name}" if self.is_simulated else name
+
+    @property
     def plan(self) -> str:
         """What tells its plan from others: of several starts where they name it (a resumed study), else of one."""
         return self.facts.get("plan") or self.start
@@ -207,6 +215,9 @@ class Study:
         blocks: each repeat, and how many of its groups have a result.
         left_out: number of runs that are not among the rows, by reason.
         num_planned: how many groups the newest plan of each part and store has in all blocks; `None` where no run says.
+        not_shown: starts of the orchestrator of which no group with a result is among the rows, the newest first.
+        choice: options of the report that chose these rows; empty if none did.
+        environments: how the packages of jobs differ, a sentence for each environment but the first.
         facts: by name, every value that the rows have (versions, commands, commits).
     """
 
@@ -216,6 +227,9 @@ class Study:
     left_out: Mapping[str, int]
     num_planned: int | None
     facts: Mapping[str, tuple[str, ...]]
+    not_shown: tuple[str, ...] = ()
+    choice: str = ""
+    environments: tuple[str, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from pipeline.base.records import Result, WindowKind
 from pipeline.base.tags import GROUP, JOB, Tag, facts_of
 from pipeline.record.store import results
 from pipeline.report.read import hosts, naming, selection
+from pipeline.report.read.choice import Choice, separate_simulated
+from pipeline.report.read.environments import name_environments
 from pipeline.report.read.records import JobRow, Row, Study
 
 FACTS = {
@@ -57,15 +59,46 @@ FACTS = {
 """What tags say of a whole study, and its jobs of their software (`job_`), by name: in words, in a reader's order."""
 
 
-def read(stores: Sequence[Path | str], experiment: str, *, pools_hosts: bool = True) -> Study:
+def read(
+    stores: Sequence[Path | str], experiment: str, *, pools_hosts: bool = True, choice: Choice | None = None
+) -> Study:
     """The study in an experiment: of each group and block the newest finding, of each block one state of the machine.
 
-    The stores, folders or URIs of servers, are such as those of several machines.
+    The stores, folders or URIs of servers, are such as those of several machines. Where some rows are of real devices,
+    simulated ones are left out unless `choice` names them.
 
     Raises:
-        ConfigError: two of the stores hold the same run, which would count twice.
+        ConfigError: two of the stores hold the same run, which would count twice, or `choice` names what is not there.
         TrackingError: there is no such store or experiment.
     """
+    found = _rows_of_each(stores, experiment)
+    left_out: Mapping[str, int] = {}
+    if choice:
+        choice = choice.check(list(filter(None, itertools.chain(*found))))
+        found = [[row for row in rows if row is not None and choice.includes(row)] for rows in found]
+    real, left_out = separate_simulated(list(filter(None, itertools.chain(*found))))
+    kept = {row.run_id for row in real}
+    found = [[row for row in rows if row is None or row.run_id in kept] for rows in found]
+    study = study_of(experiment, *found, pools_hosts=pools_hosts)
+    return dataclasses.replace(
+        study, left_out={**left_out, **study.left_out}, choice=choice.words if choice is not None else ""
+    )
+
+
+def read_apart(store: Path | str, experiment: str) -> list[Study]:
+    """The studies in an experiment of one store, of real devices and of simulated ones, as far as there are any.
+
+    Raises:
+        TrackingError: there is no such store or experiment.
+    """
+    (found,) = _rows_of_each([store], experiment)
+    rows = list(filter(None, found))
+    kinds = [[row for row in rows if row.is_simulated == is_simulated] for is_simulated in (False, True)]
+    return [study_of(experiment, members, pools_hosts=False) for members in kinds if members]
+
+
+def _rows_of_each(stores: Sequence[Path | str], experiment: str) -> list[list[Row | None]]:
+    """The rows of each store; `None` stands for a run without a result."""
     found = [list(_rows_in(store, experiment)) for store in stores]
     held: dict[str, Path | str] = {}
     for row in filter(None, itertools.chain(*found)):
@@ -75,7 +108,7 @@ def read(stores: Sequence[Path | str], experiment: str, *, pools_hosts: bool = T
                 "one is a copy of the other, and its blocks would count twice; name one of them"
             )
         held[row.run_id] = row.store
-    return study_of(experiment, *found, pools_hosts=pools_hosts)
+    return found
 
 
 def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
@@ -122,7 +155,7 @@ def study_of(experiment: str, *found: Iterable[Row | None], pools_hosts: bool = 
         rows += mine
     chosen, not_chosen = selection.choose(rows)
     left_out = {"no result: it runs, or was never closed": num_without_result, **not_chosen}
-    members = [row for _, here in chosen for row in here]
+    members, environments = name_environments([row for _, here in chosen for row in here])
     named = naming.named(members if pools_hosts else hosts.apart(members))
     return Study(
         experiment=experiment,
@@ -131,7 +164,14 @@ def study_of(experiment: str, *found: Iterable[Row | None], pools_hosts: bool = 
         left_out={reason: number for reason, number in left_out.items() if number},
         num_planned=sum(planned) if planned else None,
         facts=_facts(named),
+        not_shown=_not_shown(rows, named),
+        environments=environments,
     )
+
+
+def _not_shown(every: Sequence[Row], shown: Sequence[Row]) -> tuple[str, ...]:
+    newest_first = sorted(every, key=lambda row: row.start_ms, reverse=True)
+    return tuple(dict.fromkeys(row.start for row in newest_first if row.start not in {other.start for other in shown}))
 
 
 def _raw(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:
@@ -187,6 +227,7 @@ def _job(run: Any, identity: Tag) -> JobRow:
     facts, workload = facts_of(tags), params.get("workload", "")
     return JobRow(
         index=int(facts.get("index", "0")),
+        run_id=run.info.run_id,
         label=workload,
         digest=tags.get(identity, ""),
         size=facts.get("size"),

@@ -88,7 +88,7 @@ def write_executable(path: Path, command: str) -> None:
     It is replaced as a whole, because another study on this machine may start it now.
     """
     new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.write_text(f'#!/bin/sh\n{command} "$@"\n', encoding="utf-8")
+    new.write_bytes(os.fsencode(f'#!/bin/sh\n{command} "$@"\n'))  # a folder in it need not be UTF-8
     new.chmod(0o755)
     new.replace(path)
 

@@ -153,11 +153,11 @@ def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
         (S, S, S, S, 0, -1),
     ]
     assert len(found := recorded(tmp_path, [good, *impossible, good])) == 2
-    assert found.damaged == len(impossible)
+    assert len(found.damages) == len(impossible)
     path.write_bytes(path.read_bytes()[:-1])
     torn = requests.read(path)
     assert torn is not None
-    assert (len(torn), torn.damaged) == (1, len(impossible))
+    assert (len(torn), len(torn.damages)) == (1, len(impossible))
     assert latency.series(recorded(tmp_path / "all", impossible)) == {}
     path.write_bytes(b"torn")
     assert requests.read(path) is None

@@ -118,7 +118,7 @@ def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
     mix = group("a", "b", kind=WindowKind.WORK, sequential=True)
     batches = [
         [state(tmp_path, mix.jobs[0], steps(0, 4, 1, 1))],
-        [state(tmp_path, mix.jobs[1], steps(100, 107, 1, 1))],
+        [state(tmp_path, mix.jobs[1], steps(100, 107, 1, 1), at_ns=108 * S)],
     ]
     # 100 W while the first job works, 300 W while the second does, and 1 kW between them, which belongs to neither.
     watts = [(t, 100 if t <= 4 else 1000 if t <= 100 else 300) for t in range(108)]
@@ -161,6 +161,56 @@ def test_every_bad_ending_has_its_result_and_its_reason(tmp_path, changes, event
     assert row.result is result
     assert words in row.reason
     assert "throughput_total_samples_per_s" not in row.metrics
+
+
+SCRIPT_KILLED = {"type": "ScriptError", "message": "t.py was killed by signal 9", "status": 137}
+LOADER_KILLED = {"type": "RuntimeError", "message": "DataLoader worker (pid 7) is killed by signal: Killed."}
+OTHER_ERROR = {"type": "ValueError", "message": "bad learning rate"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "kills", "result"),
+    [
+        ({"status": -9}, None, 1, Result.OOM),
+        ({"status": 137}, SCRIPT_KILLED, 1, Result.OOM),
+        ({"status": 1}, LOADER_KILLED, 1, Result.OOM),
+        ({"status": -9}, None, 0, Result.FAILED),
+        ({"status": 137}, SCRIPT_KILLED, 0, Result.FAILED),
+        ({"status": 1}, OTHER_ERROR, 1, Result.FAILED),  # the kernel killed what is no part of it
+        ({"status": -9, "was_signalled": True}, None, 1, Result.INTERRUPTED),
+    ],
+)
+def test_what_the_kernel_kills_for_lack_of_memory_is_out_of_memory(tmp_path, changes, error, kills, result):
+    alone = group("a", kind=WindowKind.WORK)
+    errors = [{"event": "error", "t_ns": 1, **error}] if error else []
+    bad = state(tmp_path, alone.jobs[0], errors, bye=None, oom_kills=3 + kills, **changes)
+    bad.started = dataclasses.replace(bad.started, oom_kills=3)
+    (job,) = judge(tmp_path, alone, bad).jobs
+    assert job.result is result
+    assert ("out of memory, says the kernel (oom_kill 1 in its cgroup)" in job.reason) == (result is Result.OOM)
+
+
+def test_a_script_has_the_reason_that_its_output_tells(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    failed = {"event": "error", "t_ns": 1, "type": "ScriptError", "message": "t.py ended with status 1", "status": 1}
+    bad = state(tmp_path, alone.jobs[0], [failed], bye="error", status=1)
+    trace = 'Traceback (most recent call last):\n  File "t.py", line 5\n    x()\n    ^^^\nMemoryError: no room'
+    (bad.folder / "stderr.log").write_text(f"\x1b[31m{trace}\x1b[0m\nwandb: \nwandb: Find logs at: x\n")
+    (job,) = judge(tmp_path, alone, bad).jobs
+    assert (job.result, job.reason) == (Result.OOM, "t.py ended with status 1: MemoryError: no room")
+    assert job.error_output == tuple(trace.splitlines())
+
+
+def test_a_server_that_ended_has_the_reason_that_its_output_tells(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    message = "the server ended with status 1: serve model"
+    failed = {"event": "error", "t_ns": 1, "type": "ServerEndedError", "message": message}
+    bad = state(tmp_path, alone.jobs[0], [failed], bye="error", status=1)
+    trace = 'Traceback (most recent call last):\n  File "t.py", line 5\n'
+    own = f"{trace}torch.OutOfMemoryError: CUDA out of memory\n"
+    (bad.folder / "stderr.log").write_text(f"{own}{trace}workloads.ask_server.ServerEndedError: {message}\n")
+    (job,) = judge(tmp_path, alone, bad).jobs
+    assert (job.result, job.reason) == (Result.OOM, f"{message}: torch.OutOfMemoryError: CUDA out of memory")
 
 
 def test_the_job_that_failed_names_the_result_not_those_that_were_ended_for_it(tmp_path):

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from pipeline.base import normalise
+from pipeline.base import normalise, startup
 from pipeline.base.machine_state import MachineState
 from pipeline.base.records import Result, WindowKind
 from pipeline.base.samples import Field, FieldTable, Sample, Summary
@@ -187,15 +187,15 @@ def test_a_group_goes_on_when_its_terminal_is_closed(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # as if it were closed after rich has looked whether it is a terminal
     ours, theirs = pty.openpty()
-    with open(theirs, "w") as terminal:
-        monkeypatch.setattr("sys.stderr", terminal)
-        pair = group("a", "a")
-        view = make_view(Progress([pair]))
-        view.begin(pair)
-        with view.watch(pair, Watched(pair.device, [], tmp_path, [], FIELDS)):
-            assert os.read(ours, 1)  # it drew
-            os.close(ours)
-        view.done(GroupResult(group=pair, result=Result.OK, reason=""))
+    monkeypatch.setattr("sys.stderr", startup.open_stream(theirs, is_by_line=True))
+    pair = group("a", "a")
+    view = make_view(Progress([pair]))
+    view.begin(pair)
+    with view.watch(pair, Watched(pair.device, [], tmp_path, [], FIELDS)):
+        assert os.read(ours, 1)  # it drew
+        os.close(ours)
+    view.done(GroupResult(group=pair, result=Result.OK, reason=""))
+    os.close(theirs)
 
 
 def test_what_cannot_be_drawn_fails_no_group(tmp_path, monkeypatch):

@@ -264,6 +264,17 @@ def test_what_cannot_run_is_refused_with_the_remedy(make_plan, overrides, words)
         make_plan(overrides)
 
 
+def test_a_store_in_a_folder_that_is_not_utf8_is_refused_and_one_elsewhere_is_not(make_plan, monkeypatch, tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(
+        ConfigError, match=r"^tracking\.root=mlruns: .* is not UTF-8, .*; choose another folder, such as"
+    ):
+        make_plan([])
+    assert make_plan([f"tracking.root={tmp_path}"]).groups
+
+
 def test_a_file_that_is_not_there_is_named_with_each_folder_once(make_plan, monkeypatch):
     monkeypatch.chdir(PROJECT_DIR)
     for overrides in (["workload=script", "workload.script=absent.py"], ["env=venv", "env.file=absent"]):

@@ -47,6 +47,12 @@ def argv_of(make_plan, *arguments: str) -> tuple[str, ...]:
         (["python3.11", "train.py"], ["{}/train.py"], "train"),
         (["python", "-u", "train.py", "-v"], ["python", "-u", "train.py", "-v"], "train"),
         (["python", "-m", "package.module", "a,b"], ["python", "-m", "package.module", "a,b"], "module"),
+        (["-m", "package.module", "a"], ["python", "-m", "package.module", "a"], "module"),
+        (["-u", "train.py"], ["python", "-u", "train.py"], "train"),
+        (["python3", "-um", "package.module"], ["python", "-um", "package.module"], "module"),
+        (["-W", "ignore", "-mpackage.module"], ["python", "-W", "ignore", "-mpackage.module"], "module"),
+        (["-c", "print(1)"], ["python", "-c", "print(1)"], "python"),
+        (["train.py", "-m", "x"], ["{}/train.py", "-m", "x"], "train"),
         (["./program", "it's", 'a "b" \\'], ["{}/program", "it's", 'a "b" \\'], "program"),
         (["sh", "train.py", "${HOME} \\${x}", "[x]"], ["sh", "train.py", "${HOME} \\${x}", "[x]"], "train"),
     ],
@@ -79,6 +85,14 @@ def test_the_overrides_stand_where_hydra_takes_them():
         (["--"], "what stands after -- is empty"),
         (["--", " "], "is empty"),
         (["--", "python"], "names no script"),
+        (["--", "-m"], r"python -m, names no module: give one, such as python -m package\.train"),
+        (["--", "python3", "-u", "-m"], r"names no module: give one, such as python3 -m package\.train"),
+        (["--", "-c"], "names no code: give one, such as python -c"),
+        (["--", "python", "-u"], "names no script"),
+        (["--", "python", "-"], "names no script"),
+        (["--", "-X", "dev"], "names no script"),
+        (["--", "--epochs", "3"], r"--epochs 3, names no program; begin it with one, such as train\.py --epochs"),
+        (["--", "LR=1", "python", "train.py"], "begins with the variable LR; give workload.environ.LR=1 before --"),
         (["--", "/opt/x/bin/python3", "train.py"], "env=existing env.prefix=/opt/x/bin/python3"),
         (["workload=tiny", "--", "train.py"], "workload=tiny and .* both say what runs"),
         (["mix=[S]", "--", "train.py"], "both say what runs"),
@@ -89,6 +103,23 @@ def test_the_overrides_stand_where_hydra_takes_them():
 def test_a_command_line_that_cannot_be_meant_is_refused(arguments, why):
     with pytest.raises(ConfigError, match=why):
         user_command.as_overrides(arguments)
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [("own.nosuch", "own.nosuch is no module in"), ("own", "own is a package without __main__.py")],
+)
+def test_a_module_that_its_own_package_lacks_is_refused(make_plan, scripts, module, why):
+    (scripts / "own").mkdir()
+    (scripts / "own/__init__.py").touch()
+    with pytest.raises(ConfigError, match=rf"python -m {module}: {why}.*; check the name"):
+        make_plan(user_command.as_overrides(["degree=1", "--", "-m", module]))
+
+
+def test_a_shell_script_that_nobody_may_execute_is_refused(make_plan, scripts):
+    (scripts / "run.sh").write_text("echo\n")
+    with pytest.raises(ConfigError, match=r"run\.sh is not executable, and its first line names no Python; chmod \+x"):
+        make_plan(user_command.as_overrides(["degree=1", "--", "./run.sh"]))
 
 
 SCRIPT = ["workload=script", "workload.script=train.py"]

@@ -11,12 +11,13 @@ from omegaconf import OmegaConf, open_dict
 
 from pipeline.base import interrupts, layout
 from pipeline.base.errors import ConfigError
+from pipeline.base.package_locks import lock_difference
 from pipeline.plan import plan as planning
 from pipeline.plan import read
 from pipeline.record.original import Original
 from pipeline.reproduce import reproduce
 from pipeline.reproduce.config import config_of
-from pipeline.reproduce.differences import find, lock_difference
+from pipeline.reproduce.differences import find
 from tests.conftest import GPU, inventory_of
 
 
@@ -114,6 +115,13 @@ def test_jobs_of_a_mix_and_copies_of_the_workload_beside_it_are_built_from_their
         reproduce._build_from_locks(whole, original, stack)
         assert Path(whole.mix[0].env_file).read_text() == "mine"
         assert Path(whole.workload.env_file).read_text() == "theirs"
+
+
+def test_a_lock_that_was_recorded_without_its_secrets_is_not_built(compose):
+    (whole,) = compose(["env=conda"])
+    original = dataclasses.replace(recorded(""), job_locks={"0": '# variables {"API_KEY": "<hidden>"}\n'})
+    with interrupts.UndoStack() as stack, pytest.raises(ConfigError, match="job 0 was recorded without its secrets"):
+        reproduce._build_from_locks(whole, original, stack)
 
 
 def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference(compose):

@@ -32,3 +32,10 @@ def test_a_page_that_somebody_else_made_shows_no_unit() -> None:
 def test_more_units_than_a_tag_has_room_for_are_not_all_shown() -> None:
     state = shared_view.as_json(frozenset(f"units_{number:03}" for number in range(100)))
     assert len(state) <= 5000 and len(shared_view.units_of(state)) > 2
+
+
+def test_the_view_is_of_groups_by_name_and_says_the_device_first() -> None:
+    state = json.loads(shared_view.as_json(frozenset({"samples"})))
+    assert state["selectedColumns"][:2] == ["tags.`collocation.device`", "tags.`collocation.simulated`"]
+    assert (state["orderByKey"], state["orderByAsc"]) == ("tags.`mlflow.runName`", True)
+    assert state["searchFilter"] == "tags.`collocation.role` = 'group'"  # neither reports nor jobs between them

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +15,7 @@ from pipeline.clean import leftovers
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import group_folder
 from pipeline.record.spool import Spool
+from pipeline.record.store.content import RunContent
 from tests.rows import group
 from tests.tracking_cases import Recorded
 
@@ -50,8 +52,20 @@ def test_a_password_of_the_server_is_not_published_with_the_configuration(tmp_pa
     text = "tracking:\n  uri: https://me:s3cret@mlflow.example.org\n"
     with Spool(tmp_path, Recorded(), {}, {}).open(dataclasses.replace(a_group, config_text=lambda: text)) as run:
         files = {path.name: path.read_text() for path in (run.folder / "artifacts").iterdir()}
-    assert "uri: https://mlflow.example.org\n" in files["config.yaml"]
+    assert "uri: https://<hidden>@mlflow.example.org\n" in files["config.yaml"]
     assert not [name for name, text in files.items() if "s3cret" in text]
+
+
+def test_names_that_are_not_utf8_are_recorded_with_escapes(tmp_path, a_group):
+    name = os.fsdecode(b"/home/caf\xe9")
+    with Spool(tmp_path, Recorded(), {"working_folder": name}, {"plan.txt": f"in {name}\n"}).open(a_group) as run:
+        assert (run.folder / "artifacts" / "plan.txt").read_text() == "in /home/caf\\udce9\n"
+    kept = RunContent()
+    kept.add_tag("folder", group_folder.read(run.folder).parent.tags["collocation.working_folder"])
+    kept.add_param("long", name * 6000)
+    (batch,) = kept.batches()
+    assert dict(batch.tags)["folder"] == "/home/caf\\udce9"
+    assert json.dumps([batch.params, kept.long_values], ensure_ascii=False).encode()
 
 
 def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):

@@ -26,7 +26,7 @@ from pipeline.base.interrupts import Interrupted
 from pipeline.base.layout import DATABASE
 from pipeline.record.group_folder import Amendment, Record, write_amendment
 from pipeline.record.sender import Sender, end_early, start_forking
-from pipeline.record.store.links import hint_of, ui_hint, ui_link
+from pipeline.record.store.links import hint_of, run_link, ui_hint, ui_link
 from pipeline.record.store.local import set_mlflow_defaults
 from tests import forks
 from tests.mlflow_server import start_server
@@ -319,7 +319,7 @@ def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, 
     states = {name: run.info.status for name, run in by_name(tracking).items()}
     assert [states[f"{index}-toy"] for index in range(5)] == [*["FINISHED"] * 3, *["RUNNING"] * 2]
 
-    assert serve("--root", root).ask("send", spool=folder)["ok"]
+    assert serve("--root", root, "--series-points", "4000").ask("send", spool=folder)["ok"]
 
     runs = by_name(tracking)
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
@@ -390,7 +390,7 @@ def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest
     assert ui_link("http://host:80/", "3") == f"http://host:80/{page}"
     monkeypatch.chdir(tmp_path)
     assert ui_hint(Path("mlruns"), "3") == (
-        f"mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db   then open http://127.0.0.1:5000/{page}"
+        f"mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db --workers 1   then open http://127.0.0.1:5000/{page}"
     )
     assert ui_hint(Path("/a b"), "3").startswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' ")
     assert hint_of("https://host:80/", "3") == f"https://host:80/{page}"
@@ -401,8 +401,12 @@ def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest
         ("file:///runs", "file:///runs"),
     ):
         command, _, link = hint_of(uri, "3").partition("   then open ")
-        assert (command, link) == (f"mlflow ui --backend-store-uri {typed}", f"http://127.0.0.1:5000/{page}")
+        assert command == f"mlflow ui --backend-store-uri {typed} --workers 1"
+        assert link == f"http://127.0.0.1:5000/{page}"
     assert hint_of("databricks://mine", "3") == "experiment 3 in the workspace of databricks://mine"
+    page = "#/experiments/3/runs/ab?workflowType=machine_learning"  # else MLflow shows its GenAI pages
+    assert run_link("http://host:80/", "3", "ab") == f"http://host:80/{page}"
+    assert run_link(None, "3", "ab") == f"http://127.0.0.1:5000/{page}"
     monkeypatch.setattr("shutil.which", lambda program: None)
     monkeypatch.setattr("sys.executable", "/b c/python")
     assert ui_hint(Path("mlruns"), "3").startswith("'/b c/mlflow' ui ")

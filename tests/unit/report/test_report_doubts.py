@@ -137,3 +137,14 @@ def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> N
     (said,) = doubts(resumed("old", "new", accepts_environment="true"), ())
     assert said.startswith("Rows of 2 environments stand beside each other: the study was resumed with resume=accept_")
     assert doubts(resumed("same", "same", accepts_environment="true"), ()) == doubts(resumed("old", "new"), ()) == []
+
+
+def test_a_note_on_gains_is_said_once_with_all_jobs_that_have_it() -> None:
+    rows = [copies("serial", 1, 10.0, own=params(f"work{number}")) for number in range(6)]
+    rows += [copies("mps", 2, 20.0 + number, own=params(f"work{number}")) for number in range(6)]
+    found = study(*rows)
+    (note,) = [line for line in doubts(found, cells_of(found)) if "lies above the number of jobs" in line]
+    assert note.startswith(
+        "2 work0 bs128 (MPS), 2 work1 bs128 (MPS), 2 work2 bs128 (MPS), 2 work3 bs128 (MPS) and 2 more: "
+    )
+    assert note.count("the baseline was slowed down") == 1 and "such as a speed-up of 4.00 times" in note

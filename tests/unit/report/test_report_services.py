@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from pipeline.report.evaluate.cells import cells_of, metrics_in
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.figures import beside, gain, mixes, workloads
 from pipeline.report.page.answer import answer
+from pipeline.report.page.grid import grids
 from pipeline.report.page.mix_energy import mix_energy_table
+from pipeline.report.page.page import content_of, render
 from pipeline.report.page.services import beside_table, objective_table
 from pipeline.report.page.tables import every_table
 from pipeline.report.read.records import JobRow, Row
@@ -149,6 +152,48 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
     assert [*mixes.sketches(cells, None)] == []
 
 
+def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_grid() -> None:
+    train, alone = params("train"), {"energy_j": 1000.0, "energy_above_idle_j": 800.0}
+    per_sample, per_request = {"energy_above_idle_per_sample_j": 2.0}, {"energy_above_idle_per_request_j": 1.0}
+    rows = [
+        row("serial", (job(0, train, 100.0),), metrics=alone | per_sample),
+        row("serial", (service(0, 50, 5.0),), metrics=alone | per_request),
+    ]
+    for scenario, rate, latency_ms, energy_j in (("naive", 90.0, 20.0, 1300.0), ("mps", 80.0, 10.0, 1100.0)):
+        jobs = (job(0, train, rate, size="T"), service(1, 50, latency_ms, size="I"))
+        rows.append(row(scenario, jobs, metrics={"energy_j": energy_j, "energy_above_idle_j": 900.0}))
+    saturated = (job(0, train, 70.0, size="T"), service(1, 50, 30.0, size="I"))
+    rows.append(row("mps_percent", saturated, metrics={"rate_sustained_worst_ratio": 0.8}))
+    found = study(*rows)
+    cells = cells_of(found)
+    kept, energy, latency = answer(found, cells, [])
+    assert kept == (
+        "On one NVIDIA H100 80GB HBM3, jobs beside services keep 0.70 (T+I, MPS equal shares) to 0.90 (T+I, "
+        "naive) of their throughput (I: infer, T: train)."
+    )
+    assert re.fullmatch(r"Both together take 0\.\d\d \(T\+I, MPS\) to 0\.\d\d \(T\+I, naive\) of the energy .*", energy)
+    assert latency == "The p99 latency of services is 2.00 (T+I, MPS) to 4.00 (T+I, naive) times that alone."
+    (grid,) = grids(found, cells, verdicts(cells), [])
+    assert [mode.label for mode in grid.modes] == ["naive", "MPS", "MPS %"]
+    texts = {line.measure: [[entry.text for entry in entries] for entries in line.entries] for line in grid.lines}
+    assert texts["throughput kept by train"] == [["0.90"], ["0.80"], ["0.70"]]
+    assert texts["p99 latency of infer"] == [["4.00"], ["2.00"], ["rate not sustained"]]
+    assert [bool(entries and entries[0]) for entries in texts["energy of all"]] == [True, True, False]
+    page = render(content_of(found))
+    assert "No two modes have figures" not in page and "throughput kept by train" in page
+    opening = page[page.index("<figure") : page.index("</figure>")]
+    assert 'id="figure-beside-inference"' in opening and "energy, over that apart" in opening
+
+
+def test_bars_of_one_colour_say_which_they_are() -> None:
+    alone = [row("serial", (job(0, params("train"), 100.0),)), row("serial", (service(0, 50, 5.0),))]
+    jobs = (job(0, params("train"), 80.0, size="T"), service(1, 50, 10.0, size="I"))
+    both = [row("mps", jobs), row("mps", jobs, options={"priority": [1, 0]}), row("naive", jobs)]
+    (sketch,) = beside.sketches(cells_of(study(*alone, *both)), None)
+    kept, *_ = sketch.paint().axes
+    assert {tick.get_text() for tick in kept.get_xticklabels(minor=True)} == {"", "MPS", "priority=1+0"}
+
+
 def test_what_is_as_many_as_the_requests_is_said_once() -> None:
     def with_images(images: int) -> list[Row]:
         figures = {"throughput_total_images_per_s": 50.0 * images, "energy_per_image_j": 1.0}
@@ -179,8 +224,8 @@ def test_the_energy_of_a_mix_is_measured_and_the_part_of_each_workload_is_a_mode
     assert [line[1:] for line in mix_energy_table(cells_of(study(*rows))).rows] == [
         ("naive", "0.9", "infer bs128", "request", None, None),
         ("naive", "0.9", "train bs128", "sample", None, None),
-        ("MPS", "0.8", "infer bs128", "request", "1", "0.8"),
-        ("MPS", "0.8", "train bs128", "sample", "2", "1.6"),
+        ("MPS", "0.8", "infer bs128", "request", "1 J", "0.8 J"),
+        ("MPS", "0.8", "train bs128", "sample", "2 J", "1.6 J"),
     ]
     longer = dataclasses.replace(rows[2], facts=rows[2].facts | {"window_end_ns": "13000000000"})  # 12 s for 10 s
     made = mix_energy_table(cells_of(study(*rows[:2], longer))).rows

@@ -126,7 +126,7 @@ WAITS = """
 import signal, sys, time
 def end(number, frame):
     sys.exit(40 + number)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGRTMIN + 2):
     signal.signal(number, end)
 print("waiting", flush=True)
 time.sleep(60)
@@ -141,7 +141,7 @@ def test_stop_ends_the_script(server, write):
     assert server.end()[0] == 40 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGRTMIN + 2])
 def test_signals_are_passed_on(server, write, number):
     server.start(SCRIPT_WORKLOAD, write(WAITS))
     server.go()

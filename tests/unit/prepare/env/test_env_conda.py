@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import words
+from pipeline.base import secrets
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import EnvTool, Interpreter
@@ -186,7 +186,13 @@ def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
         ("e.yml", "dependencies: [python]\n", "names no channels"),
         ("e.yml", "channels: [a]\ndependencies: [{npm: [x]}]\n", "neither a package nor a list"),
         ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-e .']}]\n", "build a wheel"),
+        (
+            "e.yml",
+            "channels: [a]\ndependencies: [python, {pip: ['-e git+https://h/C.git@main#egg=c']}]\n",
+            r"e\.yml: `-e git.*`: an editable package .*; leave -e out: c @ git\+https://h/C\.git@main$",
+        ),
         ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-r gone.txt']}]\n", "gone.txt cannot be read"),
+        ("e.yml", "channels: [a]\ndependencies: [python, '-e git+https://h/C.git']\n", "put it below `- pip:`"),
         ("e.yml", "channels: a\ndependencies: [python]\n", "are lists"),
         ("e.txt", "numpy\n", "for env=venv"),
         ("e.txt", "@EXPLICIT\nnumpy\n", "address of a package"),
@@ -232,7 +238,7 @@ def test_passwords_and_tokens_do_not_get_into_a_lock():
     assert "https://host/ch/noarch/a-1-0.conda" in lock.lines and "# pip --index-url https://host/simple" in lock.lines
     assert "secret" not in lock.text and "token-1" not in lock.text
     for place in ("a @ git+ssh://git@host/me/a@0123", "a @ file:///data/t/wheels/a.whl", "--find-links /data/t/wheels"):
-        assert words.without_secrets(place) == place
+        assert secrets.strip_logins(place) == place
 
 
 # Does what conda does, from the same files, by means of py-rattler; and writes down how it was called.

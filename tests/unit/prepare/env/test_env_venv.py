@@ -273,6 +273,34 @@ def test_a_file_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("-e git+https://h/C.git@main#egg=clip", "leave -e out: clip @ git+https://h/C.git@main"),
+        ("--editable=git+https://h/C.git", "leave -e out: git+https://h/C.git"),
+        (
+            "--editable git+ssh://git@h/o/C.git@v1#egg=c[x]&subdirectory=s",
+            "leave -e out: c[x] @ git+ssh://git@h/o/C.git@v1#subdirectory=s",
+        ),
+        ("-e git+git@h:o/C.git#egg=c", "leave -e out: c @ git+ssh://git@h/o/C.git"),
+        ("-e clip @ git+https://h/C.git", "leave -e out: clip @ git+https://h/C.git"),
+        ('-e "git+https://h/C.git#egg=clip"', "leave -e out: clip @ git+https://h/C.git"),
+        ("-e hg+https://h/c#egg=c", "leave -e out: c @ hg+https://h/c"),
+        ("-e git+https://u:s3cret@h/C.git", "leave -e out: git+https://<hidden>@h/C.git"),
+        ("-e git+file:///r/C.git#egg=c", "leave -e out: c @ git+file:///r/C.git"),
+        *((f"-e {place}", "build a wheel and name that") for place in (".", "./a[x]", "../b", "/c", "file:///d")),
+    ],
+)
+def test_a_package_that_can_be_edited_gets_the_remedy_of_its_place(tmp_path, line, remedy):
+    (tmp_path / "more.txt").write_text(f"numpy\n{line}\n")
+    with pytest.raises(ConfigError) as refused:
+        VenvEnv(
+            str(write(tmp_path / "requirements.txt", "-r more.txt\n")), cache_root=str(tmp_path / "cache")
+        ).preview()
+    assert str(refused.value).startswith(f"{tmp_path}/more.txt: `-")
+    assert str(refused.value).endswith(f"; {remedy}")
+
+
 def test_uv_that_is_not_there_is_refused_by_a_dry_run(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "uv", None)
     monkeypatch.setenv("PATH", str(tmp_path))

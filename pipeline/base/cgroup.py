@@ -1,0 +1,58 @@
+"""The control group of this process: how many of its processes the kernel has killed for lack of memory.
+
+Jobs are in it, or in one below it, unless a program of theirs moves them.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+_PROC = Path("/proc")
+_OOM_KILLS = "oom_kill"
+
+
+def count_oom_kills() -> int | None:
+    """Count what the kernel's out-of-memory killer has killed of the control group; `None` where that cannot be read.
+
+    Source: `memory.events` of version 2, whose counts include those of the groups below, and `memory.oom_control` of
+    version 1 (kernel 4.13); of a process in the root group of version 2, which has none, that of the whole machine.
+    """
+    for file in _list_files():
+        with suppress(OSError, ValueError):
+            for line in file.read_text(encoding="ascii").splitlines():
+                name, _, number = line.partition(" ")
+                if name == _OOM_KILLS:
+                    return int(number)
+    return None
+
+
+def _list_files() -> list[Path]:
+    """List the files that may hold the count, the most precise first."""
+    try:
+        # Source: cgroups(7), proc_pid_mountinfo(5).
+        groups = [line.split(":", 2) for line in (_PROC / "self/cgroup").read_text("utf-8").splitlines()]
+        mounts = [line.split(" ") for line in (_PROC / "self/mountinfo").read_text("utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []
+    files: list[Path] = []
+    is_root = False
+    for number, controllers, path in groups:
+        is_newer = number == "0" and not controllers
+        if not is_newer and "memory" not in controllers.split(","):
+            continue
+        for mount in mounts:
+            kind, _, options = mount[mount.index("-") + 1 :][:3]
+            if kind == "cgroup2" and is_newer:
+                is_root = is_root or path == "/" == mount[3]
+                files.append(_locate_group(mount, path) / "memory.events")
+            elif kind == "cgroup" and not is_newer and "memory" in options.split(","):
+                files.append(_locate_group(mount, path) / "memory.oom_control")
+    return [*files, _PROC / "vmstat"] if is_root and not any(file.exists() for file in files) else files
+
+
+def _locate_group(mount: list[str], path: str) -> Path:
+    """Locate the folder of a group below a mount, which may show a part of the hierarchy only."""
+    root, point = mount[3], mount[4]
+    shown = path.removeprefix(root if path.startswith(root) else path)
+    return Path(point) / shown.lstrip("/")

@@ -1,0 +1,45 @@
+"""Locks of environments: which packages they have, and in which two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+_MAX_PACKAGES = 8
+_PYTHON = "# python: "
+
+
+def lock_difference(before: Iterable[str], now: Iterable[str]) -> str:
+    """Return the packages that differ between two locks, in a line; empty if none does."""
+    return difference(packages_in(before), packages_in(now))
+
+
+def difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """Return the packages that differ between two maps by their names, in a line; empty if none does."""
+    changes = []
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            changes.append(f"without {old[name]}")
+        elif name not in old:
+            changes.append(f"with {new[name]}")
+        elif old[name] != new[name]:
+            changes.append(f"{old[name]} now {new[name]}")
+    more = len(changes) - _MAX_PACKAGES
+    words = "; ".join([*changes[:_MAX_PACKAGES], *([f"and {more} more"] if more > 0 else [])])
+    return f"packages: {words}" if changes else ""
+
+
+def packages_in(lock: Iterable[str]) -> dict[str, str]:
+    """Return the packages of a lock, and Python, by name, each as `name==version`, `name @ place` or a conda file."""
+    packages = {}
+    # What pip installed into an environment of conda stands in comments there.
+    for line in filter(None, (each.strip().removeprefix("# pip ") for each in lock)):
+        if line.startswith(_PYTHON):
+            packages["python"] = f"Python {line.removeprefix(_PYTHON)}"
+        elif line.startswith(("#", "@", "-")):
+            continue
+        elif "://" in line and " @ " not in line:
+            text = line.rsplit("/", 1)[1].partition("#")[0]
+            packages[text.rsplit("-", 2)[0]] = text
+        else:
+            packages[line.replace(" @ ", "==").partition("==")[0].lower()] = line
+    return packages

@@ -1,0 +1,73 @@
+"""A series of any length in bounded memory: what jobs report of themselves, of which nobody looks at every point."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+
+MOST_POINTS = 10_000
+"""Kept of a series. MLflow gets fewer (`tracking.series_points`); all of them are in the files that a job wrote."""
+
+Point = tuple[int, int, float]
+"""Step, instant in ns, value."""
+
+
+class PointSeries:
+    """The points of a series in the order in which they came: all of them, or every k-th with the last.
+
+    Args:
+        points: the first ones.
+        most: that are kept. Beyond it every second is dropped, and so are as many of those that follow.
+    """
+
+    __slots__ = ("_last", "_most", "_num", "_steps", "_stride", "_t_ns", "_values")
+
+    def __init__(self, points: Iterable[Point] = (), most: int = MOST_POINTS) -> None:
+        self._steps, self._t_ns, self._values = array("q"), array("q"), array("d")
+        self._most, self._stride, self._num = most, 1, 0
+        self._last: Point | None = None
+        for point in points:
+            self.append(*point)
+
+    def append(self, step: int, t_ns: int, value: float) -> None:
+        """Add a point, whose `step` and `t_ns` have at most 64 bits."""
+        if self._num % self._stride:
+            self._last = (step, t_ns, value)
+        else:
+            self._steps.append(step)
+            self._t_ns.append(t_ns)
+            self._values.append(value)
+            self._last = None
+        self._num += 1
+        if len(self._values) > self._most:
+            self._steps, self._t_ns, self._values = self._steps[::2], self._t_ns[::2], self._values[::2]
+            self._stride *= 2
+            if (self._num - 1) % self._stride:
+                self._last = (step, t_ns, value)
+
+    @property
+    def num_points(self) -> int:
+        """Number of the points that came, whether or not they are kept."""
+        return self._num
+
+    @property
+    def newest(self) -> Point:
+        """The point that came last; IndexError if none did."""
+        return self._last or (self._steps[-1], self._t_ns[-1], self._values[-1])
+
+    def __len__(self) -> int:
+        return len(self._values) + (self._last is not None)
+
+    def __iter__(self) -> Iterator[Point]:
+        yield from zip(self._steps, self._t_ns, self._values, strict=True)
+        if self._last is not None:
+            yield self._last
+
+
+def thinned(points: Iterable[Point], most: int) -> list[Point]:
+    """Return at most `most` of the points: every k-th, the first and the last among them."""
+    every = list(points)
+    if len(every) <= most:
+        return every
+    stride = -(-(len(every) - 1) // max(1, most - 1))
+    return [*every[:-1:stride], every[-1]]

@@ -1,0 +1,156 @@
+"""Which names are those of secrets: `HF_TOKEN`, `--api-key`, `PGPASSWORD`, and not `max_tokens` or `tokenizer`.
+
+A name is judged by its whole words: what is hidden although it is no secret must be given again to reproduce a run.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import re
+from functools import lru_cache
+
+
+class Secrecy(enum.IntEnum):
+    """How surely a name is that of a secret.
+
+    `AMBIGUOUS` names, as `token` and `key`, are those of other things too: in prose and in source code, what stands
+    beside one of them is hidden only if it looks like a secret. Values of `LIKELY` and `AMBIGUOUS` names that can be no
+    secret, such as small numbers and paths, stay visible.
+    """
+
+    NONE = 0
+    AMBIGUOUS = 1
+    LIKELY = 2
+    CERTAIN = 3
+
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+def word_set(words: str) -> frozenset[str]:
+    """Give the words of a list."""
+    return frozenset(words.split())
+
+
+# Whose tokens, keys and passwords are written without a gap: SSHPASS, HFTOKEN, AWSKEY.
+_GLUED = (
+    "admin|anthropic|api|app|aws|azure|bot|client|db|deploy|docker|elastic|ftp|gcp|gh|git|github|gitlab|google|hf|http"
+    "|huggingface|kafka|kaggle|key|ldap|login|mail|mongo|mysql|openai|oracle|pg|postgres|proxy|rabbit|redis|registry"
+    "|service|session|smtp|sql|ssh|user|vnc|wandb|web"
+)
+# Secrets wherever such a word stands, alone or glued to others: DB_PASSWORD, PGPASSWORD, clientSecret, SECRET_KEY_BASE.
+_CERTAIN = re.compile(
+    r".*(?:password|passwd|passphrase|passwort|kennwort).*"
+    r"|.*(?:secrets?|apikeys?)|passcodes?|jwt|psk|authorization|j?sessionid|phpsessid"
+    r"|(?!old).+pwd"
+    rf"|(?:{_GLUED}|access|auth|bearer|csrf|id|oauth|refresh|sas|xsrf)tokens?"
+    rf"|(?:{_GLUED}|access|account|auth|encryption|license|master|private|priv|sas|signing|storage)keys?"
+    rf"|(?:{_GLUED}|keystore|my|root|store|sudo|truststore)(?:pass|pw)"
+)
+# As clear, but often the path of a file: GOOGLE_APPLICATION_CREDENTIALS.
+_LIKELY = re.compile(r".*credentials?|creds?")
+# Two words that are as clear: API_KEY_PROD, ACCESS_TOKEN_READ.
+_PAIRS = frozenset(
+    {
+        *((word, "key") for word in word_set("access api auth encryption private secret signing subscription")),
+        *((word, "token") for word in word_set("access api auth bearer oauth refresh session")),
+        ("auth", "header"),
+    }
+)
+# A name that ends so says something about a secret: SSH_KEY_FILE, password_length, token_type.
+_ABOUT = word_set(
+    "age arn count dim dir directory dirs enabled endpoint env expires expiry field file filename files folder"
+    " format len length limit manager max min mode name names num path paths policy prompt rate required rotation"
+    " size store timeout ttl type types url variable version"
+)
+# One that begins so asks or counts: has_password, num_secrets.
+_ASKED = word_set("has is max min n no num")
+# Words behind the one that counts: TOKEN_2, HF_TOKEN_READ, PASSWORD_B64.
+_DROPPED = word_set("b base default dev hex json new old org pem plain prod raw read ro rw staging str write")
+_EXTENSIONS = word_set("c cfg conf cpp cu h html ini ipynb jl js json log md py sh so sql toml ts txt xml yaml yml")
+# Of these, a name has several kinds; the word before tells: `pad_token` is a word of a text, `sort_key` a column.
+_NO_TOKEN = word_set(
+    "add added any assistant audio bad batch begin begins boa boi bos by class cls code context cross decoder"
+    " dist draft dummy encoder end eoi eos eot eov extra fake filler first forced gist global ignore image img in"
+    " input last latent loss mask max mem memory min n new newline next num oov out output pad patch per pool"
+    " pooling prev previous prompt query readout reg register response self sentence sep soi space special src"
+    " start stop sub suppress target text tgt think time total train unk valid video vision visual vocab word"
+)
+_NO_KEY = word_set(
+    "action any arg args arrow attention attn audio batch bucket by cache caption category checkpoint ckpt class"
+    " col column composite config content data dataset date default dict dst embedding enter entry env escape"
+    " experiment feature field file first foreign from function group head host hot image img in index input item"
+    " job join json k kv label last layer log logit logits lookup loss main map mask max message messages metric"
+    " min model module monitor n name natural nested new next num object obs observation old output param"
+    " parameter params parent partition path per prefix press prev primary prng prompt pub public q query question"
+    " random record reference resume return reward rng root row run s sample score search seed sort source split"
+    " src state study tag target text time timestamp to train translation unique v val value video weight weights"
+)
+_NO_PASS = word_set(
+    "backward band double fast first forward full high inference last low multi n next num one per prefill second"
+    " single third three train training two val validation"
+)
+_NO_PATTERN = word_set("exclude file glob ignore include key match name path regex search")
+_OF_ACCOUNTS = word_set(
+    "access admin anthropic api auth aws azure bearer bot client csrf deploy discord gcp gh git github gitlab"
+    " google hf hub huggingface jwt my npm oauth openai personal private pypi refresh secret service session"
+    " signing slack ssh stripe user wandb"
+)
+
+
+@lru_cache(maxsize=4096)
+def secrecy_of(name: str) -> Secrecy:
+    """Judge a name: a key with its parents (`workload.environ.HF_TOKEN`), a flag, a variable, a header."""
+    parents, _, last = name.strip("-").rpartition(".")
+    if last.lower() in _EXTENSIONS:
+        return Secrecy.NONE
+    inherited = secrecy_of(parents) if parents else Secrecy.NONE  # credentials.user, secrets.database
+    own = _of_words(last)
+    return own if inherited is Secrecy.AMBIGUOUS else max(own, inherited)
+
+
+def names_secret(name: str) -> bool:
+    """Tell whether what goes by a name is a secret, unless its value can be none."""
+    return secrecy_of(name) is not Secrecy.NONE
+
+
+def _of_words(name: str) -> Secrecy:
+    words = [word.lower() for word in _WORD.findall(name)]
+    while len(words) > 1 and words[-1] in _DROPPED:
+        words.pop()
+    if not words or words[-1] in _ABOUT or words[0] in _ASKED:
+        return Secrecy.NONE
+    if any(map(_CERTAIN.fullmatch, words)) or not _PAIRS.isdisjoint(itertools.pairwise(words)):
+        return Secrecy.CERTAIN
+    if any(map(_LIKELY.fullmatch, words)):
+        return Secrecy.LIKELY
+    return _of_noun(words[-1], words[-2] if len(words) > 1 else "", is_variable=name.isupper())
+
+
+def _of_noun(noun: str, before: str, *, is_variable: bool) -> Secrecy:
+    """Judge a name by its last word and the one before it; `is_variable` is one in capitals."""
+    match noun:
+        case "token" | "key":
+            return _unless(before, _NO_TOKEN if noun == "token" else _NO_KEY)
+        case "tokens" | "keys":
+            if not before:
+                return Secrecy.AMBIGUOUS if noun == "tokens" else Secrecy.NONE
+            ordinary = _NO_TOKEN if noun == "tokens" else _NO_KEY
+            is_secret = before in _OF_ACCOUNTS or (is_variable and before not in ordinary)
+            return Secrecy.LIKELY if is_secret else Secrecy.NONE
+        case "pass":
+            return _unless(before, _NO_PASS)
+        case "pat" | "pats":
+            return _unless(before, _NO_PATTERN)
+        case "bearer" | "cookie" | "cookies" | "pw":
+            return Secrecy.LIKELY
+        case "auth" | "pwd" | "sas" | "sig":
+            return _unless(before, frozenset())
+    return Secrecy.NONE
+
+
+def _unless(before: str, ordinary: frozenset[str]) -> Secrecy:
+    if before in ordinary:
+        return Secrecy.NONE
+    return Secrecy.LIKELY if before else Secrecy.AMBIGUOUS

@@ -1,0 +1,48 @@
+"""Lines or records of a job that cannot be true, and were left out: how many, and what was wrong, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pipeline.base.words import counted
+
+_MOST_NAMED = 3
+
+
+class DamagedError(ValueError):
+    """Error of a line that says what cannot be; its text is one of a few."""
+
+
+@dataclass(slots=True)
+class Damages:
+    """Lines or records that were left out of a file.
+
+    Attributes:
+        what: `line`, or whatever else the file has many of.
+        reasons: what was wrong, in words, each with the number of lines.
+        first: number of the first of them, from 1.
+    """
+
+    what: str = "line"
+    reasons: Counter[str] = field(default_factory=Counter)
+    first: int = 0
+
+    def __len__(self) -> int:
+        return self.reasons.total()
+
+    def add(self, reason: str, number: int, times: int = 1) -> None:
+        """Count what is wrong with the line of this number."""
+        if times:
+            self.reasons[reason] += times
+            self.first = self.first or number
+
+    def in_words(self) -> str:
+        """Return `3 lines (number 13 first): a step counts work again (2), no event (1)`; empty if none."""
+        if not self.reasons:
+            return ""
+        named = self.reasons.most_common(_MOST_NAMED)
+        more = len(self.reasons) - len(named)
+        reasons = ", ".join(f"{reason} ({number})" if len(self) > 1 else reason for reason, number in named)
+        first = f" (number {self.first}{' first' if len(self) > 1 else ''})" if self.first else ""
+        return f"{counted(len(self), self.what)}{first}: {reasons}" + (f", and {more} more" if more else "")

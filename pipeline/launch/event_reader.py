@@ -1,0 +1,314 @@
+"""Reads the events of a job that has ended, and leaves out what cannot be true.
+
+A job may write whatever it likes, and a file may be damaged or have two writers. What the orchestrator knows itself
+bounds every instant: when the process was started, when the job was released, and when it said that it is done or was
+gone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import layout, regular_files
+from pipeline.base.point_series import PointSeries
+from pipeline.launch import requests
+from pipeline.launch.damages import DamagedError
+from pipeline.launch.events import Epoch, Events, amount, count, whole
+from pipeline.launch.lifetime import WHOLE_TIME, Lifetime
+from pipeline.launch.steps import NO_EPOCH, Step, StepChain
+
+MOST_BYTES = 1 << 34
+_BLOCK_BYTES = 1 << 20
+_MOST_EPOCHS, _MOST_METRICS, _MOST_PARAMS, _MOST_TEXTS = 100_000, 1000, 1000, 100
+_MOST_PHASES = _MOST_PROCESSES = 10_000
+_MOST_SIZES = 1 << 22
+
+# As `workloads/client.py` writes it, or `json.dumps`: nearly all lines of a file.
+_STEP_LINE = re.compile(
+    rb'\{"event": ?"step", ?"t_ns": ?(\d{1,18}), ?"samples": ?(\d{1,15}(?:\.\d{1,18})?), ?'
+    rb'"total": ?(\d{1,15}(?:\.\d{1,18})?), ?"epoch": ?(null|\d{1,18})\}\n'
+)
+# Many of them, the numbers of which are whole; without these characters, they are nothing but numbers and commas.
+_STEP_LINES = re.compile(
+    rb'(?:\{"event": ?"step", ?"t_ns": ?\d{1,18}, ?"samples": ?\d{1,15}, ?"total": ?\d{1,15}, ?'
+    rb'"epoch": ?(?:null|\d{1,18})\}\n)*+'
+)
+_BETWEEN_NUMBERS = b'{}":_ \nabcdefghijklmnopqrstuvwxyz'
+_LARGE_BYTES, _MANY_BYTES = 1 << 20, 1 << 14
+"""In a file of this size, so many bytes of steps are read at once, by numpy: a tenth of the time."""
+
+_LOOPS = ("host_loop_before_ms", "host_loop_after_ms")
+_SLACK_S, _SLACK_SHARE = 0.01, 0.01
+"""By so much an epoch may be longer than there was time for it: a job may measure it by another clock."""
+
+_LATE_S, _LATE_SHARE = 0.5, 0.1
+"""By so much longer than the time since the one before: a job may report that one late."""
+
+_NO_EVENT = "no event"
+_OUTSIDE = "an instant outside the life of the job"
+
+
+def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
+    """Return the events of a job that has ended; a job that wrote none has an empty record.
+
+    Args:
+        path: of the events.
+        lifetime: of the job, as the orchestrator saw it.
+    """
+    events = Events()
+    reader = _Reader(events, path, lifetime)
+    try:
+        events.requests = requests.read(path.with_name(layout.REQUESTS), lifetime)
+    except ValueError as error:
+        events.errors.append({"type": "RequestFileError", "message": str(error)})
+    try:
+        if (size := regular_files.size_of(path)) > MOST_BYTES:
+            limit = f"{MOST_BYTES / 2**30:g} GiB"
+            events.errors.append({"type": "EventFileError", "message": _too_large(path, size, limit)})
+        else:
+            reader.read(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        events.errors.append({"type": "EventFileError", "message": f"{path.name} cannot be read: {error.strerror}"})
+    return events
+
+
+def _too_large(path: Path, size: int, limit: str) -> str:
+    return f"{path.name} has {size / 2**30:.3g} GiB, and at most {limit} are read; report larger steps"
+
+
+class _Reader:
+    def __init__(self, events: Events, path: Path, lifetime: Lifetime) -> None:
+        self._events, self._lifetime = events, lifetime
+        self._number = 0  # of the line
+        self._is_large = False
+        self._no_many_until = 0
+        self._chain: StepChain | None = None
+        self._since_step_ns: int | None = None
+        self._epoch_end_ns = 0  # the earliest at which the last epoch can have ended
+        self._output_bytes = (_size(path.with_name(layout.STDOUT)), _size(path.with_name(layout.STDERR)))
+        self._kinds: dict[str, Callable[[dict[str, Any]], None]] = {
+            "step": self._step,
+            "epoch": self._epoch,
+            "metric": self._metric,
+            "param": self._param,
+            "error": self._error,
+            "phase": self._phase,
+            "wrong": self._wrong,
+            "process": self._process,
+            "written": self._written,
+            "started": self._started,
+            "process_ended": self._process_ended,
+        }
+
+    def read(self, path: Path) -> None:
+        """Add the lines of a file."""
+        self._is_large = regular_files.size_of(path) >= _LARGE_BYTES
+        for block in regular_files.line_blocks(path, _BLOCK_BYTES):
+            begin = self._no_many_until = 0
+            while begin < len(block):
+                end = self._add_many(block, begin)
+                if end == begin:
+                    end = block.find(b"\n", begin) + 1 or len(block)
+                    self._number += 1
+                    self._add_line(block[begin:end])
+                begin = end
+        if self._chain is not None:
+            self._events.steps = self._chain.finish(self._since_step_ns)
+
+    def _add_many(self, block: bytes, begin: int) -> int:
+        """Add the steps from here on if they are many, and as they should be; returns where they end."""
+        if begin < self._no_many_until or len(block) - begin < _MANY_BYTES or not self._is_large or self._chain is None:
+            return begin
+        found = _STEP_LINES.match(block, begin)
+        end = found.end() if found is not None else begin
+        self._no_many_until = end
+        if end - begin < _MANY_BYTES:
+            return begin
+        import numpy as np
+
+        text = block[begin:end].translate(None, _BETWEEN_NUMBERS).replace(b",,", b",-1,")
+        numbers = np.fromstring(text[1:] + (b"-1" if text.endswith(b",") else b""), np.int64, sep=",").reshape(-1, 4)
+        columns = [np.ascontiguousarray(column) for column in numbers.T]
+        columns[3][columns[3] == -1] = NO_EPOCH
+        if columns[0][-1] > self._lifetime.end_ns or not self._chain.add_many(self._number + 1, *columns):
+            return begin
+        self._number += len(numbers)
+        self._since_step_ns = None
+        return end
+
+    def _add_line(self, line: bytes) -> None:
+        try:
+            if (found := _STEP_LINE.fullmatch(line)) is not None:
+                t_ns, samples, total, epoch = found.groups()
+                number = NO_EPOCH if epoch == b"null" else int(epoch)
+                self._add_step(Step(int(t_ns), float(samples), float(total), number, self._number))
+            else:
+                self._add(line)
+        except DamagedError as error:
+            self._damage(str(error))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+            if line.endswith(b"\n") or len(line) >= _BLOCK_BYTES:  # a job that is killed leaves a torn last line
+                self._damage(_NO_EVENT)
+
+    def _damage(self, reason: str) -> None:
+        if self._chain is not None:
+            self._chain.note_lost()
+        self._events.damages.add(reason, self._number)
+
+    def _add(self, line: bytes) -> None:
+        event = json.loads(line)
+        kind = event["event"]
+        self._kinds[kind](event)
+        if kind != "step" and type(t_ns := event.get("t_ns")) is int:
+            self._since_step_ns = max(t_ns, self._since_step_ns or 0)
+
+    def _instant(self, event: dict[str, Any]) -> int:
+        t_ns = count(event["t_ns"])
+        if not self._lifetime.begin_ns <= t_ns <= self._lifetime.end_ns:
+            raise DamagedError(_OUTSIDE)
+        return t_ns
+
+    def _started(self, event: dict[str, Any]) -> None:
+        t_ns = self._instant(event)
+        if t_ns < self._lifetime.released_ns:
+            raise DamagedError("a start before the job was released")
+        if self._chain is not None:
+            raise DamagedError("a second start")
+        self._events.started_ns = self._epoch_end_ns = t_ns
+        self._chain = StepChain(t_ns, self._events.damages.add)
+
+    def _step(self, event: dict[str, Any]) -> None:
+        samples = event.get("samples")
+        number = NO_EPOCH if event["epoch"] is None else whole(event["epoch"])
+        done = None if samples is None else amount(samples)
+        self._add_step(Step(count(event["t_ns"]), done, amount(event["total"]), number, self._number))
+
+    def _add_step(self, step: Step) -> None:
+        if self._chain is None or step.t_ns < self._chain.start_ns:
+            raise DamagedError("a step before the start of the work")
+        if step.t_ns > self._lifetime.end_ns:
+            raise DamagedError(_OUTSIDE)
+        self._chain.add(step)
+        self._since_step_ns = None
+
+    def _epoch(self, event: dict[str, Any]) -> None:
+        try:
+            self._add_epoch(event)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            self._events.lacks_epochs = True
+            raise
+
+    def _add_epoch(self, event: dict[str, Any]) -> None:
+        events, t_ns = self._events, self._instant(event)
+        figures = {str(name): _number(value) for name, value in event["metrics"].items()}
+        epoch = Epoch(whole(event["epoch"]), t_ns, _number(event["seconds"]), figures)
+        if not (0 <= epoch.seconds < math.inf and 0 <= figures.get("validation_s", 0.0) < math.inf):
+            raise DamagedError("an epoch of a time that cannot be")
+        if events.started_ns is None or t_ns < events.started_ns:
+            raise DamagedError("an epoch before the start of the work")
+        if events.epochs and (epoch.number <= events.epochs[-1].number or t_ns < events.epochs[-1].t_ns):
+            raise DamagedError("an epoch that was reported before, or out of order")
+        since_s = (t_ns - (events.epochs[-1].t_ns if events.epochs else events.started_ns)) / 1e9
+        left_s = (t_ns - self._epoch_end_ns) / 1e9
+        is_longer = epoch.whole_s > (1 + _LATE_SHARE) * since_s + _LATE_S and since_s > _LATE_SHARE * epoch.whole_s
+        if is_longer or epoch.whole_s > (1 + _SLACK_SHARE) * left_s + _SLACK_S:
+            raise DamagedError("an epoch longer than the time since the one before")
+        if len(events.epochs) == _MOST_EPOCHS:
+            raise DamagedError(f"more than {_MOST_EPOCHS} epochs")
+        events.epochs.append(epoch)
+        self._epoch_end_ns = min(self._epoch_end_ns + int(epoch.whole_s * 1e9), t_ns)
+        if self._chain is not None and (last_ns := self._chain.last_ns(epoch.number)) is not None:
+            validated_ns = int((epoch.whole_s - epoch.seconds) * 1e9)
+            self._epoch_end_ns = max(self._epoch_end_ns, min(last_ns + validated_ns, t_ns))
+
+    def _metric(self, event: dict[str, Any]) -> None:
+        name, step, t_ns, value = (
+            str(event["name"]),
+            whole(event["step"]),
+            self._instant(event),
+            _number(event["value"]),
+        )
+        if name in _LOOPS and not 0 < value * 1e6 <= t_ns - self._lifetime.begin_ns:
+            raise DamagedError("a time that cannot be")
+        series = self._events.metrics.get(name)
+        if series is None:
+            if len(self._events.metrics) == _MOST_METRICS:
+                raise DamagedError(f"more than {_MOST_METRICS} metrics")
+            series = self._events.metrics[name] = PointSeries()
+        elif series.newest == (step, t_ns, value):
+            raise DamagedError("a metric that was reported before")
+        series.append(step, t_ns, value)
+
+    def _param(self, event: dict[str, Any]) -> None:
+        params = {str(name): str(value) for name, value in event["params"].items()}
+        known = self._events.params
+        # A figure is made of such a one (`units.second_units`).
+        if any("_per_" in name and known.get(name, value) != value for name, value in params.items()):
+            raise DamagedError("a param with another value than before")
+        if len(known | params) > _MOST_PARAMS:
+            raise DamagedError(f"more than {_MOST_PARAMS} params")
+        known.update(params)
+
+    def _error(self, event: dict[str, Any]) -> None:
+        errors = self._events.errors
+        errors.append({str(name): str(value) for name, value in event.items()})
+        del errors[_MOST_TEXTS:-1]
+
+    def _phase(self, event: dict[str, Any]) -> None:
+        phases, name, t_ns = self._events.phases, str(event["name"]), self._instant(event)
+        if phases and t_ns < phases[-1][1]:
+            raise DamagedError("a phase before the one before")
+        if len(phases) == _MOST_PHASES:
+            raise DamagedError(f"more than {_MOST_PHASES} phases")
+        phases.append((name, t_ns))
+
+    def _wrong(self, event: dict[str, Any]) -> None:
+        self._events.num_wrong += 1
+        if len(self._events.wrong) < _MOST_TEXTS:
+            self._events.wrong.append(str(event["what"]))
+
+    def _process(self, event: dict[str, Any]) -> None:
+        if len(self._events.processes) == _MOST_PROCESSES:
+            raise DamagedError(f"more than {_MOST_PROCESSES} processes")
+        self._events.processes.append(count(event["pid"]))
+
+    def _process_ended(self, event: dict[str, Any]) -> None:
+        t_ns = self._instant(event)
+        if self._events.ended_ns is not None or t_ns < (self._events.started_ns or 0):
+            raise DamagedError("an end before the start, or a second one")
+        self._events.ended_ns = t_ns
+
+    def _written(self, event: dict[str, Any]) -> None:
+        written = self._events.written
+        now = self._instant(event), count(event["stdout"]), count(event["stderr"])
+        if any(size > most for size, most in zip(now[1:], self._output_bytes, strict=True)):
+            raise DamagedError("more output than there is")
+        columns = (written.t_ns, written.stdout, written.stderr)
+        if written.t_ns and any(value < column[-1] for value, column in zip(now, columns, strict=True)):
+            raise DamagedError("less output than before")
+        if len(written.t_ns) == _MOST_SIZES:
+            raise DamagedError(f"more than {_MOST_SIZES} sizes of output")
+        for column, value in zip(columns, now, strict=True):
+            column.append(value)
+
+
+def _number(value: Any) -> float:
+    """Return a number, finite or not: a job says with NaN that its loss is none."""
+    if type(value) not in (int, float):
+        raise TypeError(value)
+    return float(value)
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of an output; no limit if it cannot be read."""
+    try:
+        return regular_files.size_of(path)
+    except OSError:
+        return 2**63

@@ -1,0 +1,107 @@
+"""How programs say that they ran out of memory: of a device or of the host, in whatever language they are written.
+
+No such case, although it reads like one, is a disk or a quota that is full, shared memory of a multiprocessor, a
+message that is too long for its channel, or a line that says how the program went on.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TYPES = frozenset(
+    (
+        *("MemoryError", "_ArrayMemoryError", "ArrowMemoryError", "OutOfMemoryError", "OutOfMemoryException"),
+        *("OutOfMemory", "ResourceExhaustedError", "bad_alloc", "BadAlloc", "out_of_memory"),
+    )
+)
+"""The last parts of names of exceptions: of Python, numpy, pyarrow, torch, cupy, TensorFlow, paddle, C++, Java."""
+
+_NEVER = frozenset(
+    (
+        *("AssertionError", "AttributeError", "KeyboardInterrupt", "NameError", "TypeError", "UnboundLocalError"),
+        *("FileExistsError", "FileNotFoundError", "IsADirectoryError", "NotADirectoryError", "PermissionError"),
+        *("ImportError", "ModuleNotFoundError", "IndentationError", "SyntaxError"),
+        *("IndexError", "KeyError", "ZeroDivisionError"),
+    )
+)
+"""Exceptions that are never about memory, whatever a name in their message is."""
+
+_OF_WHAT = r"(?:(?:gpu|cuda|hip|xpu|device|host|system|video|virtual|physical|heap|cpu)[ -])?"
+_WORDS = re.compile(
+    "|".join(
+        (
+            # torch, JAX, CUDA, cupy, HIP, Julia, Go, Java, Node: "Out of memory", "out of GPU memory", "out-of-memory"
+            rf"\bout[ -]of[ -]{_OF_WHAT}memory\b",
+            rf"\b(?:not enough|insufficient|no available) {_OF_WHAT}memory\b",
+            r"\bheap space\b|\bheap limit\b|\bheap out of memory\b",
+            # CUDA, cuBLAS, cuDNN, cuFFT, cuRAND, cuSOLVER, HIP and their like, as names of a status
+            r"ALLOC(?:ATION)?_FAILED\b|AllocFailed\b|cudaErrorMemoryAllocation|hipErrorMemoryAllocation|"
+            r"ERROR_OUT_OF_(?:DEVICE_|HOST_)?MEMORY|ErrorOutOfMemory|rocblas_status_memory_error|"
+            r"CL_MEM_OBJECT_ALLOCATION_FAILURE|CL_OUT_OF_HOST_MEMORY",
+            r"\bbad[_ ]alloc\b|\bbad allocation\b|\bBadAlloc\b",
+            # TensorFlow, XLA
+            r"\bOOM when allocating\b|RESOURCE_EXHAUSTED\b|\bResource exhausted:|Dst tensor is not initialized",
+            # numpy, torch on the CPU, onnxruntime, R, the C library
+            r"\b(?:can(?:no|')t|can not|could not|couldn't|unable to|failed to) (?:re)?allocate\b"
+            r".*(?:memory|\bbytes\b|[\d.]\s*[KMGTP]i?B\b|\b(?:buffer|tensor|array|vector)\b)",
+            r"\b(?:malloc|realloc|calloc|mmap|cu(?:da)?Mem?Alloc\w*|cudaMalloc\w*|hipMalloc\w*)\b.{0,40}\bfailed\b",
+            r"\bmemory allocation\b.{0,30}\b(?:fail\w*|error)|\bGPU memory\b.*\bcould not be allocated\b",
+            r"\bENOMEM\b|\[Errno 12\]",
+            # the kernel, Slurm, containers
+            r"\boom[-_ ]?kill(?:ed|er)?\b|\bOOMKilled\b",
+        )
+    ),
+    re.IGNORECASE,
+)
+_OTHERWISE = re.compile(
+    r"No space left on device|Disk quota exceeded|Too many open files|larger than max|message length|quota|rate limit|"
+    r"too many requests|shared memory\(shm\)",
+    re.IGNORECASE,
+)
+_DEALT_WITH = re.compile(
+    r"\bretrying\b|\bwill retry\b|\btr(?:y|ies|ying) again\b|\brecover(?:ed|ing|s)\b|\bfall(?:s|ing)? back\b|"
+    r"\bgo(?:es|ing) on\b|(?<!try )(?<!consider )(?<!by )\b(?:reducing|halving|decreasing|lowering|shrinking)\b|"
+    r"\b(?:skipping|skipped|continuing)\b",
+    re.IGNORECASE,
+)
+_ONLY_MENTIONED = re.compile(
+    r"\bwarn(?:ing)?\b|\b(?:info|debug|hint|tip|note)\b:?|\bcaught\b|\bhandled\b|\bavoid\w*|\bprevent\w*|"
+    r"\b(?:no longer|never|in case of|if|may|might|would)\b|\bcould\b(?! not)",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"(?<=[.;!])\s+")
+
+
+def has_memory_type(kind: str) -> bool:
+    """Whether an exception is about memory by its name, with or without that of its module."""
+    return kind.rpartition(".")[2].rpartition("::")[2] in _TYPES
+
+
+def is_memory_error(kind: str, message: str) -> bool:
+    """Whether an exception says that memory ran out.
+
+    Args:
+        kind: its name, as Python prints it.
+        message: its text, of several lines or none.
+    """
+    name = kind.rpartition(".")[2]
+    if name in _NEVER or _OTHERWISE.search(message):
+        return False
+    return has_memory_type(kind) or any(_WORDS.search(line) for line in message.splitlines())
+
+
+def is_memory_line(line: str) -> bool:
+    """Whether a line of output says that memory ran out, and neither that the program goes on nor what one could do."""
+    if _OTHERWISE.search(line) or is_recovery(line):
+        return False
+    sentences = _SENTENCE_END.split(line)
+    return any(_has_memory_words(sentence) and not _ONLY_MENTIONED.search(sentence) for sentence in sentences)
+
+
+def is_recovery(line: str) -> bool:
+    """Whether a line of output says that the program goes on after a failure."""
+    return bool(_DEALT_WITH.search(line))
+
+
+def _has_memory_words(sentence: str) -> bool:
+    return bool(_WORDS.search(sentence)) or has_memory_type(sentence.partition(":")[0].strip())

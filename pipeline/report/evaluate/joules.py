@@ -1,0 +1,25 @@
+"""Energies in a unit that people read: `4.56 mJ` and not `0.00456 J`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from pipeline.report.evaluate.statistics import Estimate
+
+JOULE = "J"
+_PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "u"))
+_LEAST = 0.1
+"""The highest of figures that share a unit is at least so much of it, as far as there is a smaller one."""
+
+
+def prefix_of(energies_j: Iterable[float]) -> tuple[float, str]:
+    """Return the prefix of a unit for some energies in J, and how many joules one with it is."""
+    highest = max(energies_j, default=1.0)
+    return next(((scale, prefix) for scale, prefix in _PREFIXES if highest >= _LEAST * scale), _PREFIXES[-1])
+
+
+def scaled(estimate: Estimate, scale: float) -> Estimate:
+    """Return an estimate in units of `scale`."""
+    low, high = (None if end is None else end / scale for end in (estimate.low, estimate.high))
+    return dataclasses.replace(estimate, median=estimate.median / scale, low=low, high=high)

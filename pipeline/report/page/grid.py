@@ -1,0 +1,218 @@
+"""The grids of a page: a row for each case, a column for each kind of sharing, in a cell a figure with its interval."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.base.modes import SERIAL, Mode
+from pipeline.base.normalise import SPEEDUP
+from pipeline.base.words import counted
+from pipeline.report.evaluate import beside
+from pipeline.report.evaluate.beside import Shared
+from pipeline.report.evaluate.cells import Case, Cell, by_place, cases_of, metrics_in, modes_in
+from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
+from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_FOR_INTERVAL, Estimate
+from pipeline.report.evaluate.verdicts import Verdict, Winner
+from pipeline.report.evaluate.wording import ENDINGS, INVALID
+from pipeline.report.figures.bars import NOT_SUSTAINED
+from pipeline.report.page.table_format import brief
+from pipeline.report.read.records import Study
+
+BEST, OPEN = "best", "open"
+"""States of entries: of the fastest mode, and of one that is not told apart from the fastest median."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A figure, `6.80 (6.44-7.29)`, or what came instead, `oom`; and what tells it from others in its place."""
+
+    text: str
+    detail: str = ""
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A case, with the entries of each kind of sharing.
+
+    Attributes:
+        consists: of which jobs a mix is.
+        measure: what the figures are, where it is not what the grid is about.
+    """
+
+    case: str
+    consists: str
+    degree: int
+    measure: str = ""
+    entries: tuple[tuple[Entry, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Lines below the kinds of sharing that they have entries for."""
+
+    title: str
+    modes: tuple[Mode, ...]
+    lines: tuple[Line, ...]
+    note: str
+
+    @property
+    def has_measures(self) -> bool:
+        """Return whether a line says what its figures are."""
+        return any(line.measure for line in self.lines)
+
+    @property
+    def by_case(self) -> list[tuple[tuple[str, str], list[Line]]]:
+        """The lines of each case that follow each other, with the case and of what it consists."""
+        cases = itertools.groupby(self.lines, key=lambda line: (line.case, line.consists))
+        return [(case, list(lines)) for case, lines in cases]
+
+
+def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]) -> list[Grid]:
+    """Return the grids that have a line: speed in each mode, and what services and other jobs take from each other."""
+    consists = _consists(study)
+    return [grid for grid in (_speed(cells, verdicts, winners, consists), _beside(cells, consists)) if grid.lines]
+
+
+def _speed(
+    cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner], consists: Mapping[Case, str]
+) -> Grid:
+    """Return the gain of each case in each mode; of services at a given rate, their latency instead."""
+    best = {(winner.case, winner.degree): winner for winner in winners}
+    ran = [cell for cell in cells if not (cell.is_derived and cell.num_given)]
+    places = {
+        place: members for place, members in by_place(ran).items() if any(cell.sharing != SERIAL for cell in members)
+    }
+    modes = tuple(modes_in([cell for members in places.values() for cell in members]))
+    lines = []
+    for (case, degree), members in places.items():
+        winner, name = best.get((case, degree)), _measure(members)
+        if not name and any(cell.is_ranked for cell in members):
+            continue  # different jobs, of which the rate of some is given: their work adds up to nothing
+        entries = [[_entry(cell, name, winner) for cell in members if cell.sharing == mode] for mode in modes]
+        if winner is not None and SERIAL in modes and not entries[modes.index(SERIAL)]:
+            entries[modes.index(SERIAL)] = [Entry(text="1", state=_state(SERIAL.label, winner))]
+        lines.append(
+            Line(
+                case=case.label,
+                consists=consists.get(case, ""),
+                degree=degree,
+                measure="" if name in ("", SPEEDUP) else _title(name, members),
+                entries=tuple(map(tuple, entries)),
+            )
+        )
+    return Grid(title="Speed of all jobs over one after another", modes=modes, lines=tuple(lines), note=_note(verdicts))
+
+
+def _measure(cells: Sequence[Cell]) -> str:
+    """Return the quantity by which cells are compared: the gain, or else the first that any of them has."""
+    ranked = [cell for cell in cells if cell.is_ranked]
+    names = dict.fromkeys([SPEEDUP, *(name for cell in ranked for name in cell.speed)])
+    return next((name for name in names if any(name in cell.estimates for cell in ranked)), "")
+
+
+def _title(name: str, cells: Sequence[Cell]) -> str:
+    metric = metrics_in(cells)[name]
+    return f"{metric.title} ({metric.unit})" if metric.unit else metric.title
+
+
+def _entry(cell: Cell, name: str, winner: Winner | None) -> Entry:
+    if cell.is_wholly_invalid:
+        return Entry(text=INVALID, detail=cell.detail)
+    if not cell.is_ranked:
+        return Entry(text=ENDINGS[cell.finding].label if cell.finding in ENDINGS else "", detail=cell.detail)
+    if is_latency(name) and cell.num_saturated:
+        return Entry(text=NOT_SUSTAINED, detail=cell.detail)
+    if name not in cell.estimates:
+        return Entry(text="", detail=cell.detail)
+    figure = _figure(cell.estimates[name], is_ratio=name == SPEEDUP)
+    return Entry(text=f"{figure}*" if cell.marks else figure, detail=cell.detail, state=_state(cell.mode, winner))
+
+
+def _state(mode: str, winner: Winner | None) -> str:
+    if winner is None:
+        return ""
+    if winner.mode is None:
+        return OPEN if mode in winner.tied else ""
+    return BEST if mode == winner.mode else ""
+
+
+def _figure(estimate: Estimate, *, is_ratio: bool = True) -> str:
+    """Return an estimate as `6.80 (6.44-7.29)`; the interval is left out where it says nothing."""
+    low, high = estimate.low, estimate.high
+    form: Callable[[float], str] = "{:.2f}".format if is_ratio else brief
+    if low is None or high is None or low == high:
+        return "1" if estimate.median == 1 else form(estimate.median)
+    return f"{form(estimate.median)} ({form(low)}-{form(high)})"
+
+
+def _note(verdicts: Sequence[Verdict]) -> str:
+    number = counted(len([verdict for verdict in verdicts if verdict.ratio is not None]), "comparison")
+    return (
+        "Bold: faster than every other mode of its row. Grey: not told apart from the highest median of its row. "
+        f"Intervals (from {MIN_FOR_INTERVAL} blocks on) are 95 % each, one by one; verdicts (from {MIN_BLOCKS} blocks "
+        f"on) are corrected over all of {number}: an interval may exclude 1 where there is no verdict."
+    )
+
+
+def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
+    """Return what services and other jobs take from each other, a line for each thing that is kept or paid."""
+    by_case: dict[Case, list[Shared]] = defaultdict(list)
+    for share in beside.shared(cells):
+        by_case[share.cell.case].append(share)
+    modes = tuple(modes_in([share.cell for members in by_case.values() for share in members]))
+    lines = [
+        Line(
+            case=case.label,
+            consists=consists.get(case, ""),
+            degree=len(case.workloads),
+            measure=measure,
+            entries=tuple(tuple(entry for sharing, entry in entries if sharing == mode) for mode in modes),
+        )
+        for case, members in by_case.items()
+        for measure, entries in _shared(members)
+    ]
+    note = (
+        "Against the same jobs alone, in the same block: medians and 95 % t intervals, one by one. Throughput: 1 is as "
+        "fast as alone. Latency: 1 is as long as alone. Energy: of the whole GPU, over that of each job alone."
+    )
+    return Grid(title="Services beside other jobs: what each keeps", modes=modes, lines=tuple(lines), note=note)
+
+
+def _shared(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[Mode, Entry]]]]:
+    """Yield each measure of a mix with its entries: throughput and latency of each workload, and energy."""
+    by_workload: dict[str, list[Shared]] = defaultdict(list)
+    for share in members:
+        by_workload[share.workload].append(share)
+    for workload, shares in by_workload.items():
+        if any(share.kept is not None for share in shares):
+            yield f"throughput kept by {workload}", [_make_kept_entry(share.cell, share.kept) for share in shares]
+        title = "p99" if any(share.p99 is not None for share in shares) else "mean"
+        latencies = [(share.cell, share.p99 if title == "p99" else share.mean) for share in shares]
+        if any(latency is not None for _, latency in latencies):
+            missing = {id(cell): NOT_SUSTAINED for cell, _ in latencies if cell.num_saturated}
+            entries = [_make_kept_entry(cell, latency, missing.get(id(cell), "")) for cell, latency in latencies]
+            yield f"{title} latency of {workload}", entries
+    mixes = list({id(share.cell): share.cell for share in members}.values())
+    if any(ENERGY_VS_ALONE in cell.estimates for cell in mixes):
+        yield "energy of all", [_make_kept_entry(cell, cell.estimates.get(ENERGY_VS_ALONE)) for cell in mixes]
+
+
+def _make_kept_entry(cell: Cell, estimate: Estimate | None, missing: str = "") -> tuple[Mode, Entry]:
+    if estimate is None:
+        return cell.sharing, Entry(text=missing, detail=cell.detail)
+    return cell.sharing, Entry(text=f"{_figure(estimate)}{'*' if cell.marks else ''}", detail=cell.detail)
+
+
+def _consists(study: Study) -> dict[Case, str]:
+    """Return of which jobs each mix is, by size: `L: resnet152_imagenet bs32; S: resnet26_cifar10 bs128`."""
+    case_of = cases_of(study)
+    letters: dict[Case, dict[str, str]] = defaultdict(dict)
+    for row in study.rows:
+        for job in row.jobs if row.is_mix else ():
+            if job.size:
+                letters[case_of[row.run_id]][job.size] = job.label
+    return {case: "; ".join(f"{size}: {sizes[size]}" for size in sorted(sizes)) for case, sizes in letters.items()}

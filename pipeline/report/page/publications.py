@@ -1,0 +1,96 @@
+"""The tables of publications as the page has them: what differs from a publication is said once, above its table."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.report.evaluate.paper import Agreement
+from pipeline.report.page.table_format import Table, Values
+
+_IN_FILES_ONLY = ("low", "high", "mind")
+_AGREEMENT, _DIFFERENCE, _MIND = "agreement", "by how much", "mind"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Findings of a publication that stand to ours in the same way, and what differs for all of them, in a sentence."""
+
+    table: Table
+    differs: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A publication beside a study: what was measured at its settings and at others, and how much was not measured."""
+
+    name: str
+    about: str
+    same: Compared
+    other: Compared
+    num_absent: int
+
+
+def by_agreement(table: Table) -> Publication:
+    """Return the findings of a publication by how they can be compared."""
+    agreement = table.columns.index(_AGREEMENT)
+    rows: dict[str, list[Values]] = defaultdict(list)
+    for row in table.rows:
+        rows[str(row[agreement])].append(row)
+    absent, other = rows.pop(Agreement.NOT_MEASURED.value, []), rows.pop(Agreement.OTHER_SETTINGS.value, [])
+    same = [row for row in table.rows if str(row[agreement]) in rows]
+    return Publication(
+        name=table.name,
+        about=table.about,
+        same=Compared(table=_without(table, same, _IN_FILES_ONLY), differs=_describe_parts(_parts(table, same, _MIND))),
+        other=_at_other_settings(table, other),
+        num_absent=len(absent),
+    )
+
+
+def _at_other_settings(table: Table, rows: Sequence[Values]) -> Compared:
+    """Return findings whose settings are others: those of some rows of a case stand there, all others above."""
+    case, difference = table.columns.index("case"), table.columns.index(_DIFFERENCE)
+    settings: dict[Values, set[str]] = {row: set(_split(row[difference])) for row in rows}
+    cases = {
+        key: list(members)
+        for key, members in itertools.groupby(sorted(rows, key=lambda row: str(row[case])), key=lambda row: row[case])
+    }
+    of_cases = [
+        part
+        for part in _parts(table, rows, _DIFFERENCE)
+        if all(len({part in settings[row] for row in members}) == 1 for members in cases.values())
+    ]
+    settings_of_row = {row: "; ".join(part for part in _split(row[difference]) if part not in of_cases) for row in rows}
+    brief = [
+        tuple(settings_of_row[row] or None if place == difference else value for place, value in enumerate(row))
+        for row in rows
+    ]
+    hidden = [*_IN_FILES_ONLY, _AGREEMENT, *([] if any(settings_of_row.values()) else [_DIFFERENCE])]
+    shown = _without(table, brief, hidden)
+    columns = tuple("other settings" if head == _DIFFERENCE else head for head in shown.columns)
+    differs = _describe_parts([*_parts(table, rows, _MIND), *of_cases])
+    return Compared(table=dataclasses.replace(shown, columns=columns), differs=differs)
+
+
+def _parts(table: Table, rows: Sequence[Values], column: str) -> list[str]:
+    """Return what the rows say in a column, each part once."""
+    place = table.columns.index(column)
+    return list(dict.fromkeys(part for row in rows for part in _split(row[place])))
+
+
+def _split(value: object) -> list[str]:
+    return [part for part in str(value or "").split("; ") if part]
+
+
+def _describe_parts(parts: Sequence[str]) -> str:
+    return f"Not as in the paper: {'; '.join(parts)}." if parts else ""
+
+
+def _without(table: Table, rows: Sequence[Values], hidden: Sequence[str]) -> Table:
+    kept = [head not in hidden for head in table.columns]
+    columns = tuple(itertools.compress(table.columns, kept))
+    return dataclasses.replace(table, columns=columns, rows=tuple(tuple(itertools.compress(row, kept)) for row in rows))

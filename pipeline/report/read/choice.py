@@ -1,0 +1,106 @@
+"""The part of an experiment that a report is about: chosen by a user, and either real or simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pipeline.base.errors import ConfigError
+from pipeline.base.words import counted
+from pipeline.report.read.records import Row
+
+STUDY, DEVICE = "--study", "--device"
+"""Options of the report."""
+
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The rows that a user wants; all of them if nothing is named.
+
+    Attributes:
+        studies: ids of starts of the orchestrator, as the tag `collocation.study` has them.
+        devices: names, or parts of names that only one device has; of a simulated one with that word before it.
+    """
+
+    studies: Sequence[str] = ()
+    devices: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.studies or self.devices)
+
+    @property
+    def words(self) -> str:
+        """The options of the report that make this choice."""
+        return shlex.join([*_repeat(STUDY, self.studies), *_repeat(DEVICE, self.devices)])
+
+    def check(self, rows: Sequence[Row]) -> Choice:
+        """Return the choice with devices by their whole names.
+
+        Raises:
+            ConfigError: no row is of a study or a device that it names, or it names real and simulated devices.
+        """
+        for study in self.studies:
+            if study not in {row.start for row in rows}:
+                raise ConfigError(
+                    f"{STUDY} {study}: there is no such study; there is: {_list(map(_study, _by_study(rows)))}"
+                )
+        chosen = [row for row in rows if row.start in self.studies or not self.studies]
+        devices = Counter(row.device_in_words for row in chosen)
+        names = tuple(_find(device, devices) for device in self.devices)
+        if len({row.is_simulated for row in chosen if row.device_in_words in names}) > 1:
+            raise ConfigError(f"{self.words}: a report is of real devices or of simulated ones; write one of each")
+        return dataclasses.replace(self, devices=names)
+
+    def includes(self, row: Row) -> bool:
+        """Return whether a row is of a study and a device of this choice, which is checked."""
+        is_of_study = not self.studies or row.start in self.studies
+        return is_of_study and (not self.devices or row.device_in_words in self.devices)
+
+
+def separate_simulated(rows: Sequence[Row]) -> tuple[list[Row], Mapping[str, int]]:
+    """Return the rows of real devices, or all if none is; and how many simulated ones are left out, by reason."""
+    real = [row for row in rows if not row.is_simulated]
+    devices = Counter(row.device_in_words for row in rows if row.is_simulated) if real else Counter[str]()
+    left_out = {f"{name}; {shlex.join([DEVICE, name])} shows them": number for name, number in devices.items()}
+    return real or list(rows), left_out
+
+
+def _repeat(option: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+def _find(name_or_part: str, devices: Mapping[str, int]) -> str:
+    """Return the one device of this name, or the one with it in its name."""
+    same = [name for name in devices if name.casefold() == name_or_part.casefold()]
+    matches = same or [name for name in devices if name_or_part.casefold() in name.casefold()]
+    if len(matches) != 1:
+        wrong = f"{len(matches)} devices have that in their names" if matches else "there is no such device"
+        raise ConfigError(f"{DEVICE} {name_or_part}: {wrong}; there is: {_list(matches or devices)}")
+    return matches[0]
+
+
+def _list(names: Iterable[str]) -> str:
+    all_names = list(names)
+    more = len(all_names) - _MOST_NAMED
+    return ", ".join([*all_names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none"
+
+
+def _by_study(rows: Iterable[Row]) -> list[list[Row]]:
+    """Return the rows of each start, the newest first."""
+    starts: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        starts[row.start].append(row)
+    return sorted(starts.values(), key=lambda members: -max(row.start_ms for row in members))
+
+
+def _study(rows: Sequence[Row]) -> str:
+    """Return a start in words: `ID (17 groups on AMD EPYC, 2026-11-25 17:49)`."""
+    begin = datetime.fromtimestamp(min(row.start_ms for row in rows) / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    devices = " and ".join(dict.fromkeys(row.device_in_words for row in rows))
+    return f"{rows[0].start} ({counted(len(rows), 'group')} on {devices}, {begin})"

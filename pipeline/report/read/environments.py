@@ -1,0 +1,85 @@
+"""Environments in words: each by the package that tells it from the others, never by a digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.base import layout
+from pipeline.base.errors import CollocationError
+from pipeline.base.naming import ENVIRONMENT
+from pipeline.base.package_locks import lock_difference, packages_in
+from pipeline.record.store.existing import open_named
+from pipeline.record.store.results import fetch
+from pipeline.report.read.records import JobRow, Row
+
+logger = logging.getLogger(__name__)
+
+_FRAMEWORKS = ("torch", "jax", "tensorflow", "paddlepaddle", "cupy", "timm", "transformers", "numpy", "python")
+"""Packages that say most about an environment, in the order in which one is looked for."""
+
+
+def name_environments(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
+    """Return rows whose jobs say their environment in words if there are several, and how each of these differs."""
+    jobs: dict[str, tuple[Row, JobRow]] = {}
+    for row in sorted(rows, key=lambda row: row.start_ms):
+        for job in row.jobs:
+            if digest := job.params.get(ENVIRONMENT):
+                jobs.setdefault(digest, (row, job))
+    if len(jobs) < 2:
+        return list(rows), ()
+    locks = {digest: _read_lock(row.store, job.run_id).splitlines() for digest, (row, job) in jobs.items()}
+    names = _names(locks)
+    return [_with_names(row, names) for row in rows], tuple(_differences(locks, names))
+
+
+def _with_names(row: Row, names: Mapping[str, str]) -> Row:
+    jobs = [
+        dataclasses.replace(job, params={**job.params, ENVIRONMENT: names[digest]})
+        if (digest := job.params.get(ENVIRONMENT))
+        else job
+        for job in row.jobs
+    ]
+    return dataclasses.replace(row, jobs=tuple(jobs))
+
+
+def _names(locks: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return a name for each environment, by its digest: `torch 2.4.0`, `without boto3`; else `environment 2`."""
+    packages = {digest: packages_in(lock) for digest, lock in locks.items()}
+    known = {name for installed in packages.values() for name in installed}
+    in_order = [*(name for name in _FRAMEWORKS if name in known), *sorted(known)]
+    if all(packages.values()):
+        for package in in_order:
+            words = {digest: _word(package, installed.get(package)) for digest, installed in packages.items()}
+            if len(set(words.values())) == len(words):
+                return words
+    return {digest: f"environment {number}" for number, digest in enumerate(locks, 1)}
+
+
+def _word(package: str, line: str | None) -> str:
+    return f"without {package}" if line is None else f"with {line.partition(' @ ')[0]}"
+
+
+def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> list[str]:
+    """Return how each environment differs from the first, in a sentence."""
+    first, *later = locks
+    sentences = []
+    for digest in later:
+        differs = lock_difference(locks[first], locks[digest]) if locks[first] and locks[digest] else ""
+        what = differs or "the packages are not recorded"
+        sentences.append(f"Environment {names[digest]!r} against {names[first]!r}: {what}.")
+    return sentences
+
+
+def _read_lock(store: Path | str, run_id: str) -> str:
+    """Return the lock of the environment in which a job ran; empty if the store does not have it."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = fetch(open_named(store), run_id, layout.ENVIRONMENT, folder)
+            return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
+    except (CollocationError, OSError) as error:
+        logger.warning("the environment of run %s cannot be read: %s", run_id, error)
+        return ""

@@ -1,0 +1,326 @@
+"""Rates in the output of programs: numbers are read whole or refused, and in the unit that stands beside them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+
+import pytest
+
+from pipeline.base import metric_unit
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.records import RateSource, Result
+from pipeline.launch.state import Ending
+from pipeline.observe import endings, throughput
+from pipeline.observe.logged import output
+from tests.unit.observe.test_logged import S, in_output, judge, log_through_mlflow, of_scripts
+
+P, Q = "([0-9.]+) samples/s", "([0-9,.]+) samples/s"
+
+
+def refusal(tmp_path, pattern, line, **source) -> str:
+    return in_output(tmp_path / "log", pattern, f"{line}\n", **source).unreadable
+
+
+def rate(tmp_path, pattern, line, **source) -> float | None:
+    found = in_output(tmp_path / "log", pattern, f"{line}\n", **source)
+    assert not found.unreadable
+    return found.points[0][1] if found.points else None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "number"),
+    [
+        (Q, "5130,4 samples/s", 5130.4),
+        (P, "5.130,4 samples/s", 5130.4),
+        (Q, "0,234 samples/s", 0.234),
+        (Q, "1,518,250 samples/s", 1_518_250),
+        (P, "1.234.567 samples/s", 1_234_567),
+        (P, "1_234 samples/s", 1234),
+        (P, "5'130.4 samples/s", 5130.4),
+        (P, "5\u202f130.4 samples/s", 5130.4),
+        ("([0-9 ]+) samples/s", "5 130 samples/s", 5130),
+        (P, "1e3 samples/s", 1000),
+        (P, ".5 samples/s", 0.5),
+        ("rate ([0-9.]+)", "rate 120.", 120),
+        # Other numbers of the line have a decimal point.
+        (Q, "step 3 | loss 2.31 | 518,250 samples/s", 518_250),
+        # A list without spaces, whose point can only be a decimal one.
+        (P, "12,5130.4 samples/s", 5130.4),
+        (P, "epoch 12:5130.4 samples/s", 5130.4),
+        # What stands before it is no part of it.
+        (P, "2024-05-12 100 samples/s", 100),
+        (P, "12:34:56 789 samples/s", 789),
+        (P, "\u22125 samples/s", -5),
+        (P, "\x1b[32m5130.4\x1b[0m samples/s", 5130.4),
+    ],
+)
+def test_a_number_that_can_be_read_one_way_is(tmp_path, pattern, line, number):
+    assert rate(tmp_path, pattern, line) == pytest.approx(number)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "remedy"),
+    [
+        (P, "5130,4 samples/s", "decimal_mark"),
+        (P, "0,74 samples/s", "decimal_mark"),
+        (P, "12,99 samples/s", "decimal_mark"),
+        (P, "1,234 samples/s", "decimal_mark"),
+        (Q, "513,412 samples/s", "decimal_mark"),
+        (Q, "(32,64) 1,234 samples/s", "decimal_mark"),
+        (Q, "loss 2.31 5130,4 samples/s", "decimal_mark"),
+        (P, "12,34,567 samples/s", "decimal_mark"),
+        (P, "1 234 samples/s", "the pattern"),
+        ("rate ([0-9.]+)", "rate 1 234", "the pattern"),
+        (P, "12:30 samples/s", "the pattern"),
+        ("rate ([0-9]+)", "rate 12:30", "the pattern"),
+        (P, "1.2.3 samples/s", "the pattern"),
+        (P, "1_23 samples/s", "the pattern"),
+        (P, "10-20 samples/s", "the pattern"),
+        (P, "12/100 samples/s", "the pattern"),
+        (P, "5130.4 \u00b1 3.2 samples/s", "the pattern"),
+        (P, "5130.4 +/- 3.2 samples/s", "the pattern"),
+        ("(.*) samples/s", "12 of 100 samples/s", "match one"),
+        ("rate ([0-9.]+)", "rate 1e5x", "metric_unit"),
+        ("rate ([0-9.]+)", "rate 5.2m tok/s", "metric_unit"),
+        ("rate ([0-9.]+)", "rate 1.2B tok/s", "metric_unit"),
+        ("rate ([0-9.]+)", "rate 2.5x faster", "metric_unit"),
+        ("time ([0-9.]+)ms", "iter 1: time 250.3ms, mfu 2%", "metric_unit"),
+        ("time: ([0-9.]+)", "eta: 1:02:03  time: 0.3456  data_time: 0.01", "metric_unit"),
+        ("per iteration .ms.: ([0-9.]+)", "elapsed time per iteration (ms): 1234.5 |", "metric_unit"),
+        ("step_time_ms=([0-9.]+)", "step_time_ms=12.5", "metric_unit"),
+        ("tok/s: ([0-9.]+)", "tok/s: 512 s", "metric_unit"),
+    ],
+)
+def test_a_number_that_can_be_read_two_ways_fails_the_row_with_what_stands_there(tmp_path, pattern, line, remedy):
+    assert remedy in refusal(tmp_path, pattern, line)
+    alone, states = of_scripts(tmp_path, RateSource(pattern=pattern))
+    (states[0].folder / "stdout.log").write_text(f"{line}\n")
+    row = judge(alone, states)
+    assert row.result is Result.FAILED and "throughput_total_samples_per_s" not in row.metrics
+    assert f"workload.metric_pattern cannot read the number of `{line}`: " in row.reason
+    assert len(row.reason.partition(";")[0]) < 170
+
+
+@pytest.mark.parametrize(
+    ("line", "mark", "number"),
+    [
+        ("5130,4 samples/s", ",", 5130.4),
+        ("513,412 samples/s", ",", 513.412),
+        ("513,412 samples/s", ".", 513412),
+        ("1.050 samples/s", ",", 1050),
+        ("1.050 samples/s", ".", 1.05),
+        ("5.130,4 samples/s", ",", 5130.4),
+        ("45.32 samples/s", ",", None),
+        ("5130,4 samples/s", ".", None),
+    ],
+)
+def test_the_user_says_the_decimal_mark(tmp_path, line, mark, number):
+    if number is None:
+        assert refusal(tmp_path, Q, line, decimal_mark=mark)
+    else:
+        assert rate(tmp_path, Q, line, decimal_mark=mark) == pytest.approx(number)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "per_s"),
+    [
+        ("([0-9.]+k?) tok/s", "iter 1: loss 9.2, 183.3k tok/s, FP8: False", 183_300),
+        ("([0-9.]+) tok/s", "iter 1: loss 9.2, 183.3k tok/s, FP8: False", 183_300),
+        ("([0-9.]+)k tok/s", "iter 1: loss 9.2, 183.3k tok/s, FP8: False", 183_300),
+        ("([0-9.]+) k samples", "12.5 k samples/s", 12_500),
+        ("([0-9.]+)it/s", "9/10 [00:01<00:01, 1.50it/s]", 1.5),
+        ("([0-9.]+)it/s", "9/10 [00:01<00:01, 2.00s/it]", 0.5),
+        ("([0-9.]+)it/s", "9/10 [00:01<00:01, 1.25kit/s]", 1250),
+        ("([0-9.]+) img/s", "9/10 [00:01<00:01,  2.50s/ img]", 0.4),
+        ("([0-9.]+) img/s", "9/10 [00:01<00:01, 2.35k img/s]", 2350),
+        (r"([\d.]+)\s*(?:it/s|s/it)", "2.00s/it", 0.5),
+        ("([0-9.]+)ms/step", "5s 12.5ms/step - loss: 0.3", 80),
+        ("([0-9.]+) samples/min", "300 samples/min", 5),
+        ("([0-9.]+) s/100 it", "20 s/100 it", 5),
+        ("([0-9.]+) seconds", "0.25 seconds per step", 4),
+        ("([0-9.]+)", "ms/step: 12.5", 80),
+        ("sec_per_step=([0-9.]+)", "sec_per_step=0.5", 2),
+        ("msPerStep=([0-9.]+)", "msPerStep=12.5", 80),
+        ("SamplesPerSec=([0-9.]+)", "RunningAvgSamplesPerSec=80.5, MemAllocated", 80.5),
+        ('"samples_per_second": ([0-9.]+)', '{"samples_per_second": 81.0, "steps_per_second": 5.06}', 81),
+        ("tok/sec: ([0-9,]+)", "dt: 345.32ms | tok/sec: 518,250 | mfu: 50.1", 518_250),
+        ("ktok/s ([0-9.]+)", "ktok/s 183.3", 183_300),
+        ("([0-9.]+) GB/s", "12.5 GB/s", 12.5e9),
+        ("([0-9.]+) GiB/s", "0.5 GiB/s", 2**29),
+        ("([0-9.]+) ", "5130.4 Tokens/s", 5130.4),
+        ("([0-9.]+) ", "12 Games/s", 12),
+        ("([0-9.]+)fps", "60fps", 60),
+    ],
+)
+def test_a_rate_is_in_the_unit_that_stands_beside_it(tmp_path, pattern, line, per_s):
+    assert rate(tmp_path, pattern, line) == pytest.approx(per_s)
+
+
+def test_a_prefix_that_belongs_to_the_unit_of_the_workload_is_none(tmp_path):
+    assert rate(tmp_path, "([0-9.]+) GB/s", "12.5 GB/s", unit="gb") == 12.5
+    assert rate(tmp_path, "([0-9.]+) ktok/s", "183.3 ktok/s", unit="ktok") == 183.3
+
+
+@pytest.mark.parametrize(
+    ("given", "line", "per_s"),
+    [
+        ("k", "80 tok/s", 80_000),
+        ("M", "80 tok/s", 80e6),
+        ("k", "1.5M tok/s", 1.5e6),  # what stands there counts
+        ("per_min", "rate: 300", 5),
+        ("s_per_step", "time: 0.5", 2),
+        ("ms_per_it", "elapsed time per iteration (ms): 250", 4),
+        ("s_per_step", "time 250.0ms, mfu", 4),
+        ("s_per_step", "80 tok/s", 80),
+        ("M", "5.2m tok/s", 5.2e6),
+        ("per_h", "rate 7200", 2),
+    ],
+)
+def test_a_unit_is_said_where_the_line_does_not_say_it(tmp_path, given, line, per_s):
+    pattern = "(?:rate:?|time:?|[(]ms[)]:|^) ?([0-9.]+)"
+    assert rate(tmp_path, pattern, line, metric_unit=metric_unit.parse(given)) == pytest.approx(per_s)
+
+
+def test_a_metric_that_is_named_as_a_time_is_refused_or_read_as_what_it_is(tmp_path):
+    for name, given, result in (
+        ("train/step_time_ms", None, None),
+        ("train/step_time_ms", "s_per_step", 80),
+        ("train/ms_per_step", None, 80),
+        ("train_samples_per_second", None, 12.5),
+        ("throughput/min", None, 12.5),
+    ):
+        source = RateSource(metric=name, metric_unit=metric_unit.parse(given) if given else None)
+        alone, states = of_scripts(tmp_path / f"{name.replace('/', '-')}{given}", source)
+        log_through_mlflow(states[0].folder, name, [(1, 12.5), (2, 12.5), (3, 12.5)])
+        row = judge(alone, states)
+        if result is None:
+            assert f"workload.metric={name}: {name} is a time; say workload.metric_unit" in row.reason
+        else:
+            assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(result)
+
+
+def examples() -> list[tuple[str, str, str, str]]:
+    """The programs of the page, each with a line of its output, the pattern and the unit that the page gives it."""
+    page = (PROJECT_DIR / "docs/workloads.md").read_text(encoding="utf-8")
+    command = (
+        r"""# (\w+): (.*)\npython run.py degree=2 'workload.metric_pattern="(.*)"'(?: workload.metric_unit=(\w+))?"""
+    )
+    return re.findall(command, page)
+
+
+RATES = {
+    "tqdm": 1.32,
+    "Lightning": 27.7,
+    "timm": 261.42,
+    "transformers": 137,
+    "nanoGPT": 1000 / 563.15,
+    "torchtitan": 3456,
+}
+
+
+def test_the_page_has_a_pattern_for_each_of_these_programs():
+    assert {name for name, *_ in examples()} == set(RATES)
+
+
+@pytest.mark.parametrize(("name", "line", "pattern", "given"), examples())
+def test_the_patterns_of_the_page_read_the_lines_of_the_programs(tmp_path, name, line, pattern, given):
+    unit = metric_unit.parse(given) if given else None
+    assert rate(tmp_path, pattern, f"{line}\n", metric_unit=unit) == pytest.approx(RATES[name])
+
+
+TQDM = (
+    b"\r  0%|          | 0/6 [00:00<?, ?it/s]\r 17%|#6        | 1/6 [00:00<00:01,  4.92it/s]"
+    b"\r 33%|###3      | 2/6 [00:00<00:00,  4.91it/s]\r 67%|######6   | 4/6 [00:02<00:01,  1.32it/s]"
+    b"\r 83%|########3 | 5/6 [00:03<00:01,  1.06s/it]\r100%|##########| 6/6 [00:05<00:00,  1.24s/it]\n"
+)
+
+
+def test_a_progress_bar_is_read_on_both_sides_of_one_a_second_and_says_so(tmp_path):
+    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+)it/s"))
+    (states[0].folder / "stderr.log").write_bytes(TQDM)
+    row = judge(alone, states)
+    values = [4.92, 4.91, 1.32, 1 / 1.06, 1 / 1.24]
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(sum(values) / 5)
+    assert row.jobs[0].params["throughput_from"] == "its output, 5 values"
+    words = "2 of 5 values of its output are the time of one, such as s/it"
+    assert words in row.tags["collocation.flag"]
+
+
+def test_a_pattern_that_reads_one_form_only_says_what_it_passes_over(tmp_path):
+    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+)[a-z]+/s"))
+    (states[0].folder / "stderr.log").write_bytes(TQDM)
+    assert (
+        "passes over 2 lines of its output with s/it instead of it/s" in judge(alone, states).tags["collocation.flag"]
+    )
+
+
+def test_values_of_one_look_count_equally(tmp_path):
+    """All that is known of them is that they were written between two looks."""
+    text = "".join(f"{value} samples/s\n" for value in (10, 90, 20, 80, 50, 50))
+    found = in_output(tmp_path / "log", P, text, (1 * S, 2 * S, 3 * S), (26, 52, 78), 9 * S)
+    assert found.points == [(S, 50), (2 * S, 50), (3 * S, 50)]
+
+
+@pytest.mark.parametrize(
+    ("gaps", "is_marked"), [((1, 1, 8, 1), True), ((1, 8), True), ((2, 2, 2), False), ((9,), False)]
+)
+def test_a_value_that_stands_for_much_longer_than_the_others_is_marked(gaps, is_marked):
+    t_s = [0, *(sum(gaps[: i + 1]) for i in range(len(gaps)))]
+    words = throughput.long_value([(t * S, 5.0) for t in t_s], (0, t_s[-1] * S))
+    assert (words is not None) == is_marked
+    assert words is None or words.startswith("one value stands for 8 s of the window, and others for 1 s")
+
+
+def test_where_no_line_matches_the_numbers_of_both_outputs_are_shown(tmp_path):
+    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+) it/sec"))
+    assert judge(alone, states).reason.endswith("matched no line of its output with a number; it wrote none")
+    (states[0].folder / "stdout.log").write_text("starting\n")
+    (states[0].folder / "stderr.log").write_bytes(TQDM + b"done\n")
+    reason = judge(alone, states).reason
+    assert "stderr has numbers, as in `100%|##########| 6/6 [00:05<00:00,  1.24s/it]`" in reason
+    assert "starting" not in reason and "17%" not in reason, "of a progress bar, its last state"
+    (states[0].folder / "stderr.log").write_text("rate: -- it/sec, as (-) it/sec\n")
+    alone, states = of_scripts(tmp_path, RateSource(pattern=r"(\S+) it/sec"))
+    assert "with a number, but `rate: -- it/sec" in judge(alone, states).reason
+
+
+def test_the_error_output_of_a_failed_job_has_no_progress_bar(tmp_path):
+    _, (job,) = of_scripts(tmp_path, RateSource(pattern=P))
+    (job.folder / "stderr.log").write_bytes(b"one line\r\n" + TQDM + b"\nValueError: no\n")
+    lines = endings.error_output(job, Ending(Result.FAILED))
+    assert lines == ("one line", "ValueError: no")
+
+
+def test_of_a_flood_only_so_many_values_of_one_look_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "MOST_VALUES", 100)
+    parts = [b"%d samples/s\n" % (100 * number) * 50_000 for number in range(1, 6)]
+    ends = [sum(map(len, parts[:number])) for number in range(1, 6)]
+    instants = [number * S for number in range(1, 6)]
+    begin_s = time.monotonic()
+    found = in_output(tmp_path / "log", P, b"".join(parts), instants, ends, 9 * S)
+    assert found.points == [(number * S, 100 * number) for number in range(1, 6)]
+    assert found.num_values <= 5 * 101 and time.monotonic() - begin_s < 5
+
+
+def test_long_lines_and_lines_over_the_border_of_a_block_are_whole(tmp_path):
+    lines = [b"x" * size + b" %d samples/s\r\n" % size for size in (1, 2**16 - 100, 2**20 - 5, 3, 2**21, 7, 2**20 - 77)]
+    found = in_output(tmp_path / "log", P, b"".join(lines * 3))
+    assert sorted({found.least, found.most}) == [1, 2**16 - 100] and found.num_values == 3 * 4
+
+
+def test_a_reading_ends_at_a_signal(tmp_path):
+    """A pattern may take for ever: the signal is raised within it."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            in_output(tmp_path / "log", "(?:a+)+b([0-9]+)", b"a" * 40 + b" 1\n")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,132 @@
+"""A report is about real devices or simulated ones, and about the studies and devices that a user chooses."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base.errors import ConfigError
+from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.page.answer import answer, left_out, setup
+from pipeline.report.read import environments, rows
+from pipeline.report.read.choice import Choice
+from pipeline.report.read.records import Row
+from tests.report_rows import GPU, copies, params, study
+
+A100 = "NVIDIA A100-SXM4-40GB"
+OLD, NEW, REHEARSED = "20261101-090000-aaaaaa", "20261102-090000-bbbbbb", "20261103-090000-cccccc"
+DIGESTS = "a" * 64, "b" * 64
+
+
+def measured(start: str, start_ms: int, **changes: Any) -> list[Row]:
+    return [
+        copies(mode, n, 9.0, start=start, start_ms=start_ms + n, **changes) for mode, n in (("serial", 1), ("mps", 2))
+    ]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch):
+    """Read an experiment in which a rehearsal came last, and the window was changed before."""
+    window = (("device", "simulated " + A100), ("window", "steady, 9 s after 1 s"), ("seed", "0"))
+    every = [
+        *measured(OLD, 1_000, settings=(("device", GPU), ("window", "steady, 5 s after 1 s"), ("seed", "0"))),
+        *measured(NEW, 2_000, settings=(("device", GPU), ("window", "steady, 9 s after 1 s"), ("seed", "0"))),
+        *measured(REHEARSED, 3_000, device=A100, is_simulated=True, settings=window),
+    ]
+    monkeypatch.setattr(rows, "_rows_in", lambda store, experiment: iter([*every, None]))
+    return lambda **chosen: rows.read([Path("mlruns")], "mixed", choice=Choice(**chosen))
+
+
+def test_simulated_rows_never_stand_beside_real_ones_nor_push_them_out(read) -> None:
+    found = read()
+    assert {(row.start, row.is_simulated) for row in found.rows} == {(NEW, False)}
+    words = " ".join(left_out(found))
+    assert f"2 runs were left out (simulated {A100}; --device 'simulated {A100}' shows them)." in words
+    assert f"Studies of this experiment without a group here: {OLD}; --study ID shows one." in words
+    assert "simulated" not in " ".join(answer(found, cells_of(found), []))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "start"),
+    [
+        ({"devices": ["a100"]}, REHEARSED),
+        ({"devices": [f"simulated {A100}"]}, REHEARSED),
+        ({"devices": ["H100"], "studies": [OLD]}, OLD),
+        ({"studies": [OLD]}, OLD),
+        ({"studies": [REHEARSED]}, REHEARSED),
+        ({"studies": [OLD, NEW]}, NEW),
+    ],
+)
+def test_a_study_and_a_device_can_be_chosen(read, chosen, start) -> None:
+    found = read(**chosen)
+    assert {row.start for row in found.rows} == {start}
+    assert found.choice and found.choice in setup(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"devices": ["V100"]}, f"--device V100: there is no such device; there is: {GPU}, simulated {A100}"),
+        (
+            {"devices": ["NVIDIA"]},
+            f"--device NVIDIA: 2 devices have that in their names; there is: {GPU}, simulated {A100}",
+        ),
+        (
+            {"devices": ["H100", "A100"]},
+            "--device H100 --device A100: a report is of real devices or of simulated ones",
+        ),
+        (
+            {"studies": ["x"]},
+            f"--study x: there is no such study; there is: {REHEARSED} (2 groups on simulated {A100}, ",
+        ),
+    ],
+)
+def test_what_is_not_there_is_refused_with_a_list_of_what_is(read, chosen, message) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        read(**chosen)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_board_has_a_study_of_each_kind(read) -> None:
+    kinds = [{row.is_simulated for row in found.rows} for found in rows.read_apart("mlruns", "mixed")]
+    assert kinds == [{False}, {True}]
+
+
+def in_environment(digest: str, lock: str, **changes: Any) -> Row:
+    made = copies("naive", 2, 9.0, own=params(environment_digest=digest), **changes)
+    return dataclasses.replace(made, jobs=tuple(dataclasses.replace(job, run_id=lock) for job in made.jobs))
+
+
+@pytest.mark.parametrize(
+    ("locks", "names"),
+    [
+        (("torch==2.3.0\nzip==1", "torch==2.4.0\nzip==2"), ["with torch==2.3.0", "with torch==2.4.0"]),
+        (("numpy==1", "numpy==1\nboto3==1.44.8"), ["without boto3", "with boto3==1.44.8"]),
+        (("mine @ file:///a", "mine @ file:///b"), ["environment 1", "environment 2"]),
+        (("", "numpy==1"), ["environment 1", "environment 2"]),
+    ],
+)
+def test_environments_are_told_apart_by_a_package_and_never_by_a_digest(monkeypatch, locks, names) -> None:
+    monkeypatch.setattr(environments, "_read_lock", lambda store, run_id: run_id)
+    found = study(*(in_environment(DIGESTS[n], lock, start_ms=n) for n, lock in enumerate(locks)))
+    assert sorted(row.jobs[0].label for row in found.rows) == sorted(f"resnet26_cifar10 bs128 {name}" for name in names)
+    (difference,) = found.environments
+    assert all(name in difference for name in names)
+    assert not any(
+        digest in text for digest in DIGESTS for text in (difference, *(cell.case.label for cell in cells_of(found)))
+    )
+
+
+def test_an_environment_goes_without_saying_where_there_is_one_or_an_option_tells_apart() -> None:
+    alone = [in_environment(DIGESTS[0], "numpy==1")]
+    found = study(*alone)
+    assert (found.rows[0].jobs[0].label, found.environments) == ("resnet26_cifar10 bs128", ())
+    both = [
+        copies("naive", 2, 9.0, own=params(environment_digest=name, lr=rate), start_ms=n)
+        for n, (name, rate) in enumerate((("with a==1", 1), ("with a==2", 2)))
+    ]
+    assert {row.jobs[0].label for row in study(*both).rows} == {f"resnet26_cifar10 bs128 lr={rate}" for rate in (1, 2)}

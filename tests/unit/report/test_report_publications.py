@@ -1,0 +1,45 @@
+"""What differs from a publication is said once, above its table."""
+
+from __future__ import annotations
+
+from pipeline.report.page.publications import by_agreement
+from pipeline.report.page.table_format import Table, Values
+
+HEADS = ("finding", "case", "ours", "low", "high", "agreement", "by how much", "mind")
+OTHER = "measured at other settings"
+
+
+def table(*rows: Values) -> Table:
+    return Table("paper", "The paper's numbers and ours", HEADS, rows, about="A paper.")
+
+
+def finding(text: str, case: str, agreement: str, difference: str = "", mind: str = "H100 instead of A100") -> Values:
+    return (text, case, "1.07", 0.9, 1.2, agreement, difference, mind)
+
+
+def test_settings_that_all_findings_of_a_case_share_stand_above_and_others_in_their_row() -> None:
+    found = by_agreement(
+        table(
+            finding("a", "small", OTHER, "rn26 instead of small; recipe plain instead of timm"),
+            finding(
+                "b", "small", OTHER, "rn26 instead of small; recipe plain instead of timm; batch 128 instead of 32"
+            ),
+            finding("c", "large", OTHER, "rn152 instead of large; recipe plain instead of timm"),
+            finding("d", "small", "not measured here"),
+        )
+    )
+    shared = "rn26 instead of small; recipe plain instead of timm; rn152 instead of large"
+    assert found.other.differs == f"Not as in the paper: H100 instead of A100; {shared}."
+    assert found.other.table.columns == ("finding", "case", "ours", "other settings")
+    assert [row[-1] for row in found.other.table.rows] == [None, "batch 128 instead of 32", None]
+    assert found.other.table.note == "" and (found.num_absent, found.same.table.rows) == (1, ())
+
+
+def test_a_column_that_says_nothing_more_is_left_out() -> None:
+    found = by_agreement(table(finding("a", "small", OTHER, "x"), finding("b", "small", "differs", "9 % lower")))
+    assert found.other.table.columns == ("finding", "case", "ours")
+    assert found.same.table.columns == ("finding", "case", "ours", "agreement", "by how much")
+    assert (
+        found.same.table.rows[0][-1] == "9 % lower"
+        and found.same.differs == "Not as in the paper: H100 instead of A100."
+    )
