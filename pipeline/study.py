@@ -41,7 +41,7 @@ from pipeline.plan import plan as planning
 from pipeline.plan.experiment_names import separate_rehearsals
 from pipeline.plan.inventory import Inventory, take
 from pipeline.plan.programs import refuse_unread
-from pipeline.plan.schema import Config, GpuConfig, GpuKind
+from pipeline.plan.schema import Config, ForeignLoad, GpuConfig, GpuKind
 from pipeline.prepare.device import chosen, lease
 from pipeline.prepare.device.waiting import Patience
 from pipeline.record import group_folder, provenance, resume
@@ -482,7 +482,7 @@ class _Study:
             self._run(groups, view, warm_start, showing)
         except Interrupted as interrupted:
             if outcome.slurm_task:  # nobody is there who sent the signal
-                words.say(f"{interrupted}{self._nearness_of_limit(time.monotonic() - begin_s)}")
+                words.say(f"{interrupted}{self._describe_limit(time.monotonic() - begin_s)}")
             raise
         finally:
             with interrupts.held():
@@ -498,12 +498,13 @@ class _Study:
         """Ask for a quiet machine while nothing has been measured."""
         used, num_cpus = host.read_cpu_use().foreign_since(self.cpu_use), len(os.sched_getaffinity(0))
         if used > _BUSY_SHARE * num_cpus:
+            keep = "" if self.config.foreign_load is ForeignLoad.note else ", or foreign_load=note keeps them"
             words.say(
                 f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host.load_in_words()}); groups whose "
-                "jobs wait for CPUs will be marked: measure on a quiet machine"
+                f"jobs wait for CPUs will be marked: measure on a quiet machine{keep}"
             )
 
-    def _nearness_of_limit(self, elapsed_s: float) -> str:
+    def _describe_limit(self, elapsed_s: float) -> str:
         """Say that the time limit is near, if it is: Slurm signals a task up to a minute before it was asked to."""
         limit_s = self.config.time_limit_s
         is_near = limit_s is not None and limit_s - elapsed_s - self.waited_s < _SIGNAL_EARLY_S

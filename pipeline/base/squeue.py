@@ -33,10 +33,10 @@ def states(jobs: Collection[str]) -> Mapping[str, str]:
     Raises:
         CommandError: there is no Slurm, or it does not answer.
     """
-    return _listed(jobs)
+    return _list_tasks(jobs)
 
 
-def end_states(jobs: Collection[str]) -> Mapping[str, str]:
+def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
     """Return how each task of these arrays ended: `TIMEOUT`, `FAILED NonZeroExitCode`; not of one that is forgotten.
 
     Slurm's queue remembers it for some minutes, its accounting, where there is one, for long.
@@ -44,12 +44,12 @@ def end_states(jobs: Collection[str]) -> Mapping[str, str]:
     Raises:
         CommandError: there is no Slurm, or it does not answer.
     """
-    remembered = {task: state for task, state in _listed(jobs, "--states=all").items() if _is_end(state)}
-    return _accounted(jobs) | remembered
+    remembered = {task: state for task, state in _list_tasks(jobs, "--states=all").items() if _is_end(state)}
+    return _list_accounted(jobs) | remembered
 
 
-def _accounted(jobs: Collection[str]) -> dict[str, str]:
-    argv = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State", f"--jobs={_joined(jobs)}"]
+def _list_accounted(jobs: Collection[str]) -> dict[str, str]:
+    argv = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State", f"--jobs={_join(jobs)}"]
     try:
         done = command.run(argv, timeout_s=_LIMIT_S, check=False)
     except CommandError:  # it is not installed, or does not answer: an overview says less
@@ -58,7 +58,7 @@ def _accounted(jobs: Collection[str]) -> dict[str, str]:
     return {task: state for task, _, state in known if _is_end(state)}
 
 
-def _joined(jobs: Collection[str]) -> str:
+def _join(jobs: Collection[str]) -> str:
     return ",".join(sorted(jobs))
 
 
@@ -66,8 +66,8 @@ def _is_end(state: str) -> bool:
     return state.partition(" ")[0] in _ENDS
 
 
-def _listed(jobs: Collection[str], *options: str) -> dict[str, str]:
-    argv = ["squeue", "--all", "--array", "--noheader", *options, f"--jobs={_joined(jobs)}", "--format=%F %K %T %r"]
+def _list_tasks(jobs: Collection[str], *options: str) -> dict[str, str]:
+    argv = ["squeue", "--all", "--array", "--noheader", *options, f"--jobs={_join(jobs)}", "--format=%F %K %T %r"]
     # What a user has set to see less of the queue would make tasks absent that are there.
     environ = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
     done = command.run(argv, timeout_s=_LIMIT_S, environ=environ, check=False)

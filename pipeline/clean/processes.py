@@ -76,7 +76,7 @@ def end(mark: str, grace_s: float) -> int:
     opened: dict[int, int] = {}
     try:
         for signum, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_LIMIT_S)):
-            if _all_ended(mark, opened, signum, limit_s):
+            if _end_all(mark, opened, signum, limit_s):
                 break
         return len(opened)
     finally:
@@ -84,12 +84,12 @@ def end(mark: str, grace_s: float) -> int:
             os.close(descriptor)
 
 
-def _all_ended(mark: str, opened: dict[int, int], signum: int, limit_s: float) -> bool:
+def _end_all(mark: str, opened: dict[int, int], signum: int, limit_s: float) -> bool:
     """Signal each process once, and wait for the end of all; adds descriptors of those that were not seen before."""
     deadline, signalled, num_empty_looks = time.monotonic() + limit_s, set[int](), 0
     while True:
         _open_new(mark, opened)
-        alive = _alive(opened)
+        alive = _list_alive(opened)
         num_empty_looks = 0 if alive else num_empty_looks + 1
         if num_empty_looks == _EMPTY_LOOKS:
             return True
@@ -115,17 +115,17 @@ def _open_new(mark: str, opened: dict[int, int]) -> None:
                 os.close(descriptor)
 
 
-def _alive(opened: dict[int, int]) -> set[int]:
+def _list_alive(opened: dict[int, int]) -> set[int]:
     """The PIDs of these descriptors whose processes have not ended; a zombie has."""
-    ended = {descriptor for descriptor, _ in _polled(opened.values())}
+    ended = {descriptor for descriptor, _ in _poll(opened.values())}
     return {pid for pid, descriptor in opened.items() if descriptor not in ended}
 
 
-def _polled(descriptors: Iterable[int]) -> list[tuple[int, int]]:
-    poll = select.poll()
+def _poll(descriptors: Iterable[int]) -> list[tuple[int, int]]:
+    poller = select.poll()
     for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return poll.poll(0)
+        poller.register(descriptor, select.POLLIN)
+    return poller.poll(0)
 
 
 def _entries() -> Iterator[Path]:

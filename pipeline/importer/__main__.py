@@ -23,9 +23,9 @@ _SEVERAL = "carma"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Import a table or job files; returns the exit status."""
-    args = _parser().parse_args(argv)
+    args = _make_parser().parse_args(argv)
     try:
-        name = _name_of(args.files) if args.name is None else _checked(args.name)
+        name = _make_name(args.files) if args.name is None else _check_name(args.name)
         if args.tool == "radt":
             imported = radt_experiment.read(args.files[0], name, has_slices=args.slices)
         else:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.importer",
         description="Turn the experiment of another tool into one of this project.",
@@ -57,11 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _name_of(files: Sequence[Path]) -> str:
-    return _checked(re.sub(r"\W", "_", files[0].stem)) if len(files) == 1 else _SEVERAL
+def _make_name(files: Sequence[Path]) -> str:
+    return _check_name(re.sub(r"\W", "_", files[0].stem)) if len(files) == 1 else _SEVERAL
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the name of an experiment: letters, digits and _; give one with --name")
     return name

@@ -30,14 +30,14 @@ def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environ
     """
     jobs = [carma_job.read(path) for path in paths]
     taken = [job for job in jobs if not job.obstacle]
-    prefixes = _prefixes(taken, environments)
-    programs = _programs(taken, prefixes)
+    prefixes = _find_prefixes(taken, environments)
+    programs = _make_programs(taken, prefixes)
     together = [job for job in taken if is_together or job.mode == COLLOCATED]
     sizes: dict[Program, str] = {}
     alone = list(dict.fromkeys(programs[job.path] for job in taken if job not in together))
-    blocks = [_block([program], sizes) for program in alone]
+    blocks = [_make_block([program], sizes) for program in alone]
     if together:
-        blocks.append(_block([programs[job.path] for job in together], sizes))
+        blocks.append(_make_block([programs[job.path] for job in together], sizes))
     origin = f"imported from {', '.join(path.name for path in paths)} by `python -m pipeline.importer`"
     described = dict.fromkeys(f"{programs[job.path].label}: {_describe(job)}" for job in taken)
     text = experiment_file.text_of(
@@ -52,11 +52,11 @@ def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environ
         num_read=len(jobs),
         unit="file",
         refused=[f"{job.path}: {job.obstacle}" for job in jobs if job.obstacle],
-        notes=list(_notes(taken, prefixes, is_together=is_together)),
+        notes=list(_list_notes(taken, prefixes, is_together=is_together)),
     )
 
 
-def _prefixes(jobs: Sequence[Job], environments: str | None) -> Mapping[str, str]:
+def _find_prefixes(jobs: Sequence[Job], environments: str | None) -> Mapping[str, str]:
     """Return where each environment lies; nothing if that is not known of all, as they are of one kind then."""
     named = {job.environment for job in jobs}
     if "" in named:
@@ -67,14 +67,16 @@ def _prefixes(jobs: Sequence[Job], environments: str | None) -> Mapping[str, str
     return {name: name if "/" in name else str(folder / name) for name in named}
 
 
-def _programs(jobs: Sequence[Job], prefixes: Mapping[str, str]) -> dict[Path, Program]:
+def _make_programs(jobs: Sequence[Job], prefixes: Mapping[str, str]) -> dict[Path, Program]:
     """Return the program of each file, named after model and batch size and, of several such, after the file."""
     commands = defaultdict[str, set[tuple[object, ...]]](set)
     for job in jobs:
-        commands[_label(job)].add((job.script, job.args, job.environment))
+        commands[_make_label(job)].add((job.script, job.args, job.environment))
     programs = {}
     for job in jobs:
-        label = _label(job) if len(commands[_label(job)]) == 1 else f"{_label(job)}_{_word(job.path.stem)}"
+        label = _make_label(job)
+        if len(commands[label]) > 1:
+            label = f"{label}_{_replace_marks(job.path.stem)}"
         values: dict[str, Value] = {"name": label, "script": job.script}
         if job.args:
             values["args"] = tuple(map(placeholders.as_text, job.args))
@@ -84,17 +86,17 @@ def _programs(jobs: Sequence[Job], prefixes: Mapping[str, str]) -> dict[Path, Pr
     return programs
 
 
-def _label(job: Job) -> str:
-    model = _word(job.model or Path(job.script).stem)
+def _make_label(job: Job) -> str:
+    model = _replace_marks(job.model or Path(job.script).stem)
     is_told = model.endswith(f"_{job.batch_size}")
     return model if is_told else f"{model}_bs{job.batch_size}"
 
 
-def _word(text: str) -> str:
+def _replace_marks(text: str) -> str:
     return re.sub(r"\W", "_", text)
 
 
-def _block(programs: Sequence[Program], sizes: dict[Program, str]) -> dict[str, Any]:
+def _make_block(programs: Sequence[Program], sizes: dict[Program, str]) -> dict[str, Any]:
     block: dict[str, Any] = {"scenario": "naive"}
     if len(set(programs)) == 1:
         block |= {"workload": programs[0].workload, "degree": len(programs)}
@@ -113,7 +115,7 @@ def _describe(job: Job) -> str:
     return ", ".join(parts)
 
 
-def _notes(jobs: Sequence[Job], prefixes: Mapping[str, str], *, is_together: bool) -> list[str]:
+def _list_notes(jobs: Sequence[Job], prefixes: Mapping[str, str], *, is_together: bool) -> list[str]:
     notes = []
     if jobs:
         notes.append(

@@ -68,45 +68,45 @@ def read(path: Path) -> Job:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; give a job file of CARMA (.rad)") from error
     except UnicodeDecodeError as error:
-        raise _refused(path, "it is no text in UTF-8") from error
+        raise _make_error(path, "it is no text in UTF-8") from error
     if len(content) > _MOST_BYTES:
-        raise _refused(path, f"it is longer than {_MOST_BYTES >> 10} KiB")
+        raise _make_error(path, f"it is longer than {_MOST_BYTES >> 10} KiB")
     if not all(character.isprintable() or character in "\n\r\t" for character in text):
-        raise _refused(path, "it is no text")
+        raise _make_error(path, "it is no text")
     try:
-        return _job(path, [line.strip() for line in text.splitlines() if not line.lstrip().startswith("#")])
+        return _parse_job(path, [line.strip() for line in text.splitlines() if not line.lstrip().startswith("#")])
     except ValueError as error:
-        raise _refused(path, str(error)) from error
+        raise _make_error(path, str(error)) from error
 
 
-def _refused(path: Path, reason: str) -> ConfigError:
+def _make_error(path: Path, reason: str) -> ConfigError:
     return ConfigError(
         f"{path} is no job file of CARMA: {reason}; its lines are: conda activate NAME, command, model, data set, "
         "batch size, exclusive or collocated, number of GPUs, measured and estimated memory in MB"
     )
 
 
-def _job(path: Path, lines: Sequence[str]) -> Job:
+def _parse_job(path: Path, lines: Sequence[str]) -> Job:
     text = "\n".join(lines).strip().split("\n")
     environment = ""
     if activated := _ACTIVATE.fullmatch(text[0]):
         environment, text = activated["name"], text[1:]
     if not text or "python" not in text[0]:
-        raise ValueError(f"where its command should be stands {_short(text[0] if text else '')}")
+        raise ValueError(f"where its command should be stands {_shorten(text[0] if text else '')}")
     command, *fields = text
     if len(fields) < len(_FIELDS):
         raise ValueError(f"it ends before {_FIELDS[len(fields)]}")
     model, dataset, batch_size, mode, num_gpus, *memory = fields
     if len(memory) > len(_MEMORY):
-        raise ValueError(f"it goes on after its memory, with {_short(memory[len(_MEMORY)])}")
+        raise ValueError(f"it goes on after its memory, with {_shorten(memory[len(_MEMORY)])}")
     if mode.lower() not in _MODES:
-        raise ValueError(f"its mode {_short(mode)} is neither {EXCLUSIVE} nor {COLLOCATED}")
-    gpus = _whole("number of GPUs", num_gpus)
+        raise ValueError(f"its mode {_shorten(mode)} is neither {EXCLUSIVE} nor {COLLOCATED}")
+    gpus = _parse_whole("number of GPUs", num_gpus)
     obstacle = f"a job on {gpus} GPUs is not supported, each job has one" if gpus > 1 else ""
     dropped: tuple[str, ...] = ()
     script, args = "", dropped
     try:
-        dropped, script, args = _program(command)
+        dropped, script, args = _parse_program(command)
     except ValueError as error:
         obstacle = str(error)
     return Job(
@@ -116,20 +116,20 @@ def _job(path: Path, lines: Sequence[str]) -> Job:
         args=args,
         model=Path(model).stem,
         dataset=dataset,
-        batch_size=_whole("batch size", batch_size),
+        batch_size=_parse_whole("batch size", batch_size),
         mode=_MODES[mode.lower()],
-        memory_mib=tuple((source, _amount(source, line)) for source, line in zip(_MEMORY, memory, strict=False)),
+        memory_mib=tuple((source, _parse_amount(source, line)) for source, line in zip(_MEMORY, memory, strict=False)),
         dropped=dropped,
         obstacle=obstacle,
     )
 
 
-def _program(command: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+def _parse_program(command: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """Return the variables that a command sets and that are dropped, its script and its arguments."""
     tokens = shlex.shlex(command, posix=True, punctuation_chars=True)
     tokens.whitespace_split = True
     if found := next((token for token in tokens if _OF_SHELLS.search(token)), ""):
-        raise ValueError(f"its command needs a shell, because of {_short(found)}; put it into a script")
+        raise ValueError(f"its command needs a shell, because of {_shorten(found)}; put it into a script")
     words = shlex.split(command)
     names = []
     while words and (assignment := _ASSIGNMENT.fullmatch(words[0])):
@@ -141,21 +141,21 @@ def _program(command: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     return tuple(names), script, tuple(args)
 
 
-def _whole(what: str, text: str) -> int:
+def _parse_whole(what: str, text: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,8}", text):
-        raise ValueError(f"its {what} {_short(text)} is no whole number above 0")
+        raise ValueError(f"its {what} {_shorten(text)} is no whole number above 0")
     return int(text)
 
 
-def _amount(source: str, text: str) -> float:
+def _parse_amount(source: str, text: str) -> float:
     try:
         amount = float(text)
     except ValueError:
         amount = math.nan
     if not (math.isfinite(amount) and amount >= 0):
-        raise ValueError(f"its memory ({source}) {_short(text)} is no number of MB")
+        raise ValueError(f"its memory ({source}) {_shorten(text)} is no number of MB")
     return amount
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}...")

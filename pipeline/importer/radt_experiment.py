@@ -117,7 +117,7 @@ def experiment_of(
     """The text of an experiment file, and the rows that it could not take; `profiles` as `block_of` takes them."""
     sizes: dict[Program, str] = {}
     blocks, refused = [], []
-    device = radt_table.kept_device(groups)
+    device = radt_table.find_kept_device(groups)
     for group in groups:
         try:
             blocks.append(block_of(group, sizes, profiles, device))

@@ -1,4 +1,4 @@
-"""What an experiment does not keep of a table of radT, said once a column."""
+"""Notes on a table of radT: what the experiment does not keep, said once a column."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pipeline.base.words import counted, natural
-from pipeline.importer.radt_table import LISTENERS, Row, RowGroup, kept_device
+from pipeline.importer.radt_table import LISTENERS, Row, RowGroup, find_kept_device
 
 _PROFILERS = {"nsys": "nsys", "ncu": "ncu"}
 _RESULTS = ("Status", "Run")
@@ -21,21 +21,21 @@ def describe(groups: Sequence[RowGroup], known: Sequence[Row]) -> Iterator[str]:
         known: the rows that became workloads of this project, which find their data by themselves.
     """
     rows = [row for group in groups for row in group.rows]
-    if note := _devices(groups):
+    if note := _describe_devices(groups):
         yield note
-    yield from _listeners(rows)
-    if len(experiments := _in_order(row.experiment for row in rows)) > 1:
-        yield f"Experiment {_some(experiments)}: they become one experiment, whose groups run in random order"
-    if folders := _in_order(folder for row in known for folder in _data_folders(row)):
-        yield f"--data-dir {_some(folders)}: not kept; data.root=FOLDER says where the data sets lie"
-    yield from _columns(rows)
+    yield from _describe_listeners(rows)
+    if len(experiments := _drop_repeats(row.experiment for row in rows)) > 1:
+        yield f"Experiment {_join_some(experiments)}: they become one experiment, whose groups run in random order"
+    if folders := _drop_repeats(folder for row in known for folder in _find_data_folders(row)):
+        yield f"--data-dir {_join_some(folders)}: not kept; data.root=FOLDER says where the data sets lie"
+    yield from _describe_columns(rows)
 
 
-def _devices(groups: Sequence[RowGroup]) -> str:
+def _describe_devices(groups: Sequence[RowGroup]) -> str:
     counts = Counter(group.device for group in groups if group.device)
     if not counts:
         return ""
-    if (device := kept_device(groups)) is not None:
+    if (device := find_kept_device(groups)) is not None:
         return f"Devices {device}: kept as gpu.device; gpu.device=INDEX on the command line chooses another GPU"
     if set(counts) == {"0"} and len({group.device for group in groups}) == 1:
         return "Devices 0: left to gpu.device=auto, the first GPU or that which an allocation grants"
@@ -43,7 +43,7 @@ def _devices(groups: Sequence[RowGroup]) -> str:
     return f"Devices: not kept ({placed}), as groups are compared on one GPU; gpu.device=INDEX chooses it"
 
 
-def _listeners(rows: Sequence[Row]) -> Iterator[str]:
+def _describe_listeners(rows: Sequence[Row]) -> Iterator[str]:
     asked = {word for row in rows for word in row.listeners}
     if absent := sorted(asked - LISTENERS.keys() - _PROFILERS.keys()):
         yield f"listeners without a counterpart here are left out: {', '.join(absent)}"
@@ -53,26 +53,26 @@ def _listeners(rows: Sequence[Row]) -> Iterator[str]:
         yield "Listeners differ from row to row; here all groups have all of them"
 
 
-def _columns(rows: Sequence[Row]) -> Iterator[str]:
-    columns = _in_order(column for row in rows for column in row.others)
-    if names := _in_order(row.others[_NAME] for row in rows if _NAME in row.others):
-        yield f"{_NAME} {_some(names)}: not kept, groups are named after what they run"
+def _describe_columns(rows: Sequence[Row]) -> Iterator[str]:
+    columns = _drop_repeats(column for row in rows for column in row.others)
+    if names := _drop_repeats(row.others[_NAME] for row in rows if _NAME in row.others):
+        yield f"{_NAME} {_join_some(names)}: not kept, groups are named after what they run"
     if results := [column for column in _RESULTS if column in columns]:
         yield f"{' and '.join(results)} are results of radT and not kept: every row runs again"
     for column in columns:
         if column not in (_NAME, *_RESULTS):
-            values = _in_order(row.others[column] for row in rows if column in row.others)
-            yield f"{column} {_some(values)}: not kept, it has no counterpart here"
+            values = _drop_repeats(row.others[column] for row in rows if column in row.others)
+            yield f"{column} {_join_some(values)}: not kept, it has no counterpart here"
 
 
-def _data_folders(row: Row) -> Sequence[str]:
+def _find_data_folders(row: Row) -> Sequence[str]:
     return [word for option, word in zip(row.args, row.args[1:], strict=False) if option == "--data-dir"]
 
 
-def _in_order(values: Iterator[str]) -> list[str]:
+def _drop_repeats(values: Iterator[str]) -> list[str]:
     return list(dict.fromkeys(values))
 
 
-def _some(values: Sequence[str]) -> str:
+def _join_some(values: Sequence[str]) -> str:
     more = f" and {len(values) - _MOST_NAMED} more" if len(values) > _MOST_NAMED else ""
     return f"{', '.join(values[:_MOST_NAMED])}{more}"

@@ -106,7 +106,7 @@ def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
     return groups, refused
 
 
-def kept_device(groups: Sequence[RowGroup]) -> str | None:
+def find_kept_device(groups: Sequence[RowGroup]) -> str | None:
     """Return the GPU of all groups as `gpu.device` has it; `None` if they have several, or the first one.
 
     The default takes the first one, or that which an allocation grants. Groups on several GPUs cannot be kept: they

@@ -23,36 +23,36 @@ _SCRIPT = re.compile(r"^\S*/slurm_script: ")
 _TAIL_BYTES, _MAX_LENGTH = 1 << 16, 300
 
 
-def file_of(folder: Path, task: str) -> Path:
+def locate(folder: Path, task: str) -> Path:
     """Return the file of a task, such as `12_3`."""
     return folder / f"{task}.log"
 
 
-def last_error(path: Path) -> str:
+def read_last_error(path: Path) -> str:
     """Return the last error line of a task's last start; without one, how its output ends.
 
     Empty if it wrote nothing, or if its output cannot be read.
     """
-    lines = _lines_of_last_start(path)
+    lines = _read_last_start(path)
     if errors := [line for line in lines if _ERROR.match(line.lstrip())]:
-        return _shown(errors[-1])
-    return f"no error in its output, which ends with: {_shown(lines[-1])}" if lines else ""
+        return _shorten(errors[-1])
+    return f"no error in its output, which ends with: {_shorten(lines[-1])}" if lines else ""
 
 
-def awaited(path: Path) -> str:
+def read_awaited(path: Path) -> str:
     """Return whom a task waits for, if that is the last that it wrote; else nothing."""
-    lines = _lines_of_last_start(path)
+    lines = _read_last_start(path)
     found = _WAIT.match(lines[-1]) if lines else None
-    return _shown(found["whom"]) if found else ""
+    return _shorten(found["whom"]) if found else ""
 
 
-def _lines_of_last_start(path: Path) -> list[str]:
+def _read_last_start(path: Path) -> list[str]:
     lines = [line.decode(errors="replace").rstrip() for line in last_lines(path, _TAIL_BYTES)]
     starts = [number for number, line in enumerate(lines) if _START.match(line)]
     return [line for line in lines[starts[-1] + 1 if starts else 0 :] if line]
 
 
-def _shown(line: str) -> str:
+def _shorten(line: str) -> str:
     text = "".join(character if character.isprintable() else " " for character in line).strip()
     text = _SCRIPT.sub("batch script: ", text)
     return secrets.mask_text(text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}...")

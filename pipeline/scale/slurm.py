@@ -169,7 +169,7 @@ def script_of(
         "signal": f"B:TERM@{options.signal_delay_s}",
         "requeue": True,
         "open-mode": "append",
-        "output": task_output.file_of(folder, "%A_%a"),
+        "output": task_output.locate(folder, "%A_%a"),
         "partition": options.partition,
         "account": options.account,
         "qos": options.qos,
@@ -201,7 +201,7 @@ def script_of(
         study=shlex.quote(shlex.join([program, *ours, *theirs])),
         resume=shlex.quote(resume),
         no=shlex.quote(Resume.NO),
-        limit_s=min(_NO_LIMIT_S if limit_s is None else math.ceil(limit_s), _time_of_task_s(options)),
+        limit_s=min(_NO_LIMIT_S if limit_s is None else math.ceil(limit_s), _compute_time_of_task_s(options)),
         signal_delay_s=options.signal_delay_s,
         plan_file='"$SLURM_ARRAY_JOB_ID"'.join(map(shlex.quote, plan_file.split(_ARRAY))),
         before=shlex.join(before),
@@ -209,7 +209,7 @@ def script_of(
     )
 
 
-def _time_of_task_s(options: SlurmOptions) -> int:
+def _compute_time_of_task_s(options: SlurmOptions) -> int:
     """Return how long a task may measure by its options; Slurm may say in the task that it is less."""
     return _NO_LIMIT_S if options.timeout_min is None else options.timeout_min * 60 - options.signal_delay_s
 

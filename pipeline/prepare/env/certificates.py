@@ -17,7 +17,7 @@ _SECTIONS = ("install", "global")  # the first wins
 _NO_FILE = os.devnull
 
 
-def variables() -> dict[str, str]:
+def choose_variables() -> dict[str, str]:
     """Return the variables that make uv trust what pip does; none that the user has set, or of a store that is empty.
 
     A certificate that pip was told is its only one, and so it is uv's.
@@ -25,7 +25,7 @@ def variables() -> dict[str, str]:
     chosen: dict[str, str] = {}
     if not any(name in os.environ for name in _OF_SYSTEM) and _has_system_store():
         chosen |= dict.fromkeys(_OF_SYSTEM, "true")
-    if not any(name in os.environ for name in _OF_ANY) and (path := _path_of_pip()) is not None:
+    if not any(name in os.environ for name in _OF_ANY) and (path := _find_path_of_pip()) is not None:
         chosen[_OF_ANY[path.is_dir()]] = str(path)
     return chosen
 
@@ -38,23 +38,23 @@ def _has_system_store() -> bool:
     return False
 
 
-def _path_of_pip() -> Path | None:
+def _find_path_of_pip() -> Path | None:
     """Return the certificates that pip was told, if they are there."""
-    said = os.environ.get("PIP_CERT") or next(_in_files(), "")
+    said = os.environ.get("PIP_CERT") or next(_read_files(), "")
     path = Path(said).expanduser() if said else None
     return path if path is not None and path.exists() else None
 
 
-def _in_files() -> Iterator[str]:
+def _read_files() -> Iterator[str]:
     """Yield what the configuration files of pip say, those that win first."""
-    for path in _config_files():
+    for path in _list_config_files():
         parser = configparser.RawConfigParser()
         with suppress(OSError, UnicodeDecodeError, configparser.Error):  # pip itself says what is wrong with it
             parser.read(path, encoding="utf-8")
             yield from (parser[section]["cert"] for section in _SECTIONS if parser.has_option(section, "cert"))
 
 
-def _config_files() -> Iterator[Path]:
+def _list_config_files() -> Iterator[Path]:
     """Yield the places of pip's files, those that win first. Source: `pip config debug`, pip 26."""
     own = os.environ.get("PIP_CONFIG_FILE")
     if own == _NO_FILE:

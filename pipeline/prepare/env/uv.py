@@ -30,7 +30,7 @@ def run(builder: Builder, arguments: Sequence[str], folder: Path) -> None:
     """Run uv with relative paths from a folder."""
     argv = [program(), "--no-progress", "--color=never", "--directory", str(folder), *arguments]
     try:
-        builder.step(argv, tool="uv", environ=certificates.variables())
+        builder.step(argv, tool="uv", environ=certificates.choose_variables())
     except ConfigError as error:
         if _UNTRUSTED in str(error):
             raise ConfigError(f"{error}\n    name the file of the issuer's certificate with SSL_CERT_FILE") from error

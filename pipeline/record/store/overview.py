@@ -34,7 +34,7 @@ _BESIDE = "hydra/launcher=beside"
 _HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
 _MODEL = "GPU model"
 TaskEnds = Callable[[Collection[str]], Mapping[str, str]]
-"""Asks Slurm how the tasks of some job arrays ended (`squeue.end_states`)."""
+"""Asks Slurm how the tasks of some job arrays ended (`squeue.list_end_states`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class Overview:
 
 
 def overview(
-    where: Path | str, experiment: str, queue: Queue | None = None, ends: TaskEnds = squeue.end_states
+    where: Path | str, experiment: str, queue: Queue | None = None, ends: TaskEnds = squeue.list_end_states
 ) -> Overview:
     """How far the newest plan of an experiment is, and with it those of the same study for other GPU models.
 
@@ -149,10 +149,10 @@ def overview(
         parts = _parts(of_models, newest, queued)
     if queued.arrays:
         all_units = [unit for units, _ in parts for unit in units]
-        known = _ended(queued.arrays, ends) if task_messages.has_open_questions(all_units) else {}
+        known = _list_end_states(queued.arrays, ends) if task_messages.has_unexplained(all_units) else {}
         folder = given.folder if given else ""
         parts = [
-            (task_messages.add_messages(units, unit_states.arrays_of(runs, queued), folder, known), seconds)
+            (task_messages.add_messages(units, unit_states.select_arrays(runs, queued), folder, known), seconds)
             for runs, (units, seconds) in zip(of_models or [[]], parts, strict=True)
         ]
     left_s = [seconds for _, seconds in parts if seconds is not None]
@@ -171,7 +171,7 @@ def overview(
     )
 
 
-def _ended(arrays: Collection[str], ends: TaskEnds) -> Mapping[str, str]:
+def _list_end_states(arrays: Collection[str], ends: TaskEnds) -> Mapping[str, str]:
     try:
         return ends(arrays)
     except CommandError:  # Slurm has just answered; without it the output of the tasks still tells

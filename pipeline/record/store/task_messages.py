@@ -1,4 +1,4 @@
-"""What the Slurm tasks of a study wrote last: why one ended without a result, and for whom one waits."""
+"""Messages of the Slurm tasks of a study: why one ended without a result, and for whom one waits."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST_MESSAGES = 10
 _NUMBER = re.compile(r"\d+")
 
 
-def has_open_questions(units: Sequence[Unit]) -> bool:
-    """Return whether Slurm may know how a task of these units ended."""
+def has_unexplained(units: Sequence[Unit]) -> bool:
+    """Return whether a task of these units may have ended without a result."""
     return any(unit.state in _LEFT for unit in units)
 
 
@@ -34,7 +34,7 @@ def add_messages(
         units: of one GPU model.
         arrays: the job arrays that may have tasks of them.
         folder: of the tasks' output; empty if it is not known.
-        end_states: by task, as `squeue.end_states` has them.
+        end_states: by task, as `squeue.list_end_states` has them.
     """
     newest_first = sorted(arrays, key=int, reverse=True)
     return [_with_message(unit, newest_first, folder, end_states) for unit in units]
@@ -58,12 +58,12 @@ def describe(units: Sequence[Unit]) -> Iterator[str]:
 
 def _with_message(unit: Unit, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Unit:
     if unit.state == RUNNING and not unit.group and folder:
-        outputs = (task_output.file_of(Path(folder), task) for task in unit.tasks)
+        outputs = (task_output.locate(Path(folder), task) for task in unit.tasks)
         return next(
             (
                 dataclasses.replace(unit, message=f"waits for {whom}", output=str(output))
                 for output in outputs
-                if (whom := task_output.awaited(output))
+                if (whom := task_output.read_awaited(output))
             ),
             unit,
         )
@@ -71,13 +71,13 @@ def _with_message(unit: Unit, arrays: Sequence[str], folder: str, end_states: Ma
         return unit
     for array in arrays:
         task = squeue.task_of(array, unit.number)
-        output = task_output.file_of(Path(folder), task) if folder else None
+        output = task_output.locate(Path(folder), task) if folder else None
         has_output = output is not None and output.exists()
         end_state = end_states.get(task, "")
         name = end_state.partition(" ")[0]
         if not has_output and (not name or name in _NEVER_RAN):
             continue
-        error = task_output.last_error(output) if output is not None else ""
+        error = task_output.read_last_error(output) if output is not None else ""
         parts = [*([] if name in _SAYS_NOTHING else [name]), *([error] if error else [])]
         return dataclasses.replace(
             unit,

@@ -131,13 +131,13 @@ def of_plan(sizes: Sequence[int], runs: Sequence[Told], queued: Queued) -> list[
     for run in runs:
         by_unit[int(run.facts["plan_unit"])].append(run)
     model = model_of(runs)
-    arrays = arrays_of(runs, queued)
+    arrays = select_arrays(runs, queued)
     units = (_unit(number, model, size, by_unit[number]) for number, size in enumerate(sizes, start=1))
     return [queued.seen(unit, by_unit[unit.number], arrays) for unit in units]
 
 
-def arrays_of(runs: Sequence[Told], queued: Queued) -> set[str]:
-    """The job arrays that may have tasks of a plan: those that ran groups of it, and those that ran none yet."""
+def select_arrays(runs: Sequence[Told], queued: Queued) -> set[str]:
+    """Return the job arrays that may have tasks of a plan: those that ran groups of it, and those that ran none yet."""
     return {task[1] for run in runs if (task := _task(run)) and task[1] in queued.arrays}.union(queued.new)
 
 

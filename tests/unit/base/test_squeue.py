@@ -60,7 +60,7 @@ def test_how_tasks_ended_is_known_from_the_queue_and_once_it_forgot_from_account
     accounted = "12_2|FAILED\\n12_5|CANCELLED by 0\\n12_6|RUNNING\\n12_[7-9]|PENDING\\n"
     says(squeue=f"case $* in *--states=all*) printf '{queue}';; esac", sacct=f"printf '{accounted}'")
     ended = {"12_2": "TIMEOUT TimeLimit", "12_3": "COMPLETED"}
-    assert squeue.end_states({"12"}) == {"12_5": "CANCELLED by 0", **ended}
+    assert squeue.list_end_states({"12"}) == {"12_5": "CANCELLED by 0", **ended}
     assert squeue.states({"12"}) == {}
     says(sacct="echo Slurm accounting storage is disabled >&2; exit 1")
-    assert squeue.end_states({"12"}) == ended
+    assert squeue.list_end_states({"12"}) == ended

@@ -17,7 +17,7 @@ ModuleNotFoundError: No module named 'torch\'"""
 
 
 def written(folder: Path, *lines: str) -> Path:
-    path = task_output.file_of(folder, "8_3")
+    path = task_output.locate(folder, "8_3")
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
 
@@ -44,18 +44,18 @@ def written(folder: Path, *lines: str) -> Path:
     ],
 )
 def test_the_last_error_of_the_last_start_says_how_a_task_ended(lines, error, tmp_path) -> None:
-    assert task_output.last_error(written(tmp_path, *lines)) == error
+    assert task_output.read_last_error(written(tmp_path, *lines)) == error
 
 
 def test_of_much_output_the_end_is_read_and_what_cannot_be_read_says_nothing(tmp_path) -> None:
     path = written(tmp_path, "error: long ago", *(["x" * 100] * 1000), HELD)
-    assert task_output.last_error(path) == HELD
+    assert task_output.read_last_error(path) == HELD
     path.write_bytes(b"\xff\rerror: a bar: 50%\rerror: \xfe\r")
-    assert task_output.last_error(path) == "error: �"
-    assert task_output.last_error(tmp_path / "absent.log") == task_output.last_error(tmp_path) == ""
+    assert task_output.read_last_error(path) == "error: �"
+    assert task_output.read_last_error(tmp_path / "absent.log") == task_output.read_last_error(tmp_path) == ""
 
 
 def test_a_task_waits_while_that_is_the_last_that_it_wrote(tmp_path) -> None:
-    assert task_output.awaited(written(tmp_path, "x", WAITS)) == "CPU (CPU-n0), which is held by bob (pid 7)"
-    assert task_output.awaited(written(tmp_path, WAITS, "[1/2] a")) == ""
-    assert task_output.awaited(tmp_path / "absent.log") == ""
+    assert task_output.read_awaited(written(tmp_path, "x", WAITS)) == "CPU (CPU-n0), which is held by bob (pid 7)"
+    assert task_output.read_awaited(written(tmp_path, WAITS, "[1/2] a")) == ""
+    assert task_output.read_awaited(tmp_path / "absent.log") == ""

@@ -20,7 +20,9 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (*SYSTEM, "SSL_CERT_FILE", "SSL_CERT_DIR", "PIP_CERT", "PIP_CONFIG_FILE", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(certificates, "_config_files", lambda: iter([tmp_path / "user.conf", tmp_path / "global.conf"]))
+    monkeypatch.setattr(
+        certificates, "_list_config_files", lambda: iter([tmp_path / "user.conf", tmp_path / "global.conf"])
+    )
     monkeypatch.setattr(certificates, "_has_system_store", lambda: True)
     (tmp_path / "ca.pem").touch()
     (tmp_path / "folder").mkdir()
@@ -28,14 +30,14 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_certificates_of_the_system_are_trusted_by_default():
-    assert certificates.variables() == SYSTEM
+    assert certificates.choose_variables() == SYSTEM
 
 
 @pytest.mark.parametrize("name", SYSTEM)
 @pytest.mark.parametrize("value", ["false", "true", ""])
 def test_who_has_told_uv_whether_to_trust_the_system_is_obeyed(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    assert certificates.variables() == {}
+    assert certificates.choose_variables() == {}
 
 
 def test_a_system_without_certificates_is_not_trusted_alone(monkeypatch, places):
@@ -53,17 +55,17 @@ def test_a_system_without_certificates_is_not_trusted_alone(monkeypatch, places)
 def test_the_certificate_of_pip_is_that_of_uv(monkeypatch, places):
     own = {"SSL_CERT_FILE": str(places / "ca.pem")}
     (places / "global.conf").write_text(f"[global]\ncert = {places}/ca.pem\nindex-url = https://u:%@h/simple\n")
-    assert certificates.variables() == SYSTEM | own
+    assert certificates.choose_variables() == SYSTEM | own
     (places / "user.conf").write_text(f"[install]\ncert = {places}/folder\n[global]\ncert = {places}/ca.pem\n")
-    assert certificates.variables() == SYSTEM | {"SSL_CERT_DIR": str(places / "folder")}
+    assert certificates.choose_variables() == SYSTEM | {"SSL_CERT_DIR": str(places / "folder")}
     (places / "user.conf").write_text("cert = of no section\n")
-    assert certificates.variables() == SYSTEM | own
+    assert certificates.choose_variables() == SYSTEM | own
     monkeypatch.setenv("PIP_CERT", str(places / "absent.pem"))
-    assert certificates.variables() == SYSTEM
+    assert certificates.choose_variables() == SYSTEM
     monkeypatch.setenv("PIP_CERT", str(places / "ca.pem"))
-    assert certificates.variables() == SYSTEM | own
+    assert certificates.choose_variables() == SYSTEM | own
     monkeypatch.setenv("SSL_CERT_DIR", "/certificates")
-    assert certificates.variables() == SYSTEM
+    assert certificates.choose_variables() == SYSTEM
 
 
 def test_the_files_of_pip_are_looked_for_where_pip_does(monkeypatch, places):
@@ -72,13 +74,13 @@ def test_the_files_of_pip_are_looked_for_where_pip_does(monkeypatch, places):
     monkeypatch.setenv("PIP_CONFIG_FILE", "/own.conf")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv("XDG_CONFIG_DIRS", "/a:/b")
-    own, _, *others = map(str, certificates._config_files())
+    own, _, *others = map(str, certificates._list_config_files())
     assert [own, *others] == [
         *("/own.conf", "/home/me/.config/pip/pip.conf", "/home/me/.pip/pip.conf", "/etc/pip.conf"),
         *("/b/pip/pip.conf", "/a/pip/pip.conf"),
     ]
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    assert list(certificates._config_files()) == []
+    assert list(certificates._list_config_files()) == []
 
 
 def test_uv_has_them_beside_the_variables_of_the_user(monkeypatch, places):
