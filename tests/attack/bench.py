@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.base.tags import GROUP, Tag, stored_name
@@ -32,6 +34,8 @@ TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listene
 SHORT = ["window.seconds=0.2", "window.settle_s=0.05", "limits.ready_s=20", "limits.stop_s=5"]
 PATIENT = ["limits.ready_s=200", "limits.stop_s=200"]
 """Of a study that must end well, also on a machine that has much else to do."""
+_RUN = uuid.uuid4().hex
+"""How the marks begin of the studies that this process starts."""
 _POLL_S = 0.05
 LIMIT_S = 300.0
 """No attack keeps a study from ending for longer: its own deadlines, of `SHORT`, are far below, also under load."""
@@ -72,8 +76,22 @@ def name_of(signum: int) -> str:
         return f"SIGRTMIN+{signum - signal.SIGRTMIN}"
 
 
+def kill_studies() -> None:
+    """Kill all that this process started, and what that started; call it again until nobody starts more."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.kill()
+    for line in fail_everywhere._marked(_RUN):  # those whose parent had ended
+        with suppress(ProcessLookupError):
+            os.kill(int(line.partition(" ")[0]), signal.SIGKILL)
+
+
 class Bench(fail_everywhere.Bench):
     """The bench of `fail_everywhere`, with studies of any arguments.
+
+    Attributes:
+        environ: variables for the studies that start from now on.
+        printed, errors: what the last study wrote until its end.
 
     Nothing here opens a store: other processes read it (`fail_everywhere.query`).
     """
@@ -81,7 +99,8 @@ class Bench(fail_everywhere.Bench):
     def __init__(self, folder: Path, template_store: Path | None = None) -> None:
         super().__init__(folder, template_store)
         self.before = self.snapshot()
-        self.mark = self.printed = ""
+        self.mark = self.printed = self.errors = ""
+        self.environ: dict[str, str] = {}
 
     def start(self, *arguments: str, code: Path | None = None, root: Path | None = None) -> forks.Fork:
         """Start a study on the machine, with a store and a spool in `root` if not in those of the bench."""
@@ -119,8 +138,8 @@ class Bench(fail_everywhere.Bench):
 
     def _marked_anew(self) -> dict[str, str]:
         """The environment by which the processes of a new study are told."""
-        self.mark = uuid.uuid4().hex
-        return os.environ | {fail_everywhere._VARIABLE: self.mark, "TMPDIR": str(self.folder)}
+        self.mark = f"{_RUN}-{uuid.uuid4().hex}"
+        return os.environ | {fail_everywhere._VARIABLE: self.mark, "TMPDIR": str(self.folder)} | self.environ
 
     def commands(self) -> dict[int, str]:
         """The living processes of the last study, with their command lines."""
@@ -154,18 +173,18 @@ class Bench(fail_everywhere.Bench):
 
     def end(self, process: forks.Process, limit_s: float = LIMIT_S) -> Iterator[str]:
         """Wait for the end of a study; what is wrong with how it ended."""
-        self.printed = ""
+        self.printed = self.errors = ""
         try:
-            self.printed, err = process.communicate(timeout=limit_s)
+            self.printed, self.errors = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             living = self.commands()
             process.kill()
             yield f"a study did not end within {limit_s:g} s; alive were {living}"
             return
         if process.returncode >= 0 and process.returncode not in EXIT_STATUSES:
-            yield f"exit status {process.returncode}: {err[-1500:]}"
-        if found := _TRACEBACK.search(err):
-            shown = err[found.start() :]
+            yield f"exit status {process.returncode}: {self.errors[-1500:]}"
+        if found := _TRACEBACK.search(self.errors):
+            shown = self.errors[found.start() :]
             yield f"a traceback: {shown if len(shown) < 3000 else f'{shown[:1000]} ... {shown[-2000:]}'}"
 
     def problems_after(self, root: Path | None = None) -> Iterator[str]:

@@ -71,9 +71,11 @@ def attack(bench: Bench, random: Random) -> Outcome:
         code.write_text(_CLOCKED)
     words = [*study.arguments, "scenario=naive", "baseline=never", f"tracking.experiment={experiment}"]
     words += ["foreign_load=note"] if hasattr(schema, "ForeignLoad") else []  # the machine is busy with attacks
-    with _environment(study.environ), _sensors(bench, study.sensor):
+    bench.environ = study.environ
+    with _sensors(bench, study.sensor):
         loads = [os.getloadavg()[0]]
         process = bench.start(*words, code=code)
+        bench.environ = {}
         if study.happen is not None:
             bench.wait_for(process, _JOB.name)
             study.happen(bench, process)
@@ -212,14 +214,3 @@ def _sensors(bench: Bench, sensor: Spec | None) -> Iterator[None]:
         yield
     finally:
         _change(bench, sources=before.sources, faults=before.faults)
-
-
-@contextmanager
-def _environment(environ: dict[str, str]) -> Iterator[None]:
-    """Give variables to the studies that start within."""
-    os.environ.update(environ)
-    try:
-        yield
-    finally:
-        for name in environ:
-            os.environ.pop(name, None)
