@@ -175,8 +175,11 @@ def _stray(_: Bench, random: Random, begin_ns: int) -> _Study:
 
 def _apart(_: Bench, random: Random, begin_ns: int) -> _Study:
     by = random.choice(("mlflow", "tensorboard", "output"))
-    words = [*_script(by, degree=2, seconds=1.5, more=["--late=2.5"]), *_with_meter(begin_ns)]
-    return _Study("jobs that log one after another", words, Faults(begin_ns, may_lack_rates=True, may_fail=True))
+    more, what = random.choice(
+        ((["--late=2.5"], "jobs that run"), (["--late=2.5", "--degree=2"], "jobs that run together and log"))
+    )
+    words = [*_script(by, degree=2, seconds=1.5, more=more), *_with_meter(begin_ns)]
+    return _Study(f"{what} one after another", words, Faults(begin_ns, may_lack_rates=True, may_fail=True))
 
 
 def _with_meter(begin_ns: int, fault: str = "", at_s: float = 0.0) -> list[str]:

@@ -3,8 +3,8 @@
 `--by steps` speaks the job protocol and does steps of 5 ms until it is told to stop, `--by epochs` as many epochs as it
 is told; both get faster all the time, so that a rate says which time it is of. `--by mlflow`, `tensorboard` or `output`
 logs its rate four times a second for `--seconds` and ends. `--lines` names the wrong lines among its events, `--stray`
-logs values at times at which no job runs, `--late` is how long a job sleeps first, times its number. A clock that was
-set is read from `KNOWN_CLOCK`.
+logs values at times at which no job runs. `--late` is how long a job sleeps first, times its number; with `--degree` it
+stays at the end for as long as the last of these sleeps. A clock that was set is read from `KNOWN_CLOCK`.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--late", type=float, default=0.0)
     parser.add_argument("--index", type=int, default=0)
+    parser.add_argument("--degree", type=int, default=0)
     options = parser.parse_args()
     follow_clock()
     time.sleep(options.late * options.index)
@@ -160,6 +161,7 @@ def main() -> None:
         work(options, truth) if options.by in ("steps", "epochs") else log_rates(options, truth)
     finally:
         truth.keep()
+    time.sleep(options.late * max(0, options.degree - 1 - options.index))
 
 
 if __name__ == "__main__":
