@@ -10,12 +10,14 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from random import Random
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.plan import schema
 from pipeline.simulation.machine.state import Settings, StateFile
+from tests import forks
 from tests.attack import container
 from tests.attack.bench import PATIENT, Bench, Outcome
 from tests.attack.store_reader import StoredRun, groups_of, read_runs
@@ -47,7 +49,8 @@ _SETTINGS = {
 }
 """The branch of the driver after the kill, and the settings of the GPU that are others then."""
 _TOLERANCE = 0.001
-_LATEST_S = 10.0  # after this a study of three blocks is over
+_NUM_GROUPS = 6  # of two modes in three blocks
+_LATEST_S = 1.0  # after a group has begun, in which some end
 
 
 def attack(bench: Bench, random: Random) -> Outcome:
@@ -63,7 +66,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
     outcome = Outcome(f"another {', '.join(sorted(names)) or 'container'}, {settings} of the GPU changed")
     _set_up(bench, _BEFORE)
     process = bench.start_in_container(*study)
-    bench.wait_for(process, _JOB.name)
+    _wait_for_group(bench, process, random.randint(1, _NUM_GROUPS))
     time.sleep(random.uniform(0, _LATEST_S))
     if process.poll() is None:
         process.kill()
@@ -84,6 +87,18 @@ def attack(bench: Bench, random: Random) -> Outcome:
     _set_up(bench, Settings())
     outcome.problems += bench.problems_after()
     return outcome
+
+
+def _wait_for_group(bench: Bench, process: forks.Process, number: int) -> None:
+    """Wait until so many groups have begun, or the study has ended: the spool has a folder for each."""
+    begun, before = set[Path](), set(_list_groups(bench))
+    while process.poll() is None and len(begun) < number:
+        begun |= set(_list_groups(bench)) - before
+        time.sleep(0.02)
+
+
+def _list_groups(bench: Bench) -> Iterator[Path]:
+    return (bench.root / "spool").glob("*/[0-9]*-*")
 
 
 def _set_up(bench: Bench, settings: Settings, branch: str = "615") -> None:

@@ -54,13 +54,15 @@ def read_runs(database: Path, experiment: str) -> list[StoredRun]:
     rows = select("runs.run_uuid, runs.name, runs.status", then=_ORDER)
     runs = {str(run_id): StoredRun(str(run_id), str(name), str(status)) for run_id, name, status in rows}
     for run_id, key, value in select("runs.run_uuid, tags.key, tags.value", "JOIN tags USING (run_uuid)"):
-        runs[str(run_id)].tags[str(key)] = str(value)
+        if str(run_id) in runs:  # and has not begun since
+            runs[str(run_id)].tags[str(key)] = str(value)
     for run in runs.values():
         restore_names(run.tags)
         run.tags = {key.removeprefix(PREFIX): value for key, value in run.tags.items()}
     of_metrics = "JOIN latest_metrics metric USING (run_uuid)"
     for run_id, key, metric in select("runs.run_uuid, metric.key, metric.value", of_metrics, " AND NOT metric.is_nan"):
-        runs[str(run_id)].metrics[str(key)] = float(str(metric))
+        if str(run_id) in runs:
+            runs[str(run_id)].metrics[str(key)] = float(str(metric))
     return list(runs.values())
 
 
