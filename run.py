@@ -19,41 +19,43 @@ if __name__ == "__main__":
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pipeline import outcome
-from pipeline.base import library_internals, words
-from pipeline.plan import command_line, schema
+from pipeline.base import words
+from pipeline.plan import command_line, hydra_errors, schema
 
 schema.register()
-library_internals.share_config_store()
-library_internals.let_hydra_raise()
-library_internals.let_options_stand_anywhere()
-library_internals.let_sweeps_set_what_their_choices_have()
-library_internals.let_hydra_compose_once()
-library_internals.parse_once()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def main(config: DictConfig) -> None:
-    """Run one configuration; a sweep comes through `hydra_plugins/study.py` instead."""
+def main(config: DictConfig) -> int:
+    """Run one configuration; a sweep comes through `hydra_plugins/study.py` instead, or through another launcher."""
     from pipeline import study
 
     chosen = HydraConfig.get()
     if chosen.mode is RunMode.RUN and (launcher := chosen.runtime.choices["hydra/launcher"]) != "study":
-        words.say(f"error: hydra/launcher={launcher} launches sweeps, and this is none; add -m")
-        outcome.exit_status = 2
-        return
-    if chosen.mode is RunMode.RUN and chosen.sweeper.blocks:
-        words.say("error: hydra.sweeper.blocks make a sweep: add -m, or hydra: {mode: MULTIRUN} to the experiment file")
-        outcome.exit_status = 2
-        return
-    study.execute([config], is_sweep=False)
+        return _refuse(f"hydra/launcher={launcher} launches sweeps, and this is none; add -m")
+    if chosen.mode is RunMode.RUN and OmegaConf.select(config, "blocks"):
+        return _refuse("blocks make a sweep; add -m, or hydra: {mode: MULTIRUN} to the experiment file")
+    with hydra_errors.user_environment():
+        return study.execute([config], is_sweep=False)
+
+
+def _refuse(reason: str) -> int:
+    words.say(f"error: {reason}")
+    outcome.exit_status = 2
+    return 2
+
+
+def _run() -> None:
+    with hydra_errors.raised():
+        main()
 
 
 if __name__ == "__main__":
     try:
-        status = command_line.run(main)
+        status = command_line.run(_run)
         sys.exit(status if outcome.has_started else startup.check_output(status))
     finally:
         sender.end_early()

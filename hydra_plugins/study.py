@@ -2,8 +2,8 @@
 
 Hydra takes plugins only from the namespace package `hydra_plugins` (no `__init__.py`) beside `run.py`. Its basic
 launcher would run each job blind to the others: baselines measured again and again, repeats not interleaved, and no
-one knowing how long is left. An experiment file may give `hydra.sweeper.blocks`, a union of grids: each is crossed
-with the grid of the command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the
+one knowing how long is left. An experiment file may give `blocks`, a union of grids: each is crossed with the grid of
+the command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the
 command line: so `+rehearse=tiny` makes small what any experiment asks for, with workloads of the same kinds in the
 places of its own (`hydra.sweeper.stand_ins`, `pipeline/plan/stand_ins.py`). `hydra/launcher=gpus` and `slurm` hand out
 the units of the study to workers, and `beside` measures what work on other GPUs costs. Launchers of others make every
@@ -34,11 +34,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pipeline import outcome
 from pipeline.base import library_internals, override_values, words
 from pipeline.base.errors import ConfigError
-from pipeline.plan import command_line, override_remedy, stand_ins
+from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, stand_ins
 from pipeline.scale.options import SlurmOptions
 
 _ONE = ("experiment", "rehearse")
 """Groups whose files decide over what is swept, and cannot be swept themselves."""
+_BLOCKS = "blocks"
 _EITHER = {"degree": "mix", "mix": "degree"}
 """Both say how many jobs run, and a block has one of them."""
 
@@ -46,11 +47,12 @@ _EITHER = {"degree": "mix", "mix": "degree"}
 class StudySweeper(Sweeper):
     """Expands the command line and the blocks of an experiment file into jobs, and launches all of them at once."""
 
-    def __init__(self, blocks: list[dict[str, Any]], instead: dict[str, Any], stand_ins: dict[str, Any]) -> None:
-        self.blocks, self.instead, self.stand_ins = blocks, instead, stand_ins
+    def __init__(self, instead: dict[str, Any], stand_ins: dict[str, Any]) -> None:
+        self.instead, self.stand_ins = instead, stand_ins
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
+        self.blocks = _read_blocks(config)
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -61,13 +63,18 @@ class StudySweeper(Sweeper):
         if outcome.typed_for_study is None:  # else the launcher has said it
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
-        return [self.launcher.launch(jobs, initial_job_idx=0)]
+        with hydra_errors.user_environment():
+            returns = self.launcher.launch(jobs, initial_job_idx=0)
+        # A launcher of others may run jobs in processes of their own; one that failed raises here.
+        statuses = [job.return_value for job in returns]
+        outcome.exit_status = max([outcome.exit_status, *(status for status in statuses if isinstance(status, int))])
+        return [returns]
 
     def expand(self, arguments: list[str]) -> list[list[str]]:
         """The overrides of every combination; the command line wins over a block's value of the same key."""
         assert self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        typed = parser.parse_overrides(list(arguments))
+        typed = [override for override in parser.parse_overrides(list(arguments)) if not _is_of_blocks(override)]
         if several := next((each for each in typed if each.key_or_group in _ONE and each.is_sweep_override()), None):
             raise ConfigError(
                 f"{several.input_line}: the blocks of one would be lost; start a study for each {several.key_or_group}"
@@ -77,8 +84,9 @@ class StudySweeper(Sweeper):
         jobs: list[list[str]] = []
         for block in _that_take(given, self.blocks) or [{}]:
             grid = {**_left_by([*given, *instead], block), **instead}
-            overrides = parser.parse_overrides([_as_override(*item) for item in grid.items()] + list(arguments))
-            jobs += library_internals.combinations(overrides)
+            jobs += overrides.list_combinations(
+                [*parser.parse_overrides([_as_override(*item) for item in grid.items()]), *typed]
+            )
         if not jobs:
             none = next((word for word in arguments if "glob(" in word or "range(" in word), " ".join(arguments))
             raise ConfigError(f"{none}: there are no such values, so that there is nothing to run")
@@ -103,6 +111,22 @@ class StudySweeper(Sweeper):
             | {f"sizes.{size}": values for size, values in body.get("sizes", {}).items()},
             values_of=functools.cache(functools.partial(library_internals.values_of, loader, "workload")),
         )
+
+
+def _read_blocks(config: DictConfig) -> list[dict[str, Any]]:
+    node = OmegaConf.select(config, _BLOCKS)  # None after ~blocks
+    blocks: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node or []
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise ConfigError("blocks: must be a list of grids, as in 'blocks=[{scenario: mps, degree: 2}]'")
+    return blocks
+
+
+def _is_of_blocks(override: Override) -> bool:
+    """Tell whether an override is one of the blocks, which are read from the composed configuration."""
+    is_one = override.key_or_group.partition(".")[0] == _BLOCKS
+    if is_one and override.is_sweep_override():
+        raise ConfigError(f"{override.input_line}: blocks are one list of grids; write 'blocks=[{{degree: 2}},...]'")
+    return is_one
 
 
 def _that_take(given: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -146,7 +170,7 @@ class StudyLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the study. Its exit status is kept in `pipeline.outcome`, for `run.py`."""
         setup_globals()
-        status = self.execute([self.compose(list(overrides)) for overrides in job_overrides])
+        status = self.execute([self.compose(list(words)) for words in job_overrides])
         return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=status) for o in job_overrides]
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
@@ -155,35 +179,34 @@ class StudyLauncher(Launcher):
 
         return study.execute(configs, is_sweep=True)
 
-    def compose(self, overrides: list[str]) -> DictConfig:
+    def compose(self, words: list[str]) -> DictConfig:
         """The configuration of one job.
 
         Reading and merging the files of a choice of groups takes 100 ms; many jobs of a sweep differ in values only,
         so each choice is composed once and the values are set in copies of it (1 ms: unpickling copies fastest).
         """
         loader = self.hydra_context.config_loader
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
         choices = [override for override in parsed if self.chooses_a_group(override)]
         key = tuple(sorted(str(override.input_line) for override in choices))
         if key not in self.composed:
-            with library_internals.files_without_blocks():
-                composed = loader.load_sweep_config(self.config, list(key))
+            composed = loader.load_sweep_config(self.config, list(key))
             HydraConfig.instance().set_config(composed)
             with open_dict(composed):
-                del composed["hydra"]
+                del composed["hydra"], composed[_BLOCKS]
             self.composed[key] = pickle.dumps(composed), HydraConfig.instance().cfg
         text, of_hydra = self.composed[key]
         config: DictConfig = pickle.loads(text)  # noqa: S301  what was composed here
         values = [o for o in parsed if o not in choices and not o.get_key_element().startswith("hydra.")]
         try:
-            library_internals.set_values(values, config)
+            overrides.set_values(values, config)
         except HydraException as error:
             if not choices:
                 raise
             chosen = " ".join(str(override.input_line) for override in choices)
             raise ConfigError(
                 f"{command_line.explain(error)} (the combination with {chosen}; what is typed is set in each, and "
-                "hydra.sweeper.blocks of an experiment file gives each its own settings)"
+                "blocks of an experiment file give each its own settings)"
             ) from error
         if b"${hydra:" in text or any("${hydra:" in str(each.value()) for each in values):
             HydraConfig.instance().cfg = of_hydra  # by now it is that of the combination composed last
@@ -247,14 +270,12 @@ class SweeperConf:
     """`hydra.sweeper`.
 
     Attributes:
-        blocks: a union of grids, each with overrides as on the command line (`scenario: naive,mps`).
         instead: overrides that win over those of the blocks.
         stand_ins: by kind of workload: the one that stands for it, what it `keeps` and what it `sets`.
     """
 
     _target_: str = "hydra_plugins.study.StudySweeper"
     _convert_: str = "all"  # plain dicts: what OmegaConf resolved once, it shall not resolve again
-    blocks: list[dict[str, Any]] = field(default_factory=list)
     instead: dict[str, Any] = field(default_factory=dict)
     stand_ins: dict[str, Any] = field(default_factory=dict)
 

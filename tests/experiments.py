@@ -13,10 +13,9 @@ from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from pipeline import rehearsal
-from pipeline.base import library_internals
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Plan
 from pipeline.plan import feasible, read, schema
@@ -32,9 +31,12 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 
 
 def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
-    """What Hydra composes for a single run."""
+    """Compose a single run by Hydra, but for what only a sweep has."""
     with _initialized(PROJECT_DIR / "conf"):
-        return compose("config", list(overrides))
+        config = compose("config", list(overrides))
+    with open_dict(config):
+        del config["blocks"]
+    return config
 
 
 def configs_of(arguments: Sequence[str], conf: Path = PROJECT_DIR / "conf") -> list[Config]:
@@ -85,5 +87,3 @@ def _initialized(conf: Path) -> Iterator[None]:
 def _prepare_hydra() -> None:
     """What `run.py` does first."""
     schema.register()
-    library_internals.share_config_store()
-    library_internals.parse_once()

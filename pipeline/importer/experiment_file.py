@@ -1,4 +1,4 @@
-"""The writer of experiment files: groups as blocks of `hydra.sweeper.blocks`, and the programs that mixes name."""
+"""The writer of experiment files: groups as blocks of `blocks`, and the programs that mixes name."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Imported:
 
     @property
     def num_groups(self) -> int:
-        return len(yaml.safe_load(self.text)["hydra"]["sweeper"]["blocks"])
+        return len(yaml.safe_load(self.text)["blocks"])
 
 
 def size_of(program: Program, sizes: dict[Program, str]) -> str:
@@ -91,7 +91,7 @@ def text_of(
     """The text of an experiment file.
 
     Args:
-        blocks: of `hydra.sweeper.blocks`.
+        blocks: of `blocks`.
         sizes: the programs that their mixes name.
         head: what the file says of itself, in one line.
         defaults: choices of other groups than workloads.
@@ -103,7 +103,8 @@ def text_of(
             *defaults,
             "_self_",
         ],
-        "hydra": {"mode": "MULTIRUN", "sweeper": {"blocks": list(blocks)}},
+        "hydra": {"mode": "MULTIRUN"},
+        "blocks": list(blocks),
         **settings,
     }
     if sizes:

@@ -92,7 +92,7 @@ def slices_of(groups: Sequence[RowGroup]) -> dict[str, str]:
 def block_of(
     group: RowGroup, sizes: dict[Program, str], profiles: Mapping[str, str], device: str | None
 ) -> dict[str, Any]:
-    """A group as a block of `hydra.sweeper.blocks`; its programs in `sizes` if it is a mix. Else ValueError.
+    """A group as one of the `blocks`; its programs in `sizes` if it is a mix. Else ValueError.
 
     `profiles` has those that are written in another way, `device` the GPU of the whole table, if it is kept.
     """

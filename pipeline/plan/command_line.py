@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 import re
 import sys
 import traceback
@@ -21,19 +20,22 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.secrets import mask_text
-from pipeline.plan import override_remedy, user_command
+from pipeline.plan import hydra_arguments, hydra_errors, override_remedy, user_command
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
 _REFUSED_VALUE = re.compile(r"Error merging override (.*)", re.DOTALL)
 _SWEPT_OPTION = re.compile(r"Sweeping over Hydra's configuration is not supported : '(?P<key>[^=]*)=(?P<values>.*)'")
 _NO_FILE = re.compile(r"In '.*': Could not load '(.*)/(.*)'")
+_IN_FILE = re.compile(r"In '(.*)': \w+ raised while composing config")
+_IS_PRESENT = re.compile(r"Could not append to config\. An item is already at '(.*?)'")
 _NEEDS_PLUS = re.compile(r"Could not override '(.*)'\.")
 _DELETION = re.compile(
     r"Could not delete from config\. The value of '(?P<key>.*?)' is"
     r"|Config group override deletion value must be a string : .*key_or_group='(?P<group>.*?)'"
 )
 _WANTED = {IntegerNode: "a whole number", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
+_MOVED = {"hydra.sweeper.blocks": "blocks: [...] beside hydra:, without sweeper:"}
 _MOST_NAMED = 4
 _SEARCH_PATH = "Config search path"
 
@@ -43,7 +45,7 @@ def run(main: Callable[[], None]) -> int:
     outcome.typed = list(sys.argv)
     outcome.take_what_is_handed()
     try:
-        sys.argv[1:] = map(readable, user_command.as_overrides(sys.argv[1:]))
+        sys.argv[1:] = hydra_arguments.arrange([readable(word) for word in user_command.as_overrides(sys.argv[1:])])
         main()
     except Interrupted as interrupted:
         words.say(str(interrupted))
@@ -54,7 +56,9 @@ def run(main: Callable[[], None]) -> int:
             return signalled.exit_status
         if outcome.is_composed:
             raise
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        if set(hydra_arguments.COMPLETION) & set(outcome.typed):
+            return 2  # a shell would print it between what is being typed
+        if hydra_errors.is_traceback_wanted():
             traceback.print_exc()
         words.say(f"error: {mask_text(explain(error))}")
         return 2
@@ -85,12 +89,21 @@ def explain(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         return override_remedy.explain_unreadable(str(error.override), why_refused)
     cause, text = error.__cause__, str(error)
+    if (in_file := _IN_FILE.match(text)) and isinstance(wrong := error.__context__, OmegaConfBaseException):
+        return f"{in_file[1]}.yaml: {_explain_in_file(wrong)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _unknown(cause.full_key, cause.parent_node)
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
         return _explain_refused(refused[1], cause)
+    return _explain_words(text.partition(_SEARCH_PATH)[0], is_of_hydra=isinstance(error, HydraException))
+
+
+def _explain_words(text: str, *, is_of_hydra: bool) -> str:
+    """Say in one line what Hydra says in several."""
     if "Config group override must be a string or a list" in text:
         return "a group of options takes the name of a choice, as in gpu=cpu; python run.py --help prints all"
+    if present := _IS_PRESENT.match(text):
+        return f"+{present[1]}: there is a value already; write {present[1]}=VALUE, without the plus"
     if missing := _NO_FILE.match(text):
         return f"{missing[1]}: there is no choice {missing[2]}; {_other_choice(missing[2], _choices(missing[1]))}"
     if (unset := _NEEDS_PLUS.match(text)) and (there := _choices(unset[1])):
@@ -107,9 +120,16 @@ def explain(error: Exception) -> str:
         return override_remedy.explain_several(several[1])
     if deleted := _DELETION.match(text):
         return f"~{deleted['key'] or deleted['group']} takes no value, unless it is the one that is there"
-    lines = [line.strip() for line in text.partition(_SEARCH_PATH)[0].splitlines()]
+    lines = [line.strip() for line in text.splitlines()]
     said = "; ".join(line.rstrip(".") for line in lines if line)
-    return said if isinstance(error, HydraException) else f"the configuration cannot be read: {said}"
+    return said if is_of_hydra else f"the configuration cannot be read: {said}"
+
+
+def _explain_in_file(cause: OmegaConfBaseException) -> str:
+    key = str(cause.full_key or cause.key or "")
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError):
+        return _unknown(key, cause.parent_node)
+    return f"{key}: {why_refused(key, cause)}" if key else str(cause).splitlines()[0]
 
 
 def _explain_refused(override: str, cause: OmegaConfBaseException) -> str:
@@ -154,6 +174,8 @@ def _choices(group: str) -> list[str]:
 
 
 def _unknown(key: str, parent: Any) -> str:
+    if key in _MOVED:
+        return f"{key}: this is at the top level now; write {_MOVED[key]}"
     if not isinstance(parent, DictConfig):
         return no_such_setting(key, ())
     if OmegaConf.get_type(parent) is dict:  # of entries with names of their own

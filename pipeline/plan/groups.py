@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import factory, library_internals, naming, placeholders, secrets, units
+from omegaconf import OmegaConf
+
+from pipeline.base import factory, naming, placeholders, secrets, units
 from pipeline.base.errors import ConfigError
 from pipeline.base.factory import Spec
 from pipeline.base.protocols import Profiler
@@ -300,7 +302,7 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
 
 def _config_text(config: Config) -> str:
     """The configuration as the record has it: without secrets."""
-    return library_internals.as_yaml(secrets.mask(_plain(config)))
+    return OmegaConf.to_yaml(OmegaConf.create(secrets.mask(_plain(config))))
 
 
 def _plain(value: Any) -> Any:

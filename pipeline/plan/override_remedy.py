@@ -77,7 +77,7 @@ def explain_interpolation(override: str) -> str:
 def note_on_sweep(override: str) -> str | None:
     """Say that `-m` runs each value by itself, of a key that takes a list of them as well; `None` of other keys."""
     key, _, text = override.partition("=")
-    name, values = key.lstrip("+"), _split(text)
+    name, values = key.lstrip("+"), list(dict.fromkeys(_split(text)))
     if len(values) < 2 or _FUNCTION.match(text) or _choices(name) or not takes(name, values):
         return None
     return f"note: -m makes {len(values)} runs of {override}; one run with the list is {quote(f'{key}=[{text}]')}"

@@ -28,6 +28,7 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
         try:
             each = OmegaConf.to_object(config)
             assert isinstance(each, Config)
+            vars(each).pop("blocks", None)  # of the sweep, not of a job
             _refuse_other_kinds(each)
             _refuse_no_workloads(each)
             each.resume = _resume(each.resume)

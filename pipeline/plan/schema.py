@@ -294,6 +294,9 @@ class Config:
     reproduce_strict: bool = False
 
 
+OF_A_SWEEP: dict[str, Any] = {"blocks": None}
+"""Keys beside those of `Config`, which no job has: `blocks`, a union of grids with overrides as on the command line."""
+
 BASES = (ScenarioConfig, WorkloadConfig, EnvConfig, ProfilerConfig, ExporterConfig)
 """The nodes that those of a group extend."""
 
@@ -302,6 +305,7 @@ def register() -> None:
     """Make the nodes known to Hydra, under the names that the YAML files extend; once, as each takes 3 ms."""
     store = ConfigStore.instance()
     if Config not in _registered:
+        store.store(name="sweep_schema", node=OF_A_SWEEP)
         store.store(name="config_schema", node=Config)
     nodes = [node for base in BASES for node in kinds(base)]
     for node in nodes:

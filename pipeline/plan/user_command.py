@@ -30,7 +30,6 @@ OF_THE_STUDY = frozenset({"baseline", "degree", "dry_run", "mix", "neighbours", 
 
 _SEPARATOR = "--"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
-_SWEEP = ("-m", "--multirun")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 # Options of Python that need no value, those that run what follows, and those that take a value.
@@ -81,7 +80,6 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
         if word != word.encode("utf-8", "replace").decode():
             raise ConfigError(f"{word!r} is not UTF-8, and so cannot be recorded; give the file another name")
     ours, theirs = divided(arguments)
-    ours.sort(key=lambda word: word not in _SWEEP)  # Hydra refuses it between overrides
     flags = Counter(found[1] for word in ours if (found := _FLAG.match(word)))
     if twice := [flag for flag, times in flags.items() if times > 1]:
         raise ConfigError(f"{twice[0]} is given twice; give it once, or with -m as {twice[0]}=A,B to run both")
@@ -96,9 +94,7 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
         f"workload.script={_quoted(script)}",
         f"workload.args=[{','.join(map(_quoted, args))}]",
     ]
-    # Hydra takes overrides only where they all stand together.
-    place = next((place for place, word in enumerate(ours) if "=" in word and not word.startswith("-")), 0)
-    return [*ours[:place], *(value for value in values if value not in ours), *ours[place:]]
+    return [*(value for value in values if value not in ours), *ours]
 
 
 def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:

@@ -41,6 +41,7 @@ _TELL_S = 10.0
 _WITHOUT_STORE = frozenset(
     (
         *("--help", "-h", "--help-keys", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version"),
+        *("--shell-completion", "-sc"),
         *("dry_run=true", "dry_run=json"),
     )
 )

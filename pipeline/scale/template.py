@@ -25,9 +25,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline import outcome, study
-from pipeline.base import forked, interrupts, library_internals
+from pipeline.base import forked, interrupts
 from pipeline.base.forked import Forked
 from pipeline.plan import command_line, user_command
+from pipeline.plan.overrides import set_values
 from pipeline.record import sender
 
 # What a worker imports only when it gets there, beside the classes of its configuration.
@@ -135,7 +136,7 @@ def _work(configs: Sequence[DictConfig], request: Mapping[str, Any], outputs: Se
     forked.call_itself(name_of(sys.argv))
     overrides = OverridesParser.create().parse_overrides(request["overrides"])
     for config in configs:
-        library_internals.set_values(overrides, config)
+        set_values(overrides, config)
 
     def main() -> None:
         study.execute(configs, is_sweep=True)

@@ -131,9 +131,51 @@ def test_what_decides_over_a_sweep_is_not_swept(tmp_path, group):
 
 
 def test_blocks_without_a_sweep_are_refused(tmp_path):
-    message = "hydra.sweeper.blocks make a sweep: add -m, or hydra: {mode: MULTIRUN} to the experiment file"
-    assert run(tmp_path, "hydra.sweeper.blocks=[{degree: 2}]") == (2, f"error: {message}\n")
+    message = "blocks make a sweep; add -m, or hydra: {mode: MULTIRUN} to the experiment file"
+    assert run(tmp_path, "blocks=[{degree: 2}]") == (2, f"error: {message}\n")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("blocks", ["3", "[3]", "{degree: 2}"])
+def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
+    message = "blocks: must be a list of grids, as in 'blocks=[{scenario: mps, degree: 2}]'"
+    assert run(tmp_path, "-m", f"blocks={blocks}") == (2, f"error: {message}\n")
+    message = "blocks are one list of grids; write 'blocks=[{degree: 2},...]'"
+    assert run(tmp_path, "-m", "blocks=[],[]") == (2, f"error: blocks=[],[]: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "hydra: {mode: MULTIRUN, sweeper: {blocks: [{degree: 2}]}}",
+            "hydra.sweeper.blocks: this is at the top level now; write blocks: [...] beside hydra:, without sweeper:",
+        ),
+        ("windw: {seconds: 3}", "windw: there is no such setting; did you mean window?"),
+        ("window: {second: 3}", "window.second: there is no such setting; did you mean window.seconds?"),
+        ("window: {seconds: long}", "window.seconds: the value must be a number"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_that_names_the_file(tmp_path, content, message):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{content}\n")
+    status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=mine")
+    assert (status, err) == (2, f"error: experiment/mine.yaml: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["degree=2", "--foo"], "unrecognized arguments: --foo"),
+        (["--cfg", "foo"], "argument --cfg/-c: invalid choice: 'foo'"),
+        (["degree=2", "--config-dir"], "argument --config-dir/-cd: expected one argument"),
+        (["--config-dir", "nosuch", "degree=2"], "Additional config directory '"),
+        (["+seed=3"], "+seed: there is a value already; write seed=VALUE, without the plus"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_one_line(tmp_path, arguments, message):
+    status, err = run(tmp_path, *arguments)
+    assert status == 2 and err.startswith(f"error: {message}") and err.count("\n") == 1, err
 
 
 @pytest.mark.parametrize("argument", ["scenario=glob(x*)", "degree=range(3,1)"])

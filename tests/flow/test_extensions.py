@@ -154,10 +154,9 @@ STUDY = """
       - _self_
     hydra:
       mode: MULTIRUN
-      sweeper:
-        blocks:
-          - {scenario: "naive,fair", degree: 2}
-          - {scenario: fair, degree: 1, profiler: tracer, baseline: never}
+    blocks:
+      - {scenario: "naive,fair", degree: 2}
+      - {scenario: fair, degree: 1, profiler: tracer, baseline: never}
     window: {seconds: 0.6, settle_s: 0.1}
     listeners: {pressure: {interval_ms: 200, options: {path: pressure}}}
     tracking: {experiment: added}

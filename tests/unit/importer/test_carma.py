@@ -49,7 +49,7 @@ def read(folder: Path) -> str:
 
 
 def blocks_of(folder: Path) -> list[dict[str, object]]:
-    return yaml.safe_load(read(folder))["hydra"]["sweeper"]["blocks"]
+    return yaml.safe_load(read(folder))["blocks"]
 
 
 @pytest.mark.parametrize("lines", [LINES, LINES[1:], LINES[2:], LINES[:8], (*LINES, "", ""), ("", *LINES)])

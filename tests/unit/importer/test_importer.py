@@ -137,7 +137,7 @@ def test_profiles_of_a_mix_follow_the_gpu_by_slices(tmp_path):
     rows = [job(1, "4g.20gb", params="--a 1"), job(1, "1g.5gb", params="--a 2")]
     assert import_table(tmp_path, rows) == 0
     assert import_table(tmp_path, rows, "--slices", "--force") == 0
-    block = yaml.safe_load((tmp_path / "conf/experiment/imported.yaml").read_text())["hydra"]["sweeper"]["blocks"][0]
+    block = yaml.safe_load((tmp_path / "conf/experiment/imported.yaml").read_text())["blocks"][0]
     assert block["scenario.profiles"] == "['4g','1g']"
     (config,) = configs_of(arguments_to_run(tmp_path))
     assert config.scenario.profiles == ["4g", "1g"]
@@ -181,7 +181,7 @@ def test_rows_that_cannot_be_taken_are_named(tmp_path, capsys, rows, lines, reas
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not taken")]
     assert [int(line.split()[3].rstrip(":")) for line in said] == lines
     assert any(reason in line for line in said)
-    blocks = yaml.safe_load((tmp_path / "conf/experiment/imported.yaml").read_text())["hydra"]["sweeper"]["blocks"]
+    blocks = yaml.safe_load((tmp_path / "conf/experiment/imported.yaml").read_text())["blocks"]
     assert len(blocks) == 1
 
 
@@ -212,7 +212,7 @@ def test_to_the_terminal(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "note: listeners without a counterpart here are left out: free, iostat\n" in err
     printed = yaml.safe_load(out)
-    assert printed["hydra"]["sweeper"]["blocks"][0]["degree"] == 3
+    assert printed["blocks"][0]["degree"] == 3
     assert not (PROJECT_DIR / "conf/experiment/t.yaml").exists()
 
 

@@ -70,11 +70,10 @@ def test_a_key_of_the_study_after_the_dashes_is_noted(make_plan, scripts):
     ]
 
 
-def test_the_overrides_stand_where_hydra_takes_them():
+def test_a_command_line_of_the_users_own_becomes_overrides():
     ours = ["workload=script", "workload.script='train.py'", "workload.args=['--lr','1']"]
     own = ["--", "train.py", "--lr", "1"]
-    assert user_command.as_overrides(["-m", "degree=1,2", *own]) == ["-m", *ours, "degree=1,2"]
-    assert user_command.as_overrides(["degree=1,2", "-m", *own]) == ["-m", *ours, "degree=1,2"]
+    assert user_command.as_overrides(["-m", "degree=1,2", *own]) == [*ours, "-m", "degree=1,2"]
     assert user_command.as_overrides(["--cfg", "job", *own]) == [*ours, "--cfg", "job"]
     assert user_command.as_overrides(["degree=1"]) == ["degree=1"]
 

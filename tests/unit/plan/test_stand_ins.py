@@ -19,18 +19,17 @@ defaults:
   - _self_
 hydra:
   mode: MULTIRUN
-  sweeper:
-    blocks:
-      - workload: resnet50_imagenet64,bert_base,robroek_large
-        workload.batch_size: 4,8
-        workload.precision: bf16
-        degree: 2
-      - {workload: bert_large, workload.sequence_tokens: "32,256", workload.step_mode: cuda_graph, degree: 1}
-      - workload: infer_bert_base
-        workload.arrival: poisson
-        workload.rate_per_s: 50,100
-        degree: 1
-      - {+workload@sizes.T: resnet50_imagenet64, +workload@sizes.I: infer_resnet50, mix: "[T,I,S]"}
+blocks:
+  - workload: resnet50_imagenet64,bert_base,robroek_large
+    workload.batch_size: 4,8
+    workload.precision: bf16
+    degree: 2
+  - {workload: bert_large, workload.sequence_tokens: "32,256", workload.step_mode: cuda_graph, degree: 1}
+  - workload: infer_bert_base
+    workload.arrival: poisson
+    workload.rate_per_s: 50,100
+    degree: 1
+  - {+workload@sizes.T: resnet50_imagenet64, +workload@sizes.I: infer_resnet50, mix: "[T,I,S]"}
 """
 
 
@@ -84,10 +83,9 @@ defaults:
   - _self_
 hydra:
   mode: MULTIRUN
-  sweeper:
-    blocks:
-      - {degree: 2}
-      - {mix: "[S,M]", sizes.M.batch_size: 16}
+blocks:
+  - {degree: 2}
+  - {mix: "[S,M]", sizes.M.batch_size: 16}
 workload: {script: train.py, args: [--lr, "0.1"], name: mine, samples: 256, flags: {epochs: 90}}
 sizes:
   S: {script: train.py, samples: 4}

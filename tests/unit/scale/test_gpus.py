@@ -18,11 +18,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from pipeline import rehearsal
-from pipeline.base import library_internals
 from pipeline.base.errors import ConfigError, InUseError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.records import Device
 from pipeline.plan import read
+from pipeline.plan.overrides import set_values
 from pipeline.scale import beside as company
 from pipeline.scale import cpus, gpus, workers
 from pipeline.study import Asked
@@ -48,7 +48,7 @@ def test_what_is_decided_for_a_worker_reaches_it_whatever_its_letters(text: str)
     (word,) = workers.command([], {"plan_file": text})
     (override,) = OverridesParser.create().parse_overrides([word])
     config = OmegaConf.create({"plan_file": ""})
-    library_internals.set_values([override], config)
+    set_values([override], config)
     assert config.plan_file == text
 
 

@@ -1,0 +1,107 @@
+"""Arguments as Hydra's parser takes them: options first, then overrides that hold for all jobs of a sweep."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from pipeline.base.errors import ConfigError
+
+COMPLETION = ("--shell-completion", "-sc")
+_MODES = (("--run", "-r"), ("--multirun", "-m"), COMPLETION)
+_FLAGS: tuple[tuple[str, ...], ...] = (("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",))
+_INFO = ("--info", "-i")
+_CHOICES = {
+    ("--cfg", "-c"): ("job", "hydra", "all"),
+    _INFO: ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
+_WITH_VALUE: tuple[tuple[str, ...], ...] = (
+    ("--package", "-p"),
+    ("--config-path", "-cp"),
+    ("--config-name", "-cn"),
+    ("--config-dir", "-cd"),
+    ("--experimental-rerun",),
+)
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; python run.py --help prints what can be chosen, --hydra-help the options")
+
+
+def arrange(arguments: Sequence[str]) -> list[str]:
+    """Return arguments as Hydra's parser takes them, which takes no option between two overrides.
+
+    Raises:
+        ConfigError: Hydra has no such option, or not with this value, or not together with another one.
+    """
+    given = vars(_make_parser().parse_intermixed_args(list(_complete_info(arguments))))
+    overrides = given.pop("overrides")
+    if given["resolve"] and not (given["cfg"] or given["help"]):
+        raise ConfigError("--resolve goes with --cfg; add --cfg job")
+    options = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value}
+    words = [name if value is True else f"{name}={value}" for name, value in options.items()]
+    return [*words, *defer_settings(overrides)]
+
+
+def defer_settings(overrides: Sequence[str]) -> list[str]:
+    """Leave settings of choices that are swept to the jobs: `-m scenario=mig,mig_mps scenario.profile=1g`.
+
+    Hydra composes what all jobs have in common with the group's default in the place of the choices, and refuses a key
+    that the default lacks. It leaves out what is swept; so each of these settings becomes a sweep over one value.
+    """
+    parser = OverridesParser.create()
+    places = tuple(_places(overrides, parser))
+    is_setting = [word.lstrip("+~").startswith(places) if places else False for word in overrides]
+    settled = [word for word, is_one in zip(overrides, is_setting, strict=True) if not is_one]
+    return settled + [_defer(word, parser) for word, is_one in zip(overrides, is_setting, strict=True) if is_one]
+
+
+def _make_parser() -> ArgumentParser:
+    parser = _Parser(prog="run.py", add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    modes = parser.add_mutually_exclusive_group()
+    flags: tuple[str, ...]
+    for flags in _MODES:
+        modes.add_argument(*flags, action="store_true")
+    for names, choices in _CHOICES.items():
+        modes.add_argument(*names, choices=choices)
+    for flags in _FLAGS:
+        parser.add_argument(*flags, action="store_true")
+    for flags in _WITH_VALUE:
+        parser.add_argument(*flags)
+    return parser
+
+
+def _complete_info(arguments: Sequence[str]) -> Iterator[str]:
+    """Give `--info` its value where it has none and an override, an option or nothing follows."""
+    for word, following in zip(arguments, [*arguments, "-"][1:], strict=True):
+        yield f"{_INFO[0]}=all" if word in _INFO and ("=" in following or following.startswith("-")) else word
+
+
+def _places(overrides: Sequence[str], parser: OverridesParser) -> Iterator[str]:
+    """Yield what the keys of settings of a swept choice begin with: `scenario.`, `sizes.S.`."""
+    for word in overrides:
+        if ("," in word or "(" in word) and (override := _parse(word, parser)) and override.is_sweep_override():
+            yield f"{override.package or override.key_or_group.replace('/', '.')}."
+
+
+def _defer(word: str, parser: OverridesParser) -> str:
+    override, (key, _, value) = _parse(word, parser), word.partition("=")
+    if override is None or override.is_sweep_override():
+        return word
+    # choice() takes no null; a value that is given twice is taken once.
+    deferred = f"{key}=null,null" if override.value() is None else f"""{key}=choice({value or "''"})"""
+    return word if _parse(deferred, parser) is None else deferred
+
+
+def _parse(word: str, parser: OverridesParser) -> Override | None:
+    try:
+        return parser.parse_override(word)
+    except HydraException:  # which says it itself
+        return None

@@ -1,0 +1,48 @@
+"""Errors of Hydra, which it raises instead of printing them if HYDRA_FULL_ERROR is set in the environment.
+
+`run.py` prints each in one line and exits with status 2. What a study starts gets the environment that the user gave.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_VARIABLE = "HYDRA_FULL_ERROR"
+_environments: list[str | None] = []
+"""The values that the variable had before `raised`, the last one last."""
+
+
+def is_traceback_wanted() -> bool:
+    """Tell whether the user has set the variable, which asks for tracebacks."""
+    return (_environments[0] if _environments else os.environ.get(_VARIABLE)) == "1"
+
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """Have Hydra raise its errors in this process."""
+    _environments.append(os.environ.get(_VARIABLE))
+    _set("1")
+    try:
+        yield
+    finally:
+        _set(_environments.pop())
+
+
+@contextmanager
+def user_environment() -> Iterator[None]:
+    """Restore the user's environment, for what is started meanwhile."""
+    before = os.environ.get(_VARIABLE)
+    _set(_environments[0] if _environments else before)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(_VARIABLE, None)
+    else:
+        os.environ[_VARIABLE] = value

@@ -1,0 +1,106 @@
+"""Arguments are put in the order in which Hydra's parser takes them, and it takes what comes out."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from pipeline.base.errors import ConfigError
+from pipeline.plan import hydra_arguments
+from pipeline.plan.overrides import list_combinations
+
+
+@pytest.mark.parametrize(
+    ("arguments", "arranged"),
+    [
+        (["gpu=cpu", "--config-dir", "DIR", "+experiment=x"], ["--config-dir=DIR", "gpu=cpu", "+experiment=x"]),
+        (["a=1", "-m", "b=2", "-cd", "DIR", "c=3"], ["--multirun", "--config-dir=DIR", "a=1", "b=2", "c=3"]),
+        (["a=1", "--config-dir=DIR=1", "b=2"], ["--config-dir=DIR=1", "a=1", "b=2"]),
+        (["a=1", "--cfg", "job", "--resolve", "-p", "gpu"], ["--cfg=job", "--resolve", "--package=gpu", "a=1"]),
+        (["-i"], ["--info=all"]),
+        (["--info", "a=1"], ["--info=all", "a=1"]),
+        (["--info", "defaults", "a=1"], ["--info=defaults", "a=1"]),
+        (["a=1", "--info", "--config-dir", "DIR"], ["--info=all", "--config-dir=DIR", "a=1"]),
+        (["-sc", "install=bash"], ["--shell-completion", "install=bash"]),
+        (["~gpu.admin", "+a.b=-1", "c='-d e'"], ["~gpu.admin", "+a.b=-1", "c='-d e'"]),
+        ([], []),
+    ],
+)
+def test_options_come_first_each_with_its_value(arguments, arranged):
+    assert hydra_arguments.arrange(arguments) == arranged
+    get_args_parser().parse_args(arranged)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a=1", "--foo"], "unrecognized arguments: --foo; python run.py --help prints"),
+        (["--cfg", "foo"], "argument --cfg/-c: invalid choice: 'foo'"),
+        (["--info", "foo"], "argument --info/-i: invalid choice: 'foo'"),
+        (["a=1", "--config-dir"], "argument --config-dir/-cd: expected one argument"),
+        (["-m", "--cfg", "job"], "argument --cfg/-c: not allowed with argument --multirun/-m"),
+        (["--resolve"], "--resolve goes with --cfg"),
+    ],
+)
+def test_what_hydra_takes_no_option_for_is_refused_in_one_line(arguments, message):
+    with pytest.raises(ConfigError) as refused:
+        hydra_arguments.arrange(arguments)
+    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
+
+
+def test_all_options_of_hydra_are_known():
+    def options(parser: argparse.ArgumentParser) -> dict[str, tuple[object, ...]]:
+        actions = [action for action in parser._actions if action.option_strings]
+        return {
+            name: (action.nargs if action.nargs == 0 else 1, set(action.choices or ()))
+            for action in actions
+            for name in action.option_strings
+        }
+
+    assert options(hydra_arguments._make_parser()) == options(get_args_parser())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "deferred"),
+    [
+        (["scenario.profile=1g", "scenario=mig,mig_mps"], ["scenario=mig,mig_mps", "scenario.profile=choice(1g)"]),
+        (["scenario=choice(mig,mps)", "+scenario.x=1"], ["scenario=choice(mig,mps)", "+scenario.x=choice(1)"]),
+        (["workload@sizes.S=a,b", "sizes.S.x=1", "sizes.M.x=1"], None),
+        (["scenario=mig,mps", "scenario.profile=1g,2g"], ["scenario=mig,mps", "scenario.profile=1g,2g"]),
+        (["scenario=mig", "scenario.profile=1g"], ["scenario=mig", "scenario.profile=1g"]),
+        (["scenario=[a,b]", "scenario.profile=1g"], ["scenario=[a,b]", "scenario.profile=1g"]),
+        (["scenarios=a,b", "scenario.profile=1g"], ["scenarios=a,b", "scenario.profile=1g"]),
+        (["scenario=a,b", "scenario.x=[1,", "(,"], ["scenario=a,b", "(,", "scenario.x=[1,"]),
+    ],
+)
+def test_settings_of_choices_that_are_swept_are_left_to_the_jobs(overrides, deferred):
+    if deferred is None:
+        deferred = ["workload@sizes.S=a,b", "sizes.M.x=1", "sizes.S.x=choice(1)"]
+    assert hydra_arguments.defer_settings(overrides) == deferred
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["=1", "=", "='a, b'", "=[1g,2g]", "={a: 1,b: [2]}", "=null", "=a b", "=${x.y}", "=\\,", "=1e-3", "=int(3)"],
+)
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_a_setting_that_is_left_to_the_jobs_keeps_its_value(sign, setting):
+    parser = OverridesParser.create()
+    swept, deferred = hydra_arguments.defer_settings(["scenario=a,b", f"{sign}scenario.x{setting}"])
+    assert parser.parse_override(deferred).is_sweep_override()
+    first, _ = list_combinations(parser.parse_overrides([swept, deferred]))
+    given, left = parser.parse_overrides([f"{sign}scenario.x{setting}", first[1]])
+    assert left.value() == given.value()
+    assert (left.type, left.get_key_element()) == (given.type, given.get_key_element())
+
+
+def test_a_deletion_that_is_left_to_the_jobs_stays_one():
+    parser = OverridesParser.create()
+    for word, value in (("~scenario.x", None), ("~scenario.x=3", 3)):
+        overrides = parser.parse_overrides(hydra_arguments.defer_settings(["scenario=a,b", word]))
+        assert all(override.is_sweep_override() for override in overrides)
+        (left,) = parser.parse_overrides(list_combinations(overrides)[0][1:])
+        assert left.is_delete() and left.value() == value

@@ -1,0 +1,99 @@
+"""Combinations and values are those of Hydra's own sweeper and composition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.base.errors import ConfigError
+from pipeline.plan import command_line, overrides
+
+parse = OverridesParser.create().parse_overrides
+
+
+def test_the_combinations_of_a_grid_come_in_order():
+    grid = parse(["a=1,2", "b=x", "c=range(2)"])
+    assert overrides.list_combinations(grid) == [
+        ["a=1", "b=x", "c=0"],
+        ["a=1", "b=x", "c=1"],
+        ["a=2", "b=x", "c=0"],
+        ["a=2", "b=x", "c=1"],
+    ]
+    assert overrides.list_combinations([]) == [[]]
+    assert overrides.list_combinations(parse(["a=1,2", "b=3,3", "a=4"])) == [["a=4", "b=3"]]
+    with pytest.raises(ConfigError, match=r"a=interval\(0,1\): no single values"):
+        overrides.list_combinations(parse(["a=interval(0,1)"]))
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    """A configuration with values of every kind; nothing in it is a group."""
+    (tmp_path / "config.yaml").write_text(
+        "window: {seconds: 1.0, unset: null}\ndegree: null\nflags: {a: 1, b: {c: 2}}\nmix: [1, 2]\nname: x\n"
+    )
+    return tmp_path
+
+
+def composed_by_hydra(conf: Path, words: list[str]) -> DictConfig:
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        return compose("config", words)
+
+
+def outcome_of(make: Any) -> tuple[str, Any]:
+    """What came of composing: the values, or the one line in which a refusal is explained."""
+    try:
+        return "composed", OmegaConf.to_container(make())
+    except HydraException as error:
+        return "refused", command_line.explain(error)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["window.seconds=2.5"],
+        ["degree=3", "name='a b'"],
+        ["window.second=1"],
+        ["windw=1"],
+        ["+window.extra=1"],
+        ["+window.extra={a: {b: 1}}"],
+        ["+window.seconds=3"],
+        ["+degree=3"],
+        ["+flags={d: 4}"],
+        ["++window.seconds=3", "++window.more=4"],
+        ["flags={a: 5}"],
+        ["flags.b.c=7", "flags.b={c: 8}"],
+        ["mix=[3]"],
+        ["mix.0=9"],
+        ["mix.7=9"],
+        ["+mix=[3]"],
+        ["~window.seconds"],
+        ["~window.seconds=1.0"],
+        ["~window.seconds=7"],
+        ["~window.x"],
+        ["~flags"],
+        ["~window.unset"],
+        ["name=${window.seconds}"],
+        ["name=${"],
+        ["x@y=3"],
+        ["window=3"],
+        ["window.seconds.x=3"],
+    ],
+    ids=" ".join,
+)
+def test_values_are_set_as_hydra_sets_them(conf, words):
+    def set_in_copy() -> DictConfig:
+        config = composed_by_hydra(conf, [])
+        overrides.set_values(parse(words), config)
+        return config
+
+    expected = outcome_of(lambda: composed_by_hydra(conf, words))
+    if words == ["x@y=3"]:  # Hydra words it by package
+        assert expected[0] == outcome_of(set_in_copy)[0] == "refused"
+        return
+    assert outcome_of(set_in_copy) == expected
