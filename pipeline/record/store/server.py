@@ -29,12 +29,12 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import interrupts, layout, library_internals, secrets
+from pipeline.base import interrupts, layout, secrets
 from pipeline.base.errors import CollocationError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.store import lost, results, submitted, taken_over
@@ -42,14 +42,8 @@ from pipeline.record.store.local import Store, open_store, reason_of
 from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.upload import RunIds, amend, begin, send
 
-_NOT_NEEDED = ("numpy", "pandas", "pygments", "scipy")
-"""What MLflow imports where it is installed, for data sets and models, which nobody sends: a quarter of the import."""
-
 _NOT_OURS = ("mlflow", "requests", "sqlalchemy", "sqlite3")
 """Whose errors say what a store or a disk refused."""
-
-_STAND_INS = ("fastapi", "mlflow.genai")
-"""What MLflow imports for its own server and for language models; a tenth of the import."""
 
 log = logging.getLogger(__name__)
 
@@ -217,21 +211,12 @@ def sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {reason_of(error)}"
 
 
-def import_mlflow(*, with_database: bool, stand_ins: Sequence[str] = _STAND_INS) -> None:
-    """Import what takes 1.3 s, so that the time passes while the orchestrator prepares. Touches no store."""
-    module = "mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow"
+def import_mlflow(*, with_database: bool) -> None:
+    """Import what requests will need, which takes 2 s, while the orchestrator prepares. Touches no store."""
     gc.disable()  # nearly all of its objects stay: looking for garbage takes a fifth of the time
-    try:
-        with library_internals.without(_NOT_NEEDED, stand_ins=stand_ins):
-            importlib.import_module(module)
-    except Exception:  # noqa: BLE001  a version of MLflow that needs more than empty classes gets the whole
-        for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
-            del sys.modules[name]
-        importlib.import_module(module)
-    with suppress(ModuleNotFoundError), library_internals.without(_NOT_NEEDED):
-        import pyarrow.parquet
-
-        pyarrow.scalar(0)  # it looks once for pandas, of which the import takes 0.3 s
+    importlib.import_module("mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow")
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("pyarrow.parquet")
     gc.freeze()
     gc.set_threshold(100_000)
     gc.enable()

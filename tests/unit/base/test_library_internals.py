@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import io
-import re
 import subprocess
 import sys
-import zlib
 
 import hydra
-import matplotlib
 import omegaconf.base
 import pynvml
 import pytest
 import yaml
-from fontTools.ttLib import TTFont
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
-from matplotlib.figure import Figure
 from omegaconf import OmegaConf, _utils, grammar_parser
 
 from pipeline.base import library_internals
@@ -171,47 +164,6 @@ def test_nvml_is_answered_by_another_library_and_then_as_before():
         with library_internals.nvml_answered_by(_Library(5)):
             assert pynvml.nvmlDeviceGetCount() == 5
         assert pynvml.nvmlDeviceGetCount() == 3
-
-
-def test_modules_are_hidden_or_empty_while_others_are_imported():
-    unused = ("this", "antigravity", "wsgiref.validate", "wsgiref.validate.below")
-    assert not set(unused) & set(sys.modules)
-    with library_internals.without(["this", "pytest"], stand_ins=["antigravity", "wsgiref.validate", "re"]):
-        with pytest.raises(ModuleNotFoundError):
-            importlib.import_module("this")
-        assert issubclass(importlib.import_module("antigravity").Flight, Exception)
-        assert not hasattr(importlib.import_module("wsgiref.validate"), "__all__")
-        assert importlib.import_module("wsgiref.validate.below").Any is not None
-        assert importlib.import_module("pytest") is pytest  # in use already
-        assert importlib.import_module("re") is re
-    assert not set(unused) & set(sys.modules)
-    assert not hasattr(importlib.import_module("wsgiref"), "validate")
-    assert callable(importlib.import_module("wsgiref.validate").validator)
-
-
-def fonts_of(pdf: bytes) -> list[TTFont]:
-    """The fonts that lie in a PDF."""
-    streams = [zlib.decompress(each) for each in re.findall(rb"FlateDecode.*?stream\n(.*?)\nendstream", pdf, re.DOTALL)]
-    return [TTFont(io.BytesIO(each)) for each in streams if each.startswith(b"\0\1\0\0") and b"glyf" in each[:512]]
-
-
-def test_fonts_of_a_pdf_go_without_what_lays_text_out():
-    def drawn() -> TTFont:
-        figure = Figure()
-        figure.text(0.5, 0.5, "Speed-up")
-        with matplotlib.rc_context({"pdf.fonttype": 42, "font.sans-serif": ["DejaVu Sans"]}):
-            figure.savefig(target := io.BytesIO(), format="pdf")
-        (font,) = fonts_of(target.getvalue())
-        return font
-
-    whole = drawn()
-    with library_internals.fonts_without_layout():
-        bare = drawn()
-    assert not {"GDEF", "GPOS", "GSUB"} & set(bare.keys())
-    shapes = bare["glyf"].glyphs
-    assert len(shapes) > len(set("Speed-up")) - 1
-    assert all(shapes[name] == whole["glyf"].glyphs[name] for name in shapes)
-    assert "GSUB" in drawn()  # as before
 
 
 def test_plain_values_are_written_as_omegaconf_writes_a_configuration_of_them():
