@@ -36,6 +36,7 @@ from typing import Any
 
 from pipeline.base import interrupts, layout, secrets
 from pipeline.base.errors import CollocationError, StoreError, TrackingError
+from pipeline.base.mlflow_internals import tables
 from pipeline.record import group_folder
 from pipeline.record.store import lost, results, submitted, taken_over
 from pipeline.record.store.local import Store, open_store, reason_of
@@ -214,7 +215,7 @@ def sentence(error: Exception) -> str:
 def import_mlflow(*, with_database: bool) -> None:
     """Import what requests will need, which takes 2 s, while the orchestrator prepares. Touches no store."""
     gc.disable()  # nearly all of its objects stay: looking for garbage takes a fifth of the time
-    importlib.import_module("mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow")
+    tables.import_all(with_database=with_database)
     with suppress(ModuleNotFoundError):
         importlib.import_module("pyarrow.parquet")
     gc.freeze()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from pipeline import outcome
+from pipeline.base.mlflow_internals.files import ScriptRun
 from pipeline.base.records import Result
 from pipeline.launch.state import Ending
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.observe.logged.script_runs import ScriptRun
 from pipeline.plan import describe, read
 from pipeline.plan import plan as planning
 from pipeline.record import group_folder, provenance
