@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.base.records import Plan
     from pipeline.observe.progress import Ran
     from pipeline.record.original import FinishedGroup, Original
-    from pipeline.record.store.submitted import Submitted
+    from pipeline.record.shards.slurm_arrays import Submitted
 
 _LIMIT_S = 300.0
 _SEND_LIMIT_S = 1800.0  # a group's files may be gigabytes

@@ -12,8 +12,8 @@ import os
 import re
 import shlex
 import sqlite3
-from collections.abc import Collection
-from contextlib import closing
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -210,6 +210,17 @@ def reason_of(error: Exception) -> str:
         innermost = inner
     said = innermost if isinstance(innermost, OSError) else error
     return next(iter(str(said).strip().splitlines()), type(said).__name__)[:300]
+
+
+@contextmanager
+def refused_by(uri: str, what: str, remedy: str = "") -> Iterator[None]:
+    """Let what MLflow refuses be a `TrackingError` that says what cannot be done in the store at a URI."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        raise TrackingError(f"{what} {uri}: {reason_of(error)}{remedy and f'; {remedy}'}") from error
 
 
 def database_uri(path: Path) -> str:

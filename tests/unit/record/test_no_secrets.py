@@ -16,11 +16,10 @@ from pipeline.launch.state import Ending
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.plan import describe, read
 from pipeline.plan import plan as planning
-from pipeline.record import group_folder, provenance
+from pipeline.record import group_folder, provenance, server
+from pipeline.record.server import RequestHandler
 from pipeline.record.spool import Spool
-from pipeline.record.store import server
 from pipeline.record.store.content import RunContent
-from pipeline.record.store.server import RequestHandler
 from tests import secret_forms
 from tests.conftest import inventory_of
 from tests.experiments import composed

@@ -12,7 +12,7 @@ One JSON object a line on stdin, one answer a line on stdout, in order.
                                          with "store": FOLDER or URI those of another store, which is only read
     {"op": "close_lost", "experiment": NAME, "plan": DIGEST, "unit": N, "programs": [DIGEST, ...]}
                                          -> {"ok": true, "groups": [NAME, ...]}: closed
-    {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `submitted.Submitted` is noted
+    {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `slurm_arrays.Submitted` is noted
     {"op": "ran", "store": FOLDER or URI} -> {"ok": true, "groups": [...]}, as `results.groups_that_ran` returns them
     {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
     anything that fails                  -> {"ok": false, "error": "one sentence"}
@@ -38,9 +38,10 @@ from pipeline.base import interrupts, layout, secrets
 from pipeline.base.errors import CollocationError, StoreError, TrackingError
 from pipeline.base.mlflow_internals import tables
 from pipeline.record import group_folder
-from pipeline.record.store import lost, results, submitted, taken_over
+from pipeline.record.shards import orphaned_runs, reused_results, slurm_arrays
+from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.store import results
 from pipeline.record.store.local import Store, open_store, reason_of
-from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.upload import RunIds, amend, begin, send
 
 _NOT_OURS = ("mlflow", "requests", "sqlalchemy", "sqlite3")
@@ -92,12 +93,13 @@ class RequestHandler:
                     amend(self._open(group_folder.read_amendment(Path(file)).uri), Path(file))
                 return {}
             case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "unit": int(unit), **others}:
-                return {"groups": lost.close_unit(self._open(self._uri), experiment, plan, unit, others["programs"])}
+                store = self._open(self._uri)
+                return {"groups": orphaned_runs.close_unit(store, experiment, plan, unit, others["programs"])}
             case {"op": "take_over", "units": dict(runs), "facts": dict(facts)}:
-                taken_over.take_over(self._open(self._uri), runs, facts)
+                reused_results.take_over(self._open(self._uri), runs, facts)
                 return {}
             case {"op": "submitted", "experiment": str(experiment), "new": dict(new)}:
-                submitted.note(self._open(self._uri), experiment, Submitted(**new))
+                slurm_arrays.note(self._open(self._uri), experiment, Submitted(**new))
                 return {}
         return self._found(request)
 
