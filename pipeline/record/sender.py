@@ -1,7 +1,7 @@
 """The orchestrator's end of the process that talks to MLflow (`python -m pipeline.tracking serve`).
 
-MLflow takes a second to import and writes for tens of milliseconds; in a process of its own neither delays a job or a
-sampler. The orchestrator asks it to send only between windows, and waits until it rests before a window opens.
+MLflow takes two seconds to import and writes for tens of milliseconds; in a process of its own neither delays a job or
+a sampler. The orchestrator asks it to send only between windows, and waits until it rests before a window opens.
 """
 
 from __future__ import annotations

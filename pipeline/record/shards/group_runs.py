@@ -1,7 +1,6 @@
 """What the groups of an experiment say of themselves by a few tags, without the rest of their runs.
 
-A local store is asked by SQL: MLflow makes an object of every param and metric of every run, which takes ten times as
-long as all else, and its import alone as long as an overview may. What cannot be read so is read through MLflow.
+A local store is read by SQL, where MLflow is one of those that were tried; another one through MLflow.
 """
 
 from __future__ import annotations
