@@ -20,7 +20,7 @@ def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) 
         TrackingError: the store cannot be read or written.
     """
     for run_id, unit in units.items():
-        with refused_by(store.uri, f"run {run_id} cannot be marked in"):
+        with refused_by(f"run {run_id} cannot be marked in {store.uri}"):
             tags = store.client.get_run(run_id).data.tags
             restore_names(tags)
             earlier = later_plans(facts_of(tags))

@@ -60,7 +60,7 @@ def note(store: Store, experiment: str, new: Submitted) -> None:
     known = _of(store, experiment)
     if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
         new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])
-    with refused_by(store.uri, "the job arrays cannot be noted in"):
+    with refused_by(f"the job arrays cannot be noted in {store.uri}"):
         store.client.set_experiment_tag(store.experiment_id(experiment), TAG, json.dumps(dataclasses.asdict(new)))
 
 

@@ -213,14 +213,14 @@ def reason_of(error: Exception) -> str:
 
 
 @contextmanager
-def refused_by(uri: str, what: str, remedy: str = "") -> Iterator[None]:
-    """Let what MLflow refuses be a `TrackingError` that says what cannot be done in the store at a URI."""
+def refused_by(what: str, remedy: str = "") -> Iterator[None]:
+    """Let what MLflow refuses be a `TrackingError` that begins with what could not be done."""
     from mlflow.exceptions import MlflowException
 
     try:
         yield
     except MlflowException as error:
-        raise TrackingError(f"{what} {uri}: {reason_of(error)}{remedy and f'; {remedy}'}") from error
+        raise TrackingError(f"{what}: {reason_of(error)}{remedy and f'; {remedy}'}") from error
 
 
 def database_uri(path: Path) -> str:

@@ -79,7 +79,7 @@ def groups_that_ran(where: Store | Path | str) -> list[Ran]:
     if store is None:
         return []
     ended = f"tags.`{Tag.ROLE}` = '{GROUP}' AND tags.`{Tag.RESULT}` = '{Result.OK}'"
-    with refused_by(store.uri, "the groups cannot be read from"):
+    with refused_by(f"the groups cannot be read from {store.uri}"):
         every = [experiment.experiment_id for experiment in store.client.search_experiments()]
         runs = _named(store.client.search_runs(every, ended, max_results=PAGE, order_by=["attributes.start_time DESC"]))
     return [_ran(run) for run in runs if Tag.PROFILER not in run.data.tags and Tag.KEY in run.data.tags]
@@ -191,7 +191,7 @@ def experiment_names(store: Store) -> list[str]:
     Raises:
         TrackingError: the server does not answer.
     """
-    with refused_by(store.uri, "no valid answer from the tracking server at", "check --uri"):
+    with refused_by(f"the tracking server at {store.uri} gave no valid answer", "check --uri"):
         return sorted(experiment.name for experiment in store.client.search_experiments())
 
 
@@ -243,7 +243,7 @@ def find_experiment(store: Store, name: str) -> Any | None:
     Raises:
         TrackingError: the store cannot be read.
     """
-    with refused_by(store.uri, f"experiment {name!r} cannot be read from"):
+    with refused_by(f"experiment {name!r} cannot be read from {store.uri}"):
         return store.client.get_experiment_by_name(name)
 
 
@@ -254,7 +254,7 @@ def runs_in(store: Store, experiment: str, role: str) -> list[Any]:
         TrackingError: the store cannot be read.
     """
     there = "check that the study is there: tracking.root or tracking.uri of run.py, --root or --uri of other programs"
-    with refused_by(store.uri, f"the runs of experiment {experiment!r} cannot be read from", there):
+    with refused_by(f"the runs of experiment {experiment!r} cannot be read from {store.uri}", there):
         found = store.client.get_experiment_by_name(experiment)
         # MLflow makes an object of every tag, param and metric: collecting took 60 % of reading 3,000 runs.
         gc.disable()
