@@ -50,8 +50,9 @@ from pipeline.record.original import FinishedGroup
 from pipeline.record.owner import close_command
 from pipeline.record.sender import Sender
 from pipeline.record.sender import take as take_sender
+from pipeline.record.shards import overview
 from pipeline.record.spool import Spool
-from pipeline.record.store import local, overview
+from pipeline.record.store import local
 from pipeline.rehearsal import Rehearsal
 from pipeline.reproduce import reproduce, unused
 from pipeline.reproduce.agreement import agree

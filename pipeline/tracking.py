@@ -17,12 +17,12 @@ from pipeline.base import forked, interrupts, layout, squeue, startup
 from pipeline.base.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.owner import close_command
+from pipeline.record.server import RequestHandler, import_mlflow, sentence, serve
+from pipeline.record.shards.orphaned_runs import close_silent
+from pipeline.record.shards.overview import overview
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.local import is_server, set_mlflow_defaults, upgrade
-from pipeline.record.store.lost import close_silent
-from pipeline.record.store.overview import overview
 from pipeline.record.store.relocate import relocate
-from pipeline.record.store.server import RequestHandler, import_mlflow, sentence, serve
 
 WATCH_S, SILENT_S = 10.0, 3600.0
 SENDER = "sender"

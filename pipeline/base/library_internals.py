@@ -5,13 +5,9 @@ Each use says why it is needed; `tests/unit/base/test_library_internals.py` fail
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -79,74 +75,3 @@ def nvml_answered_by(library: Any) -> Iterator[None]:
         pynvml.nvmlLib = before[0]
         functions.clear()
         functions.update(before[1])
-
-
-@contextmanager
-def fonts_without_layout() -> Iterator[None]:
-    """Let Matplotlib leave the tables by which text is laid out away from the fonts in a PDF.
-
-    Its text is laid out already, and fontTools would read, prune and write them for each figure: a font of DejaVu takes
-    50 instead of 120 ms without.
-    """
-    from fontTools.subset import Options
-
-    before = Options._drop_tables_default
-    setattr(Options, "_drop_tables_default", [*before, "GDEF", "GPOS", "GSUB", "MATH", "kern"])  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(Options, "_drop_tables_default", before)  # noqa: B010
-
-
-@contextmanager
-def without(modules: Sequence[str], *, stand_ins: Sequence[str] = ()) -> Iterator[None]:
-    """Let libraries that are imported meanwhile take these modules for not installed.
-
-    MLflow goes without some of what it imports, and never says so. One that is in use already is left as it is.
-
-    Args:
-        modules: that are optional.
-        stand_ins: modules that are not optional. They and what lies below them are empty; any name that is looked for
-            in them is an empty class.
-    """
-    hidden = [name for name in modules if name not in sys.modules]
-    finder = _StandIns([name for name in stand_ins if name not in sys.modules])
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in hidden:
-            del sys.modules[name]
-        for name in finder.made:
-            del sys.modules[name]
-            parent, _, last = name.rpartition(".")
-            vars(sys.modules.get(parent, finder)).pop(last, None)  # or `parent.last` would be the empty one still
-
-
-class _StandIns(MetaPathFinder, Loader):
-    """Finds empty modules."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names, self.made = names, list[str]()
-
-    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if not any(f"{name}.".startswith(f"{each}.") for each in self._names):
-            return None
-        self.made.append(name)
-        return ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Empty(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None: ...
-
-
-class _Empty(ModuleType):
-    def __getattr__(self, name: str) -> type[Exception]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = type(name, (Exception,), {"__module__": self.__name__})  # some of them are caught
-        setattr(self, name, made)
-        return made

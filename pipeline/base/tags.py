@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from enum import StrEnum
@@ -84,6 +85,16 @@ def listener_tag(name: str) -> str:
 def facts_of(tags: Mapping[str, str]) -> dict[str, str]:
     """Our own tags of a run, by their names without the prefix."""
     return {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
+
+
+def facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the facts of a run in each plan that has it: in its own, then in those that took it over, oldest first."""
+    return [dict(facts), *({**facts, **later} for later in later_plans(facts))]
+
+
+def later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return what differs for a run in each plan that took it over, oldest first."""
+    return list(json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "[]")))
 
 
 _NOT_SHOWN = "mlflow."

@@ -1,7 +1,7 @@
 """The orchestrator's end of the process that talks to MLflow (`python -m pipeline.tracking serve`).
 
-MLflow takes a second to import and writes for tens of milliseconds; in a process of its own neither delays a job or a
-sampler. The orchestrator asks it to send only between windows, and waits until it rests before a window opens.
+MLflow takes two seconds to import and writes for tens of milliseconds; in a process of its own neither delays a job or
+a sampler. The orchestrator asks it to send only between windows, and waits until it rests before a window opens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.base.records import Plan
     from pipeline.observe.progress import Ran
     from pipeline.record.original import FinishedGroup, Original
-    from pipeline.record.store.submitted import Submitted
+    from pipeline.record.shards.slurm_arrays import Submitted
 
 _LIMIT_S = 300.0
 _SEND_LIMIT_S = 1800.0  # a group's files may be gigabytes

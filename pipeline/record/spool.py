@@ -115,7 +115,7 @@ class Spool:
     ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
         self._interpreters, self._origins = interpreters or {}, origins or {}
-        # Others may read the spool; whoever sends from it knows the password (`store/server.py`).
+        # Others may read the spool; whoever sends from it knows the password (`server.py`).
         self._uri = uri and secrets.mask_text(uri)
         self._amendments: set[Path] = set()
         self.root = root.resolve()

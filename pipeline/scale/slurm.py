@@ -31,9 +31,9 @@ from pipeline.base.words import counted
 from pipeline.plan import check, schema, user_command
 from pipeline.plan.schema import GpuConfig, GpuKind
 from pipeline.record import provenance, task_output
-from pipeline.record.store.overview import Overview, overview
-from pipeline.record.store.submitted import Submitted
-from pipeline.record.store.unit_states import DONE, Queue
+from pipeline.record.shards.overview import Overview, overview
+from pipeline.record.shards.shard_states import DONE, Queue
+from pipeline.record.shards.slurm_arrays import Submitted
 from pipeline.scale import workers
 from pipeline.scale.options import SlurmOptions
 from pipeline.study import Asked

@@ -12,7 +12,7 @@ import pytest
 from pipeline.base.errors import TrackingError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
-from pipeline.record.store.overview import overview
+from pipeline.record.shards.overview import overview
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.read import rows
 from pipeline.simulation.machine.state import StateFile

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.tags import Tag, stored_name
-from pipeline.record.store.overview import overview
+from pipeline.record.shards.overview import overview
 from tests import forks, postgres_cluster
 from tests.mlflow_server import kill, start_server
 from tests.run_cases import SHORT, TOY, groups

@@ -17,8 +17,8 @@ from mlflow import MlflowClient
 from pipeline.base import squeue
 from pipeline.base.errors import TrackingError
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.record.store.overview import overview
-from pipeline.record.store.unit_states import NOT_BEGUN, RUNNING, WAITING
+from pipeline.record.shards.overview import overview
+from pipeline.record.shards.shard_states import NOT_BEGUN, RUNNING, WAITING
 from pipeline.report.read import rows
 from pipeline.simulation.machine.state import StateFile
 from tests import forks, slurm_cluster

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base import layout, regular_files
+from pipeline.base.mlflow_internals.files import read_script_runs
 from pipeline.base.records import RateSource
 from pipeline.base.words import counted
 from pipeline.launch.events import Events, last_shown
@@ -19,7 +20,6 @@ from pipeline.observe.clock import ClockRecord
 from pipeline.observe.logged import rate_text, tensorboard
 from pipeline.observe.logged.numbers import UnreadableError
 from pipeline.observe.logged.output import OutputReader, Rates
-from pipeline.observe.logged.script_runs import read_script_runs
 
 Points = Sequence[tuple[int, float]]
 """Monotonic instants with values, in order."""

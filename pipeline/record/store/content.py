@@ -14,20 +14,19 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.base.layout import LONG_VALUES
+from pipeline.base.mlflow_internals.files import TORN, ScriptRun
 from pipeline.base.point_series import thinned
 from pipeline.base.secret_names import Secrecy, secrecy_of
 from pipeline.base.secrets import mask, mask_text
 from pipeline.base.tags import Tag, stored_name
 from pipeline.base.words import escape_to_utf8
-from pipeline.observe.logged.script_runs import ScriptRun
 
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 MAX_ENTITIES, MAX_PARAMS, MAX_TAGS = 1000, 100, 100
 MAX_BYTES = 500_000
 """Of one request. MLflow takes 1e6; half of it leaves room for what JSON and the transport add."""
 
-# Sources: mlflow/utils/validation.py, path_not_unique; mlflow/store/artifact/local_artifact_repo.py.
-_REFUSED_FILE = re.compile(r"^\.\.|(^|/)\.artifact\.uploading\.[^/]*$")
+_REFUSED_FILE = re.compile(rf"^\.\.|(^|/){re.escape(TORN)}[^/]*$")
 _CHANGED_IN_ADDRESS = re.compile(r"[#?%\\\x00-\x1f\x7f\ud800-\udfff]")
 
 CUT = f" ... [cut: the whole value is in {LONG_VALUES}]"

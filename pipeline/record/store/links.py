@@ -8,26 +8,25 @@ import sys
 from pathlib import Path
 
 from pipeline.base.layout import DATABASE
+from pipeline.base.mlflow_internals import pages
 from pipeline.base.secrets import strip_logins
-from pipeline.record.store import shared_view
 
 _UI = "http://127.0.0.1:5000"
 
 
 def ui_link(base_url: str, experiment_id: str) -> str:
-    """The page of an experiment's runs, in our view; by itself, MLflow 3 opens an empty GenAI view."""
-    page = f"{strip_logins(base_url).rstrip('/')}/#/experiments/{experiment_id}/runs"
-    return f"{page}?workflowType=machine_learning&viewStateShareKey={shared_view.KEY}"
+    """Return the page of an experiment's runs."""
+    return pages.link_experiment(_without_login(base_url), experiment_id)
 
 
 def run_link(base_url: str | None, experiment_id: str, run_id: str) -> str:
-    """Return the page of a run on a server, or of a local store by the command that `ui_hint` gives.
-
-    What follows the question mark keeps MLflow 3 from the pages of its GenAI view.
-    """
+    """Return the page of a run on a server, or of a local store by the command that `ui_hint` gives."""
     server = base_url if base_url is not None and base_url.startswith("http") else _UI
-    page = f"{strip_logins(server).rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
-    return f"{page}?workflowType=machine_learning"
+    return pages.link_run(_without_login(server), experiment_id, run_id)
+
+
+def _without_login(server: str) -> str:
+    return strip_logins(server).rstrip("/")
 
 
 def ui_hint(root: Path, experiment_id: str) -> str:

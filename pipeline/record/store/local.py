@@ -12,10 +12,9 @@ import os
 import re
 import shlex
 import sqlite3
-from collections.abc import Collection
-from contextlib import closing
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -23,10 +22,11 @@ from urllib.parse import unquote, urlsplit
 import psutil
 
 from pipeline import outcome
-from pipeline.base import locks, tracking_root
+from pipeline.base import locks, mlflow_internals, tracking_root
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
-from pipeline.record.store import schema, shared_view
+from pipeline.base.mlflow_internals import pages, tables
+from pipeline.record.store import schema
 from pipeline.record.store.schema import OutdatedError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Store:
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
             location = None if self.root is None else (self.root / STORE_ARTIFACTS / _folder_name(name)).as_uri()
-            tags = {shared_view.TAG: shared_view.as_json(counted)}
+            tags = {pages.VIEW_TAG: pages.view_as_json(counted)} if mlflow_internals.is_tried() else {}
             try:
                 return str(self.client.create_experiment(name, artifact_location=location, tags=tags)), counted
             except MlflowException as error:
@@ -136,10 +136,10 @@ class Store:
                 f"experiment {name!r} keeps its artifacts in {experiment.artifact_location}, but its store is now "
                 f"{self.root}; run `python -m pipeline.tracking relocate --root {shlex.quote(str(self.root))}` first"
             )
-        state = experiment.tags.get(shared_view.TAG, "")
-        counted |= shared_view.units_of(state)
-        if state != shared_view.as_json(counted):
-            self.client.set_experiment_tag(experiment.experiment_id, shared_view.TAG, shared_view.as_json(counted))
+        state = experiment.tags.get(pages.VIEW_TAG, "")
+        counted |= pages.units_in_view(state)
+        if mlflow_internals.is_tried() and state != pages.view_as_json(counted):
+            self.client.set_experiment_tag(experiment.experiment_id, pages.VIEW_TAG, pages.view_as_json(counted))
         return str(experiment.experiment_id), counted
 
 
@@ -147,7 +147,8 @@ def set_mlflow_defaults() -> None:
     """Let MLflow answer soon and say little, unless the environment wants otherwise. Before MLflow is imported."""
     for name, value in _MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # what it logs with a traceback, it raises
+    mlflow_internals.warn_if_untried()
+    logging.getLogger(tables.LOGGER_OF_DATABASES).setLevel(logging.CRITICAL)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; our error says it
 
 
@@ -165,11 +166,10 @@ def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) ->
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
-    from mlflow.version import VERSION
     from sqlalchemy.exc import SQLAlchemyError
 
     if uri is not None:
-        schema.check_uri(uri, VERSION)
+        schema.check_uri(uri)
         try:
             return Store(client=MlflowClient(tracking_uri=uri), uri=uri, root=None)
         except Exception as error:  # each kind of store raises errors of its own
@@ -212,6 +212,17 @@ def reason_of(error: Exception) -> str:
     return next(iter(str(said).strip().splitlines()), type(said).__name__)[:300]
 
 
+@contextmanager
+def refused_by(what: str, remedy: str = "") -> Iterator[None]:
+    """Let what MLflow refuses be a `TrackingError` that begins with what could not be done."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        raise TrackingError(f"{what}: {reason_of(error)}{remedy and f'; {remedy}'}") from error
+
+
 def database_uri(path: Path) -> str:
     """The URI by which MLflow opens a sqlite file patiently."""
     return f"sqlite:///{path}?timeout={BUSY_TIMEOUT_S}"
@@ -243,20 +254,19 @@ def foreign_root(location: str, root: Path) -> Path | None:
 
 def _prepare(root: Path, *, upgrades: bool) -> None:
     """Leave a database behind that can be used. Only another version of MLflow can have made one outdated."""
-    from mlflow.version import VERSION
-
     database, version_file = root / DATABASE, root / STORE_LOCK
+    version = mlflow_internals.version()
     if not database.exists():
         _create(root)
-    elif version_file.read_text(errors="replace").split() != [VERSION, *schema.read_revisions(database)]:
+    elif version_file.read_text(errors="replace").split() != [version, *schema.read_revisions(database)]:
         try:
-            schema.check(database, VERSION, upgrade_command(root))
+            schema.check(database, upgrade_command(root))
         except OutdatedError:
             if not upgrades:
                 raise
-            schema.upgrade(database, VERSION, keeps_old=False)
+            schema.upgrade(database, keeps_old=False)
     _set_journal_mode(root)
-    version_file.write_text(f"{VERSION} {schema.read_revisions(database)[0]}", encoding="utf-8")
+    version_file.write_text(f"{version} {schema.read_revisions(database)[0]}", encoding="utf-8")
 
 
 def upgrade(root: Path) -> str:
@@ -267,19 +277,20 @@ def upgrade(root: Path) -> str:
         StoreError: its database cannot be upgraded.
         TrackingError: it cannot be opened.
     """
-    from mlflow.version import VERSION
-
     root = root.absolute()
     database = root / DATABASE
     if not database.exists():
         raise ConfigError(f"there is no tracking store in {root}: {DATABASE} is missing; name its folder with --root")
     try:
         with locks.held(root / STORE_LOCK):
+            is_current = mlflow_internals.is_tried()  # else only MLflow knows
             try:
-                schema.check(database, VERSION, upgrade_command(root))
+                schema.check(database, upgrade_command(root))
             except OutdatedError:
-                old = schema.upgrade(database, VERSION)
-                return f"upgraded {database} for MLflow {VERSION}; the old one is kept as {old}"
+                is_current = False
+            if not is_current:
+                old = schema.upgrade(database)
+                return f"upgraded {database} for MLflow {mlflow_internals.version()}; the old one is kept as {old}"
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(f"{database} could not be upgraded: {reason_of(error)}; {_OTHER_FOLDER}") from error
     return f"nothing to do: {database} is up to date"
@@ -297,29 +308,22 @@ def is_ready(root: Path, experiment: str) -> bool:
     """
     try:
         known = (root / STORE_LOCK).read_text(errors="replace").split()
-        wanted = [metadata.version("mlflow"), *schema.read_revisions(root / DATABASE)]
+        wanted = [mlflow_internals.version(), *schema.read_revisions(root / DATABASE)]
         if known != wanted or not os.access(root / DATABASE, os.W_OK):
             return False
-        with closing(sqlite3.connect(root / DATABASE, timeout=BUSY_TIMEOUT_S)) as connection:
-            found = connection.execute(
-                "SELECT lifecycle_stage, artifact_location FROM experiments WHERE name = ?", (experiment,)
-            ).fetchone()
-    except (OSError, sqlite3.Error, metadata.PackageNotFoundError):
+        found = tables.read_experiment(root / DATABASE, experiment, BUSY_TIMEOUT_S)
+    except (OSError, sqlite3.Error):
         return False
     return found is None or (found[0] == "active" and foreign_root(found[1], root) is None)
 
 
 def _create(root: Path) -> None:
     """Build the database beside its place and move it there: a process killed on the way leaves no half of one."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
     beside = root / f".{DATABASE}.new"
     # What was written ahead of a database that somebody removed would be taken for the new one's.
     for old in (beside, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
         old.unlink(missing_ok=True)
-    # Opened directly because a client would put the default experiment's artifacts into the working directory.
-    store = SqlAlchemyStore(f"sqlite:///{beside}", (root / STORE_ARTIFACTS).as_uri())
-    store.engine.dispose()
+    tables.make_database(beside, (root / STORE_ARTIFACTS).as_uri())
     beside.replace(root / DATABASE)
 
 

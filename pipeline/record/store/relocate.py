@@ -9,19 +9,8 @@ from pathlib import Path
 from pipeline.base import locks
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_LOCK
+from pipeline.base.mlflow_internals import tables
 from pipeline.record.store.local import BUSY_TIMEOUT_S, foreign_root
-
-PATH_COLUMNS = (
-    ("experiments", "artifact_location"),
-    ("runs", "artifact_uri"),
-    ("logged_models", "artifact_location"),
-    ("model_versions", "source"),
-    ("model_versions", "storage_location"),
-    ("trace_tags", "value"),
-    ("workspaces", "default_artifact_root"),
-    ("workspaces", "trace_archival_location"),
-)
-"""Where MLflow keeps absolute artifact paths. Source: the schema of MLflow 3.17; what a store lacks is passed over."""
 
 
 def relocate(root: Path, old_root: Path | None = None, place: Path | None = None) -> dict[str, int]:
@@ -53,7 +42,7 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
         ):
             connection.execute("BEGIN IMMEDIATE")
             old = old_root.absolute() if old_root else _old_root(connection, place)
-            counts = {} if old is None or old == place else _rewrite(connection, old, place)
+            counts = {} if old is None or old == place else tables.move_paths(connection, old, place)
             elsewhere = _old_roots(connection, place)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
@@ -64,7 +53,7 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
 
 
 def _old_roots(connection: sqlite3.Connection, root: Path) -> list[Path]:
-    locations = [row[0] for row in connection.execute("SELECT artifact_location FROM experiments") if row[0]]
+    locations = tables.read_artifact_locations(connection)
     return sorted({old for location in locations if (old := foreign_root(location, root)) is not None})
 
 
@@ -76,18 +65,3 @@ def _old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
             f"the store in {root} names several old places ({places}): choose one with --from, then repeat"
         )
     return found[0] if found else None
-
-
-def _rewrite(connection: sqlite3.Connection, old: Path, new: Path) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for table, column in PATH_COLUMNS:
-        if column not in {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}:
-            continue
-        for before, after in ((f"{old.as_uri()}/", f"{new.as_uri()}/"), (f"{old}/", f"{new}/")):
-            # Names come from the constant above; values are bound.
-            statement = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"  # noqa: S608
-            changed = connection.execute(statement, (after, len(before) + 1, len(before), before)).rowcount
-            if changed:
-                key = f"{table}.{column}"
-                counts[key] = counts.get(key, 0) + changed
-    return counts

@@ -18,12 +18,11 @@ from pipeline.base import layout, naming
 from pipeline.base.errors import TrackingError
 from pipeline.base.machine_state import MachineState
 from pipeline.base.records import Result, WindowKind
-from pipeline.base.tags import GROUP, JOB, Tag, facts_of, restore_names
+from pipeline.base.tags import GROUP, JOB, Tag, facts_by_plan, facts_of, restore_names
 from pipeline.observe.progress import Ran
 from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.store.existing import open_if_there
-from pipeline.record.store.local import Store, is_server, reason_of
-from pipeline.record.store.taken_over import facts_by_plan
+from pipeline.record.store.local import Store, is_server, reason_of, refused_by
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,17 +75,13 @@ def groups_that_ran(where: Store | Path | str) -> list[Ran]:
     Raises:
         TrackingError: the store cannot be read.
     """
-    from mlflow.exceptions import MlflowException
-
     store = where if isinstance(where, Store) else open_if_there(where)
     if store is None:
         return []
     ended = f"tags.`{Tag.ROLE}` = '{GROUP}' AND tags.`{Tag.RESULT}` = '{Result.OK}'"
-    try:
+    with refused_by(f"the groups cannot be read from {store.uri}"):
         every = [experiment.experiment_id for experiment in store.client.search_experiments()]
         runs = _named(store.client.search_runs(every, ended, max_results=PAGE, order_by=["attributes.start_time DESC"]))
-    except MlflowException as error:
-        raise TrackingError(f"the groups in {store.uri} cannot be read: {reason_of(error)}") from error
     return [_ran(run) for run in runs if Tag.PROFILER not in run.data.tags and Tag.KEY in run.data.tags]
 
 
@@ -196,14 +191,8 @@ def experiment_names(store: Store) -> list[str]:
     Raises:
         TrackingError: the server does not answer.
     """
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return sorted(found.name for found in store.client.search_experiments())
-    except MlflowException as error:
-        raise TrackingError(
-            f"the tracking server at {store.uri} gave no valid answer: {reason_of(error)}; check --uri"
-        ) from error
+    with refused_by(f"the tracking server at {store.uri} gave no valid answer", "check --uri"):
+        return sorted(experiment.name for experiment in store.client.search_experiments())
 
 
 def load_groups(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
@@ -254,12 +243,8 @@ def find_experiment(store: Store, name: str) -> Any | None:
     Raises:
         TrackingError: the store cannot be read.
     """
-    from mlflow.exceptions import MlflowException
-
-    try:
+    with refused_by(f"experiment {name!r} cannot be read from {store.uri}"):
         return store.client.get_experiment_by_name(name)
-    except MlflowException as error:
-        raise TrackingError(f"experiment {name!r} cannot be read from {store.uri}: {reason_of(error)}") from error
 
 
 def runs_in(store: Store, experiment: str, role: str) -> list[Any]:
@@ -268,20 +253,15 @@ def runs_in(store: Store, experiment: str, role: str) -> list[Any]:
     Raises:
         TrackingError: the store cannot be read.
     """
-    from mlflow.exceptions import MlflowException
-
-    try:
+    there = "check that the study is there: tracking.root or tracking.uri of run.py, --root or --uri of other programs"
+    with refused_by(f"the runs of experiment {experiment!r} cannot be read from {store.uri}", there):
         found = store.client.get_experiment_by_name(experiment)
         # MLflow makes an object of every tag, param and metric: collecting took 60 % of reading 3,000 runs.
         gc.disable()
-        return [] if found is None else list(_pages(store, found.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
-    except MlflowException as error:
-        raise TrackingError(
-            f"the runs of experiment {experiment!r} cannot be read from {store.uri}: {reason_of(error)}; "
-            "check that the study is there: tracking.root or tracking.uri of run.py, --root or --uri of other programs"
-        ) from error
-    finally:
-        gc.enable()
+        try:
+            return [] if found is None else list(_pages(store, found.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
+        finally:
+            gc.enable()
 
 
 def _pages(store: Store, experiment_id: str, wanted: str) -> Iterator[Any]:

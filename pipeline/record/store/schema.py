@@ -15,15 +15,15 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from pipeline.base import mlflow_internals
 from pipeline.base.errors import StoreError
+from pipeline.base.mlflow_internals import tables
 
 _UPGRADE_TIMEOUT_S = 600.0
 _BUSY_TIMEOUT_S = 60.0
 _REVISIONS = "alembic_version"
-_MLFLOW_TABLES = frozenset({"experiments", "runs"})
 _OPTUNA_TABLES = frozenset({"studies", "trials"})
 _OPTUNA_REVISION = re.compile(r"v\d+\.\d+\.\d+.*")  # such as v3.2.0.a
-_MLFLOW_REVISION = re.compile(r"[0-9a-f]{12,13}")
 _ELSEWHERE = "choose another folder with tracking.root, or --root"
 
 
@@ -38,7 +38,7 @@ def read_revisions(database: Path) -> list[str]:
         sqlite3.Error: it is no database.
     """
     with closing(_existing(database)) as connection:
-        if not _tables(connection) >= {*_MLFLOW_TABLES, _REVISIONS}:
+        if not _tables(connection) >= {*tables.TABLES, _REVISIONS}:
             return []
         rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     return sorted(str(revision) for (revision,) in rows if revision is not None)
@@ -53,7 +53,7 @@ def _tables(connection: sqlite3.Connection) -> set[str]:
     return {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
-def check_uri(uri: str, version: str) -> None:
+def check_uri(uri: str) -> None:
     """Refuse the URI of a sqlite file that MLflow would upgrade by opening it, or cannot use.
 
     Raises:
@@ -71,17 +71,16 @@ def check_uri(uri: str, version: str) -> None:
         with closing(_existing(Path(path))) as connection:
             is_fresh = not _tables(connection)
         if not is_fresh:  # else MLflow makes its tables
-            check(Path(path), version, shlex.join(["mlflow", "db", "upgrade", uri]))
+            check(Path(path), shlex.join(["mlflow", "db", "upgrade", uri]))
     except (sqlite3.Error, SQLAlchemyError):
         return  # MLflow says what is wrong
 
 
-def check(database: Path, version: str, upgrade_command: str) -> None:
+def check(database: Path, upgrade_command: str) -> None:
     """Refuse an existing database that this MLflow cannot use as it is; nothing is changed.
 
     Args:
         database: a sqlite file.
-        version: of the MLflow that is installed.
         upgrade_command: upgrades it, as a user types it.
 
     Raises:
@@ -90,28 +89,27 @@ def check(database: Path, version: str, upgrade_command: str) -> None:
         sqlite3.Error: it is no database.
     """
     with closing(_existing(database)) as connection:
-        tables = _tables(connection)
-    if not tables:
+        names = _tables(connection)
+    if not names:
         raise StoreError(f"{database} is empty; remove it, or {_ELSEWHERE}")
-    if not tables >= _MLFLOW_TABLES:
-        owner = "Optuna" if tables >= _OPTUNA_TABLES else "another program"
+    if not names >= tables.TABLES:
+        owner = "Optuna" if names >= _OPTUNA_TABLES else "another program"
         raise StoreError(f"{database} is a database of {owner}, not of MLflow; {_ELSEWHERE}")
     revisions = read_revisions(database)
     if not revisions:
         raise StoreError(f"{database} names no version of its schema; put back a copy of it, or {_ELSEWHERE}")
-    _check_revisions(database, revisions, tables, version, upgrade_command)
+    _check_revisions(database, revisions, names, upgrade_command)
 
 
-def _check_revisions(
-    database: Path, revisions: list[str], tables: set[str], version: str, upgrade_command: str
-) -> None:
-    head, known = _revisions_of_mlflow()
+def _check_revisions(database: Path, revisions: list[str], names: set[str], upgrade_command: str) -> None:
+    version = mlflow_internals.version()
+    head, known = tables.list_revisions() or (revisions[0], frozenset(revisions))
     if revisions == [head]:
         return
     foreign = [revision for revision in revisions if revision not in known]
-    of_others = [each for each in foreign if not _MLFLOW_REVISION.fullmatch(each) or tables >= _OPTUNA_TABLES]
+    of_others = [name for name in foreign if not tables.REVISION.fullmatch(name) or names >= _OPTUNA_TABLES]
     if of_others:
-        has_optuna = tables >= _OPTUNA_TABLES or any(map(_OPTUNA_REVISION.fullmatch, of_others))
+        has_optuna = names >= _OPTUNA_TABLES or any(map(_OPTUNA_REVISION.fullmatch, of_others))
         owner = "Optuna" if has_optuna else "another program"
         raise StoreError(
             f"{database} is shared with {owner}: alembic_version has {', '.join(revisions)}; MLflow needs a database "
@@ -133,23 +131,13 @@ def _check_revisions(
     )
 
 
-def _revisions_of_mlflow() -> tuple[str | None, frozenset[str]]:
-    """Return the newest revision of the MLflow that is installed, and all that it knows."""
-    from alembic.script import ScriptDirectory
-    from mlflow.store import db_migrations
-
-    revisions = ScriptDirectory(str(Path(db_migrations.__file__).parent))
-    return revisions.get_current_head(), frozenset(each.revision for each in revisions.walk_revisions())
-
-
-def upgrade(database: Path, version: str, *, keeps_old: bool = True) -> Path | None:
+def upgrade(database: Path, *, keeps_old: bool = True) -> Path | None:
     """Bring a database of an older MLflow up to date, all or nothing; whatever fails or is killed leaves it as it was.
 
     Its copy is upgraded, and then takes its place in one transaction.
 
     Args:
         database: a sqlite file, which nobody else of this project uses meanwhile.
-        version: of the MLflow that is installed.
         keeps_old: whether a copy of the old one is kept beside it.
 
     Returns:
@@ -158,6 +146,7 @@ def upgrade(database: Path, version: str, *, keeps_old: bool = True) -> Path | N
     Raises:
         StoreError: the upgrade failed.
     """
+    version = mlflow_internals.version()
     beside = database.with_name(f".{database.name}.upgrade")
     old = None
     try:

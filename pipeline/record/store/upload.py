@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 from pipeline.base import layout, locks, mig_names, regular_files, units
 from pipeline.base.errors import TrackingError
 from pipeline.base.marks import read_marks
+from pipeline.base.mlflow_internals.files import TORN, read_script_runs
 from pipeline.base.modes import PROFILE
 from pipeline.base.point_series import thinned
 from pipeline.base.records import Result
@@ -31,7 +32,6 @@ from pipeline.base.secrets import mask_text
 from pipeline.base.tags import GROUP, Tag, stored_name
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
-from pipeline.observe.logged.script_runs import read_script_runs
 from pipeline.observe.table import in_one_line
 from pipeline.record import group_folder, request_table, series
 from pipeline.record.group_folder import ChildRecord, Record, RunRecord
@@ -47,9 +47,6 @@ MAX_OWN_POINTS = 50_000
 
 
 _SCRATCH = ".upload-"
-_TORN = ".artifact.uploading."
-"""Source: mlflow/store/artifact/local_artifact_repo.py, 3.17."""
-
 _NO_FILE = "no regular file"
 _TOO_MANY = "too many or too large, kept beside the store"
 _UNREADABLE = "cannot be read, kept beside the store"
@@ -210,7 +207,7 @@ def _remove_torn(store: Store, run_ids: Iterable[str]) -> None:
         return
     for run_id in run_ids:
         folder = Path(unquote(urlsplit(store.client.get_run(run_id).info.artifact_uri).path))
-        for file in folder.glob(f"**/{_TORN}*"):
+        for file in folder.glob(f"**/{TORN}*"):
             file.unlink(missing_ok=True)
 
 

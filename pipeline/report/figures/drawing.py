@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.library_internals import fonts_without_layout
 from pipeline.base.modes import MODES, SPARE_COLOURS
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.figures.parts import Part, parts_of
@@ -109,7 +108,7 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool, is_replay: bool = Fal
     import matplotlib as mpl
 
     style: Any = _STYLE | {"svg.hashsalt": name}
-    with mpl.rc_context(style), fonts_without_layout(), _boxes_said_once():
+    with mpl.rc_context(style), _boxes_said_once():
         figure, title = sketch.paint(), []
         if is_simulated:
             stamp = REPLAY_STAMP if is_replay else STAMP

@@ -10,7 +10,8 @@ from pipeline.base import host
 from pipeline.base.errors import CommandError
 from pipeline.base.tags import Tag, fact_tag
 from pipeline.record import group_folder
-from pipeline.record.store import lost, upload
+from pipeline.record.shards import orphaned_runs
+from pipeline.record.store import upload
 from pipeline.record.store.local import open_store
 from tests.tracking_cases import as_running, make_spool, record
 
@@ -49,13 +50,13 @@ def described(store):
 
 
 def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
-    assert lost.close_unit(store, "e", "p", 1, ["of first"]) == ["first"]
+    assert orphaned_runs.close_unit(store, "e", "p", 1, ["of first"]) == ["first"]
     assert endings(store) == {
         **dict.fromkeys(["first", "job of first"], ("KILLED", "interrupted")),
         **dict.fromkeys(["second", "job of second"], ("RUNNING", None)),
         **dict.fromkeys(["ended", "job of ended"], ("FINISHED", None)),
     }
-    assert lost.close_unit(store, "e", "p", 1, ["of first"]) == []
+    assert orphaned_runs.close_unit(store, "e", "p", 1, ["of first"]) == []
 
 
 @pytest.mark.parametrize(
@@ -69,8 +70,8 @@ def test_a_group_of_another_plan_is_closed_only_if_its_task_has_left_the_queue(s
             raise CommandError(["squeue"], 1, "Socket timed out")
         return queue
 
-    monkeypatch.setattr(lost.squeue, "states_on", states_on)
-    assert lost.close_unit(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
+    monkeypatch.setattr(orphaned_runs.squeue, "states_on", states_on)
+    assert orphaned_runs.close_unit(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
     assert [name for name, (status, _) in endings(store).items() if status == "KILLED"] == [
         each for name in closed for each in (f"job of {name}", name)
     ]
@@ -83,7 +84,7 @@ def test_a_group_that_lived_on_after_all_does_not_say_that_it_was_lost(root, sto
     folder = make_spool(root, as_running(ended))
     begun = upload.begin(lambda _: store, folder)
     name = ended.parent.name
-    assert name in lost.close_silent(store, "e", 3600)
+    assert name in orphaned_runs.close_silent(store, "e", 3600)
     assert "host was lost" in described(store)[name]
     group_folder.write(folder, ended)
     upload.send(lambda _: store, folder, series_points=10, begun=begun)
@@ -91,9 +92,9 @@ def test_a_group_that_lived_on_after_all_does_not_say_that_it_was_lost(root, sto
 
 
 def test_what_is_silent_is_closed_when_asked(store):
-    assert lost.close_silent(store, "e", silent_s=1e12) == []
-    assert lost.close_silent(store, "e", silent_s=3600) == ["first", "second"]
-    assert lost.close_silent(store, "no such experiment", silent_s=0) == []
+    assert orphaned_runs.close_silent(store, "e", silent_s=1e12) == []
+    assert orphaned_runs.close_silent(store, "e", silent_s=3600) == ["first", "second"]
+    assert orphaned_runs.close_silent(store, "no such experiment", silent_s=0) == []
 
 
 def test_a_group_of_another_host_is_not_closed_by_its_lock(tmp_path, monkeypatch):

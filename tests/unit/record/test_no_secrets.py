@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from pipeline import outcome
+from pipeline.base.mlflow_internals.files import ScriptRun
 from pipeline.base.records import Result
 from pipeline.launch.state import Ending
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.observe.logged.script_runs import ScriptRun
 from pipeline.plan import describe, read
 from pipeline.plan import plan as planning
-from pipeline.record import group_folder, provenance
+from pipeline.record import group_folder, provenance, server
+from pipeline.record.server import RequestHandler
 from pipeline.record.spool import Spool
-from pipeline.record.store import server
 from pipeline.record.store.content import RunContent
-from pipeline.record.store.server import RequestHandler
 from tests import secret_forms
 from tests.conftest import inventory_of
 from tests.experiments import composed

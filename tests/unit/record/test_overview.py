@@ -15,10 +15,11 @@ from pipeline.base import host
 from pipeline.base.errors import CommandError, TrackingError
 from pipeline.base.records import Result
 from pipeline.base.tags import Tag, fact_tag
-from pipeline.record.store import content, overview, results, submitted, taken_over, told, unit_states
+from pipeline.record.shards import group_runs, overview, reused_results, shard_states, slurm_arrays
+from pipeline.record.shards.group_runs import Told
+from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.store import content, results
 from pipeline.record.store.local import open_store
-from pipeline.record.store.submitted import Submitted
-from pipeline.record.store.told import Told
 
 NOW_S = 1000.0
 pytest_plugins = ["tests.tracking_fixtures"]
@@ -48,7 +49,7 @@ def seen(monkeypatch, tmp_path):
     def look(
         *runs: Told, queue: overview.Queue | None = None, ends: overview.TaskEnds = lambda _: {}
     ) -> overview.Overview:
-        monkeypatch.setattr(overview.told, "groups", lambda *_: list(runs))
+        monkeypatch.setattr(overview.group_runs, "groups", lambda *_: list(runs))
         return overview.overview(tmp_path, "e", queue, ends)
 
     return look
@@ -62,7 +63,7 @@ def seen_of_server(monkeypatch, seen):
         given: Submitted, *runs: Told, queue: overview.Queue, ends: overview.TaskEnds = lambda _: {}
     ) -> overview.Overview:
         monkeypatch.setattr(overview, "is_server", lambda _: True)
-        monkeypatch.setattr(overview.submitted, "of", lambda *_: given)
+        monkeypatch.setattr(overview.slurm_arrays, "of", lambda *_: given)
         return seen(*runs, queue=queue, ends=ends)
 
     return look
@@ -147,14 +148,14 @@ def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
     newest = measured("c", plan="p2", plan_unit=2, plan_units="2x1,1x1", command_line="run.py degree=2")
     assert [unit.state for unit in overview.overview(root, "e").units] == ["not begun", "done"]
     facts = {"plan": "p2", "plan_units": "2x1,1x1"}
-    taken_over.take_over(store, dict.fromkeys(old, 1), {**facts, "command_line": "run.py degree=2"})
+    reused_results.take_over(store, dict.fromkeys(old, 1), {**facts, "command_line": "run.py degree=2"})
     found = overview.overview(root, "e")
     assert [(unit.state, dict(unit.results)) for unit in found.units] == [("done", {"ok": 2}), ("done", {"ok": 1})]
     assert [list(each.plans) for each in results.find_finished(store, "e")] == [["p1", "p2"], ["p1", "p2"], ["p2"]]
     of_one_group = {"plan": "p3", "plan_units": "1x1", "command_line": "x" * content.MAX_TAG}
-    taken_over.take_over(store, {old[0]: 1}, {**of_one_group, "command_line": "run.py only=[a]"})
+    reused_results.take_over(store, {old[0]: 1}, {**of_one_group, "command_line": "run.py only=[a]"})
     assert [unit.num_found for unit in overview.overview(root, "e").units] == [2, 1]
-    taken_over.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it and another
+    reused_results.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it and another
     found = overview.overview(root, "e")
     assert found.is_done and (found.plan, found.command) == ("p3", content.CUT)
 
@@ -283,19 +284,19 @@ def test_a_study_whose_program_has_changed_is_not_done_while_its_new_tasks_wait(
 def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_place(tmp_path) -> None:
     store = open_store(tmp_path)
     for new in (given("7"), given("9", command_line="run.py hydra/launcher=slurm resume=true")):
-        submitted.note(store, "e", new)
-    found = submitted._of(store, "e")
+        slurm_arrays.note(store, "e", new)
+    found = slurm_arrays._of(store, "e")
     assert found is not None and list(found.arrays) == ["7", "9"]
-    submitted.note(store, "e", given("12", command_line="run.py degree=2 hydra/launcher=slurm"))
-    found = submitted._of(store, "e")
+    slurm_arrays.note(store, "e", given("12", command_line="run.py degree=2 hydra/launcher=slurm"))
+    found = slurm_arrays._of(store, "e")
     assert found is not None and list(found.arrays) == ["12"]
-    store.client.set_experiment_tag(store.experiment_id("e"), submitted.TAG, '{"of": "another version"}')
-    assert submitted._of(store, "e") is submitted._of(store, "absent") is None
+    store.client.set_experiment_tag(store.experiment_id("e"), slurm_arrays.TAG, '{"of": "another version"}')
+    assert slurm_arrays._of(store, "e") is slurm_arrays._of(store, "absent") is None
 
 
 def test_a_task_that_ends_while_it_is_asked_for_is_not_lost(seen, monkeypatch) -> None:
     def queue(*_: object) -> Mapping[str, str]:
-        monkeypatch.setattr(overview.told, "groups", lambda *_: [task(1, "a"), task(1, "b")])
+        monkeypatch.setattr(overview.group_runs, "groups", lambda *_: [task(1, "a"), task(1, "b")])
         return {}
 
     assert seen(task(1, "a"), task(1, "b", None), queue=queue).units[0].state == "done"
@@ -304,8 +305,8 @@ def test_a_task_that_ends_while_it_is_asked_for_is_not_lost(seen, monkeypatch) -
 def test_what_slurm_may_hide_is_not_lost(seen, monkeypatch) -> None:
     groups = [task(1, "a", None, user="somebody"), task(2, "a", None)]
     assert [unit.state for unit in seen(*groups, queue=lambda *_: {}).units[:2]] == ["lost", "lost"]
-    monkeypatch.setattr(unit_states.os, "getuid", lambda: 1000)
-    monkeypatch.setattr(unit_states.host, "user_name", lambda: STUDY_OF_TASKS["user"])
+    monkeypatch.setattr(shard_states.os, "getuid", lambda: 1000)
+    monkeypatch.setattr(shard_states.host, "user_name", lambda: STUDY_OF_TASKS["user"])
     assert [unit.state for unit in seen(*groups, queue=lambda *_: {}).units[:2]] == ["running", "lost"]
 
 
@@ -457,14 +458,14 @@ def test_a_local_store_is_read_without_mlflow_as_through_it(root, monkeypatch) -
     names = ("plan", "result")
 
     def read() -> list[tuple[object, ...]]:
-        found = told.groups(root, "e", names)
+        found = group_runs.groups(root, "e", names)
         return [(g.name, g.status, g.start_ms, g.end_ms, *(g.facts.get(name) for name in names)) for g in found]
 
     with monkeypatch.context() as without:
-        without.setattr(told.results, "find_runs", None)
+        without.setattr(group_runs.results, "find_runs", None)
         directly = read()
     assert directly == [("r1", "FINISHED", 1, 9, "p", "ok"), ("r3", "RUNNING", 3, None, "p", "ok")]
-    monkeypatch.setattr(told, "_read", lambda *_: [])
+    monkeypatch.setattr(group_runs, "_read", lambda *_: [])
     assert read() == directly
     with pytest.raises(TrackingError, match="no experiment 'f'"):
-        told.groups(root, "f", names)
+        group_runs.groups(root, "f", names)

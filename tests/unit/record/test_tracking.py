@@ -363,27 +363,6 @@ def test_importing_the_tracking_modules_imports_no_mlflow() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 0
 
 
-def test_the_sender_imports_mlflow_without_what_it_never_uses_and_leaves_that_importable() -> None:
-    code = (
-        "import sys; from pipeline.record.store.server import import_mlflow; import_mlflow(with_database=True)\n"
-        "assert 'mlflow' in sys.modules\n"
-        "assert not {'fastapi', 'mlflow.genai', 'numpy', 'pandas', 'pygments', 'scipy'} & set(sys.modules)\n"
-        "import fastapi.routing, mlflow, mlflow.genai, numpy, pandas, pygments, scipy\n"
-        "assert mlflow.genai.judges.__file__"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
-
-
-def test_a_version_of_mlflow_that_needs_what_stands_in_is_imported_whole() -> None:
-    code = (
-        "from pipeline.record.store.server import import_mlflow\n"
-        "import_mlflow(with_database=False, stand_ins=['mlflow.telemetry'])\n"  # its decorators are no classes
-        "import mlflow, mlflow.telemetry.track\n"
-        "assert mlflow.telemetry.track.__file__ and mlflow.MlflowClient"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
-
-
 def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     page = "#/experiments/3/runs?workflowType=machine_learning&viewStateShareKey=collocation"

@@ -18,9 +18,9 @@ from pipeline.base.errors import CommandError, ConfigError
 from pipeline.base.host import cpu_device
 from pipeline.base.interrupts import UndoStack
 from pipeline.plan import read
-from pipeline.record.store import overview
-from pipeline.record.store.submitted import Submitted
-from pipeline.record.store.told import Told
+from pipeline.record.shards import overview
+from pipeline.record.shards.group_runs import Told
+from pipeline.record.shards.slurm_arrays import Submitted
 from pipeline.scale import slurm
 from pipeline.scale.options import SlurmOptions
 from tests.conftest import GPU
@@ -142,8 +142,8 @@ def test_units_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_sam
 def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypatch, capsys) -> None:
     facts = {"plan": "p", "plan_units": "1x2", "plan_unit": "1", "slurm_task": "c1/9_1", "command_line": "run.py"}
     running = Told(name="a", status="RUNNING", start_ms=0, end_ms=None, facts=facts)
-    monkeypatch.setattr(overview.told, "groups", lambda *_: [running])
-    monkeypatch.setattr(overview.submitted, "of", lambda *_: None)
+    monkeypatch.setattr(overview.group_runs, "groups", lambda *_: [running])
+    monkeypatch.setattr(overview.slurm_arrays, "of", lambda *_: None)
 
     def left(error: CommandError) -> tuple[list[int], int]:
         monkeypatch.setattr(slurm.squeue, "states_on", lambda *_: (_ for _ in ()).throw(error))

@@ -13,8 +13,8 @@ from pipeline.base import host, skips, squeue
 from pipeline.base.errors import CommandError
 from pipeline.base.machine_state import MachineState, merge_same
 from pipeline.base.records import Result
-from pipeline.record.store.submitted import Submitted
-from pipeline.record.store.told import Told
+from pipeline.record.shards.group_runs import Told
+from pipeline.record.shards.slurm_arrays import Submitted
 
 DONE, RUNNING, WAITING, LOST = "done", "running", "waiting", "lost"
 INCOMPLETE, ENDED, NOT_BEGUN = "incomplete", "ended", "not begun"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.record.store import shared_view
+from pipeline.base.mlflow_internals import pages
 from pipeline.record.store.local import open_store
 
 
 def test_the_page_shows_each_unit_that_any_study_of_the_experiment_counts(tmp_path: Path) -> None:
     def columns() -> list[str]:
         experiment = open_store(tmp_path).client.get_experiment_by_name("e")
-        return list(json.loads(experiment.tags[shared_view.TAG])["selectedColumns"])
+        return list(json.loads(experiment.tags[pages.VIEW_TAG])["selectedColumns"])
 
     open_store(tmp_path).experiment_id("e", {"samples"})
     assert "metrics.`throughput_total_samples_per_s`" in columns()
@@ -25,17 +25,17 @@ def test_the_page_shows_each_unit_that_any_study_of_the_experiment_counts(tmp_pa
 
 
 def test_a_page_that_somebody_else_made_shows_no_unit() -> None:
-    assert shared_view.units_of("") == shared_view.units_of("[1]") == shared_view.units_of('{"compareRunCharts": 3}')
-    assert shared_view.units_of(shared_view.as_json(frozenset({"particle_turns"}))) == {"particle_turns"}
+    assert pages.units_in_view("") == pages.units_in_view("[1]") == pages.units_in_view('{"compareRunCharts": 3}')
+    assert pages.units_in_view(pages.view_as_json(frozenset({"particle_turns"}))) == {"particle_turns"}
 
 
 def test_more_units_than_a_tag_has_room_for_are_not_all_shown() -> None:
-    state = shared_view.as_json(frozenset(f"units_{number:03}" for number in range(100)))
-    assert len(state) <= 5000 and len(shared_view.units_of(state)) > 2
+    state = pages.view_as_json(frozenset(f"units_{number:03}" for number in range(100)))
+    assert len(state) <= 5000 and len(pages.units_in_view(state)) > 2
 
 
 def test_the_view_is_of_groups_by_name_and_says_the_device_first() -> None:
-    state = json.loads(shared_view.as_json(frozenset({"samples"})))
+    state = json.loads(pages.view_as_json(frozenset({"samples"})))
     assert state["selectedColumns"][:2] == ["tags.`collocation.device`", "tags.`collocation.simulated`"]
     assert (state["orderByKey"], state["orderByAsc"]) == ("tags.`mlflow.runName`", True)
     assert state["searchFilter"] == "tags.`collocation.role` = 'group'"  # neither reports nor jobs between them

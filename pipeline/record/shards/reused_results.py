@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from pipeline.base.errors import TrackingError
-from pipeline.base.tags import PREFIX, Tag, facts_of, restore_names, stored_name
+from pipeline.base.tags import Tag, facts_of, later_plans, restore_names, stored_name
 from pipeline.record.store.content import CUT, MAX_TAG
-from pipeline.record.store.local import Store, reason_of
+from pipeline.record.store.local import Store, refused_by
 
 
 def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) -> None:
@@ -20,26 +19,13 @@ def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) 
     Raises:
         TrackingError: the store cannot be read or written.
     """
-    from mlflow.exceptions import MlflowException
-
     for run_id, unit in units.items():
-        try:
+        with refused_by(f"run {run_id} cannot be marked in {store.uri}"):
             tags = store.client.get_run(run_id).data.tags
             restore_names(tags)
-            earlier = _later_plans(facts_of(tags))
+            earlier = later_plans(facts_of(tags))
             said = _said([*earlier, {**facts, "plan_unit": str(unit)}])
             store.client.set_tag(run_id, stored_name(Tag.TAKEN_OVER), said)
-        except MlflowException as error:
-            raise TrackingError(f"run {run_id} in {store.uri} cannot be marked: {reason_of(error)}") from error
-
-
-def facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
-    """The facts of a run in each plan that has it: in its own, then in those that took it over, the last one last."""
-    return [dict(facts), *({**facts, **later} for later in _later_plans(facts))]
-
-
-def _later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
-    return list(json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "[]")))
 
 
 def _said(plans: Sequence[Mapping[str, str]]) -> str:

@@ -12,7 +12,7 @@ One JSON object a line on stdin, one answer a line on stdout, in order.
                                          with "store": FOLDER or URI those of another store, which is only read
     {"op": "close_lost", "experiment": NAME, "plan": DIGEST, "unit": N, "programs": [DIGEST, ...]}
                                          -> {"ok": true, "groups": [NAME, ...]}: closed
-    {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `submitted.Submitted` is noted
+    {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `slurm_arrays.Submitted` is noted
     {"op": "ran", "store": FOLDER or URI} -> {"ok": true, "groups": [...]}, as `results.groups_that_ran` returns them
     {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
     anything that fails                  -> {"ok": false, "error": "one sentence"}
@@ -29,27 +29,23 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import interrupts, layout, library_internals, secrets
+from pipeline.base import interrupts, layout, secrets
 from pipeline.base.errors import CollocationError, StoreError, TrackingError
+from pipeline.base.mlflow_internals import tables
 from pipeline.record import group_folder
-from pipeline.record.store import lost, results, submitted, taken_over
+from pipeline.record.shards import orphaned_runs, reused_results, slurm_arrays
+from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.store import results
 from pipeline.record.store.local import Store, open_store, reason_of
-from pipeline.record.store.submitted import Submitted
 from pipeline.record.store.upload import RunIds, amend, begin, send
-
-_NOT_NEEDED = ("numpy", "pandas", "pygments", "scipy")
-"""What MLflow imports where it is installed, for data sets and models, which nobody sends: a quarter of the import."""
 
 _NOT_OURS = ("mlflow", "requests", "sqlalchemy", "sqlite3")
 """Whose errors say what a store or a disk refused."""
-
-_STAND_INS = ("fastapi", "mlflow.genai")
-"""What MLflow imports for its own server and for language models; a tenth of the import."""
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +93,13 @@ class RequestHandler:
                     amend(self._open(group_folder.read_amendment(Path(file)).uri), Path(file))
                 return {}
             case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "unit": int(unit), **others}:
-                return {"groups": lost.close_unit(self._open(self._uri), experiment, plan, unit, others["programs"])}
+                store = self._open(self._uri)
+                return {"groups": orphaned_runs.close_unit(store, experiment, plan, unit, others["programs"])}
             case {"op": "take_over", "units": dict(runs), "facts": dict(facts)}:
-                taken_over.take_over(self._open(self._uri), runs, facts)
+                reused_results.take_over(self._open(self._uri), runs, facts)
                 return {}
             case {"op": "submitted", "experiment": str(experiment), "new": dict(new)}:
-                submitted.note(self._open(self._uri), experiment, Submitted(**new))
+                slurm_arrays.note(self._open(self._uri), experiment, Submitted(**new))
                 return {}
         return self._found(request)
 
@@ -217,21 +214,12 @@ def sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {reason_of(error)}"
 
 
-def import_mlflow(*, with_database: bool, stand_ins: Sequence[str] = _STAND_INS) -> None:
-    """Import what takes 1.3 s, so that the time passes while the orchestrator prepares. Touches no store."""
-    module = "mlflow.store.tracking.sqlalchemy_store" if with_database else "mlflow"
+def import_mlflow(*, with_database: bool) -> None:
+    """Import what requests will need, which takes 2 s, while the orchestrator prepares. Touches no store."""
     gc.disable()  # nearly all of its objects stay: looking for garbage takes a fifth of the time
-    try:
-        with library_internals.without(_NOT_NEEDED, stand_ins=stand_ins):
-            importlib.import_module(module)
-    except Exception:  # noqa: BLE001  a version of MLflow that needs more than empty classes gets the whole
-        for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
-            del sys.modules[name]
-        importlib.import_module(module)
-    with suppress(ModuleNotFoundError), library_internals.without(_NOT_NEEDED):
-        import pyarrow.parquet
-
-        pyarrow.scalar(0)  # it looks once for pandas, of which the import takes 0.3 s
+    tables.import_all(with_database=with_database)
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("pyarrow.parquet")
     gc.freeze()
     gc.set_threshold(100_000)
     gc.enable()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.base import squeue, words
 from pipeline.record import task_output
-from pipeline.record.store.unit_states import ENDED, INCOMPLETE, LOST, NOT_BEGUN, RUNNING, Unit
+from pipeline.record.shards.shard_states import ENDED, INCOMPLETE, LOST, NOT_BEGUN, RUNNING, Unit
 
 _LEFT = (INCOMPLETE, LOST, NOT_BEGUN)
 _NEVER_RAN = frozenset({"CANCELLED", "REVOKED"})

@@ -9,9 +9,10 @@ from typing import Any
 from pipeline.base import squeue
 from pipeline.base.tags import GROUP, JOB, Tag, facts_of
 from pipeline.observe import endings
-from pipeline.record.store import results, told
+from pipeline.record.shards import group_runs
+from pipeline.record.shards.shard_states import Queued
+from pipeline.record.store import results
 from pipeline.record.store.local import Store
-from pipeline.record.store.unit_states import Queued
 
 _LOST = "its host was lost, or its orchestrator there"
 
@@ -27,7 +28,7 @@ def close_unit(store: Store, experiment: str, plan: str, unit: int, programs: Co
     of_unit = {"plan": plan, "plan_unit": str(unit)}.items()
     own = [run for run in running if of_unit <= facts_of(run.data.tags).items()]
     alike = [run for run in running if run.data.tags.get(Tag.PROGRAM_DIGEST) in programs and run not in own]
-    others = [(run, told.of(run)) for run in alike]
+    others = [(run, group_runs.of(run)) for run in alike]
     queued = Queued.of([each for _, each in others], squeue.states_on)
     return _close(store, experiment, [*own, *(run for run, each in others if queued.is_gone(each))])
 

@@ -11,10 +11,11 @@ import json
 from collections.abc import Sequence
 
 from pipeline.base import units
+from pipeline.base.mlflow_internals import is_tried
 from pipeline.base.tags import GROUP, Tag
 
-KEY = "collocation"
-TAG = f"mlflow.sharedViewState.{KEY}"
+_VIEW = "collocation"
+VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 
 _FIGURES = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "memory_peak_mib")
 _MOST_CHARACTERS = 5000  # of the value of a tag on servers of older versions; 20,000 in 3.17
@@ -22,17 +23,17 @@ _GROUPS, _OTHERS = "Groups", ("Model metrics", "system/host", "system/nvml", "Sy
 
 
 @functools.cache
-def as_json(counted: frozenset[str]) -> str:
+def view_as_json(counted: frozenset[str]) -> str:
     """The state of the page, as the tag has it, for workloads that count their work in these units.
 
     As many of them as a tag of MLflow has room for, in the order of the alphabet.
     """
     in_order = sorted(counted)
-    state = _state(in_order)
-    return state if len(state) <= _MOST_CHARACTERS else as_json(frozenset(in_order[:-1]))
+    state = _view(in_order)
+    return state if len(state) <= _MOST_CHARACTERS else view_as_json(frozenset(in_order[:-1]))
 
 
-def _state(in_order: Sequence[str]) -> str:
+def _view(in_order: Sequence[str]) -> str:
     figures = [*map(units.total_of, in_order), *_FIGURES, *map(units.energy_of, in_order)]
     # Widths of the columns in pixels, in their order. The first and the last are always there.
     widths = {
@@ -65,7 +66,7 @@ def _state(in_order: Sequence[str]) -> str:
     )
 
 
-def units_of(state: str) -> frozenset[str]:
+def units_in_view(state: str) -> frozenset[str]:
     """The units that a state shows; none of one that this module did not make."""
     try:
         charts = json.loads(state)["compareRunCharts"]
@@ -90,3 +91,14 @@ def _card(kind: str, name: str) -> dict[str, object]:
 
 def _section(name: str, *, is_open: bool = False) -> dict[str, object]:
     return {"uuid": name, "name": name, "display": is_open, "isReordered": True}
+
+
+def link_experiment(server: str, experiment_id: str) -> str:
+    """Return the address of an experiment's runs, in our view; by itself, MLflow 3 opens an empty GenAI view."""
+    view = f"&viewStateShareKey={_VIEW}" if is_tried() else ""
+    return f"{server}/#/experiments/{experiment_id}/runs?workflowType=machine_learning{view}"
+
+
+def link_run(server: str, experiment_id: str, run_id: str) -> str:
+    """Return the address of a run. What follows the question mark keeps MLflow 3 from the pages of its GenAI view."""
+    return f"{server}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pipeline.base.errors import TrackingError
 from pipeline.base.tags import PREFIX
 from pipeline.plan import user_command
 from pipeline.record.store.content import words_of
 from pipeline.record.store.existing import open_if_there
-from pipeline.record.store.local import Store, reason_of
+from pipeline.record.store.local import Store, refused_by
 from pipeline.record.store.results import find_experiment
 
 TAG = f"{PREFIX}submitted"
@@ -58,15 +57,11 @@ def study_of(command_line: str) -> str:
 
 def note(store: Store, experiment: str, new: Submitted) -> None:
     """Add arrays to those of the same study, or put them in the place of another study's."""
-    from mlflow.exceptions import MlflowException
-
     known = _of(store, experiment)
     if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
         new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])
-    try:
+    with refused_by(f"the job arrays cannot be noted in {store.uri}"):
         store.client.set_experiment_tag(store.experiment_id(experiment), TAG, json.dumps(dataclasses.asdict(new)))
-    except MlflowException as error:
-        raise TrackingError(f"the job arrays cannot be noted in {store.uri}: {reason_of(error)}") from error
 
 
 def of(uri: str, experiment: str) -> Submitted | None:

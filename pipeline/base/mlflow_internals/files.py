@@ -17,6 +17,8 @@ import yaml
 from pipeline.base import regular_files
 from pipeline.base.point_series import MOST_POINTS, PointSeries
 
+TORN = ".artifact.uploading."
+"""In the name of a file that a killed client left half of among the artifacts."""
 _BLOCK_BYTES = 1 << 20
 
 

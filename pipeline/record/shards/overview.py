@@ -14,16 +14,16 @@ from pipeline import outcome
 from pipeline.base import layout, machine_state, secrets, squeue, words
 from pipeline.base.errors import CommandError, TrackingError
 from pipeline.base.records import Result
-from pipeline.base.tags import Tag
+from pipeline.base.tags import Tag, facts_by_plan
 from pipeline.plan import user_command
 from pipeline.record import group_folder
 from pipeline.record.group_folder import RunRecord
-from pipeline.record.store import content, submitted, task_messages, told, unit_states
+from pipeline.record.shards import group_runs, shard_states, slurm_arrays, task_messages
+from pipeline.record.shards.group_runs import Told
+from pipeline.record.shards.shard_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, Queued, Unit
+from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.store import content
 from pipeline.record.store.local import is_server
-from pipeline.record.store.submitted import Submitted
-from pipeline.record.store.taken_over import facts_by_plan
-from pipeline.record.store.told import Told
-from pipeline.record.store.unit_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, Queued, Unit
 
 _FACTS = (
     *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "taken_over_by", "digest", "result"),
@@ -134,7 +134,7 @@ def overview(
     """
     spooled = {} if is_server(where) else _spooled(Path(where), experiment)
     of_models = _of_models(where, experiment, spooled)
-    given = submitted.of(str(where), experiment) if is_server(where) and queue is not None else None
+    given = slurm_arrays.of(str(where), experiment) if is_server(where) and queue is not None else None
     if not of_models and given is None:
         raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
     newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms, default=None)
@@ -152,7 +152,7 @@ def overview(
         known = _list_end_states(queued.arrays, ends) if task_messages.has_unexplained(all_units) else {}
         folder = given.folder if given else ""
         parts = [
-            (task_messages.add_messages(units, unit_states.select_arrays(runs, queued), folder, known), seconds)
+            (task_messages.add_messages(units, shard_states.select_arrays(runs, queued), folder, known), seconds)
             for runs, (units, seconds) in zip(of_models or [[]], parts, strict=True)
         ]
     left_s = [seconds for _, seconds in parts if seconds is not None]
@@ -207,7 +207,7 @@ def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunReco
     """
     planned = [
         _as_spooled(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
-        for run in told.groups(where, experiment, _FACTS)
+        for run in group_runs.groups(where, experiment, _FACTS)
         for facts in _by_study(run)
     ]
     if not planned:
@@ -225,7 +225,7 @@ def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunReco
         if run.facts["plan"] == newest["plan"] or _study_of(run.facts) == study:
             plans[run.facts["plan"]].append(run)
     num_others = (2 if is_beside else int(newest.get("plan_models", "1"))) - len(plans)
-    return sorted([*plans.values(), *([] for _ in range(num_others))], key=unit_states.model_of)
+    return sorted([*plans.values(), *([] for _ in range(num_others))], key=shard_states.model_of)
 
 
 def _by_study(run: Told) -> Collection[Mapping[str, str]]:
@@ -241,14 +241,14 @@ def _is_of_beside(facts: Mapping[str, str]) -> bool:
 
 def _study_of(facts: Mapping[str, str]) -> str:
     """What the plans of one study have in common."""
-    return (
-        submitted.study_of(facts["command_line"]) if _is_of_beside(facts) else facts.get("plan_any_gpu", facts["plan"])
-    )
+    if _is_of_beside(facts):
+        return slurm_arrays.study_of(facts["command_line"])
+    return facts.get("plan_any_gpu", facts["plan"])
 
 
 def _typed(run: Told) -> str:
     """The command line of the study that a group is of."""
-    return submitted.study_of(run.facts.get("command_line", ""))
+    return slurm_arrays.study_of(run.facts.get("command_line", ""))
 
 
 def _is_another(given: Submitted, newest: Told, queue: Queue | None) -> bool:
@@ -274,8 +274,8 @@ def _parts(of_models: Sequence[Sequence[Told]], newest: Told, queued: Queued) ->
     sizes = sizes_of(newest.facts["plan_units"])
     parts = []
     for runs in of_models:
-        units = unit_states.of_plan(sizes, runs, queued)
-        left_s = unit_states.seconds_left(units, runs)
+        units = shard_states.of_plan(sizes, runs, queued)
+        left_s = shard_states.seconds_left(units, runs)
         if runs and _is_of_beside(newest.facts):
             how = "in company" if runs[0].facts.get("beside", "0") != "0" else "alone"
             units = [dataclasses.replace(unit, model=f"{unit.model} {how}") for unit in units]
