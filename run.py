@@ -4,11 +4,12 @@ import gc
 import sys
 
 from pipeline.base import startup
-from pipeline.record import sender
+from pipeline.record import invocation, sender
 
 if __name__ == "__main__":
     gc.set_threshold(100_000)  # nearly all that is imported and composed stays: looking for garbage took a tenth of it
     startup.begin()
+    invocation.begin()
     sender.start_early(sys.argv[1:])
 
 from pipeline.plan import help as explained  # below, because the sender imports MLflow meanwhile
@@ -21,7 +22,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline import outcome
 from pipeline.base import library_internals, words
 from pipeline.plan import command_line, schema
 
@@ -35,26 +35,26 @@ library_internals.parse_once()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def main(config: DictConfig) -> None:
+def main(config: DictConfig) -> int:
     """Run one configuration; a sweep comes through `hydra_plugins/study.py` instead."""
-    from pipeline import study
+    from pipeline.study.execution import execute
 
     chosen = HydraConfig.get()
     if chosen.mode is RunMode.RUN and (launcher := chosen.runtime.choices["hydra/launcher"]) != "study":
         words.say(f"error: hydra/launcher={launcher} launches sweeps, and this is none; add -m")
-        outcome.exit_status = 2
-        return
+        sys.exit(2)
     if chosen.mode is RunMode.RUN and chosen.sweeper.blocks:
         words.say("error: hydra.sweeper.blocks make a sweep: add -m, or hydra: {mode: MULTIRUN} to the experiment file")
-        outcome.exit_status = 2
-        return
-    study.execute([config], is_sweep=False)
+        sys.exit(2)
+    status = execute([config], is_sweep=False)
+    if chosen.mode is RunMode.RUN and status != 0:
+        sys.exit(status)  # Hydra drops what is returned to it
+    return status
 
 
 if __name__ == "__main__":
     try:
-        status = command_line.run(main)
-        sys.exit(status if outcome.has_started else startup.check_output(status))
+        sys.exit(startup.check_output(command_line.run(main)))
     finally:
         sender.end_early()
         gc.freeze()  # the process ends: nobody needs what a last search for garbage would free

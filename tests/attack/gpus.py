@@ -71,7 +71,7 @@ def _kill_one(two: TwoGpus, launcher: int, random: Random, outcome: Outcome) -> 
     if not (commands := two.commands()):
         return "study that had ended"
     pid = random.choice(sorted(commands))
-    kind = "launcher" if pid == launcher else _kind(pid, commands[pid])
+    kind = "launcher" if pid == launcher else _kind(commands[pid])
     signum = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1))
     with suppress(ProcessLookupError):
         os.kill(pid, signum)
@@ -79,18 +79,10 @@ def _kill_one(two: TwoGpus, launcher: int, random: Random, outcome: Outcome) -> 
     return kind
 
 
-def _kind(pid: int, command: str) -> str:
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return "process that ends"
-    if name.startswith("run.py unit="):
-        return "worker"
-    if name == "sender":
-        return name
+def _kind(command: str) -> str:
     for part, kind in (
-        ("pipeline.tracking fork", "process that forks senders"),
-        ("run.py", "copy of the launcher"),
+        ("pipeline.tracking", "sender"),
+        ("hydra/launcher=worker", "worker"),
         ("toys/toy.py", "job"),
         ("mps.control", "MPS daemon or server"),
     ):
