@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import random
+import signal
 import sys
 import time
 import warnings
@@ -73,6 +74,7 @@ def _restored() -> Iterator[None]:
     """Put back what a study may have changed in this process by code of a user's, such as an exporter."""
     environ, path, folder = dict(os.environ), list(sys.path), os.open(".", os.O_RDONLY)
     before, disabled = _read_loggers(), logging.root.manager.disable
+    handlers = {number: handler for number in interrupts.SIGNALS if (handler := signal.getsignal(number)) is not None}
     try:
         with warnings.catch_warnings():
             yield
@@ -83,11 +85,14 @@ def _restored() -> Iterator[None]:
         os.environ.update(environ)
         sys.path[:] = path
         random.seed()
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         logging.disable(disabled)
         for logger in _read_loggers():
-            level, handlers = before.get(logger, (logging.NOTSET, ()))
+            level, logger.handlers[:] = before.get(logger, (logging.NOTSET, ()))
             logger.setLevel(level)
-            logger.handlers[:] = handlers
 
 
 def _read_loggers() -> dict[logging.Logger, tuple[int, Sequence[logging.Handler]]]:

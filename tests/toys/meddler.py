@@ -70,3 +70,4 @@ def _meddle() -> None:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("error")
     sys.path.insert(0, "/left/behind")
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
