@@ -92,7 +92,9 @@ class Shared:
 def warm_start(groups: Iterable[Group], inventory: Inventory, *, is_enabled: bool) -> Iterator[WarmStart]:
     """Start the processes that jobs of these groups are forked from; they end with the body."""
     with WarmStart(enabled=is_enabled) as servers:
-        to_fork = [group for group in groups if group.skip_reason is None and group.profiler.is_none]
+        to_fork = [
+            group for group in groups if group.skip_reason is None and group.profiler.is_none and not group.pin_cpus
+        ]
         for workload in (job.workload for group in to_fork for job in group.jobs):
             servers.begin(workload, inventory.interpreters[workload.env])
         yield servers
@@ -345,8 +347,9 @@ class _Execution:
             slot = dataclasses.replace(slot, visible_devices="")
         interpreter = self.shared.inventory.interpreters[job.workload.env]
         if self.group.profiler.is_none:
-            starter = self.shared.warm_start.starter(job.workload, interpreter)
-            return JobStart(job=job, slot=slot, starter=starter, profiler=None)
+            # Libraries choose their number of threads when they are imported, by the CPUs that they see there.
+            warm = None if self.group.pin_cpus else self.shared.warm_start.starter(job.workload, interpreter)
+            return JobStart(job=job, slot=slot, starter=warm or Spawn(interpreter), profiler=None)
         # A profiler must see its program start.
         spawn = Spawn(interpreter, profiler.prefix(self.record.folder / layout.job_path(job.index)))
         return JobStart(job=job, slot=slot, starter=spawn, profiler=profiler.name)
