@@ -24,7 +24,7 @@ pytest_plugins = ["tests.tracking_fixtures"]
 
 STUDY = ["-m", *TOY, *SHORT, "unit_of=case", "scenario=naive", "degree=2", "foreign_load=note", "listeners=[]"]
 STUDY += ["workload.args=[well],[dies_before_hello]", "gpu=simulated_a100_40gb", "hydra/launcher=worker"]
-VOLATILE = re.compile(r".*(_ns|spool_id|parentRunId|note\.content|rates|study|pid|invalid|marks)")
+VOLATILE = re.compile(r".*(_ns|spool_id|parentRunId|note\.content|rates|study|pid|invalid|commit|changed)")
 """Tags that two measurements of one program do not have alike."""
 MARKS = re.compile(r"\* \(.*?\)")
 FIGURES = re.compile(r"\d+([.:]\d+)*")
