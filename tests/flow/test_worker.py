@@ -26,7 +26,8 @@ STUDY = ["-m", *TOY, *SHORT, "unit_of=case", "scenario=naive", "degree=2", "fore
 STUDY += ["workload.args=[well],[dies_before_hello]", "gpu=simulated_a100_40gb", "hydra/launcher=worker"]
 VOLATILE = re.compile(r".*(_ns|spool_id|parentRunId|note\.content|rates|study|pid|invalid|commit|changed)")
 """Tags that two measurements of one program do not have alike."""
-MARKS = re.compile(r"\* \(.*?\)")
+OF_THE_MOMENT = re.compile(r"\*? \(.*?\)")
+"""How long a study takes, and whether the machine was quiet."""
 FIGURES = re.compile(r"\d+([.:]\d+)*")
 
 
@@ -71,7 +72,7 @@ def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., Seen]
         assert worker.returncode == max(answers), err
         states = (folder / "states.jsonl").read_text().replace(str(folder), "FOLDER")
         messages = [FIGURES.sub("N", line) for line in err.replace(str(folder), "FOLDER").splitlines()]
-        messages = [MARKS.sub("", line) for line in messages if "groups in" not in line]
+        messages = [OF_THE_MOMENT.sub("", line) for line in messages if not re.search("groups in| load ", line)]
         return Seen(answers, messages, read_rows(folder), [json.loads(line) for line in states.splitlines()])
 
     return run_units
