@@ -2,13 +2,15 @@
 
 import gc
 import sys
+from typing import NoReturn
 
 from pipeline.base import startup
-from pipeline.record import sender
+from pipeline.record import invocation, sender
 
 if __name__ == "__main__":
     gc.set_threshold(100_000)  # nearly all that is imported and composed stays: looking for garbage took a tenth of it
     startup.begin()
+    invocation.begin()
     sender.start_early(sys.argv[1:])
 
 from pipeline.plan import help as explained  # below, because the sender imports MLflow meanwhile
@@ -21,7 +23,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline import outcome
 from pipeline.base import words
 from pipeline.plan import command_line, hydra_errors, schema
 
@@ -31,21 +32,24 @@ schema.register()
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(config: DictConfig) -> int:
     """Run one configuration; a sweep comes through `hydra_plugins/study.py` instead, or through another launcher."""
-    from pipeline import study
+    from pipeline.study.execution import execute
 
     chosen = HydraConfig.get()
-    if chosen.mode is RunMode.RUN and (launcher := chosen.runtime.choices["hydra/launcher"]) != "study":
-        return _refuse(f"hydra/launcher={launcher} launches sweeps, and this is none; add -m")
-    if chosen.mode is RunMode.RUN and OmegaConf.select(config, "blocks"):
-        return _refuse("blocks make a sweep; add -m, or hydra: {mode: MULTIRUN} to the experiment file")
+    is_single = chosen.mode is RunMode.RUN
+    if is_single and (launcher := chosen.runtime.choices["hydra/launcher"]) != "study":
+        _refuse(f"hydra/launcher={launcher} launches sweeps, and this is none; add -m")
+    if is_single and OmegaConf.select(config, "blocks"):
+        _refuse("blocks make a sweep; add -m, or hydra: {mode: MULTIRUN} to the experiment file")
     with hydra_errors.user_environment():
-        return study.execute([config], is_sweep=False)
+        status = execute([config], is_sweep=False)
+    if is_single and status != 0:
+        sys.exit(status)  # Hydra drops what is returned to it
+    return status
 
 
-def _refuse(reason: str) -> int:
+def _refuse(reason: str) -> NoReturn:
     words.say(f"error: {reason}")
-    outcome.exit_status = 2
-    return 2
+    sys.exit(2)
 
 
 def _run() -> None:
@@ -55,8 +59,7 @@ def _run() -> None:
 
 if __name__ == "__main__":
     try:
-        status = command_line.run(_run)
-        sys.exit(status if outcome.has_started else startup.check_output(status))
+        sys.exit(startup.check_output(command_line.run(_run)))
     finally:
         sender.end_early()
         gc.freeze()  # the process ends: nobody needs what a last search for garbage would free

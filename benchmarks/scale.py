@@ -39,8 +39,6 @@ from pipeline.base import layout
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.record.sender import Sender
 from pipeline.record.store.local import open_store
-from pipeline.scale.template import name_of
-from pipeline.tracking import SENDER
 
 RUN = [sys.executable, str(PROJECT_DIR / "run.py")]
 SLEEP_S, BLOCKS, GPUS = 5, 8, 4
@@ -218,9 +216,9 @@ def _peak_mib(arguments: list[str]) -> float:
     peak = 0.0
     while process.poll() is None:
         time.sleep(0.5)
-        every = {child: _name(child) for child in _children(psutil.Process(process.pid))}
-        workers = [child for child, name in every.items() if name.startswith(name_of(["unit="]))]
-        senders = [child for child, name in every.items() if name == SENDER]  # the launcher's among them
+        every = {child: _words(child) for child in _children(psutil.Process(process.pid))}
+        workers = [child for child, words in every.items() if "hydra/launcher=worker" in words]
+        senders = [child for child, words in every.items() if "pipeline.tracking" in words]  # the launcher's among them
         if workers:
             peak = max(peak, sum(map(_pss_mib, [*workers, *senders])) / len(workers))
     if process.returncode:
@@ -241,11 +239,11 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _name(process: psutil.Process) -> str:
+def _words(process: psutil.Process) -> list[str]:
     try:
-        return process.name()
+        return process.cmdline()
     except psutil.Error:
-        return ""
+        return []
 
 
 def _pss_mib(process: psutil.Process) -> float:

@@ -6,14 +6,15 @@ one knowing how long is left. An experiment file may give `blocks`, a union of g
 the command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the
 command line: so `+rehearse=tiny` makes small what any experiment asks for, with workloads of the same kinds in the
 places of its own (`hydra.sweeper.stand_ins`, `pipeline/plan/stand_ins.py`). `hydra/launcher=gpus` and `slurm` hand out
-the units of the study to workers, and `beside` measures what work on other GPUs costs. Launchers of others make every
-job a study of its own.
+the units of the study to workers (`worker`), and `beside` measures what work on other GPUs costs. Launchers of others
+make every job a study of its own.
 """
 
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
 # dataclasses looks there to understand annotations that are text.
 import functools
 import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,10 +32,10 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline import outcome
 from pipeline.base import library_internals, override_values, words
 from pipeline.base.errors import ConfigError
 from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, stand_ins
+from pipeline.record import invocation
 from pipeline.scale.options import SlurmOptions
 
 _ONE = ("experiment", "rehearse")
@@ -60,14 +61,13 @@ class StudySweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.launcher is not None
         jobs = self.expand(arguments)
-        if outcome.typed_for_study is None:  # else the launcher has said it
+        if not invocation.current().has_launcher:  # else that has said it
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
         with hydra_errors.user_environment():
             returns = self.launcher.launch(jobs, initial_job_idx=0)
         # A launcher of others may run jobs in processes of their own; one that failed raises here.
-        statuses = [job.return_value for job in returns]
-        outcome.exit_status = max([outcome.exit_status, *(status for status in statuses if isinstance(status, int))])
+        _exit_unless_0(max((job.return_value or 0 for job in returns), default=0))
         return [returns]
 
     def expand(self, arguments: list[str]) -> list[list[str]]:
@@ -159,6 +159,12 @@ def _as_override(key: str, value: Any) -> str:
     return f"{key}={value if isinstance(value, str) else override_values.as_text(value)}"
 
 
+def _exit_unless_0(status: int) -> None:
+    """End the program with the status of a study that failed: Hydra drops what is returned to it."""
+    if status != 0:
+        sys.exit(status)
+
+
 class StudyLauncher(Launcher):
     """Composes each job and hands all of them to `pipeline.study`."""
 
@@ -168,16 +174,20 @@ class StudyLauncher(Launcher):
         self.composed: dict[tuple[str, ...], tuple[bytes, HydraConf | None]] = {}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the study. Its exit status is kept in `pipeline.outcome`, for `run.py`."""
+        """Run the study.
+
+        Raises:
+            SystemExit: its exit status is not 0.
+        """
         setup_globals()
-        status = self.execute([self.compose(list(words)) for words in job_overrides])
-        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=status) for o in job_overrides]
+        _exit_unless_0(self.execute([self.compose(list(overrides)) for overrides in job_overrides]))
+        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=0) for o in job_overrides]
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
         """Run the study in this process, on one GPU."""
-        from pipeline import study
+        from pipeline.study.execution import execute
 
-        return study.execute(configs, is_sweep=True)
+        return execute(configs, is_sweep=True)
 
     def compose(self, words: list[str]) -> DictConfig:
         """The configuration of one job.
@@ -233,14 +243,10 @@ class GpusLauncher(StudyLauncher):
         return self.with_workers(configs, gpus.run)
 
     def with_workers(self, configs: Sequence[DictConfig], engine: Callable[..., int]) -> int:
-        """Run the study by an engine whose workers are forks of this process, as it is now."""
-        from pipeline import study
-        from pipeline.scale import template
+        """Run the study by an engine that starts workers on the GPUs."""
+        from pipeline.study.execution import execute
 
-        with template.begun(configs) as begun:
-            return study.execute(
-                configs, is_sweep=True, engine=functools.partial(engine, wanted=self.devices, template=begun)
-            )
+        return execute(configs, is_sweep=True, engine=functools.partial(engine, wanted=self.devices))
 
 
 class BesideLauncher(GpusLauncher):
@@ -252,6 +258,15 @@ class BesideLauncher(GpusLauncher):
         return self.with_workers(configs, beside.run)
 
 
+class WorkerLauncher(GpusLauncher):
+    """Runs the units of a study that the launcher of this process names, one after another."""
+
+    def execute(self, configs: Sequence[DictConfig]) -> int:
+        from pipeline.scale import worker
+
+        return worker.run(configs)
+
+
 class SlurmLauncher(StudyLauncher):
     """Hands out the units of a study to the tasks of a Slurm job array."""
 
@@ -259,10 +274,10 @@ class SlurmLauncher(StudyLauncher):
         self.options = SlurmOptions(**options)
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
-        from pipeline import study
         from pipeline.scale import slurm
+        from pipeline.study.execution import execute
 
-        return study.execute(configs, is_sweep=True, engine=functools.partial(slurm.run, options=self.options))
+        return execute(configs, is_sweep=True, engine=functools.partial(slurm.run, options=self.options))
 
 
 @dataclass
@@ -306,6 +321,13 @@ class BesideLauncherConf(GpusLauncherConf):
     _target_: str = "hydra_plugins.study.BesideLauncher"
 
 
+@dataclass
+class WorkerLauncherConf(GpusLauncherConf):
+    """`hydra.launcher` with `hydra/launcher=worker`, which launchers choose; an experiment may set `devices`."""
+
+    _target_: str = "hydra_plugins.study.WorkerLauncher"
+
+
 @dataclass(kw_only=True)
 class SlurmLauncherConf(SlurmOptions):
     """`hydra.launcher` with `hydra/launcher=slurm`."""
@@ -318,4 +340,5 @@ ConfigStore.instance().store(group="hydra/sweeper", name="study", node=SweeperCo
 ConfigStore.instance().store(group="hydra/launcher", name="study", node=LauncherConf, provider="collocation")
 ConfigStore.instance().store(group="hydra/launcher", name="gpus", node=GpusLauncherConf, provider="collocation")
 ConfigStore.instance().store(group="hydra/launcher", name="beside", node=BesideLauncherConf, provider="collocation")
+ConfigStore.instance().store(group="hydra/launcher", name="worker", node=WorkerLauncherConf, provider="collocation")
 ConfigStore.instance().store(group="hydra/launcher", name="slurm", node=SlurmLauncherConf, provider="collocation")

@@ -10,7 +10,7 @@ import logging
 import resource
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pipeline import outcome
 from pipeline.base import factory, host, interrupts, layout, programs, words
 from pipeline.base.errors import CollocationError, ConfigError, ListenerError
 from pipeline.base.interrupts import Interrupted, UndoStack
@@ -66,6 +65,7 @@ class Shared:
         sender, warm_start: rest while a window is open.
         view: called with what is being watched, for the time that a group runs.
         idle_w: lowest power read before jobs started, by device; groups add what they read.
+        outputs: device and inode of each file to which the orchestrator writes its messages.
         own_files: files and folders, but for the store, that change beside the jobs and are none of theirs.
         warned: what the user has been told of the machine, which is the same in every group.
     """
@@ -76,6 +76,7 @@ class Shared:
     warm_start: WarmStart
     view: Callable[[Group, Watched], AbstractContextManager[None]]
     rehearsal: Rehearsal | None = None
+    outputs: Collection[tuple[int, int]] = ()
     own_files: Collection[Path] = ()
     idle_w: dict[str, float] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
@@ -85,6 +86,18 @@ class Shared:
         if text not in self.warned:
             self.warned.add(text)
             log.warning("%s", text)
+
+
+@contextmanager
+def warm_start(groups: Iterable[Group], inventory: Inventory, *, is_enabled: bool) -> Iterator[WarmStart]:
+    """Start the processes that jobs of these groups are forked from; they end with the body."""
+    with WarmStart(enabled=is_enabled) as servers:
+        to_fork = [
+            group for group in groups if group.skip_reason is None and group.profiler.is_none and not group.pin_cpus
+        ]
+        for workload in (job.workload for group in to_fork for job in group.jobs):
+            servers.begin(workload, inventory.interpreters[workload.env])
+        yield servers
 
 
 def run(group: Group, shared: Shared) -> GroupResult:
@@ -243,7 +256,7 @@ class _Execution:
             ours = {*Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*"), self.shared.spool.root}
             ours.update(self.shared.own_files)
             clock = self.clock.record
-            changed = changed_files.since(here, min(began), clock, without=ours, inodes=outcome.outputs)
+            changed = changed_files.since(here, min(began), clock, without=ours, inodes=self.shared.outputs)
         except OSError as error:  # a job may have removed it
             self.shared.warn_once(f"files that several jobs wrote go unseen: {error}")
             return None
@@ -334,8 +347,9 @@ class _Execution:
             slot = dataclasses.replace(slot, visible_devices="")
         interpreter = self.shared.inventory.interpreters[job.workload.env]
         if self.group.profiler.is_none:
-            starter = self.shared.warm_start.starter(job.workload, interpreter)
-            return JobStart(job=job, slot=slot, starter=starter, profiler=None)
+            # Libraries choose their number of threads when they are imported, by the CPUs that they see there.
+            warm = None if self.group.pin_cpus else self.shared.warm_start.starter(job.workload, interpreter)
+            return JobStart(job=job, slot=slot, starter=warm or Spawn(interpreter), profiler=None)
         # A profiler must see its program start.
         spawn = Spawn(interpreter, profiler.prefix(self.record.folder / layout.job_path(job.index)))
         return JobStart(job=job, slot=slot, starter=spawn, profiler=profiler.name)

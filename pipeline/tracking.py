@@ -1,4 +1,4 @@
-"""The command `python -m pipeline.tracking status | flush | upgrade | relocate`; a study starts `serve` and `fork`."""
+"""The command `python -m pipeline.tracking status | flush | upgrade | relocate`; a study starts `serve`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import argparse
 import json
 import logging
 import os
-import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from pipeline.base import forked, interrupts, layout, squeue, startup
+from pipeline.base import layout, squeue, startup
 from pipeline.base.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.owner import close_command
-from pipeline.record.server import RequestHandler, import_mlflow, sentence, serve
+from pipeline.record.server import RequestHandler, sentence, serve
 from pipeline.record.shards.orphaned_runs import close_silent
 from pipeline.record.shards.overview import overview
 from pipeline.record.store.existing import open_named
@@ -25,8 +23,6 @@ from pipeline.record.store.local import is_server, set_mlflow_defaults, upgrade
 from pipeline.record.store.relocate import relocate
 
 WATCH_S, SILENT_S = 10.0, 3600.0
-SENDER = "sender"
-"""What `top` calls a sender that is forked."""
 
 log = logging.getLogger(__name__)
 
@@ -123,31 +119,12 @@ def _run(options: argparse.Namespace) -> int:
         case "upgrade":
             _say(upgrade(options.root))
             return 0
-        case "fork":
-            return _fork_senders()
     handler = RequestHandler(options.root.absolute(), options.uri, options.series_points)
     if options.command == "serve":
         return serve(handler)
     if not options.root.is_dir():
         raise ConfigError(f"there is no folder {options.root.absolute()}; name that of a study with --root")
     return flush(handler, options.root.absolute() / layout.SPOOL, closes_lost=options.close_lost)
-
-
-def _fork_senders() -> int:
-    """Import MLflow, and fork a sender for each request until nobody may ask any more."""
-    interrupts.ignore()  # as senders: they end when their orchestrators do
-    import_mlflow(with_database=True)
-    if not forked.has_one_thread():
-        log.warning("tracking processes start from nothing: what they import starts threads")
-        return 1
-    return forked.serve(socket.socket(fileno=0), _send_groups)
-
-
-def _send_groups(request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
-    forked.begin(descriptors)
-    os.sched_setaffinity(0, request["cpus"])
-    forked.call_itself(SENDER)
-    return main(["serve"])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -191,8 +168,6 @@ def _parser() -> argparse.ArgumentParser:
                 action="store_true",
                 help="also close and send groups that other hosts left open: these hosts are lost",
             )
-    text = "fork a process of `serve` for each request at the socket that is stdin"
-    commands.add_parser("fork", help=text, description=text)
     return parser
 
 

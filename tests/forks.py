@@ -35,7 +35,8 @@ from typing import IO, Any, NoReturn
 _PROJECT_DIR = Path(__file__).resolve().parent.parent
 # What run.py, the process that talks to MLflow and the commands of the project import, sooner or later.
 _MODULES = (
-    *("hydra", "hydra.main", "hydra._internal.hydra", "pipeline.study", "pipeline.tracking", "pipeline.gpu.status"),
+    *("hydra", "hydra.main", "hydra._internal.hydra", "pipeline.study.execution", "pipeline.scale.gpus"),
+    *("pipeline.tracking", "pipeline.gpu.status"),
     *("listeners.host", "listeners.nvml", "listeners.smi", "listeners.gpm", "listeners.dcgm", "rich.console"),
     *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "pandas", "pyarrow.parquet"),
 )
@@ -133,7 +134,7 @@ def start(
 
     Args:
         project: the folder whose code it runs, if it is a copy: with this file and what it imports.
-        num_senders: processes that talk to MLflow, one a study, or that fork such ones, that are forked too; further
+        num_senders: processes that talk to MLflow, one a study, that are forked too; further
             ones start from nothing.
     """
     with contextlib.ExitStack() as theirs:

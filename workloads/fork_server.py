@@ -4,7 +4,7 @@
 
 The orchestrator runs it with the interpreter of the jobs and talks to it over a socket, one JSON object a line: it
 imports MODULE, says whether it can fork, and then starts a job for each request. A job is a process of its own that
-differs from one started from nothing in its past only: it has the session, environment, files, CPUs and arguments of
+differs from one started from nothing in its past only: it has the session, environment, files and arguments of
 the request, and runs its program as `__main__`. Standard library only (Python 3.8 or newer).
 
 What a fork must not inherit: CUDA, a thread, or the pool that OpenMP makes at the first parallel operation (the child
@@ -12,7 +12,7 @@ would wait for its threads for ever). So nothing but imports happens here, and w
 them is refused. Whoever closes the socket ends the server, and with it every job that is left.
 """
 
-# ruff: noqa: PTH100, PTH118, PTH120, PTH123, PTH208, PTH115
+# ruff: noqa: PTH100, PTH120, PTH208, PTH115
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ import gc
 import importlib
 import json
 import os
-import re
 import runpy
 import signal
 import socket
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 MARK_VARIABLE = b"COLLOCATION_GROUP"
-_ON_OPENMP = 2  # Source: OPENBLAS_OPENMP in cblas.h
 
 
 class Server:
@@ -123,62 +121,9 @@ class Server:
             os.close(opened)
         if request.get("folder"):
             os.chdir(request["folder"])
-        if request["cpus"]:
-            os.sched_setaffinity(0, request["cpus"])
         gc.unfreeze()
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # else every job would draw the same numbers
-        _set_threads(request["cpus"])
-
-
-def _set_threads(cpus: list[int]) -> None:
-    """Give torch and OpenBLAS the threads that they would have chosen: they counted the CPUs when they were loaded."""
-    if cpus and "torch" in sys.modules:
-        torch = sys.modules["torch"]
-        torch.set_num_threads(min(torch.get_num_threads(), len({_core_of(cpu) for cpu in cpus})))
-    for path in _loaded("openblas"):
-        _set_openblas_threads(path)
-
-
-def _loaded(word: str) -> list[str]:
-    """Paths of the shared libraries of this process that have a word in them."""
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-        fields = [line.rstrip("\n").split(maxsplit=5) for line in file]
-    return sorted({field[5] for field in fields if len(field) == 6 and word in field[5]})
-
-
-def _set_openblas_threads(path: str) -> None:
-    """Undo the single thread that OpenBLAS had to be loaded with, as it starts its threads at once."""
-    try:
-        library = ctypes.CDLL(path, mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
-    except OSError:
-        return  # no library, or one that was replaced since
-    # The wheels of numpy and scipy rename the symbols, and so do builds with indices of 64 bits.
-    for name in (f"{start}openblas_%s{end}" for start in ("", "scipy_") for end in ("", "64_", "_64")):
-        if hasattr(library, name % "set_num_threads") and hasattr(library, name % "get_parallel"):
-            # One that is built on OpenMP starts none, and does not look at OPENBLAS_NUM_THREADS.
-            if library[name % "get_parallel"]() != _ON_OPENMP:
-                library[name % "set_num_threads"](_openblas_threads())
-            return
-
-
-def _openblas_threads() -> int:
-    """Return how many threads OpenBLAS starts when it is loaded with this environment and these CPUs."""
-    num_cpus = len(os.sched_getaffinity(0))
-    # In the order in which OpenBLAS 0.3.31 was seen to look at them.
-    for name in ("OPENBLAS_NUM_THREADS", "OPENBLAS_DEFAULT_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
-        number = re.match(r"\s*\+?(\d+)", os.environ.get(name, ""))
-        if number and int(number.group(1)) > 0:
-            return min(int(number.group(1)), num_cpus)
-    return num_cpus
-
-
-def _core_of(cpu: int) -> tuple[str, ...]:
-    folder = f"/sys/devices/system/cpu/cpu{cpu}/topology"
-    try:
-        return tuple(open(os.path.join(folder, name)).read() for name in ("physical_package_id", "core_id"))
-    except OSError:
-        return (str(cpu),)
 
 
 def send(control: socket.socket, message: dict[str, Any]) -> None:
@@ -188,6 +133,9 @@ def send(control: socket.socket, message: dict[str, Any]) -> None:
 
 def obstacle() -> str | None:
     """Return what keeps this process from being forked, in words."""
+    if (pid := os.fork()) == 0:  # OpenBLAS ends at a fork the threads that it started at its import
+        os._exit(0)
+    os.waitpid(pid, 0)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"its imports started {threads - 1} threads"

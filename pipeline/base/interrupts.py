@@ -83,17 +83,6 @@ def install() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # last: what was blocked, and has come, comes now
 
 
-def take_default_actions() -> None:
-    """Give every signal its default action again, in a fork that is to be as a program that was just started."""
-    for signum in SIGNALS:
-        signal.signal(signum, signal.SIG_DFL)
-
-
-def heed(signum: int) -> None:
-    """Handle a signal although the starter of this process had ignored it."""
-    signal.signal(signum, _receive)
-
-
 @contextmanager
 def inherit_ignored() -> Iterator[None]:
     """Let programs that are started in the body ignore what the starter of this process had ignored.

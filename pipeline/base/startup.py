@@ -100,6 +100,14 @@ def check_output(status: int) -> int:
     return max(status, 1) if isinstance(raw, _Output) and raw.is_incomplete else status
 
 
+def accept_lost_output() -> None:
+    """Have output that was lost so far count as written: what it showed is kept elsewhere."""
+    with suppress(ValueError):  # it is closed
+        sys.stdout.flush()
+    if isinstance(raw := getattr(getattr(sys.stdout, "buffer", None), "raw", None), _Output):
+        raw.is_incomplete = False
+
+
 class _Output(io.FileIO):
     """A standard stream that outlives its reader.
 

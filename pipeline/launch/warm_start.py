@@ -106,7 +106,6 @@ class ForkServer:
             # As a job's environment, but that nothing may start threads or look for a GPU while it imports.
             environ = inherited_environ(interpreter.environ) | {
                 processes.MARK_VARIABLE: _NO_MARK,
-                "OPENBLAS_NUM_THREADS": "1",
                 # of pyarrow, which pandas imports; read when it is loaded
                 "JE_ARROW_MALLOC_CONF": "background_thread:false",
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -158,12 +157,12 @@ class ForkServer:
         folder: Path | None = None,
     ) -> Process:
         assert len(environ[processes.MARK_VARIABLE]) == len(_NO_MARK)
+        assert not cpus, "libraries count the CPUs when they are imported"
         answer = self._ask(
             argv=list(argv),
             environ=dict(environ),
             stdout=str(stdout),
             stderr=str(stderr),
-            cpus=list(cpus),
             folder=None if folder is None else str(folder),
         )
         if "reason" in answer:

@@ -14,7 +14,6 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
 
-from pipeline import outcome
 from pipeline.base import interrupts, library_internals, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
@@ -41,28 +40,28 @@ _SEARCH_PATH = "Config search path"
 
 
 def run(main: Callable[[], None]) -> int:
-    """Run a program of Hydra to its exit status; says what is wrong where its configuration cannot be composed."""
-    outcome.typed = list(sys.argv)
-    outcome.take_what_is_handed()
+    """Run a program of Hydra to its exit status; say what is wrong where its configuration cannot be composed.
+
+    Raises:
+        SystemExit: a study ended with another status than 0.
+    """
     try:
         sys.argv[1:] = hydra_arguments.arrange([readable(word) for word in user_command.as_overrides(sys.argv[1:])])
         main()
     except Interrupted as interrupted:
         words.say(str(interrupted))
         return interrupted.exit_status
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  what can be wrong with a command line, Hydra raises as anything
         if (signalled := interrupts.behind(error)) is not None:
             words.say(str(signalled))
             return signalled.exit_status
-        if outcome.is_composed:
-            raise
-        if set(hydra_arguments.COMPLETION) & set(outcome.typed):
+        if set(hydra_arguments.COMPLETION) & set(sys.argv):
             return 2  # a shell would print it between what is being typed
         if hydra_errors.is_traceback_wanted():
             traceback.print_exc()
         words.say(f"error: {mask_text(explain(error))}")
         return 2
-    return outcome.exit_status
+    return 0
 
 
 def readable(argument: str) -> str:
@@ -107,7 +106,7 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
     if missing := _NO_FILE.match(text):
         return f"{missing[1]}: there is no choice {missing[2]}; {_other_choice(missing[2], _choices(missing[1]))}"
     if (unset := _NEEDS_PLUS.match(text)) and (there := _choices(unset[1])):
-        value = next((word.partition("=")[2] for word in outcome.typed or () if word.startswith(f"{unset[1]}=")), "...")
+        value = next((word.partition("=")[2] for word in sys.argv if word.startswith(f"{unset[1]}=")), "...")
         which = "" if value in there else f", one of {', '.join(there)}"
         return (
             f"{unset[1]}={value}: nothing is chosen there yet; write +{unset[1]}={value if not which else '...'}{which}"

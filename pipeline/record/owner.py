@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import outcome
 from pipeline.base import layout
 from pipeline.base.host import boot_id, machine_id
+from pipeline.record.invocation import python
 
 _WATCH_S = 3.0
 _SILENT_S = 3600.0
@@ -64,7 +64,7 @@ class Owner:
 
 def close_command(root: Path) -> str:
     """Return the command that closes what lost machines left open in the spool of a store."""
-    return shlex.join([outcome.python(), "-m", "pipeline.tracking", "flush", "--root", str(root), "--close-lost"])
+    return shlex.join([python(), "-m", "pipeline.tracking", "flush", "--root", str(root), "--close-lost"])
 
 
 def find_written(folders: Iterable[Path]) -> frozenset[Path]:

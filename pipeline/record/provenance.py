@@ -5,13 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import platform
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import outcome
-from pipeline.base import git, host, secrets
+from pipeline.base import git, host
 from pipeline.base.errors import CommandError
 from pipeline.base.factory import Spec
 from pipeline.base.host import boot_id
@@ -20,18 +18,19 @@ from pipeline.base.records import Interpreter, Workload
 from pipeline.base.secret_sources import mask_diff
 from pipeline.base.tags import Tag
 from pipeline.base.words import escape_to_utf8
+from pipeline.record.invocation import Invocation
 
 _MOST_BYTES = 1 << 20  # of an artifact that every group keeps
 
 
-def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
+def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) -> dict[str, str]:
     """The facts that hold for a whole study, by name; what cannot be known is absent."""
     facts = {
-        "command_line": command_line(),
+        "command_line": invocation.masked,
         "user": host.user_name(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),
-        "slurm_task": outcome.slurm_task,
+        "slurm_task": invocation.slurm_task,
         "kernel": platform.release(),
         "cpus": str(len(os.sched_getaffinity(0))),
         **host.machine(),
@@ -43,17 +42,6 @@ def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
         facts[f"environment_{number}_digest"] = interpreter.lock_digest
         facts[f"environment_{number}_python"] = str(interpreter.python)
     return {key: value for key, value in facts.items() if value}
-
-
-def command_line() -> str:
-    """The command line of the study as it is recorded: without secrets."""
-    return shlex.join(secrets.mask_words(outcome.command_line_of_study()))
-
-
-def command_to_resume() -> str:
-    """Give the command line that runs what is left, without secrets; it says so where one must be given again."""
-    command = shlex.join(secrets.mask_words(shlex.split(outcome.command_to_resume())))
-    return f"{command} (with your own values for {secrets.HIDDEN})" if secrets.HIDDEN in command else command
 
 
 def _git() -> dict[str, str]:

@@ -14,7 +14,6 @@ import logging
 import os
 import select
 import selectors
-import socket
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base import forked, interrupts, layout, regular_files, words
+from pipeline.base import interrupts, layout, regular_files, words
 from pipeline.base.errors import TrackingError
 
 if TYPE_CHECKING:
@@ -46,13 +45,7 @@ _WITHOUT_STORE = frozenset(
     )
 )
 
-# Words of a command line that has several workers, each with a sender.
-_OF_SEVERAL = frozenset(("hydra/launcher=gpus", "hydra/launcher=beside"))
-
 log = logging.getLogger(__name__)
-
-_asks: socket.socket | None = None
-"""Where the process that forks senders is asked for one, which these need not import MLflow for."""
 
 
 class Sender:
@@ -65,7 +58,7 @@ class Sender:
     """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | forked.Forked | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._pending: deque[dict[str, Any]] = deque()
         self._buffer = b""
         self._store: dict[str, Any] | None = None
@@ -77,20 +70,34 @@ class Sender:
 
     def start(self) -> None:
         """Start the process, if it does not run yet."""
-        if self._process is not None:
-            return
-        if _asks is not None and not self._was_restarted:
-            with contextlib.suppress(OSError):  # the process that forks has ended
-                self._process = _forked(_asks)
-                return
-        self._process = _started("serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline.tracking", "serve"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                start_new_session=True,
+            )
 
     def __enter__(self) -> Sender:
         self.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let it finish what it was asked, then end it; at once if that is nothing, or to make a new store."""
+        self.close()
+
+    def renew(self) -> Sender:
+        """Return a sender for the next study, with the process of this one if that lives and has nothing left to do."""
+        new = Sender()
+        if self._process is not None and self._process.poll() is None and not self._pending and not self._has_given_up:
+            new._process, self._process = self._process, None
+            new._was_asked = self._was_asked
+        self.close()
+        new.start()
+        return new
+
+    def close(self) -> None:
+        """Finish what was asked, then end the process; at once if that is nothing, or to make a new store."""
         if self._process is None:
             return
         from pipeline.base.command import status_at_end
@@ -101,23 +108,12 @@ class Sender:
             process.kill()  # it would finish importing MLflow first
         try:
             process.stdin.close()
-            if isinstance(process, forked.Forked):
-                process.wait(_END_LIMIT_S)
-            else:
-                status_at_end(process, _END_LIMIT_S)
+            status_at_end(process, _END_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired):
             process.kill()
             process.wait()
         finally:
             process.stdout.close()
-
-    def forget(self) -> None:
-        """Close our copies of its pipes, in a fork of the process that it belongs to."""
-        process, self._process = self._process, None
-        if process is not None and process.stdin is not None and process.stdout is not None:
-            process.stdin.close()
-            process.stdout.close()
-            process.returncode = 0  # it is no child of this process, which need not wait for it
 
     def _is_making_store(self) -> bool:
         """Whether all that it does is to make a local store, which takes seconds. A half of one is never in place."""
@@ -129,10 +125,7 @@ class Sender:
     def pids(self) -> tuple[int, ...]:
         """Of its process, if there is one."""
         assert self._process is not None
-        try:
-            return (self._process.pid,)
-        except OSError:  # it was to be forked, and never was; another one is started at the next request
-            return ()
+        return (self._process.pid,)
 
     def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> None:
         """Have the server at `uri`, else the store in `root`, opened. Does not wait: `store` says what came of it."""
@@ -367,45 +360,8 @@ def _checked(reply: dict[str, Any]) -> dict[str, Any]:
     return reply
 
 
-def _started(command: str, **streams: Any) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "pipeline.tracking", command]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    environ |= forked.WITHOUT_THREADS if command == "fork" else {}
-    return subprocess.Popen(argv, env=environ, start_new_session=True, **streams)
-
-
-def _forked(asks: socket.socket) -> forked.Forked:
-    """A sender that is forked, with pipes to it.
-
-    Raises:
-        OSError: there is no process any more that forks it.
-    """
-    (reads, our_in), (our_out, writes) = os.pipe(), os.pipe()
-    stdin, stdout = os.fdopen(our_in, "wb"), os.fdopen(our_out, "rb")
-    try:
-        process = forked.Forked(asks, {"cpus": sorted(os.sched_getaffinity(0))}, (reads, writes, sys.stderr.fileno()))
-    except OSError:
-        stdin.close()
-        stdout.close()
-        raise
-    finally:
-        os.close(reads)
-        os.close(writes)
-    process.stdin, process.stdout = stdin, stdout
-    return process
-
-
 _early: list[Sender] = []
-_forking: subprocess.Popen[bytes] | None = None
-
-
-def start_forking() -> None:
-    """Start the process that the senders of this process, and of forks of it, are forked from; `end_early` ends it."""
-    global _asks, _forking
-    if _asks is None:
-        _asks, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with asked:
-            _forking = _started("fork", stdin=asked, stdout=subprocess.DEVNULL)
+"""What was started before the configuration was known, until the first study takes it."""
 
 
 def start_early(arguments: Sequence[str]) -> None:
@@ -416,8 +372,6 @@ def start_early(arguments: Sequence[str]) -> None:
     # A program of the user's has options of its own.
     ours = set(itertools.takewhile(lambda word: word != "--", arguments))
     if not _WITHOUT_STORE & ours:
-        if _OF_SEVERAL & ours:
-            start_forking()
         sender = Sender()
         sender.start()
         _early.append(sender)
@@ -428,19 +382,7 @@ def take() -> Sender:
     return _early.pop() if _early else Sender()
 
 
-def forget_early() -> None:
-    """In a fork of a process that has started one early: it is the other's."""
-    while _early:
-        _early.pop().forget()
-
-
 def end_early() -> None:
-    """End the sender that was started early, if no study took it, and the process that forks them."""
-    global _asks, _forking
+    """End the sender that was started early, if no study took it."""
     while _early:
-        _early.pop().__exit__()
-    if _asks is not None and _forking is not None:
-        _asks.close()
-        _forking.kill()
-        _forking.wait()
-        _asks = _forking = None
+        _early.pop().close()

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import study
 from pipeline.base import interrupts, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import UndoStack
@@ -24,9 +23,12 @@ from pipeline.plan import units
 from pipeline.plan.experiment_names import name_company
 from pipeline.plan.inventory import Inventory
 from pipeline.scale import workers
-from pipeline.scale.gpus import Fleet, Worker, ending_of, free, refuse_mode_switches, refuse_taken_ports
-from pipeline.scale.template import Template
-from pipeline.study import Asked
+from pipeline.scale.fleet import Fleet
+from pipeline.scale.gpus import free, refuse_mode_switches, refuse_taken_ports
+from pipeline.scale.worker_process import WorkerProcess
+from pipeline.study import plans, stored_results
+from pipeline.study.preview import preview
+from pipeline.study.request import StudyRequest
 
 _COMPANY = "company"
 _REPEATS = 100  # of the study on another GPU, which is ended long before
@@ -42,7 +44,7 @@ class Leg:
     numbers: Sequence[int]
 
 
-def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> int:
+def run(asked: StudyRequest, _: UndoStack, wanted: Any) -> int:
     """Measure each unit of a study on the first of the GPUs, alone and in company; the worst exit status."""
     devices = free(asked, wanted, "beside", of_one_model=True)
     if len(devices) < 2:
@@ -56,32 +58,32 @@ def run(asked: Asked, _: UndoStack, wanted: Any, template: Template | None) -> i
     asked.planned = {group.digest for leg, _ in planned for group in leg.plan.groups}
     refuse_mode_switches([(devices, leg.plan) for leg, _ in planned], "leave the launcher out")
     if asked.config.dry_run:
-        return study.preview(*((asked, inventory, leg.plan) for leg, inventory in planned))
+        return preview(*((asked, inventory, leg.plan) for leg, inventory in planned))
     legs = [_with_what_is_left(asked, leg, inventory) for leg, inventory in planned]
-    fleet = Pairs(asked, devices, legs, template)
+    fleet = Pairs(asked, devices, legs)
     fleet.say_what_is_to_run()
     try:
         fleet.run()
     finally:
         with interrupts.held():
-            is_whole = study.show_all(asked, [leg.plan for leg in legs])
+            is_whole = stored_results.show_all(asked, [leg.plan for leg in legs])
     return fleet.status(is_whole=is_whole)
 
 
-def _planned(asked: Asked, device: Device, beside: int) -> tuple[Leg, Inventory]:
+def _planned(asked: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
     """A leg with all of its units, and what the machine has."""
     plan_file = workers.new_plan_file(asked.root)
     _set(asked, device, beside, plan_file)
-    inventory, plan = study.planned(asked)
+    inventory, plan = plans.make_plan(asked)
     return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(units.of(plan.groups))), inventory
 
 
-def _with_what_is_left(asked: Asked, leg: Leg, inventory: Inventory) -> Leg:
-    groups, _ = study.open_store(asked, leg.plan, inventory)
+def _with_what_is_left(asked: StudyRequest, leg: Leg, inventory: Inventory) -> Leg:
+    groups, _ = stored_results.open_store(asked, leg.plan, inventory)
     return dataclasses.replace(leg, numbers=tuple(units.of(groups)))
 
 
-def _set(asked: Asked, device: Device, beside: int, plan_file: str) -> None:
+def _set(asked: StudyRequest, device: Device, beside: int, plan_file: str) -> None:
     for config in asked.configs:
         config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
 
@@ -91,15 +93,17 @@ class Pairs(Fleet):
 
     ENDS_WORKERS = True  # company has no end of its own, and what it keeps company would be measured without
 
-    def __init__(self, asked: Asked, devices: Sequence[Device], legs: Sequence[Leg], template: Template | None) -> None:
-        super().__init__(asked, devices, (), template)
+    def __init__(self, asked: StudyRequest, devices: Sequence[Device], legs: Sequence[Leg]) -> None:
+        super().__init__(asked, devices, ())
         self.measured_on, *self.others = devices
         numbers = sorted({number for leg in legs for number in leg.numbers})
         # Every other unit begins in company, so that what drifts with time favours neither.
         in_order = [(number, leg) for number in numbers for leg in (legs if number % 2 else legs[::-1])]
         self.steps = deque((number, leg) for number, leg in in_order if number in leg.numbers)
         self.step: tuple[int, Leg] | None = None
-        self.measured: Worker | None = None
+        self.company: list[WorkerProcess] = []
+        self.worker_of: dict[int, WorkerProcess] = {}
+        self.measured: WorkerProcess | None = None
 
     def say_what_is_to_run(self) -> None:
         """Say how often something is measured, where, and what keeps it company."""
@@ -111,12 +115,12 @@ class Pairs(Fleet):
 
     def start_more(self, selector: selectors.BaseSelector) -> bool:
         """Take the next step once the one before is over: company first, then what is measured."""
-        if self.step is None and not self.workers and self.steps and not self.is_late(len(self.steps)):
+        self.company = [worker for worker in self.company if worker in self.workers]
+        if self.step is None and not self.company and self.steps and not self.is_late(len(self.steps)):
             with interrupts.held():
                 self.step = self.steps.popleft()
                 for device in self.others[: self.step[1].beside]:
                     decided = {
-                        "hydra/launcher": "study",
                         "tracking.experiment": self._experiment,
                         "repeats": _REPEATS,
                         "gpu.beside": self.step[1].beside,
@@ -124,35 +128,41 @@ class Pairs(Fleet):
                         "time_limit_s": None,
                         "plan_file": None,
                     }
-                    self.start(device, _COMPANY, decided, selector).is_quiet = True
-        if self.step is not None and self.measured is None and all(worker.has_begun for worker in self.workers):
+                    worker = self.start(device, decided, selector)
+                    worker.is_quiet = True
+                    worker.give(_COMPANY)
+                    self.company.append(worker)
+        if self.step is not None and self.measured is None and all(worker.has_begun for worker in self.company):
             number, leg = self.step
             with interrupts.held():
-                decided = {"hydra/launcher": "study", "unit": str(number)}
-                decided |= {"gpu.beside": str(leg.beside), "plan_file": leg.plan_file}
-                name = f"unit {number} {'in company' if leg.beside else 'alone'}"
-                self.measured = self.start(self.measured_on, name, decided | self.in_the_time_left(), selector)
-        return bool(self.workers)
+                measuring = self.worker_of.get(leg.beside)
+                if measuring is None or not measuring.takes_units:
+                    decided = {"gpu.beside": str(leg.beside), "plan_file": leg.plan_file}
+                    measuring = self.start(self.measured_on, decided | self.in_the_time_left(), selector)
+                self.measured = self.worker_of[leg.beside] = measuring
+                measuring.give(f"unit {number} {'in company' if leg.beside else 'alone'}", number)
+        return self.measured is not None or bool(self.company)
 
-    def ended(self, worker: Worker, status: int | None) -> None:
+    def ended(self, worker: WorkerProcess, status: int) -> None:
         """End the company of what was measured. What loses its company is ended too, and the study with it."""
         if worker is self.measured:
-            words.say(f"{worker.name} | {ending_of(status)}")
+            words.say(f"{worker.name} | ended with exit status {status}")
             self.has_measured = True
             self.count(status)
         elif self.is_interrupted:
             self.count(status)
             return
         elif self.step is not None:
-            words.say(f"{worker.name} | {worker.said_last}")
-            words.say(f"error: GPU {worker.device.index}, which was to keep company, {ending_of(status)}")
+            words.say(f"{worker.name} | {worker.last_message}")
+            words.say(f"error: GPU {worker.device.index}, which was to keep company, ended with exit status {status}")
             self.count(status or 1)
             self.steps.clear()
         else:
             return
-        self.step = self.measured = None
         for other in self.workers:
-            other.process.send_signal(signal.SIGTERM)  # a shell lets what runs behind it ignore SIGINT
+            if other.is_busy:
+                other.send_signal(signal.SIGTERM)  # a shell lets what runs behind it ignore SIGINT
+        self.step = self.measured = None
 
     @property
     def _experiment(self) -> str:

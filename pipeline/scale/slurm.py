@@ -18,7 +18,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from pipeline import outcome
 from pipeline.base import interrupts, layout, squeue, words
 from pipeline.base.command import Completed
 from pipeline.base.command import run as run_program
@@ -30,13 +29,14 @@ from pipeline.base.secrets import mask_text
 from pipeline.base.words import counted
 from pipeline.plan import check, schema, user_command
 from pipeline.plan.schema import GpuConfig, GpuKind
-from pipeline.record import provenance, task_output
+from pipeline.record import task_output
+from pipeline.record.invocation import STUDY, TASK, python
 from pipeline.record.shards.overview import Overview, overview
 from pipeline.record.shards.shard_states import DONE, Queue
 from pipeline.record.shards.slurm_arrays import Submitted
 from pipeline.scale import workers
 from pipeline.scale.options import SlurmOptions
-from pipeline.study import Asked
+from pipeline.study.request import StudyRequest
 
 _POLL_S = 5.0
 _LIMIT_S = 60.0
@@ -62,7 +62,7 @@ exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_
 """
 
 
-def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
+def run(asked: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     """Submit the units of a study; with `wait`, the exit status says whether each of them has its rows."""
     uri, experiment = _refuse_what_has_no_array(asked, options), asked.config.tracking.experiment
     gres, plan = gres_of(options), _planned(asked)
@@ -74,7 +74,9 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     folder = Path(options.folder).absolute()
     resume, limit_s = asked.config.resume, asked.config.time_limit_s
     scripts = {
-        each: script_of(dataclasses.replace(options, gres=each), units, resume, limit_s, folder, len(gres))
+        each: script_of(
+            dataclasses.replace(options, gres=each), asked.invocation.words, units, resume, limit_s, folder, len(gres)
+        )
         for each in gres
     }
     if asked.config.dry_run:
@@ -87,7 +89,7 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     asked.sender.open(experiment, asked.root, uri, asked.config.tracking.series_points)
     asked.sender.store()  # before a task waits for hours to find that there is none
     jobs: dict[str, str] = {}
-    status = f"{outcome.python()} -m pipeline.tracking status --experiment {experiment} --uri {mask_text(uri)}"
+    status = f"{python()} -m pipeline.tracking status --experiment {experiment} --uri {mask_text(uri)}"
     with interrupts.held():  # what Slurm has taken is named, whatever the user does meanwhile
         for each, script in scripts.items():
             try:
@@ -117,13 +119,13 @@ def run(asked: Asked, _: UndoStack, options: SlurmOptions) -> int:
     return 0 if found is not None and found.is_done else 1
 
 
-def _note(asked: Asked, plan: Plan, arrays: list[str], folder: Path) -> None:
+def _note(asked: StudyRequest, plan: Plan, arrays: list[str], folder: Path) -> None:
     """Have the store know the arrays, so that an overview shows tasks that wait."""
-    typed, now_ms = provenance.command_line(), int(time.time() * 1000)
+    now_ms = int(time.time() * 1000)
     assert asked.sender is not None
     try:
         new = Submitted(
-            command_line=typed,
+            command_line=asked.invocation.masked,
             plan_any_gpu=plan.any_gpu_digest,
             num_units=len(plan.unit_sizes),
             cluster=squeue.cluster(),
@@ -152,13 +154,14 @@ def gres_of(options: SlurmOptions) -> Sequence[str | None]:
 
 def script_of(
     options: SlurmOptions,
+    typed: Sequence[str],
     units: Sequence[int],
     resume: str,
     limit_s: float | None,
     folder: Path,
     num_models: int = 1,
 ) -> str:
-    """The batch script of a job array with a task for each unit, of a study on so many models of GPU."""
+    """Return the batch script of a job array with a task for each unit of a typed study on so many models of GPU."""
     at_a_time = f"%{options.array_parallelism}" if options.array_parallelism else ""
     given = {
         "job-name": "collocation",
@@ -184,7 +187,7 @@ def script_of(
         for key, value in given.items()
         if value is not None
     ]
-    (program, *ours), theirs = user_command.divided(outcome.command_line())
+    (program, *ours), theirs = user_command.divided(typed)
     ours = [word for word in ours if not user_command.sets(word, ["dry_run"])]
     decided: dict[str, object] = {"gpu.models": num_models} if num_models > 1 else {}
     if not any(user_command.sets(word, ["wait"]) for word in ours):
@@ -195,8 +198,8 @@ def script_of(
         directives="\n".join(directives),
         setup="\n".join(options.setup),
         folder=shlex.quote(str(Path.cwd())),
-        study_variable=outcome.STUDY,
-        task_variable=outcome.TASK,
+        study_variable=STUDY,
+        task_variable=TASK,
         start=task_output.START,
         study=shlex.quote(shlex.join([program, *ours, *theirs])),
         resume=shlex.quote(resume),
@@ -214,7 +217,7 @@ def _compute_time_of_task_s(options: SlurmOptions) -> int:
     return _NO_LIMIT_S if options.timeout_min is None else options.timeout_min * 60 - options.signal_delay_s
 
 
-def _refuse_what_has_no_array(asked: Asked, options: SlurmOptions) -> str:
+def _refuse_what_has_no_array(asked: StudyRequest, options: SlurmOptions) -> str:
     """The address of the tracking server; a ConfigError if tasks could not run the study."""
     workers.refuse_what_is_decided(asked.configs, "slurm")
     if (exporter := asked.config.exporter.name) != schema.NO_EXPORTER:
@@ -237,7 +240,7 @@ def _refuse_what_has_no_array(asked: Asked, options: SlurmOptions) -> str:
     return uri
 
 
-def _planned(asked: Asked) -> Plan:
+def _planned(asked: StudyRequest) -> Plan:
     """The plan, so that what every task would refuse is not submitted; where it is typed there may be no GPU."""
     return workers.planned(asked, _somewhere if asked.simulated is None else asked.simulated.find_device)
 
@@ -315,7 +318,7 @@ def _in_order(task: str) -> tuple[int, int]:
     return int(job), int(number)
 
 
-def _left(asked: Asked, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
+def _left(asked: StudyRequest, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
     """The units to submit, and how many are not done and in the queue already, which is said."""
     every = range(1, len(plan.unit_sizes) + 1)
     found = None if asked.config.resume == Resume.NO else _overview(uri, asked.config.tracking.experiment, _queue)

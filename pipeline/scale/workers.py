@@ -12,7 +12,7 @@ from pipeline.plan import user_command
 from pipeline.plan.inventory import take
 from pipeline.plan.plan import build_plan
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig
-from pipeline.study import Asked
+from pipeline.study.request import StudyRequest
 
 _NAME_THEM = "name the GPUs with 'hydra.launcher.devices=[0,1]'"
 _INSTEAD = {"gpus": _NAME_THEM, "beside": _NAME_THEM, "slurm": "ask for it with hydra.launcher.gres"}
@@ -24,7 +24,7 @@ def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
     return [*kept, *(user_command.override(key, value) for key, value in decided.items()), *theirs]
 
 
-def planned(asked: Asked, find_device: Callable[[GpuConfig], Device]) -> Plan:
+def planned(asked: StudyRequest, find_device: Callable[[GpuConfig], Device]) -> Plan:
     """The plan of a study before workers make theirs: environments are not built, data need not be there."""
     return build_plan(asked.configs, take(asked.configs, find_device, needs_data=False), is_sweep=asked.is_sweep)
 

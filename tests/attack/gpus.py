@@ -85,25 +85,17 @@ def _kill_one(two: TwoGpus, process: Popen[str], random: Random, outcome: Outcom
     if not (commands := two.commands()):
         return "study that had ended", signum
     pid = random.choice(sorted(commands))
-    kind = _LAUNCHER if pid == process.pid else _kind(pid, commands[pid])
+    kind = _LAUNCHER if pid == process.pid else _kind(commands[pid])
     with suppress(ProcessLookupError):
         os.kill(pid, signum)
         outcome.num_kills += 1
     return kind, signum
 
 
-def _kind(pid: int, command: str) -> str:
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return "process that ends"
-    if name.startswith("run.py unit="):
-        return "worker"
-    if name == "sender":
-        return name
+def _kind(command: str) -> str:
     for part, kind in (
-        ("pipeline.tracking fork", "process that forks senders"),
-        ("run.py", "copy of the launcher"),
+        ("pipeline.tracking", "sender"),
+        ("hydra/launcher=worker", "worker"),
         ("toys/toy.py", "job"),
         ("mps.control", "MPS daemon or server"),
     ):

@@ -48,20 +48,25 @@ def run_one(tmp_path):
     return run
 
 
-def worker_of(process, unit):
-    """The process that runs a unit."""
-    every = psutil.Process(process.pid).children(recursive=True)
-    (found,) = [each for each in every if each.name() == f"run.py unit={unit}"]
-    return found
+@pytest.fixture
+def worker_on(tmp_path):
+    """Find the worker on a GPU."""
+
+    def find(process, index):
+        words = {"hydra/launcher=worker", f"gpu.device={StateFile(tmp_path / 'machine.json').read().gpus[index].uuid}"}
+        (worker,) = [child for child in psutil.Process(process.pid).children() if words <= set(child.cmdline())]
+        return worker
+
+    return find
 
 
 @pytest.mark.slow
-def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp_path):
+def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, worker_on, tmp_path):
     process = start("hydra/launcher=gpus")
     for line in process.stderr:
         if re.match(r"GPU 1 unit 2 \| \[2/2\]", line):
             break
-    worker_of(process, 2).kill()
+    worker_on(process, 1).kill()
     out, err = process.communicate(timeout=600)
     assert process.returncode == 1, err
     assert "GPU 1 unit 2 | ended with exit status 137" in err
@@ -189,14 +194,14 @@ def test_what_failed_on_every_gpu_is_in_the_table_at_the_end(start, tmp_path):
     assert "4 of 4 groups without a result; to run what is left: " in err
 
 
-def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start):
+def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
     process = start("hydra/launcher=gpus", "window.seconds=60")
     waiting = {1, 2}
     for line in process.stderr:
         waiting -= {int(unit) for unit in re.findall(r"unit (\d) \| \[1/2\]", line)}
         if not waiting:
             break
-    workers = [worker_of(process, unit) for unit in (1, 2)]
+    workers = [worker_on(process, index) for index in (0, 1)]
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err

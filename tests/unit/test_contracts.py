@@ -31,8 +31,8 @@ TURNED = [
         "listeners know records, protocols, errors, helper programs and NVML",
     ),
     ("workloads/client.py", "pipeline.base.words", "workloads know only the client"),
-    ("pipeline/study.py", "workloads.client", "the pipeline names neither listeners nor workloads"),
-    ("pipeline/study.py", "mlflow", "record.store alone imports mlflow"),
+    ("pipeline/study/study.py", "workloads.client", "the pipeline names neither listeners nor workloads"),
+    ("pipeline/study/study.py", "mlflow", "record.store alone imports mlflow"),
     ("pipeline/planner/deployment.py", "pipeline.prepare.mig.control", "a plan is made without a GPU"),
     ("pipeline/base/errors.py", "pipeline.base.paths", CIRCLES),
 ]

@@ -10,13 +10,12 @@ NVIDIA does not say. It is not kept over a restart.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pipeline.base import command
+from pipeline.base import command, study_cache
 from pipeline.base.errors import CommandError, SharingError
 from pipeline.base.host import boot_id
 from pipeline.base.programs import Programs
@@ -54,9 +53,9 @@ def read(smi: Smi) -> str:
     return found
 
 
-@functools.cache
+@study_cache.cached
 def refusal(smi: Smi) -> str | None:
-    """Why the time slice cannot be set, as far as a look tells; asked once in a process, which many groups do."""
+    """Why the time slice cannot be set, as far as a look tells; asked once in a study, which many groups do."""
     try:
         read(smi)
     except SharingError as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 from importlib import metadata
 from pathlib import Path
 
+from pipeline.base import study_cache
 from pipeline.base.records import Interpreter
 from pipeline.prepare.env import editable
 from pipeline.prepare.env import lock as env_lock
@@ -28,9 +28,9 @@ class CurrentEnv:
         return _current()
 
 
-@functools.cache
+@study_cache.cached
 def _current() -> Interpreter:
-    """What is installed does not change under a running orchestrator, and listing it takes 10 ms."""
+    """What is installed does not change under a running study, and listing it takes 10 ms."""
     found = [
         editable.with_state(
             Distribution(name=name, version=version, direct_url=dist.read_text("direct_url.json")),

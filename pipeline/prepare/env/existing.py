@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.base import study_cache
 from pipeline.base.errors import CommandError, ConfigError
 from pipeline.base.paths import expanded
 from pipeline.base.records import Interpreter
@@ -52,7 +52,7 @@ def _interpreter(given: str) -> Path:
     raise ConfigError(f"env.prefix={given}: {seen}; {_WANTED}")
 
 
-@functools.cache  # what is installed does not change under a running orchestrator
+@study_cache.cached  # what is installed does not change under a running study
 def _described(python: Path, given: str) -> Interpreter:
     try:
         probed = ask(python)

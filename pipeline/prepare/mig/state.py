@@ -6,9 +6,9 @@ from being switched.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
+from pipeline.base import study_cache
 from pipeline.base.errors import SharingError
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
@@ -94,7 +94,7 @@ def processes_on(device_uuid: str) -> frozenset[int]:
         return frozenset(pids | clients)
 
 
-@functools.cache
+@study_cache.cached
 def _profiles(uuid: str) -> tuple[tuple[int, int], ...]:
     """Id and most instances of each profile; a GPU has them for good, and asking takes most of the calls."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)

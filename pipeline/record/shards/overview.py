@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import outcome
 from pipeline.base import layout, machine_state, secrets, squeue, words
 from pipeline.base.errors import CommandError, TrackingError
 from pipeline.base.records import Result
@@ -18,6 +17,7 @@ from pipeline.base.tags import Tag, facts_by_plan
 from pipeline.plan import user_command
 from pipeline.record import group_folder
 from pipeline.record.group_folder import RunRecord
+from pipeline.record.invocation import command_to_resume
 from pipeline.record.shards import group_runs, shard_states, slurm_arrays, task_messages
 from pipeline.record.shards.group_runs import Told
 from pipeline.record.shards.shard_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, Queued, Unit
@@ -117,7 +117,7 @@ class Overview:
             conditions.append("if no job array of it waits")
         if secrets.HIDDEN in self.command:
             conditions.append(f"with your own values for {secrets.HIDDEN}")
-        command = outcome.command_to_resume([*whole, *(["unit=K"] if whole != ours else []), *theirs])
+        command = command_to_resume([*whole, *(["unit=K"] if whole != ours else []), *theirs])
         return f"{', '.join(['to run what is left', *conditions])}: {command}"
 
 

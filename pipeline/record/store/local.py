@@ -21,11 +21,11 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 
-from pipeline import outcome
 from pipeline.base import locks, mlflow_internals, tracking_root
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
 from pipeline.base.mlflow_internals import pages, tables
+from pipeline.record.invocation import python
 from pipeline.record.store import schema
 from pipeline.record.store.schema import OutdatedError
 
@@ -298,7 +298,7 @@ def upgrade(root: Path) -> str:
 
 def upgrade_command(root: Path) -> str:
     """The command that upgrades a local store, as a user types it."""
-    return shlex.join([outcome.python(), "-m", "pipeline.tracking", "upgrade", "--root", str(root)])
+    return shlex.join([python(), "-m", "pipeline.tracking", "upgrade", "--root", str(root)])
 
 
 def is_ready(root: Path, experiment: str) -> bool:

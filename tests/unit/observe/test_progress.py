@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from pipeline import outcome
 from pipeline.base.records import Result, Window, WindowKind
 from pipeline.base.words import counted, duration
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.progress import Progress, Ran
 from pipeline.observe.view import PlainView
+from pipeline.record import invocation
 from tests.rows import group
 
 
@@ -183,6 +183,6 @@ def test_a_reason_to_skip_is_said_once(capsys):
 @pytest.mark.parametrize("given", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])
 def test_the_command_that_goes_on_is_the_one_that_was_given(given):
     words = ["run.py", "-m", "mix=[M,S],[M,S,S]", *given]
-    assert outcome.command_to_resume(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")
+    assert invocation.command_to_resume(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")
     own = ["--", "train.py", "resume=false"]
-    assert outcome.command_to_resume([*words, *own]).endswith(" resume=true -- train.py resume=false")
+    assert invocation.command_to_resume([*words, *own]).endswith(" resume=true -- train.py resume=false")

@@ -7,7 +7,7 @@ import pytest
 from pipeline.base.errors import ConfigError
 from pipeline.observe.exporters.none import NoExporter
 from pipeline.plan import read, units
-from pipeline.study import Asked
+from pipeline.study.request import StudyRequest
 from tests.conftest import inventory_of
 
 
@@ -61,7 +61,7 @@ def test_a_unit_of_groups_that_are_all_skipped_is_one_as_any_other(compose) -> N
     skipped = set()
     for number in (1, 2):
         configs = read.read(compose(*([*each, f"unit={number}"] for each in study)))
-        asked = Asked(
+        asked = StudyRequest(
             configs=configs, is_sweep=True, sender=None, simulated=None, exporter=NoExporter(), reproduction=None
         )
         skipped.add(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import outcome
 from pipeline.base.mlflow_internals.files import ScriptRun
 from pipeline.base.records import Result
 from pipeline.launch.state import Ending
@@ -17,6 +16,7 @@ from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.plan import describe, read
 from pipeline.plan import plan as planning
 from pipeline.record import group_folder, provenance, server
+from pipeline.record.invocation import Invocation
 from pipeline.record.server import RequestHandler
 from pipeline.record.spool import Spool
 from pipeline.record.store.content import RunContent
@@ -53,12 +53,8 @@ def recorded(tmp_path_factory) -> Iterator[Mapping[str, str]]:
     configs = read.read([composed(overrides)])
     plan = planning.build_plan(configs, inventory_of(configs), is_sweep=False)
     (group,) = plan.groups
-    outcome.typed = ["run.py", *overrides, "--", "train.py", *words]
-    try:
-        facts = provenance.collect({})
-        resume = provenance.command_to_resume()
-    finally:
-        outcome.typed = None
+    invocation = Invocation(words=["run.py", *overrides, "--", "train.py", *words])
+    facts, resume = provenance.collect({}, invocation), invocation.masked_to_resume
     workload = group.jobs[0].workload
     origins = {workload.script: provenance.origin_of(workload)}
     spool = Spool(folder, Recorded(), facts, {"plan.txt": describe.as_text(plan)}, {}, configs[0].tracking.uri, origins)

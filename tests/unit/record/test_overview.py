@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pipeline import outcome
 from pipeline.base import host
 from pipeline.base.errors import CommandError, TrackingError
 from pipeline.base.records import Result
 from pipeline.base.tags import Tag, fact_tag
+from pipeline.record.invocation import python
 from pipeline.record.shards import group_runs, overview, reused_results, shard_states, slurm_arrays
 from pipeline.record.shards.group_runs import Told
 from pipeline.record.shards.slurm_arrays import Submitted
@@ -390,7 +390,7 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
 )
 def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, said: str) -> None:
     text = seen(run(1, "a", command_line=recorded)).as_text(NOW_S)
-    assert text.splitlines()[-1] == said.replace("PYTHON", outcome.python())
+    assert text.splitlines()[-1] == said.replace("PYTHON", python())
     still_runs = seen(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(NOW_S)
     assert still_runs.splitlines()[-1] == f"begun by: {recorded}"
 

@@ -9,33 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import outcome
 from pipeline.base import git
 from pipeline.base.factory import Spec
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Workload
-from pipeline.plan import command_line
 from pipeline.plan.source_digest import code_of
-from pipeline.record import provenance
+from pipeline.record import invocation, provenance
 from pipeline.record.original import script_files
 
 
 def test_the_command_line_is_recorded_without_passwords(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "tracking.uri=https://me:s3cret@mlflow.example.org/x"])
-    facts = provenance.collect({})
+    facts = provenance.collect({}, invocation.current())
     assert facts["command_line"] == "run.py degree=2 'tracking.uri=https://<hidden>@mlflow.example.org/x'"
 
 
 def test_a_worker_records_the_command_line_that_its_launcher_was_given_and_hands_it_to_no_job(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "unit=3"])
-    monkeypatch.setattr(outcome, "typed", None)
-    monkeypatch.setattr(outcome, "typed_for_study", None)
-    monkeypatch.setattr(outcome, "slurm_task", "")
-    monkeypatch.setenv(outcome.STUDY, "run.py degree=2 hydra/launcher=slurm")
-    monkeypatch.setenv(outcome.TASK, "cluster/12_3")
-    command_line.run(lambda: None)
-    assert {outcome.STUDY, outcome.TASK}.isdisjoint(os.environ)
-    facts = provenance.collect({})
+    monkeypatch.setattr(invocation, "_current", None)
+    monkeypatch.setenv(invocation.STUDY, "run.py degree=2 hydra/launcher=slurm")
+    monkeypatch.setenv(invocation.TASK, "cluster/12_3")
+    invocation.begin()
+    assert {invocation.STUDY, invocation.TASK}.isdisjoint(os.environ)
+    facts = provenance.collect({}, invocation.current())
     assert facts["command_line"] == "run.py degree=2 hydra/launcher=slurm"
     assert facts["slurm_task"] == "cluster/12_3"
 
@@ -43,17 +39,16 @@ def test_a_worker_records_the_command_line_that_its_launcher_was_given_and_hands
 @pytest.mark.parametrize("handed", [None, "", "it's"])
 def test_what_no_launcher_hands_over_is_nothing(monkeypatch, handed):
     monkeypatch.setattr(sys, "argv", ["run.py", "degree=2"])
-    monkeypatch.setattr(outcome, "typed", None)
-    monkeypatch.setattr(outcome, "typed_for_study", None)
+    monkeypatch.setattr(invocation, "_current", None)
     if handed is not None:
-        monkeypatch.setenv(outcome.STUDY, handed)
-    command_line.run(lambda: None)
-    facts = provenance.collect({})
+        monkeypatch.setenv(invocation.STUDY, handed)
+    invocation.begin()
+    facts = provenance.collect({}, invocation.current())
     assert facts["command_line"] == "run.py degree=2" and "slurm_task" not in facts
 
 
 def test_the_machine_is_recorded():
-    facts = provenance.collect({})
+    facts = provenance.collect({}, invocation.current())
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     assert int(facts["memory_mib"]) == pytest.approx(int(lines["MemTotal"].split()[0]) / 1024, rel=0.01)
     assert facts["cpu_model"] and facts["os"]

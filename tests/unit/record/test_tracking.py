@@ -25,7 +25,7 @@ import pytest
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.layout import DATABASE
 from pipeline.record.group_folder import Amendment, Record, write_amendment
-from pipeline.record.sender import Sender, end_early, start_forking
+from pipeline.record.sender import Sender
 from pipeline.record.store.links import hint_of, run_link, ui_hint, ui_link
 from pipeline.record.store.local import set_mlflow_defaults
 from tests import forks
@@ -167,30 +167,33 @@ def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
         assert list(sender.unsent) == [folders[1]] and "has ended" in sender.unsent[folders[1]]
 
 
-def test_senders_are_forked_from_one_process_and_need_it_no_more(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = max(os.sched_getaffinity(0))
-    folders = [make_spool(root, record((), number=n), name=f"000{n}-mig") for n in (1, 2, 3)]
-    start_forking()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {cpu})
-    try:
-        with Sender() as first, Sender() as second:
-            for each, folder in zip((first, second), folders, strict=False):
-                each.open(EXPERIMENT, root, None, 100)
-                assert each.store()["ok"]
-                each.send(folder)
-                each.rest()
-                assert psutil.Process(*each.pids()).cpu_affinity() == [cpu]
-            (parent,) = {psutil.Process(*each.pids()).ppid() for each in (first, second)}
-            assert parent != os.getpid()
-            os.kill(parent, signal.SIGKILL)
-            second.send(folders[2])
-            second.rest()
-        with Sender() as third:  # from nothing
-            third.open(EXPERIMENT, root, None, 100)
-            assert third.store()["ok"] and psutil.Process(*third.pids()).ppid() == os.getpid()
-    finally:
-        end_early()
-    assert sorted(by_name(client(root))) == ["group 1", "group 2", "group 3"]
+def test_one_process_sends_for_one_study_after_another_and_each_begins_with_nothing(root: Path) -> None:
+    folders = [make_spool(root, record((), number=n), name=f"000{n}-mig") for n in (1, 2)]
+    first = Sender()
+    with first:
+        pid = first.pids()
+        first.open(EXPERIMENT, root, None, 100)
+        first.send(folders[0])
+        first.send(root / "spool" / "study" / "no such group")
+        first.rest()
+        assert first.runs and first.store()["ok"]
+        second = first.renew()
+    with second:  # the end of the first study has not ended its process
+        assert second.pids() == pid and not second.runs and not second.unsent
+        second.open(EXPERIMENT, root, None, 100)
+        second.send(folders[1])
+        second.rest()
+        os.kill(*pid, signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(*pid)], 10)
+        third = second.renew()
+    with third:
+        assert third.pids() != pid
+        third.give_up("it hangs")
+        fourth = third.renew()
+    with fourth:
+        fourth.open(EXPERIMENT, root, None, 100)
+        assert fourth.store()["ok"]
+    assert sorted(by_name(client(root))) == ["group 1", "group 2"]
 
 
 def test_an_interruption_while_a_sender_is_started_again_loses_no_request(root: Path, monkeypatch) -> None:

@@ -25,7 +25,9 @@ from pipeline.plan import read
 from pipeline.plan.overrides import set_values
 from pipeline.scale import beside as company
 from pipeline.scale import cpus, gpus, workers
-from pipeline.study import Asked
+from pipeline.scale import fleet as fleets
+from pipeline.scale.worker_process import WorkerProcess
+from pipeline.study.request import StudyRequest
 from tests.conftest import GPU
 from tests.rows import group
 
@@ -100,8 +102,8 @@ def test_a_refused_worker_whose_unit_another_gpu_ran_is_no_failure() -> None:
     fleet.start_more(nobody)
     first, second = fleet.workers
     for worker, status in ((first, 2), (second, 0)):
-        fleet.workers.remove(worker)
-        fleet.ended(worker, status)
+        end(fleet, worker, status)
+    assert first.is_dismissed and not second.is_dismissed
     assert (fleet.status(is_whole=True), fleet.status(is_whole=False)) == (0, 1)
     fleet.has_measured = False
     assert fleet.status(is_whole=False) == 2
@@ -135,7 +137,7 @@ def test_each_gpu_has_a_port_of_its_own_and_one_that_is_taken_is_refused() -> No
     def ports(exporter: object, dry_run: bool = False) -> Mapping[str, int]:
         config = SimpleNamespace(exporter=exporter, dry_run=dry_run)
         gpus.refuse_taken_ports(SimpleNamespace(config=config), devices)  # type: ignore[arg-type]
-        return gpus.ports_of(exporter, devices)
+        return fleets.ports_of(exporter, devices)
 
     assert ports(SimpleNamespace(name="none")) == {}
     assert ports(Taking("x", 9000)) == {"GPU-0": 9000, "GPU-1": 9001, "GPU-2": 9002}
@@ -178,7 +180,29 @@ def devices_of(*models: str) -> list[Device]:
     return [dataclasses.replace(GPU, index=i, uuid=f"GPU-{i}", name=model) for i, model in enumerate(models)]
 
 
-def fleet_of(devices: list[Device], units: Mapping[str, list[int]], limit_s: float | None = None) -> gpus.Fleet:
+class Recorded(WorkerProcess):
+    """A worker that only keeps what it was to do."""
+
+    def __init__(self, device: Device, decided: Mapping[str, object]) -> None:
+        self.device, self.decided, self.is_busy, self.is_dismissed = device, decided, False, False
+
+    @property
+    def takes_units(self) -> bool:
+        return not (self.is_busy or self.is_dismissed)
+
+    def give(self, what: str, unit: int = 0) -> None:
+        self.what, self.unit, self.is_busy, self.begin_s = what, unit, True, time.monotonic()
+
+    def dismiss(self) -> None:
+        self.is_dismissed = True
+
+
+def end(fleet: fleets.Fleet, worker: WorkerProcess, status: int) -> None:
+    worker.is_busy = False
+    fleet.ended(worker, status)
+
+
+def fleet_of(devices: list[Device], units: Mapping[str, list[int]], limit_s: float | None = None) -> fleets.Fleet:
     """A fleet whose workers only say what they were to do; units by GPU model."""
 
     def asked(model: str) -> Any:
@@ -186,15 +210,17 @@ def fleet_of(devices: list[Device], units: Mapping[str, list[int]], limit_s: flo
         config = SimpleNamespace(gpu=gpu, plan_file=f"{model}.json", time_limit_s=limit_s, resume="false")
         return SimpleNamespace(config=config)
 
+    def of_model(model: str) -> list[Device]:
+        return [device for device in devices if device.name == model]
+
     parts = [
-        gpus.Part(asked=asked(model), devices=[each for each in devices if each.name == model], waiting=deque(waiting))
+        fleets.Part(asked=asked(model), devices=of_model(model), waiting=deque(waiting))
         for model, waiting in units.items()
     ]
-    fleet = gpus.Fleet(asked(""), devices, parts, None)
+    fleet = fleets.Fleet(asked(""), devices, parts)
 
-    def start(device: Device, what: str, decided: Mapping[str, object], _: object) -> gpus.Worker:
-        process: Any = decided
-        fleet.workers.append(gpus.Worker(device=device, what=what, process=process))
+    def start(device: Device, decided: Mapping[str, object], _: object) -> WorkerProcess:
+        fleet.workers.append(Recorded(device, decided))
         return fleet.workers[-1]
 
     fleet.start = start  # type: ignore[method-assign]
@@ -208,22 +234,18 @@ def test_each_gpu_gets_units_of_the_plan_for_its_model() -> None:
     def started() -> list[tuple[str, object, object]]:
         assert fleet.start_more(nobody)
         return [
-            (worker.device.uuid, worker.unit, vars_of["plan_file"])
-            for worker in fleet.workers
-            for vars_of in [dict(worker.process)]  # type: ignore[call-overload]
+            (worker.device.uuid, worker.unit, worker.decided["plan_file"]) for worker in fleet.workers if worker.is_busy
         ]
 
     assert started() == [("GPU-0", 1, "A.json"), ("GPU-2", 2, "A.json"), ("GPU-1", 1, "B.json")]
-    assert {worker.process["gpu.models"] for worker in fleet.workers} == {2}  # type: ignore[index]
-    assert {worker.process["gpu.beside"] for worker in fleet.workers} == {3}  # type: ignore[index]
-    first, _, other = list(fleet.workers)
-    fleet.workers.clear()
-    fleet.ended(first, 0)
-    fleet.ended(other, 0)
+    assert {worker.decided["gpu.models"] for worker in fleet.workers} == {2}
+    assert {worker.decided["gpu.beside"] for worker in fleet.workers} == {3}
+    first, second, other = list(fleet.workers)
+    for worker in (first, second, other):
+        end(fleet, worker, 0)
     assert started() == [("GPU-1", 2, "B.json")]
-    (refused,) = fleet.workers
-    fleet.workers.clear()
-    fleet.ended(refused, 2)
+    assert fleet.workers == [first, second, other]  # nothing was started anew
+    end(fleet, other, 2)
     assert [list(part.waiting) for part in fleet.parts] == [[], [2, 3]]
     assert not fleet.start_more(nobody)  # the GPU of the other model is idle, and those units are none of its own
 
@@ -248,7 +270,7 @@ def test_a_switch_of_mig_mode_that_resets_a_gpu_is_refused_on_several(model, sce
 def test_a_gpu_goes_on_with_the_unit_that_it_has_begun() -> None:
     devices = devices_of("A", "A", "A")
     begun = {4: "GPU-1", 2: "GPU-2", 3: "GPU-gone"}
-    part = gpus.Part(asked=fleet_of([], {}).asked, devices=devices, waiting=deque([2, 3, 4, 5]), begun=begun)
+    part = fleets.Part(asked=fleet_of([], {}).asked, devices=devices, waiting=deque([2, 3, 4, 5]), begun=begun)
     assert [device.uuid for device in part.in_turn()] == ["GPU-1", "GPU-2", "GPU-0"]
     assert [part.take(devices[number]) for number in (1, 0, 2, 0)] == [4, 5, 2, 3]
     part = dataclasses.replace(part, waiting=deque([4]))
@@ -260,10 +282,10 @@ def test_a_unit_whose_gpu_is_refused_goes_to_one_that_had_none() -> None:
     fleet = fleet_of(devices_of("A", "A"), {"A": [1]})
     nobody: Any = None
     assert fleet.start_more(nobody)
-    refused = fleet.workers.pop()
-    fleet.ended(refused, 2)
+    (refused,) = fleet.workers
+    end(fleet, refused, 2)
     assert fleet.start_more(nobody)
-    assert [(worker.device.uuid, worker.unit) for worker in fleet.workers] == [("GPU-1", 1)]
+    assert [(worker.device.uuid, worker.unit) for worker in fleet.workers if worker.is_busy] == [("GPU-1", 1)]
 
 
 def test_when_a_unit_ends_the_study_says_how_much_is_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,23 +294,23 @@ def test_when_a_unit_ends_the_study_says_how_much_is_left(capsys: pytest.Capture
     fleet.start_more(nobody)
     now_s = time.monotonic()
 
-    def end(number: int, took_s: float, status: int = 0) -> str:
-        worker = fleet.workers.pop(number)
+    def end_one(device: int, took_s: float, status: int = 0) -> str:
+        (worker,) = (worker for worker in fleet.workers if worker.device.index == device)
         worker.begin_s = now_s - took_s
-        fleet.ended(worker, status)
+        end(fleet, worker, status)
         return capsys.readouterr().err.strip()
 
-    assert end(0, 1000.0, status=1) == "GPU 0 unit 1 | ended with exit status 1; 1 of 6 units ended"
-    assert end(0, 600.0) == "GPU 1 unit 2 | ended with exit status 0; 2 of 6 units ended"  # of B none has
+    assert end_one(0, 1000.0, status=1) == "GPU 0 unit 1 | ended with exit status 1; 1 of 6 units ended"
+    assert end_one(1, 600.0) == "GPU 1 unit 2 | ended with exit status 0; 2 of 6 units ended"  # of B none has
     fleet.start_more(nobody)
     for worker in fleet.workers:
         worker.begin_s = now_s - 200.0
     # Of A, two units with 400 s left and one of 600 s, on two GPUs.
-    assert end(0, 100.0).endswith("3 of 6 units ended, about 12 min left")
-    assert end(0, 600.0).endswith("4 of 6 units ended, about 10 min left")  # the one that waits takes longest
-    assert end(0, 600.0).endswith("5 of 6 units ended, about 10 min left")
+    assert end_one(2, 100.0).endswith("3 of 6 units ended, about 12 min left")
+    assert end_one(0, 600.0).endswith("4 of 6 units ended, about 10 min left")  # the one that waits takes longest
+    assert end_one(1, 600.0).endswith("5 of 6 units ended, about 10 min left")
     fleet.start_more(nobody)
-    assert end(0, 600.0).endswith("; 6 of 6 units ended")
+    assert end_one(0, 600.0).endswith("; 6 of 6 units ended")
 
 
 def test_a_study_whose_time_is_over_leaves_the_units_of_every_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,10 +354,10 @@ def test_an_error_names_the_launcher_that_was_chosen(
     config = SimpleNamespace(gpu=gpu, unit=None, wait=False)
     asked: Any = SimpleNamespace(config=config, configs=[config], simulated=None)
     with pytest.raises(ConfigError, match=rf"^hydra/launcher={launcher} found no NVIDIA GPU; .* gpu=simulated_"):
-        engine(asked, None, "all", None)
+        engine(asked, None, "all")
     gpu.device = "0"
     with pytest.raises(ConfigError, match=f"gpu.device=0 and hydra/launcher={launcher} both say"):
-        engine(asked, None, "all", None)
+        engine(asked, None, "all")
 
 
 @pytest.fixture
@@ -343,12 +365,12 @@ def asked_of(compose, tmp_path: Path):
     """A dry run of a study on simulated GPUs of one model."""
     with UndoStack() as stack:
 
-        def ask(num_gpus: int, *overrides: str) -> Asked:
+        def ask(num_gpus: int, *overrides: str) -> StudyRequest:
             machine = [f"gpu.machine={tmp_path}/machine.json", f"gpu.count={num_gpus}", f"gpu.lock_dir={tmp_path}"]
             configs = read.read(compose(["gpu=simulated_h100_80gb", "workload=tiny", "degree=2", *machine, *overrides]))
             simulated = stack.enter_context(rehearsal.prepared(configs))
             nobody: Any = None
-            return Asked(
+            return StudyRequest(
                 configs=configs, is_sweep=True, sender=None, simulated=simulated, exporter=nobody, reproduction=nobody
             )
 
@@ -358,13 +380,13 @@ def asked_of(compose, tmp_path: Path):
 @pytest.mark.parametrize(("num_units", "beside"), [(2, 1), (5, 2)])
 def test_no_more_gpus_count_as_at_work_than_there_are_units(asked_of, monkeypatch, num_units, beside) -> None:
     shown: list[int] = []
-    monkeypatch.setattr(gpus.study, "preview", lambda *planned: shown.extend(a.config.gpu.beside for a, *_ in planned))
-    gpus.run(asked_of(3, f"repeats={num_units}", "dry_run=true"), UndoStack(), "all", None)
+    monkeypatch.setattr(gpus, "preview", lambda *planned: shown.extend(a.config.gpu.beside for a, *_ in planned))
+    gpus.run(asked_of(3, f"repeats={num_units}", "dry_run=true"), UndoStack(), "all")
     assert shown == [beside]
 
 
 def test_a_dry_run_of_several_plans_is_one_json_list(asked_of, capsys) -> None:
-    assert company.run(asked_of(2, "dry_run=json"), UndoStack(), "all", None) == 0
+    assert company.run(asked_of(2, "dry_run=json"), UndoStack(), "all") == 0
     alone, in_company = json.loads(capsys.readouterr().out)
     assert [group["name"] for group in alone["groups"]] == [group["name"] for group in in_company["groups"]]
     assert alone["plan"] != in_company["plan"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pipeline import outcome
 from pipeline.base.command import Completed
 from pipeline.base.errors import CommandError, ConfigError
 from pipeline.base.host import cpu_device
 from pipeline.base.interrupts import UndoStack
 from pipeline.plan import read
+from pipeline.record.invocation import Invocation
 from pipeline.record.shards import overview
 from pipeline.record.shards.group_runs import Told
 from pipeline.record.shards.slurm_arrays import Submitted
@@ -28,10 +28,7 @@ from tests.conftest import GPU
 OF_TASK = {"SLURM_CLUSTER_NAME": "test", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}
 
 
-@pytest.fixture(autouse=True)
-def _typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = ["run.py", "-m", "repeats=3", "hydra/launcher=slurm", "resume=true", "--", "train.py", "a b"]
-    monkeypatch.setattr(outcome, "typed", typed)
+TYPED = ("run.py", "-m", "repeats=3", "hydra/launcher=slurm", "resume=true", "--", "train.py", "a b")
 
 
 def test_an_exporter_is_refused_as_tasks_on_one_host_would_want_its_port() -> None:
@@ -40,8 +37,8 @@ def test_an_exporter_is_refused_as_tasks_on_one_host_would_want_its_port() -> No
         slurm.run(SimpleNamespace(configs=[config], config=config), UndoStack(), SlurmOptions())  # type: ignore[arg-type]
 
 
-def script(options: SlurmOptions, limit_s: float | None = None) -> str:
-    return slurm.script_of(options, [1, 3], "false", limit_s, Path("/shared/slurm"))
+def script(options: SlurmOptions, limit_s: float | None = None, typed: Sequence[str] = TYPED) -> str:
+    return slurm.script_of(options, typed, [1, 3], "false", limit_s, Path("/shared/slurm"))
 
 
 def test_options_are_directives_and_what_is_not_given_is_left_to_the_cluster() -> None:
@@ -94,10 +91,9 @@ def test_a_task_runs_its_unit_and_resumes_when_it_is_requeued(environ, limit_s, 
     assert sys.executable in text
 
 
-def test_a_task_waits_for_its_device_unless_it_was_said_whether_it_does(monkeypatch) -> None:
+def test_a_task_waits_for_its_device_unless_it_was_said_whether_it_does() -> None:
     assert " wait=true unit=" in script(SlurmOptions())
-    monkeypatch.setattr(outcome, "typed", ["run.py", "-m", "repeats=3", "wait=false", "hydra/launcher=slurm"])
-    text = script(SlurmOptions())
+    text = script(SlurmOptions(), typed=["run.py", "-m", "repeats=3", "wait=false", "hydra/launcher=slurm"])
     assert " wait=false unit=" in text and "wait=true" not in text
 
 
@@ -218,7 +214,7 @@ def test_what_is_no_list_of_gres_is_refused(gres, why) -> None:
 
 
 def test_a_task_of_one_of_several_models_is_told_how_many_there_are() -> None:
-    text = slurm.script_of(SlurmOptions(gres="gpu:h100:1"), [1], "false", None, Path("/shared"), 2)
+    text = slurm.script_of(SlurmOptions(gres="gpu:h100:1"), TYPED, [1], "false", None, Path("/shared"), 2)
     assert "#SBATCH --gres=gpu:h100:1\n" in text and ' gpu.models=2 wait=true unit="$SLURM_ARRAY_TASK_ID"' in text
     assert "gpu.models" not in script(SlurmOptions())
 
@@ -276,7 +272,10 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamesp
         monkeypatch.setattr(slurm.squeue, "cluster", lambda: "c1")
         given = queue.given.append
         sender = SimpleNamespace(open=lambda *_: None, store=lambda: None, submitted=lambda _, new: given(new))
-        asked: Any = SimpleNamespace(configs=[config], config=config, sender=sender, root=tmp_path)
+        invocation = Invocation(words=TYPED)
+        asked: Any = SimpleNamespace(
+            configs=[config], config=config, sender=sender, root=tmp_path, invocation=invocation
+        )
         options = SlurmOptions(gres=["gpu:h100:1", "gpu:a100:1"], folder=str(tmp_path / "slurm"))
         return slurm.run(asked, UndoStack(), options), queue
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline import outcome
 from pipeline.base import factory
 from pipeline.base.errors import TrackingError
 from pipeline.base.secrets import mask_text
@@ -15,6 +14,7 @@ from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.table import table
 from pipeline.plan.schema import TrackingConfig
+from pipeline.record.invocation import python
 from pipeline.record.sender import Sender
 from pipeline.record.store import links
 from pipeline.reproduce.reproduce import Reproduction
@@ -52,7 +52,7 @@ def show_where(
     """
     where = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
     where = [] if where == [f"--root={TrackingConfig().root}"] else where
-    command = [outcome.python(), "-m", "pipeline.report", f"--experiment={experiment}", *where]
+    command = [python(), "-m", "pipeline.report", f"--experiment={experiment}", *where]
     lines = [f"report: {shlex.join(command)}", *_how_to_open(sender, root, failed or {})]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 

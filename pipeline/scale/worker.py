@@ -1,0 +1,121 @@
+"""A worker of a launcher: one GPU, and units of a study one after another.
+
+It reads the number of a unit from each line of its standard input, runs it, and answers on its standard output with
+the exit status; an empty line is the study as a whole. It ends with its input, or by a signal. Each unit is a study of
+its own, which is read, planned and recorded anew; what stays are imports, composed configurations and the tracking
+process.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from omegaconf import DictConfig
+
+from pipeline.base import interrupts, words
+from pipeline.record import sender
+from pipeline.record.sender import Sender
+from pipeline.study.execution import execute
+
+STATUS = "exit_status"
+"""Key of an answer."""
+
+_SHORTEST_S = 0.1
+
+
+def run(configs: Sequence[DictConfig]) -> int:
+    """Run the units that standard input names; return the worst exit status."""
+    begin_s, worst, tracker = time.monotonic(), 0, sender.take()
+    with _private_streams() as (requests, answers):
+        try:
+            for line in requests:
+                if not (line.strip() or "0").isdecimal():
+                    words.say(f"error: {line.strip()!r} is no unit; give the number of one on each line of the input")
+                    return 2
+                tracker = tracker.renew()
+                elapsed_s = time.monotonic() - begin_s
+                of_unit = [_take_unit(config, line.strip(), elapsed_s) for config in configs]
+                with _restored():
+                    status = execute(of_unit, is_sweep=True, take_sender=partial(_lend, tracker))
+                worst = max(worst, status)
+                with suppress(OSError):  # the launcher was killed, and this ends with its input
+                    answers.write(json.dumps({STATUS: status}).encode() + b"\n")
+        finally:
+            with interrupts.held():
+                tracker.close()
+    return worst
+
+
+def _take_unit(config: DictConfig, unit: str, elapsed_s: float) -> DictConfig:
+    """Copy a configuration, with the number of a unit and what is left of the time limit."""
+    config = copy.deepcopy(config)
+    if unit:
+        config.unit = int(unit)
+    if config.time_limit_s is not None:
+        config.time_limit_s = max(_SHORTEST_S, config.time_limit_s - elapsed_s)
+    return config
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Put back what a study may have changed in this process by code of a user's, such as an exporter."""
+    environ, path, folder = dict(os.environ), list(sys.path), os.open(".", os.O_RDONLY)
+    before, disabled = _read_loggers(), logging.root.manager.disable
+    handlers = {number: handler for number in interrupts.SIGNALS if (handler := signal.getsignal(number)) is not None}
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        os.fchdir(folder)
+        os.close(folder)
+        os.environ.clear()
+        os.environ.update(environ)
+        sys.path[:] = path
+        random.seed()
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        logging.disable(disabled)
+        for logger in _read_loggers():
+            level, logger.handlers[:] = before.get(logger, (logging.NOTSET, ()))
+            logger.setLevel(level)
+
+
+def _read_loggers() -> dict[logging.Logger, tuple[int, Sequence[logging.Handler]]]:
+    """Return level and handlers of each logger."""
+    loggers = (logging.root, *logging.root.manager.loggerDict.values())
+    return {each: (each.level, tuple(each.handlers)) for each in loggers if isinstance(each, logging.Logger)}
+
+
+@contextmanager
+def _lend(tracker: Sender) -> Iterator[Sender]:
+    """Give a study a tracking process that outlives it."""
+    yield tracker
+
+
+@contextmanager
+def _private_streams() -> Iterator[tuple[IO[str], IO[bytes]]]:
+    """Move standard input and output to where no study reads and writes: its tables are those of one unit."""
+    sys.stdout.flush()
+    with (
+        os.fdopen(os.dup(0)) as requests,
+        os.fdopen(os.dup(1), "wb", buffering=0) as answers,
+        Path(os.devnull).open("r+b") as nothing,
+    ):
+        for descriptor in (0, 1):
+            os.dup2(nothing.fileno(), descriptor)
+        yield requests, answers

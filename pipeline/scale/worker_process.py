@@ -1,0 +1,144 @@
+"""A worker as its launcher sees it: a process on a GPU that is given units, and what it says."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import IO
+
+from pipeline.base import cpu_limit, interrupts, words
+from pipeline.base.records import Device
+from pipeline.scale import cpus
+from pipeline.scale.worker import STATUS
+
+_PR_SET_PDEATHSIG = 1  # source: linux/prctl.h
+
+
+class WorkerProcess:
+    """A `run.py` with `hydra/launcher=worker` on one GPU.
+
+    Args:
+        words: its command line.
+        environ: its environment.
+        on_cpus: that it may use.
+        ends_with_launcher: whether it is told to end (SIGTERM) when the launcher is killed; else it ends its unit.
+
+    Attributes:
+        device: the GPU.
+        what: it runs, or ran last, in words.
+        unit: that it was given; 0 for the study as a whole.
+        is_busy: whether it runs something.
+        has_begun: whether it has announced a group.
+        is_quiet: its messages are not passed on; `last_message` is the newest.
+        begin_s: when it was given what it runs, monotonic.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        on_cpus: frozenset[int],
+        *,
+        ends_with_launcher: bool = False,
+    ) -> None:
+        self.device, self.what, self.unit, self.begin_s = device, "", 0, time.monotonic()
+        self.is_busy = self.has_begun = self.is_quiet = False
+        self.last_message, self._pending = "", dict[IO[bytes], bytes]()
+        with cpus.of_children(on_cpus), interrupts.inherit_ignored():
+            self._process = subprocess.Popen(
+                [sys.executable, *words],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environ,
+                start_new_session=True,  # Ctrl-C comes from the launcher alone
+                preexec_fn=_end_with_parent if ends_with_launcher else None,
+            )
+        cpu_limit.hand_on_limit(self._process.pid)
+        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        assert stdin is not None and stdout is not None and stderr is not None
+        self._requests, self._answers, self._messages = stdin, stdout, stderr
+        for output in self.outputs:
+            os.set_blocking(output.fileno(), False)
+
+    @property
+    def name(self) -> str:
+        return f"GPU {self.device.index} {self.what}"
+
+    @property
+    def outputs(self) -> tuple[IO[bytes], IO[bytes]]:
+        return self._answers, self._messages
+
+    @property
+    def takes_units(self) -> bool:
+        """Whether it can be given a unit now."""
+        return not (self.is_busy or self._requests.closed or self._answers.closed)
+
+    @property
+    def has_ended(self) -> bool:
+        return all(output.closed for output in self.outputs)
+
+    def give(self, what: str, unit: int = 0) -> None:
+        """Have it run a unit, or the study as a whole."""
+        self.what, self.unit, self.is_busy, self.begin_s = what, unit, True, time.monotonic()
+        with suppress(OSError):  # it has ended, and its outputs say so
+            self._requests.write(f"{unit or ''}\n".encode())
+
+    def dismiss(self) -> None:
+        """Let it end once it has run what it was given."""
+        self._requests.close()
+
+    def send_signal(self, signum: int) -> None:
+        self._process.send_signal(signum)
+
+    def listen(self, output: IO[bytes]) -> int | None:
+        """Read what there is of an output, which is closed at its end; return the exit status of what it ran, if known.
+
+        What the end of the process cut short has its exit status, as a shell says it.
+        """
+        status = None
+        answers = [] if output is self._messages else list(self._read(output))
+        if not self._messages.closed:
+            self._relay(self._read(self._messages))  # what it said before it answered
+        if answers:
+            status = int(json.loads(answers[-1])[STATUS])
+        if self.has_ended:
+            self.dismiss()
+            ending = self._process.wait()
+            if self.is_busy and status is None:
+                status = 128 - ending if ending < 0 else ending or 1
+        self.is_busy &= status is None
+        return status
+
+    def _read(self, output: IO[bytes]) -> Iterable[bytes]:
+        """Read the whole lines of an output that are there; at its end, all that there is."""
+        text = self._pending.pop(output, b"")
+        while data := output.read(1 << 16):
+            text += data
+        *lines, rest = text.split(b"\n")
+        if data is None:
+            self._pending[output] = rest
+        else:
+            output.close()
+            lines.append(rest)
+        return filter(None, lines)
+
+    def _relay(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            self.has_begun |= line.startswith(b"[")
+            self.last_message = line.decode(errors="replace")
+            if not self.is_quiet:
+                words.say(f"{self.name} | {self.last_message}")
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,93 @@
+"""From composed configurations to an exit status."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from omegaconf import DictConfig
+
+from pipeline.base import interrupts, startup, study_cache, words
+from pipeline.base.errors import CollocationError, InUseError
+from pipeline.base.interrupts import UndoStack
+from pipeline.prepare.device.waiting import Patience
+from pipeline.record import sender
+from pipeline.record.sender import Sender
+from pipeline.study.plans import make_plan
+from pipeline.study.preview import preview
+from pipeline.study.request import StudyRequest, read_request
+from pipeline.study.study import Study
+
+Engine = Callable[[StudyRequest, UndoStack], int]
+"""Runs a study that was read; the exit status."""
+
+
+def execute(
+    configs: Sequence[DictConfig],
+    *,
+    is_sweep: bool,
+    engine: Engine | None = None,
+    take_sender: Callable[[], AbstractContextManager[Sender]] = sender.take,
+) -> int:
+    """Plan and run a study from its composed configurations.
+
+    Args:
+        configs: one a combination.
+        is_sweep: whether they are a sweep, which has baselines of its own.
+        engine: what runs the study, once it is read, instead of this process; its devices are not taken.
+        take_sender: gives the tracking process.
+
+    Returns:
+        0 when every group ended in a result; 1 when some failed, timed out or were left for later by `time_limit_s`;
+        2 when nothing could be started.
+
+    Raises:
+        Interrupted: after the user's signal, once everything is cleaned up and recorded.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    study_cache.clear()
+    request = None
+    try:
+        with UndoStack() as stack:
+            request = read_request(configs, stack, take_sender, is_sweep=is_sweep)
+            status = (engine or run_here)(request, stack)
+    except CollocationError as error:
+        words.say(f"error: {error}")
+        status = 1 if request is not None and request.has_started else 2
+    except Exception as error:
+        if (interrupted := interrupts.behind(error)) is not None:
+            raise interrupted from error
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    if request is not None and request.has_started:
+        startup.accept_lost_output()
+    return status
+
+
+def run_here(request: StudyRequest, stack: UndoStack) -> int:
+    """Run a study in this process on the devices of its plan; the exit status."""
+    if request.config.dry_run:
+        return preview((request, *make_plan(request)))
+    showing = stack.enter_context(request.exporter.serving())
+    return _begin(request, stack).run(showing)
+
+
+def _begin(request: StudyRequest, stack: UndoStack) -> Study:
+    """Return the study, planned, with its environments and its devices, which are its own until the stack is left.
+
+    Whoever has to wait for a device lets go of the others, and then plans anew: the machine may be another one.
+    """
+    config = request.config
+    patience = Patience(is_wanted=config.wait, limit_s=config.wait_limit_s, time_limit_s=config.time_limit_s)
+    while True:
+        try:
+            with UndoStack() as taken:
+                study = Study(request, *make_plan(request), waited_s=patience.waited_s)
+                study.take_devices(taken)
+                with interrupts.held():
+                    stack.enter_context(taken.pop_all())
+                return study
+        except InUseError as error:
+            patience.wait(error)

@@ -1,0 +1,86 @@
+"""The plan of a study for the machine as it is, once what killed orchestrators left on it is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.base import layout, programs, tracking_root, words
+from pipeline.base.paths import expanded
+from pipeline.base.records import Device, Plan
+from pipeline.base.words import counted
+from pipeline.clean import leftovers
+from pipeline.clean.journal import Journal, replay
+from pipeline.plan.inventory import Inventory, take
+from pipeline.plan.schema import Config, GpuConfig, GpuKind
+from pipeline.prepare.device import chosen, lease
+from pipeline.record import group_folder
+from pipeline.record.group_folder import Survey
+from pipeline.reproduce.agreement import agree
+from pipeline.study.request import StudyRequest
+
+
+def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:
+    """Return what the machine has, and the plan for it.
+
+    But for a dry run, environments are built and other workers of the study have agreed to the plan.
+    """
+    inventory = _take_stock(request)
+    plan = request.plan(inventory)
+    if request.config.dry_run:
+        return inventory, plan
+    if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
+        # The first plan showed that the study can run at all, before minutes are spent on its environments.
+        inventory = inventory.with_environments()
+        plan = request.plan(inventory)
+    if request.config.plan_file is not None:
+        tracking_root.make(request.root)  # below which a launcher has it
+        agree(expanded("plan_file", request.config.plan_file).absolute(), plan, inventory)
+    return inventory, plan
+
+
+def _take_stock(request: StudyRequest) -> Inventory:
+    """Return what the machine has, once what killed orchestrators left on it is undone; a dry run undoes nothing."""
+    find_device = request.simulated.find_device if request.simulated else chosen.find_device
+    # A dry run on a simulated GPU is the plan for another machine, which may have the data.
+    needs_data = not (request.config.dry_run and request.simulated)
+    inventory = take(request.configs, find_device, needs_data=needs_data)
+    if not request.config.dry_run and _undo_leftovers(request.configs, inventory, request.root):
+        inventory = take(request.configs, find_device)
+    return inventory
+
+
+def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path) -> bool:
+    """Undo what killed orchestrators left on the devices before a plan is made for them; returns whether there was any.
+
+    A MIG mode that is still on would otherwise be a reason to refuse whatever needs the whole GPU.
+    """
+    folder = Path(configs[0].gpu.lock_dir)
+    devices = dict.fromkeys(inventory.device_of(config.gpu) for config in configs if not _goes(config.gpu))
+    dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).steps()]
+    for device in dirty:
+        with lease.hold(device, folder):
+            end_leftovers(root)  # jobs that are still there hold what is to be undone
+            undo_steps(device, configs[0].gpu)
+    return bool(dirty)
+
+
+def end_leftovers(root: Path) -> Survey:
+    """End what killed orchestrators of this user left running, of whatever study; gives what this one's spool holds."""
+    survey = group_folder.survey(root / layout.SPOOL)
+    leftovers.clear_all_abandoned()
+    return survey
+
+
+def undo_steps(device: Device, gpu: GpuConfig) -> None:
+    """Undo the steps that a killed orchestrator noted in the journal of a device, and say so."""
+    journal = Journal(Path(gpu.lock_dir), device.uuid, programs.of_device(device))
+    if _goes(gpu):
+        journal.device_is_gone()  # the machine that it speaks of went with its study
+    if undone := replay(journal):
+        words.say(f"undid {counted(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
+
+
+def _goes(gpu: GpuConfig) -> bool:
+    """Whether the machine is a simulated one that goes with its study."""
+    return gpu.kind is GpuKind.simulated and gpu.machine is None

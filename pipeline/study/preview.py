@@ -1,0 +1,53 @@
+"""The plan of a dry run: printed, with an estimate of how long it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+
+from pipeline.base import words
+from pipeline.base.errors import TrackingError
+from pipeline.base.records import Plan, Resume
+from pipeline.observe.forecast import forecast
+from pipeline.observe.progress import Ran
+from pipeline.plan import check, describe
+from pipeline.plan.inventory import Inventory
+from pipeline.study import stored_results
+from pipeline.study.request import StudyRequest
+
+
+def preview(*planned: tuple[StudyRequest, Inventory, Plan]) -> int:
+    """Print each plan, or with `resume` what is left of it, and how long it will take; as JSON, a list of several."""
+    shown = [_shown(*each) for each in planned]
+    if planned[0][0].config.dry_run == check.JSON:
+        sys.stdout.write(f"{json.dumps(shown if len(shown) > 1 else shown[0], indent=2)}\n")
+    else:
+        sys.stdout.writelines(f"{text}\n" for text in shown)
+    return 0
+
+
+def _shown(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str, object] | str:
+    """A plan as JSON has it, or in words."""
+    if request.config.resume != Resume.NO:
+        groups, _ = stored_results.divide(request, plan, inventory)
+        plan = dataclasses.replace(plan, groups=groups)
+    ahead = forecast(plan.groups, _ran_before(request))
+    if request.config.dry_run == check.JSON:
+        bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
+        loosely = {"num_other_packages": ahead.num_other_packages, "other_programs": ahead.other_programs}
+        told = {key: value for key, value in loosely.items() if value}
+        return describe.as_dict(plan, ahead.of_each) | {"seconds": bounds | told}
+    return f"{describe.as_text(plan)}\n{ahead.words}"
+
+
+def _ran_before(request: StudyRequest) -> Sequence[Ran]:
+    """Return the groups of the store, if there is one; a plan needs none."""
+    if request.sender is None:
+        return ()
+    try:
+        return request.sender.groups_that_ran(request.config.tracking.uri or str(request.root))
+    except TrackingError as error:
+        words.say(f"no estimate from groups that ran before: {error}")
+        return ()

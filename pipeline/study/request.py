@@ -1,0 +1,160 @@
+"""A study request: what a user asked for, read and checked."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from pipeline import rehearsal
+from pipeline.base import factory, words
+from pipeline.base.errors import ConfigError
+from pipeline.base.interrupts import UndoStack
+from pipeline.base.paths import expanded
+from pipeline.base.protocols import Exporter
+from pipeline.base.records import Device, Plan, Resume
+from pipeline.plan import feasible, read, units
+from pipeline.plan import plan as planning
+from pipeline.plan.experiment_names import separate_rehearsals
+from pipeline.plan.inventory import Inventory
+from pipeline.plan.programs import refuse_unread
+from pipeline.plan.schema import Config
+from pipeline.record import invocation as invocations
+from pipeline.record import provenance
+from pipeline.record.invocation import Invocation
+from pipeline.record.sender import Sender
+from pipeline.record.store import local
+from pipeline.rehearsal import Rehearsal
+from pipeline.reproduce import reproduce
+from pipeline.reproduce.reproduce import Reproduction
+
+# Keys that belong to the study as a whole, so that a sweep cannot vary them.
+_STUDY_KEYS = (
+    *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
+    *("wait", "wait_limit_s", "foreign_load", "unit", "unit_of", "plan_file", "only"),
+    *("gpu.admin", "gpu.lock_dir", "gpu.tolerate"),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class StudyRequest:
+    """What a user asked for, read and checked; nothing of it outlives its study.
+
+    Attributes:
+        invocation: how this process was started.
+        sender: the process that speaks to the store; `None` for a dry run that asks it nothing.
+        simulated: the machine to rehearse on, if it is not a real one.
+        exporter: what shows the study while it runs.
+        reproduction: the group to run again, if it is only that.
+        differences: what was said of how that group differs from the original.
+        gpus: those on which a launcher runs units; none where the study runs on that of its plan.
+        planned: digests of the groups of all plans, where a launcher measures a study as several.
+        begin_ms: when it was asked, since the epoch.
+        has_started: whether a group has begun: from then on the exit status speaks of groups, before it of the request.
+    """
+
+    configs: Sequence[Config]
+    is_sweep: bool
+    sender: Sender | None
+    simulated: Rehearsal | None
+    exporter: Exporter
+    reproduction: Reproduction | None
+    invocation: Invocation = field(default_factory=invocations.current)
+    differences: str = ""
+    gpus: Sequence[Device] = ()
+    planned: Collection[str] = ()
+    begin_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    has_started: bool = False
+
+    @property
+    def config(self) -> Config:
+        """The first of them: settings of the whole study are alike in all."""
+        return self.configs[0]
+
+    @property
+    def root(self) -> Path:
+        return expanded("tracking.root", self.config.tracking.root).resolve()
+
+    def plan(self, inventory: Inventory) -> Plan:
+        """The plan, checked; of a reproduction its one group, and it is said how that differs from the original."""
+        if self.reproduction is None:
+            whole = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
+            return self._fit(units.only(feasible.checked(whole), self.config.unit))
+        # As in a sweep, so that the original may be a baseline that nobody asked for.
+        whole = planning.build_plan(self.configs, inventory, is_sweep=True)
+        plan = feasible.checked(self.reproduction.only_its_group(whole))
+        facts = provenance.collect(inventory.interpreters, self.invocation)
+        differences = self.reproduction.describe(plan, inventory, facts)
+        if differences != self.differences:
+            words.say(differences)
+            self.differences = differences
+        return plan
+
+    def _fit(self, plan: Plan) -> Plan:
+        """The plan, if what is to be replayed fits it; of a unit that was seen when the whole was planned."""
+        return plan if self.simulated is None or self.config.unit is not None else self.simulated.check(plan)
+
+
+def read_request(
+    composed: Sequence[DictConfig],
+    stack: UndoStack,
+    take_sender: Callable[[], AbstractContextManager[Sender]],
+    *,
+    is_sweep: bool,
+) -> StudyRequest:
+    """Read and check the configurations of a study.
+
+    Args:
+        composed: one a combination.
+        stack: what ends its tracking process and its simulated machine.
+        take_sender: gives the tracking process.
+        is_sweep: whether they are a sweep, which has baselines of its own.
+
+    Raises:
+        ConfigError: no study can be made of them.
+    """
+    invocation = invocations.current()
+    configs = read.read(composed)
+    first = configs[0]
+    _check_same(configs)
+    separate_rehearsals(configs)
+    if first.reproduce is None:
+        refuse_unread(invocation.words[1:], configs, composed)
+    reproduce.refuse_sweep(configs, is_sweep=is_sweep)
+    exporter: Exporter = factory.instance(factory.spec_of(first.exporter, without=frozenset({"name"})))
+    sender = reproduction = None
+    resumes, reproduces = first.resume != Resume.NO, first.reproduce is not None
+    if not first.dry_run or resumes or reproduces or _has_store(first):
+        # MLflow takes seconds to import, so its process starts first; it touches nothing until it is told to.
+        sender = stack.enter_context(take_sender())
+        if first.reproduce is not None:
+            reproduction = reproduce.prepare(composed[0], first, sender, stack)
+            configs = [reproduction.config]
+    simulated = stack.enter_context(rehearsal.prepared(configs))
+    return StudyRequest(
+        configs=configs,
+        is_sweep=is_sweep,
+        sender=sender,
+        invocation=invocation,
+        simulated=simulated,
+        exporter=exporter,
+        reproduction=reproduction,
+    )
+
+
+def _has_store(config: Config) -> bool:
+    """Whether there is a store that a dry run may read: it must neither make one nor bring one up to date."""
+    tracking = config.tracking
+    return tracking.uri is not None or local.is_ready(expanded("tracking.root", tracking.root), tracking.experiment)
+
+
+def _check_same(configs: Sequence[Config]) -> None:
+    for key in _STUDY_KEYS:
+        value_of = operator.attrgetter(key)
+        if any(value_of(config) != value_of(configs[0]) for config in configs):
+            raise ConfigError(f"{key} applies to the whole study and cannot be swept; give it one value")

@@ -1,0 +1,114 @@
+"""The results of a study that the store has: what is left to run, and what others ran of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.base import words
+from pipeline.base.errors import TrackingError
+from pipeline.base.records import Group, Plan, Resume
+from pipeline.base.words import counted
+from pipeline.observe.compare import Comparison
+from pipeline.observe.group_result import GroupResult
+from pipeline.plan.inventory import Inventory
+from pipeline.record import resume
+from pipeline.record.original import FinishedGroup
+from pipeline.record.shards import overview
+from pipeline.reproduce import unused
+from pipeline.study import summary
+from pipeline.study.request import StudyRequest
+
+
+def open_store(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:
+    """Open the store, made if need be; the groups of a plan that are to run, and the rows of the others."""
+    assert request.sender is not None
+    tracking = request.config.tracking
+    request.sender.open(plan.experiment, request.root, tracking.uri, tracking.series_points)
+    request.sender.store()
+    return (plan.groups, []) if request.config.resume == Resume.NO else divide(request, plan, inventory)
+
+
+def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:
+    """Return the groups to run and the rows of the others; say how many, and why other results do not count."""
+    sender, store = request.sender, request.config.tracking.uri or str(request.root)
+    assert sender is not None
+    finished = sender.finished(plan.experiment, store if request.config.dry_run else None)
+    groups, known = _remaining(request, plan, finished)
+    words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
+    for line in resume.begun_again(groups, finished, gpus=request.gpus):
+        words.say(line)
+    if not request.invocation.has_launcher_here:  # else the launcher on this host has said it
+        # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
+        on_other_models = plan.any_gpu_digest if request.config.gpu.models > 1 else ""
+        others = [
+            each
+            for each in finished
+            if each.digest not in request.planned and on_other_models not in each.plans_any_gpu
+        ]
+        for line in unused.explain(plan, groups, others, inventory, lambda run_id: sender.recall(run_id, store)):
+            words.say(line)
+    if not request.config.dry_run:
+        _take_over(request, plan, known, finished)
+    return groups, known
+
+
+def _take_over(
+    request: StudyRequest, plan: Plan, known: Sequence[GroupResult], finished: Sequence[FinishedGroup]
+) -> None:
+    """Have the store count in this plan what another one measured: nothing of this one would say that it is there."""
+    assert request.sender is not None
+    of_others = {each.spool_id: each.run_id for each in finished if each.spool_id and plan.digest not in each.plans}
+    units_of_runs = {of_others[row.spool_id]: row.group.unit for row in known if row.spool_id in of_others}
+    if units_of_runs:
+        facts = facts_of(request, plan) | {"command_line": request.invocation.masked}
+        request.sender.take_over(units_of_runs, facts)
+
+
+def facts_of(request: StudyRequest, plan: Plan) -> dict[str, str]:
+    """Return what each run says of the plan that it is of."""
+    return {
+        "plan": plan.digest,
+        "plan_groups": str(plan.num_planned),
+        "plan_any_gpu": plan.any_gpu_digest,
+        "plan_models": str(request.config.gpu.models),
+        "plan_units": overview.sizes_in_words(plan.unit_sizes),
+    }
+
+
+def _remaining(
+    request: StudyRequest, plan: Plan, finished: Sequence[FinishedGroup]
+) -> tuple[tuple[Group, ...], list[GroupResult]]:
+    accepts = request.config.resume == Resume.ACCEPT_ENVIRONMENT
+    return resume.remaining(plan, finished, gpus=request.gpus, accept_environment=accepts)
+
+
+def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
+    """Show what the store has of the plans of a study that others ran; whether each of their groups has a finding."""
+    assert request.sender is not None
+    experiment = plans[0].experiment
+    try:
+        finished = request.sender.finished(experiment, None)
+    except TrackingError as error:
+        words.say(
+            f"error: {error}; what was not sent waits in the spool; to go on: {request.invocation.masked_to_resume}"
+        )
+        return False
+    if request.config.resume == Resume.NO:
+        finished = [each for each in finished if each.start_ms >= request.begin_ms]
+    rows, num_left = [], 0
+    comparison = Comparison()
+    for plan in plans:
+        left, known = _remaining(request, plan, finished)
+        num_left += len(left)
+        rows += [*known, *resume.latest(left, finished)]
+    for row in rows:
+        comparison.add(row)
+    if rows:
+        summary.show(experiment, [comparison.latest(row) for row in rows])
+        summary.show_where(experiment, request.config.tracking, request.sender, request.root)
+    if num_left:
+        all_groups = counted(sum(len(plan.groups) for plan in plans), "group")
+        words.say(
+            f"{num_left} of {all_groups} without a result; to run what is left: {request.invocation.masked_to_resume}"
+        )
+    return not num_left

@@ -1,0 +1,301 @@
+"""A plan on its way through the machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline import executor
+from pipeline.base import host, interrupts, layout, words
+from pipeline.base.errors import TrackingError
+from pipeline.base.interrupts import Interrupted, UndoStack
+from pipeline.base.paths import expanded
+from pipeline.base.protocols import Showing
+from pipeline.base.records import Group, Plan, Result, Resume
+from pipeline.base.words import counted, duration
+from pipeline.observe import failures, phases
+from pipeline.observe.compare import Comparison
+from pipeline.observe.group_result import GroupResult
+from pipeline.observe.observation import Watched
+from pipeline.observe.progress import Progress
+from pipeline.observe.view import PlainView, make_view
+from pipeline.plan import describe
+from pipeline.plan.inventory import Inventory
+from pipeline.plan.schema import ForeignLoad
+from pipeline.prepare.device import lease
+from pipeline.record import group_folder, provenance
+from pipeline.record.group_folder import Survey
+from pipeline.record.owner import close_command
+from pipeline.record.spool import Spool
+from pipeline.record.store import local
+from pipeline.study import plans, stored_results, summary
+from pipeline.study.request import StudyRequest
+
+_BUSY_SHARE = 0.25
+"""Of the CPUs: other programs that use more are said before anything is measured."""
+_AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
+"""How long what was measured is still sent; a scheduler kills half a minute after its first signal."""
+
+_SIGNAL_EARLY_S = 90.0
+
+
+class Study:
+    """A plan on its way through the machine."""
+
+    def __init__(self, request: StudyRequest, inventory: Inventory, plan: Plan, *, waited_s: float) -> None:
+        assert request.sender is not None
+        self.waited_s = waited_s
+        self.request, self.inventory, self.plan = request, inventory, plan
+        self.config, self.sender, self.root = request.config, request.sender, request.root
+        self.comparison = Comparison()
+        self.rows: list[GroupResult] = []
+        self.cpu_use = host.read_cpu_use()
+        self.ended_by: Interrupted | None = None  # what ended the sending of what was measured
+        self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier starts could not send
+
+    def take_devices(self, stack: UndoStack) -> None:
+        """Hold the devices, and clear what killed orchestrators left.
+
+        Raises:
+            InUseError: somebody else uses one of them.
+        """
+        gpu = self.config.gpu
+        for device in self.plan.devices:
+            stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
+        # What a killed orchestrator left is cleared before anybody is called a stranger.
+        found = plans.end_leftovers(self.root)
+        self.unsent = found.ready
+        if self.config.unit is None:  # else other workers may well be at work there
+            self._say_what_other_hosts_left(found)
+        for device in self.plan.devices:
+            plans.undo_steps(device, gpu)
+            lease.refuse_strangers(device, gpu.tolerate)
+
+    def _say_what_other_hosts_left(self, found: Survey) -> None:
+        for owner, number in Counter(found.elsewhere.values()).items():
+            words.say(
+                f"note: {counted(number, 'group')} in {self.root / layout.SPOOL} left alone: host {owner} may be at "
+                f"work on it; if that is gone: {close_command(self.root)}"
+            )
+
+    def run(self, showing: Showing) -> int:
+        """Open the store, run what is to run, show what was found."""
+        facts = self._facts()
+        text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
+        programs = {job.workload.script: job.workload for group in self.plan.groups for job in group.jobs}
+        origins = {script: provenance.origin_of(workload) for script, workload in programs.items()}
+        artifacts = {layout.PLAN: f"{describe.as_text(self.plan)}\n", layout.PROVENANCE: text}
+        tracking, interpreters = self.config.tracking, self.inventory.interpreters
+        self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
+        if tracking.uri is not None or not local.is_ready(self.root, self.plan.experiment):
+            self._wait_for_store()  # else the jobs are started while MLflow is imported
+        self._send_what_others_left()
+        groups, known = self.plan.groups, list[GroupResult]()
+        if self.config.resume != Resume.NO:
+            groups, known = stored_results.divide(self.request, self.plan, self.inventory)
+        self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
+        for line in describe.remarks(self.plan):
+            words.say(line)
+        self._warn_of_other_programs()
+        view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
+        begin_s = time.monotonic()
+        try:
+            self._take_in(known)
+            self._run(groups, view, showing)
+        except Interrupted as interrupted:
+            if self.request.invocation.slurm_task:  # nobody is there who sent the signal
+                words.say(f"{interrupted}{self._describe_limit(time.monotonic() - begin_s)}")
+            raise
+        finally:
+            with interrupts.held():
+                self._finish()
+                self._say_where_time_went(time.monotonic() - begin_s, known)
+                is_sent = self._say_what_waits()
+            if self.ended_by is not None:
+                raise self.ended_by
+        is_whole = len(self.rows) == len(self.plan.groups)
+        return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
+
+    def _warn_of_other_programs(self) -> None:
+        """Ask for a quiet machine while nothing has been measured."""
+        used, num_cpus = host.read_cpu_use().foreign_since(self.cpu_use), len(os.sched_getaffinity(0))
+        if used > _BUSY_SHARE * num_cpus:
+            keep = "" if self.config.foreign_load is ForeignLoad.note else ", or foreign_load=note keeps them"
+            words.say(
+                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host.load_in_words()}); groups whose "
+                f"jobs wait for CPUs will be marked: measure on a quiet machine{keep}"
+            )
+
+    def _describe_limit(self, elapsed_s: float) -> str:
+        """Say that the time limit is near, if it is: Slurm signals a task up to a minute before it was asked to."""
+        limit_s = self.config.time_limit_s
+        is_near = limit_s is not None and limit_s - elapsed_s - self.waited_s < _SIGNAL_EARLY_S
+        return f", near the end of its time (time_limit_s={limit_s:g})" if is_near else ""
+
+    def _facts(self) -> dict[str, str]:
+        facts = provenance.collect(self.inventory.interpreters, self.request.invocation)
+        facts |= stored_results.facts_of(self.request, self.plan) | {"beside": str(self.config.gpu.beside)}
+        if self.config.unit is not None:
+            facts["unit"] = str(self.config.unit)
+        if self.config.resume == Resume.ACCEPT_ENVIRONMENT:
+            facts["accepts_environment"] = "true"
+        if self.request.reproduction is not None:
+            facts["reproduces"] = self.request.reproduction.original.run_id
+        return facts
+
+    def _own_files(self) -> set[Path]:
+        """What is written beside the store: a simulated machine, and what a launcher puts where its plan file lies."""
+        machine = {self.request.simulated.file} if self.request.simulated is not None else set()
+        found = machine | {file.with_name(f"{file.name}.bin") for file in machine}
+        if self.config.plan_file is not None:
+            plan_file = expanded("plan_file", self.config.plan_file).absolute()
+            found |= {plan_file, plan_file.parent}
+        return found
+
+    def _wait_for_store(self) -> None:
+        """Wait until the store is open. A worker of a launcher, which found it open, may find its server away.
+
+        Of a unit, what earlier attempts left running is closed: their host may have died, which no lock here tells.
+        """
+        try:
+            self.sender.store()
+            if self.config.unit is not None:
+                for name in self.sender.close_lost(self.plan, self.config.unit):
+                    words.say(f"closed as interrupted: {name} of an earlier attempt of unit {self.config.unit}")
+        except TrackingError as error:
+            if self.config.plan_file is None or self.config.resume != Resume.NO:
+                raise
+            words.say(f"warning: {error}; what is measured waits in the spool")
+
+    def _send_what_others_left(self) -> None:
+        for folder in self.unsent:
+            self.sender.send(folder)
+        late = group_folder.amendments(self.root / layout.SPOOL)
+        for file in late:
+            self.sender.amend(file)
+        if self.unsent or late:
+            self.sender.rest()
+
+    def _run(self, groups: Sequence[Group], view: PlainView, showing: Showing) -> None:
+        @contextmanager
+        def watch(group: Group, watched: Watched) -> Iterator[None]:
+            with view.watch(group, watched), showing(group, watched):
+                yield
+
+        servers = executor.warm_start(groups, self.inventory, is_enabled=self.config.warm_start)
+        with UndoStack() as stack:
+            shared = executor.Shared(
+                inventory=self.inventory,
+                spool=self.spool,
+                sender=self.sender,
+                warm_start=stack.enter_context(servers),
+                view=watch,
+                rehearsal=self.request.simulated,
+                outputs=self.request.invocation.outputs,
+                own_files=self._own_files(),
+            )
+            begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
+            for group in groups:
+                if limit_s is not None and time.monotonic() - begin_s > limit_s:
+                    words.say(f"time_limit_s={limit_s:g} is over")
+                    break
+                self.request.has_started = True
+                view.begin(group)
+                row = executor.run(group, shared)
+                view.done(row)
+                self._take_in([row])
+
+    def _take_in(self, rows: Sequence[GroupResult]) -> None:
+        """Compare rows with the others, and have the store told what is new by that."""
+        self.rows += rows
+        told = {row.group.digest: row for row in rows}
+        found = {changed.group.digest: changed for row in rows for changed in self.comparison.add(row)}
+        for digest, changed in found.items():
+            known = told.get(digest)
+            if (
+                known is not None
+                and changed.result is known.result
+                and changed.metrics.items() <= known.metrics.items()
+            ):
+                continue  # of a resumed study: the store has it
+            self.spool.amend(changed)
+            if changed.result is not Result.OK:
+                words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
+
+    def _finish(self) -> None:
+        try:
+            if self.rows:
+                latest = [self.comparison.latest(row) for row in self.rows]
+                summary.show(self.plan.experiment, latest, self.request.reproduction)  # while the last of them are sent
+        finally:
+            self._send_what_is_left()
+        if self.rows:
+            for line in failures.in_words(self.rows, self._error_log):
+                sys.stdout.write(f"{line}\n")
+            failed = {
+                run: row.group.name
+                for row in self.rows
+                if row.result.mlflow_status == "FAILED" and (run := self.spool.run_of(row))
+            }
+            summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root, failed)
+        self._say_how_to_resume()
+
+    def _send_what_is_left(self) -> None:
+        """Send what is left; after a signal there is not much time for that, and the spool keeps what is not sent."""
+        until_s = time.monotonic() + _AFTER_SIGNAL_S if interrupts.has_ended_work() else None
+        try:
+            with interrupts.let_through():
+                self.sender.rest(until_s)
+                for folder in list(self.sender.unsent):
+                    self.sender.send(folder)  # the server may be back
+                self.sender.rest(until_s)
+                for file in self.spool.unsent_amendments():
+                    self.sender.amend(file)
+                self.sender.rest(until_s)
+        except Interrupted as error:
+            self.ended_by = error
+            self.sender.rest(time.monotonic() + _AFTER_SIGNAL_WHILE_SENDING_S)
+        self.spool.remove_if_empty()
+
+    def _say_what_waits(self) -> bool:
+        """Say what is not in the store yet, and how it gets there; returns whether all of this study is."""
+        unsent, late = len(self.sender.unsent), len(self.spool.unsent_amendments())
+        of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
+        if unsent or late:
+            command = shlex.join([sys.executable, "-m", "pipeline.tracking", "flush", "--root", str(self.root)])
+            figures = f"figures of {words.counted(late, 'group')}"
+            what = words.counted(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
+            words.say(
+                f"warning: {what} could not be sent; "
+                f"they wait in {self.root / layout.SPOOL} until the next start, or: {command}"
+            )
+        return unsent == len(of_others) and not late
+
+    def _error_log(self, row: GroupResult, index: int) -> str:
+        where = self.spool.where_job_is(row, index)
+        if isinstance(where, Path) and where.is_relative_to(Path.cwd()):
+            where = where.relative_to(Path.cwd())
+        return f"{where}/{layout.STDERR}"
+
+    def _say_how_to_resume(self) -> None:
+        num_missing = len(self.plan.groups) - len(self.rows)
+        num_failed = sum(not row.result.is_finding for row in self.rows)
+        if self.request.reproduction is None and (num_missing or num_failed):
+            parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
+            parts += [f"{num_failed} failed"] * bool(num_failed)
+            all_groups = counted(len(self.plan.groups), "group")
+            invocation = self.request.invocation
+            # Else its launcher says how.
+            how = "" if invocation.has_launcher else f"; to run them: {invocation.masked_to_resume}"
+            words.say(f"of {all_groups}, {' and '.join(parts)}{how}")
+
+    def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
+        ran = [row.metrics for row in self.rows[len(known) :]]
+        if share := phases.share_in_words(ran, elapsed_s):
+            words.say(f"{counted(len(ran), 'group')} in {duration(elapsed_s)}: {share}")

@@ -1,0 +1,120 @@
+"""Studies in one worker, one after another, are as in workers of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.record.invocation import STUDY as TYPED
+from tests import forks
+from tests.run_cases import SHORT, TOY, groups
+from tests.tracking_cases import wait_for
+
+pytest_plugins = ["tests.tracking_fixtures"]
+
+STUDY = ["-m", *TOY, *SHORT, "unit_of=case", "scenario=naive", "degree=2", "foreign_load=note", "listeners=[]"]
+STUDY += ["workload.args=[well],[dies_before_hello]", "gpu=simulated_a100_40gb", "hydra/launcher=worker"]
+VOLATILE = re.compile(r".*(_ns|spool_id|parentRunId|note\.content|rates|study|pid|invalid|commit|changed)")
+"""Tags that two measurements of one program do not have alike."""
+OF_THE_MOMENT = re.compile(r"\*? \(.*?\)")
+"""How long a study takes, and whether the machine was quiet."""
+FIGURES = re.compile(r"\d+([.:]\d+)*")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is left of a worker.
+
+    Attributes:
+        answers: exit status of each unit.
+        messages: without figures, which differ.
+        rows: params, tags and names of the figures of each group and job.
+        states: of the process, when each study began.
+    """
+
+    answers: list[int]
+    messages: list[str]
+    rows: list[dict[str, str]]
+    states: list[dict[str, Any]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., forks.Fork]:
+    monkeypatch.setenv(TYPED, "run.py hydra/launcher=gpus")
+
+    def begin(name: str, *arguments: str) -> forks.Fork:
+        shutil.copytree(template_store, tmp_path / name / "mlruns")
+        machine = [f"gpu.machine={tmp_path}/machine.json", f"gpu.lock_dir={tmp_path}"]
+        return forks.start(PROJECT_DIR / "run.py", *STUDY, *machine, *arguments, cwd=tmp_path / name, has_stdin=True)
+
+    return begin
+
+
+@pytest.fixture
+def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., Seen]:
+    def run_units(name: str, *units: int) -> Seen:
+        folder = tmp_path / name
+        worker = start(name, "exporter=meddler", f"exporter.file={folder}/states.jsonl")
+        assert worker.stdin is not None
+        worker.stdin.write("".join(f"{unit}\n" for unit in units))
+        out, err = worker.communicate(300)
+        answers = [json.loads(line)["exit_status"] for line in out.splitlines()]
+        assert worker.returncode == max(answers), err
+        states = (folder / "states.jsonl").read_text().replace(str(folder), "FOLDER")
+        messages = [FIGURES.sub("N", line) for line in err.replace(str(folder), "FOLDER").splitlines()]
+        messages = [OF_THE_MOMENT.sub("", line) for line in messages if not re.search("groups in| load ", line)]
+        return Seen(answers, messages, read_rows(folder), [json.loads(line) for line in states.splitlines()])
+
+    return run_units
+
+
+def read_rows(folder: Path) -> list[dict[str, str]]:
+    from mlflow import MlflowClient
+
+    found = []
+    for group, jobs in groups(MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db"), "collocation-rehearsal"):
+        for run in (group, *sorted(jobs, key=lambda job: str(job.info.run_name))):
+            tags = {key: value for key, value in run.data.tags.items() if not VOLATILE.fullmatch(key)}
+            found.append({**run.data.params, **tags, **dict.fromkeys(run.data.metrics, ""), "": run.info.status})
+    return [{key: value.replace(str(folder), "FOLDER") for key, value in row.items()} for row in found]
+
+
+def test_two_studies_in_one_worker_are_as_in_two(run: Callable[..., Seen]) -> None:
+    together, second, first = run("together", 2, 1), run("second", 2), run("first", 1)
+    assert together.answers == second.answers + first.answers and sorted(together.answers) == [0, 1]
+    assert together.states == second.states + first.states
+    pairs = list(zip(together.rows, second.rows + first.rows, strict=True))
+    assert pairs and [(set(one.items()) - set(other.items()), other.keys() - one.keys()) for one, other in pairs] == [
+        (set(), set())
+    ] * len(pairs)
+    assert together.messages == second.messages + first.messages
+
+
+def test_a_signal_ends_the_second_study_of_a_worker_as_it_ends_the_first(
+    start: Callable[..., forks.Fork], tmp_path: Path
+) -> None:
+    ends = []
+    for name, units in (("second", "2\n1\n"), ("first", "1\n")):
+        folder = tmp_path / name
+        worker = start(name, "window.seconds=60")
+        assert worker.stdin is not None
+        worker.stdin.write(units)
+        worker.stdin.flush()
+        wait_for(lambda: any(folder.glob("mlruns/spool/*/*_well/jobs/0/stdout.log")))  # noqa: B023
+        children = psutil.Process(worker.pid).children(recursive=True)
+        worker.send_signal(signal.SIGUSR1)
+        _, err = worker.communicate(120)
+        assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        last_study = FIGURES.sub("N", err[err.rindex("note: NVIDIA") :].replace(str(folder), "FOLDER"))
+        ends.append((worker.returncode, last_study, [row for row in read_rows(folder) if row.get("args") == "well"]))
+    assert ends[0] == ends[1] and ends[0][0] == 128 + signal.SIGUSR1
