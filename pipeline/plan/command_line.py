@@ -16,12 +16,12 @@ from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode,
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
 
 from pipeline import outcome
-from pipeline.base import interrupts, library_internals, words
+from pipeline.base import interrupts, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.secrets import mask_text
-from pipeline.plan import override_remedy, user_command
+from pipeline.plan import override_remedy, schema, user_command
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -92,7 +92,7 @@ def explain(error: Exception) -> str:
     if "Config group override must be a string or a list" in text:
         return "a group of options takes the name of a choice, as in gpu=cpu; python run.py --help prints all"
     if missing := _NO_FILE.match(text):
-        return f"{missing[1]}: there is no choice {missing[2]}; {_other_choice(missing[2], _choices(missing[1]))}"
+        return _explain_missing(missing[1], missing[2])
     if (unset := _NEEDS_PLUS.match(text)) and (there := _choices(unset[1])):
         value = next((word.partition("=")[2] for word in outcome.typed or () if word.startswith(f"{unset[1]}=")), "...")
         which = "" if value in there else f", one of {', '.join(there)}"
@@ -110,6 +110,12 @@ def explain(error: Exception) -> str:
     lines = [line.strip() for line in text.partition(_SEARCH_PATH)[0].splitlines()]
     said = "; ".join(line.rstrip(".") for line in lines if line)
     return said if isinstance(error, HydraException) else f"the configuration cannot be read: {said}"
+
+
+def _explain_missing(group: str, choice: str) -> str:
+    if group == "schema":
+        return f"/schema/{choice}: there is no such schema; name a class of options, as /schema/MODULE.CLASS"
+    return f"{group}: there is no choice {choice}; {_other_choice(choice, _choices(group))}"
 
 
 def _explain_refused(override: str, cause: OmegaConfBaseException) -> str:
@@ -174,8 +180,7 @@ def _unknown(key: str, parent: Any) -> str:
 
 def _choices_that_have(group: str, name: str) -> list[str]:
     """The choices of a group that have a setting, by their own keys and by what they extend."""
-    loader = library_internals.loader_of(PROJECT_DIR / "conf")
-    return [choice for choice in _choices(group) if name in library_internals.values_of(loader, group, choice)]
+    return [choice for choice in _choices(group) if name in schema.keys_of(group, choice)]
 
 
 def why_refused(key: str, cause: OmegaConfBaseException) -> str:
