@@ -121,7 +121,7 @@ def check(args: argparse.Namespace, device: Device, refuse: Callable[[str], NoRe
     for field in fields(args.options):
         value, least = getattr(args.options, field.name), field.metadata.get("least")
         if least is not None and value is not None and not value >= least:
-            refuse(f"{field.name}={value} must {'be at least 1' if least else 'not be negative'}")
+            refuse(f"{field.name}={value} must {'not be negative' if least == 0 else f'be at least {least}'}")
     try:
         if hasattr(args.options, "check"):
             args.options.check(device)

@@ -30,7 +30,8 @@ KINDS: dict[str, type[WorkloadConfig]] = {kind.NODE: kind for kind in (WorkloadC
 _NAMED = re.compile(r"/schema/((?:\w+\.)+\w+)@")
 _OPEN = ("flags", "environ")
 _TAKEN = {key for key in dir(WorkloadConfig) if callable(getattr(WorkloadConfig, key))}
-_COMMON = {each.name: each for each in dataclasses.fields(WorkloadConfig)}
+_HINTS = typing.get_type_hints(WorkloadConfig)
+_COMMON = {option.name: option for option in dataclasses.fields(WorkloadConfig)}
 
 
 @cache
@@ -43,14 +44,14 @@ def load(name: str) -> type[WorkloadConfig]:
     options = factory.find(name, f"/schema/{name}")
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
         raise ConfigError(f"/schema/{name}: this is no dataclass; name a class of options, as MODULE.CLASS")
-    if taken := [each.name for each in dataclasses.fields(options) if each.name in _TAKEN]:
+    if taken := [option.name for option in dataclasses.fields(options) if option.name in _TAKEN]:
         raise ConfigError(f"/schema/{name}: an option cannot be called {taken[0]}; give it another name")
     try:
         hints = typing.get_type_hints(options)
-        own = [(each.name, hints[each.name], _redeclared(options, each)) for each in dataclasses.fields(options)]
+        own = [(field.name, hints[field.name], _redeclared(options, field)) for field in dataclasses.fields(options)]
         common = [
-            (key, Any if key == "args" else typing.get_type_hints(WorkloadConfig)[key], _with_default(each, default))
-            for key, each in _COMMON.items()
+            (key, _HINTS[key], dataclasses.field(default=default, metadata=field.metadata))
+            for key, field in _COMMON.items()
             if (default := _default_of(options, name, key)) is not None and key not in hints
         ]
         joined = dataclasses.make_dataclass(options.__name__, [*common, *own], bases=(options, WorkloadConfig))
@@ -80,7 +81,7 @@ def join(options: Any) -> WorkloadConfig:
     if isinstance(options, WorkloadConfig):
         return options
     kind = load(f"{type(options).__module__}.{type(options).__qualname__}")
-    return kind(**{each.name: getattr(options, each.name) for each in dataclasses.fields(options)})
+    return kind(**{option.name: getattr(options, option.name) for option in dataclasses.fields(options)})
 
 
 def list_classes(folders: Sequence[Path] | None = None, *, is_strict: bool = False) -> dict[str, type[WorkloadConfig]]:
@@ -118,16 +119,14 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _redeclared(options: type[Any], option: dataclasses.Field[Any]) -> Any:
     """Return a field as a class of its own needs it: with a default, and with what it says in a class above."""
-    above = (kind.__dict__.get("__dataclass_fields__", {}).get(option.name) for kind in options.__mro__)
-    metadata: Mapping[str, Any] = next((each.metadata for each in above if each is not None and each.metadata), {})
+    above = [vars(kind).get("__dataclass_fields__", {}).get(option.name) for kind in options.__mro__]
+    metadata: Mapping[str, Any] = next(
+        (declared.metadata for declared in above if declared is not None and declared.metadata), {}
+    )
     if option.default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=option.default_factory, metadata=metadata)
     default = MISSING if option.default is dataclasses.MISSING else option.default
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def _with_default(option: dataclasses.Field[Any], default: object) -> Any:
-    return dataclasses.field(default=default, metadata=option.metadata)
 
 
 def _default_of(options: type[Any], name: str, key: str) -> object:

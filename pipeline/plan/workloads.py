@@ -149,25 +149,25 @@ class WorkloadConfig:
 
     def option_fields(self) -> list[dataclasses.Field[Any]]:
         """The fields that its option class adds."""
-        common = {each.name for each in fields(WorkloadConfig)}
-        return [each for each in fields(self) if each.name not in common]
+        common = {option.name for option in fields(WorkloadConfig)}
+        return [option for option in fields(self) if option.name not in common]
 
     def own_options(self) -> dict[str, Any]:
         """The options that the program gets, with whole paths: a job's current folder is another one."""
         options = {}
-        for each in self.option_fields():
-            if each.metadata.get("is_flag", True):
-                options[each.name] = self._value_for_job(each)
+        for option in self.option_fields():
+            if option.metadata.get("is_flag", True):
+                options[option.name] = self._value_for_job(option)
         return options | dict(self.derive_values())
 
     def study_settings(self) -> dict[str, Any]:
         """The options that are for us and not for the program."""
-        ours = sorted(each.name for each in self.option_fields() if not each.metadata.get("is_flag", True))
+        ours = sorted(option.name for option in self.option_fields() if not option.metadata.get("is_flag", True))
         return {units.PARAM: self.unit, **{key: getattr(self, key) for key in ours}}
 
     def place_options(self) -> set[str]:
         """The options that say where things lie on this machine, not what is computed."""
-        return {each.name for each in self.option_fields() if each.metadata.get("path") == "place"}
+        return {option.name for option in self.option_fields() if option.metadata.get("path") == "place"}
 
     def _value_for_job(self, option: dataclasses.Field[Any]) -> Any:
         value, braces = getattr(self, option.name), option.metadata.get("braces")
@@ -206,7 +206,7 @@ class WorkloadConfig:
         """
         words = self.argument_words()
         named = [file for file in user_command.source_files("", words) if is_file(Path(file))]
-        of_modules = (source_digest.files_run_as(each, Path()) for each in user_command.modules(self.script, words))
+        of_modules = (source_digest.files_run_as(module, Path()) for module in user_command.modules(self.script, words))
         try:
             return dict.fromkeys([*named, *map(str, chain(*of_modules))], "args") | dict(self.input_files())
         except ValueError as error:
@@ -266,8 +266,8 @@ class WorkloadConfig:
                 f"unit={self.unit} must be a plural of letters, digits and underscores, such as sequences: it is part "
                 "of the names of metrics"
             )
-        for each in self.option_fields():
-            self._refuse_value(each.name, getattr(self, each.name), each.metadata)
+        for option in self.option_fields():
+            self._refuse_value(option.name, getattr(self, option.name), option.metadata)
         if (unit := self.derive_unit()) and unit != self.unit:
             raise self._refused(f"unit={self.unit}: its work is counted in {unit}")
         capability = dict(device.details).get("compute_capability")
@@ -286,7 +286,9 @@ class WorkloadConfig:
 
     def refuse_missing_data(self) -> None:
         """Refuse with `ConfigError` if data that the program will read is not there, or nobody said where it is."""
-        paths = {each.name: self._value_for_job(each) for each in self.option_fields() if each.metadata.get("path")}
+        paths = {
+            option.name: self._value_for_job(option) for option in self.option_fields() if option.metadata.get("path")
+        }
         try:
             dataclasses.replace(self, **paths).check_data()
         except ValueError as error:
