@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import enum
 import json
@@ -72,5 +73,11 @@ def _describe_default(field: dataclasses.Field[Any]) -> str:
     return f"`{getattr(value, 'name', value)}`" if is_text else f"`{json.dumps(value)}`"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the tables of the page anew."""
+    argparse.ArgumentParser(description="Write the tables of options of docs/configuration.md anew.").parse_args()
     PAGE.write_text(fill(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
