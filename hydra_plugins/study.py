@@ -3,11 +3,10 @@
 Hydra takes plugins only from the namespace package `hydra_plugins` (no `__init__.py`) beside `run.py`. Its basic
 launcher would run each job blind to the others: baselines measured again and again, repeats not interleaved, and no
 one knowing how long is left. An experiment file may give `blocks`, a union of grids: each is crossed with the grid of
-the command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the
-command line: so `+rehearse=tiny` makes small what any experiment asks for, with workloads of the same kinds in the
-places of its own (`hydra.sweeper.stand_ins`, `pipeline/plan/stand_ins.py`). `hydra/launcher=gpus` and `slurm` hand out
-the units of the study to workers (`worker`), and `beside` measures what work on other GPUs costs. Launchers of others
-make every job a study of its own.
+the command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the command line: so
+`+rehearse=tiny` makes small what any experiment asks for, its workloads among it (`hydra.sweeper.small`,
+`pipeline/plan/small.py`). `hydra/launcher=gpus` and `slurm` hand out the units of the study to workers (`worker`), and
+`beside` measures what work on other GPUs costs. Launchers of others make every job a study of its own.
 """
 
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
@@ -32,9 +31,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline.base import library_internals, override_values, words
+from pipeline.base import override_values, words
 from pipeline.base.errors import ConfigError
-from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, stand_ins
+from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, small, user_command
 from pipeline.record import invocation
 from pipeline.scale.options import SlurmOptions
 
@@ -48,8 +47,8 @@ _EITHER = {"degree": "mix", "mix": "degree"}
 class StudySweeper(Sweeper):
     """Expands the command line and the blocks of an experiment file into jobs, and launches all of them at once."""
 
-    def __init__(self, instead: dict[str, Any], stand_ins: dict[str, Any]) -> None:
-        self.instead, self.stand_ins = instead, stand_ins
+    def __init__(self, instead: dict[str, Any], small: dict[str, Any]) -> None:
+        self.instead, self.small = instead, small
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -90,27 +89,7 @@ class StudySweeper(Sweeper):
         if not jobs:
             none = next((word for word in arguments if "glob(" in word or "range(" in word), " ".join(arguments))
             raise ConfigError(f"{none}: there are no such values, so that there is nothing to run")
-        if not self.stand_ins:
-            return jobs
-        stand_in = self.stands_in([*given, *instead])
-        return [stand_in(job) for job in jobs]
-
-    def stands_in(self, given: Sequence[str]) -> Callable[[Sequence[str]], list[str]]:
-        """What gives the overrides of one combination with workloads that stand for those of the experiment."""
-        assert self.hydra_context is not None
-        assert self.config is not None
-        loader, chosen = self.hydra_context.config_loader, self.config.hydra.runtime.choices
-        body = library_internals.values_of(loader, "experiment", chosen["experiment"]) if "experiment" in chosen else {}
-        return functools.partial(
-            stand_ins.stood_in,
-            chosen=chosen,
-            kind_of=functools.partial(library_internals.schema_of, loader, "workload"),
-            stand_ins=self.stand_ins,
-            given=given,
-            body={"workload": body.get("workload", {})}
-            | {f"sizes.{size}": values for size, values in body.get("sizes", {}).items()},
-            values_of=functools.cache(functools.partial(library_internals.values_of, loader, "workload")),
-        )
+        return jobs
 
 
 def _read_blocks(config: DictConfig) -> list[dict[str, Any]]:
@@ -144,12 +123,13 @@ def _left_by(given: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
 
     Who replaces `scenario` replaces the block's `scenario.profile` too, which the other scenario may not have.
     """
-    places = [stand_ins.place_of(key) for key in given]
+    places = [user_command.place_of(key) for key in given]
     return {
         key: value
         for key, value in block.items()
         if not any(
-            stand_ins.place_of(key) == place or stand_ins.place_of(key).startswith(f"{place}.") for place in places
+            user_command.place_of(key) == place or user_command.place_of(key).startswith(f"{place}.")
+            for place in places
         )
     }
 
@@ -218,6 +198,9 @@ class StudyLauncher(Launcher):
                 f"{command_line.explain(error)} (the combination with {chosen}; what is typed is set in each, and "
                 "blocks of an experiment file give each its own settings)"
             ) from error
+        if wanted := self.config.hydra.sweeper.get("small"):
+            fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}
+            small.make_small(config, fixed | set(self.config.hydra.sweeper.instead), wanted)
         if b"${hydra:" in text or any("${hydra:" in str(each.value()) for each in values):
             HydraConfig.instance().cfg = of_hydra  # by now it is that of the combination composed last
             OmegaConf.resolve(config)
@@ -286,13 +269,13 @@ class SweeperConf:
 
     Attributes:
         instead: overrides that win over those of the blocks.
-        stand_ins: by kind of workload: the one that stands for it, what it `keeps` and what it `sets`.
+        small: makes workloads small: `stand_in`, the class of options for programs without any, and `sets`, values.
     """
 
     _target_: str = "hydra_plugins.study.StudySweeper"
     _convert_: str = "all"  # plain dicts: what OmegaConf resolved once, it shall not resolve again
     instead: dict[str, Any] = field(default_factory=dict)
-    stand_ins: dict[str, Any] = field(default_factory=dict)
+    small: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

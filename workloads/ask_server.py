@@ -7,6 +7,7 @@ a file, sent again and again in their order; each must be answered by status 200
 from __future__ import annotations
 
 import argparse
+import functools
 import http.client
 import shlex
 import socket
@@ -22,15 +23,12 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
-from workloads.program import count, positive
 from workloads.serving.arrivals import seed_of_instants
+from workloads.serving.options import PORT, Server
 from workloads.serving.sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-PORT = "{port}"
-"""Stands in the command for the port that the server is to listen on."""
 
 _TERM_S = 10.0
 _LOOK_S = 0.05
@@ -38,50 +36,13 @@ _LONGEST_S = 86_400.0  # of one answer: a socket takes at most 2^31 ms
 _SHOWN_BYTES = 300
 _NOT_YET = frozenset({404, 425, 429, 500, 502, 503, 504})
 """What servers answer while they load: some know no path before the model behind it is there."""
-_RECORDED = ("command", "path", "arrival", "rate_per_s", "outstanding", "warmup_requests", "seed")
 
-
-def build_parser() -> program.Parser:
-    """Return the parser of the command line."""
-    parser = program.Parser(description="Start a server and ask it over HTTP.")
-    flag = parser.add_argument
-    flag("--command", required=True, help=f"the server, split as a shell would; {PORT} is the port to listen on")
-    flag("--path", default="/", help="what is asked")
-    flag("--requests-file", type=Path, help="a request a line: its body, JSON (default: GET without a body)")
-    flag("--ready-s", type=float, default=600.0, help="how long the server may take until it answers")
-    flag("--arrival", default="closed", choices=["closed", "poisson", "constant"],
-         help="closed: a client sends its next request when it has its answer")  # fmt: skip
-    flag("--rate-per-s", type=float, help="requests a second, of poisson and constant")
-    flag("--outstanding", type=positive, default=1, help="clients of closed")
-    flag("--requests", type=positive, default=1000, help="requests an epoch")
-    flag("--warmup-requests", type=positive, default=20)
-    flag("--seed", type=count, default=0)
-    flag("--device", default="auto", choices=["auto", "cuda", "cpu"], help="for the sake of other programs: not used")
-    flag("--epochs", type=count, default=1, help="0: until told to stop, as a job only")
-    return parser
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Return the command line's values.
-
-    Raises:
-        UsageError: an argument is wrong, or two exclude each other.
-    """
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    try:
-        shlex.split(args.command)
-    except ValueError as error:
-        parser.error(f"--command {args.command!r} cannot be split as a shell would: {error}")
-    if PORT not in args.command:
-        parser.error(f"--command {args.command!r} does not say where the port goes: write {PORT} in its place")
-    program.check_arrival(args, parser)
-    return args
+parse = functools.partial(program.parse, Server)
 
 
 def main() -> None:
     """Ask as the command line says."""
-    program.run_program(parse(), build_parser(), run)
+    program.run_program(Server, run)
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
@@ -94,8 +55,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         job.phase("build")
         port = free_port()
         server = stack.enter_context(RunningServer(args.command, port))
-        facts = program.recorded(args, _RECORDED)
-        job.param(**{name: value for name, value in facts.items() if value is not None})
+        job.param(**program.recorded(args))
         bodies = read_bodies(args.requests_file)
         job.param(distinct_requests=len(bodies))
         server.wait_until_it_answers(args.path, bodies[0], args.ready_s)

@@ -177,6 +177,7 @@ def main() -> None:
         os._exit(0)  # whoever closed the socket waits: taking torch apart takes 0.1 s
     sys.argv = request["argv"]
     sys.path[0] = os.path.dirname(sys.argv[0])
+    sys.path += filter(None, request["environ"].get("PYTHONPATH", "").split(os.pathsep))
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

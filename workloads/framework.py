@@ -10,6 +10,7 @@ this program. What it found is printed, and kept as `probe.json` in the job's ou
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import os
@@ -28,8 +29,8 @@ if __name__ == "__main__":
 from workloads import client, program
 from workloads.frameworks import computing, serving
 from workloads.frameworks.computing import CPU, Framework, NotInstalledError, Seen
-from workloads.frameworks.task import ROWS, Task
-from workloads.program import positive
+from workloads.frameworks.options import Framework as Options
+from workloads.frameworks.task import Task
 
 FRAMEWORKS: dict[str, Callable[[], Framework]] = {
     "torch": computing.Torch,
@@ -88,20 +89,13 @@ class Probe:
         return "; ".join(told) or "nothing"
 
 
-def build_parser() -> program.Parser:
-    """Return the parser of the command line."""
-    parser = program.Parser(description="Ask a framework what devices it sees, and compute on each.")
-    flag = parser.add_argument
-    flag("--framework", required=True, choices=list(FRAMEWORKS))
-    flag("--rows", type=positive, default=ROWS, help="of the factors of the product")
-    flag("--rounds", type=positive, default=10, help="products on each device, while the other jobs compute theirs")
-    return parser
+parse = functools.partial(program.parse, Options)
 
 
 def main() -> None:
     """Ask as the command line says."""
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
-    args = build_parser().parse_args()
+    args = parse()
     with client.attach() as job:
         probe = run(args, job)
         _log.info("%s", json.dumps(asdict(probe), indent=1))

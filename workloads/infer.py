@@ -7,6 +7,7 @@ weights are random: how fast a model answers does not depend on what it says. Wh
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import sys
 import time
@@ -19,8 +20,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
-from workloads.program import count, positive
 from workloads.serving.arrivals import Arrivals, ClosedLoop, OpenLoop, Request, seed_of_instants
+from workloads.serving.options import Infer
 from workloads.serving.server import Batching, Server
 
 if TYPE_CHECKING:
@@ -30,66 +31,17 @@ if TYPE_CHECKING:
 
     from workloads.serving.answers import Answers, Inputs
 
-_RECORDED = (
-    *("library", "model", "source", "image_px", "sequence_tokens", "output_tokens", "batch_size", "serve", "arrival"),
-    *("rate_per_s", "outstanding", "max_batch", "max_delay_ms", "step_mode", "precision", "channels_last"),
-    *("warmup_requests", "seed"),
-)
 _MOST_DIGITS = 1000
 _MOST_TOKENS = 1000  # that differ
 _log = logging.getLogger(__name__)
 
 
-def build_parser() -> program.Parser:
-    """Return the parser of the command line."""
-    parser = program.Parser(description="Answer requests with a model.")
-    flag = parser.add_argument
-    flag("--library", default="timm", choices=["timm", "transformers", "diffusers"])
-    flag("--model", required=True,
-         help="name of the model in timm, kind of model in transformers, or class of a U-Net in diffusers")  # fmt: skip
-    flag("--model-args", nargs="*", action="extend", type=program.model_argument, default=[], metavar="KEY=VALUE",
-         help="arguments of the model, or of its configuration; values are JSON, or text")  # fmt: skip
-    flag("--source", default="synthetic", choices=["synthetic", "digits"], help="what is asked: noise, or images")
-    flag("--image-px", type=positive, default=224)
-    flag("--num-classes", type=positive, default=1000)
-    flag("--sequence-tokens", type=positive, default=128, help="of each text that is asked")
-    flag("--output-tokens", type=count, default=0, help="of each answer; 0: it is a class")
-    flag("--batch-size", type=positive, default=1, help="images or texts of each request")
-    flag("--serve", default="in_process", choices=["in_process", "http"], help="how requests reach the model")
-    flag("--arrival", default="closed", choices=["closed", "poisson", "constant"],
-         help="closed: a client sends its next request when it has its answer")  # fmt: skip
-    flag("--rate-per-s", type=float, help="requests a second, of poisson and constant")
-    flag("--outstanding", type=positive, default=1, help="clients of closed")
-    flag("--requests", type=positive, default=1000, help="requests an epoch")
-    flag("--max-batch", type=positive, default=1, help="requests that are computed together at most")
-    flag("--max-delay-ms", type=float, default=0.0, help="how long a request waits for others to be computed with")
-    flag("--channels-last", action=argparse.BooleanOptionalAction, default=True)
-    flag("--warmup-requests", type=positive, default=20)
-    program.model_flags(parser)
-    return parser
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Return the command line's values; `model_args` becomes a dict.
-
-    Raises:
-        UsageError: an argument is wrong, or two exclude each other.
-    """
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    args.model_args = dict(args.model_args)
-    program.check_arrival(args, parser)
-    if args.output_tokens and (args.library != "transformers" or args.batch_size > 1 or args.step_mode != "eager"):
-        parser.error("--output-tokens needs --library transformers, --batch-size 1 and --step-mode eager")
-    if args.step_mode == "cuda_graph" and args.max_batch > 1:
-        parser.error("--step-mode cuda_graph excludes --max-batch: a graph has one shape")
-    program.check_step_mode(args, parser)
-    return args
+parse = functools.partial(program.parse, Infer)
 
 
 def main() -> None:
     """Answer as the command line says."""
-    program.run_program(parse(), build_parser(), run)
+    program.run_program(Infer, run)
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
@@ -106,7 +58,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         import torch
 
         job.phase("build")
-        device = program.device_of(args, build_parser())
+        device = program.device_of(args)
         program.set_arithmetic(args, args.precision)
         model = build_model(args, device)
         inputs = make_inputs(args, model, device)
@@ -198,9 +150,7 @@ def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Modu
         from workloads.text import models
 
         if args.step_mode == "cuda_graph" and not models.takes_graphs():
-            build_parser().error(
-                "--step-mode cuda_graph needs transformers 5: earlier ones read the device in each step"
-            )
+            program.refuse("--step-mode cuda_graph needs transformers 5: earlier ones read the device in each step")
         task = models.CAUSAL_LM if args.output_tokens else models.CLASSIFICATION
         classes = None if args.output_tokens else args.num_classes
         request = models.ModelRequest(model=args.model, model_args=args.model_args, task=task, num_classes=classes)
@@ -302,7 +252,7 @@ def _last(model: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _describe(args: argparse.Namespace, job: client.NullJob, model: torch.nn.Module, device: torch.device) -> None:
     """Record what runs, on what, with which versions; what is not there is left out."""
-    facts = program.recorded(args, _RECORDED) | program.facts_of(device, model.parameters(), args.library)
+    facts = program.recorded(args) | program.facts_of(device, model.parameters(), args.library)
     absent = ("sequence_tokens", "output_tokens") if _is_of_images(args) else ("image_px", "channels_last")
     job.param(**{name: value for name, value in facts.items() if value is not None and name not in absent})
     job.param(**{"images_per_request" if _is_of_images(args) else "texts_per_request": args.batch_size})

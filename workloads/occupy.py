@@ -49,13 +49,15 @@ _UNROLLED, _FACTOR, _SUMMAND = 32, -1.0, 1.0
 
 def main() -> None:
     """Carry out what comes on standard input."""
+    import torch
+
     parser = program.Parser(description="Carry out loads from standard input: BLOCKS THREADS begins one, stop ends it.")
     parser.add_argument("--device", default="cuda", choices=["auto", "cuda"])
-    args = parser.parse_args()
-    device = program.device_of(args, parser)
-    if device.type != "cuda":
+    parser.parse_args()
+    if not torch.cuda.is_available():
         parser.error("torch finds no GPU here")
-    program.need_triton(device, parser)
+    device = torch.device("cuda", 0)
+    program.need_triton(device)
     _tell(**_facts(device))
     lines = Lines(sys.stdin.fileno())
     while (line := lines.next()) is not None:

@@ -6,6 +6,7 @@ A simulation that computes and hardly touches memory, as a job or by hand. Stand
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import sys
 from pathlib import Path
@@ -15,9 +16,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
-from workloads.program import positive
+from workloads.rates.options import Particles
 
-_RECORDED = ("dimensions", "precision")
 PARTICLES = {"cuda": 5_000_000, "cpu": 2_000}
 """By type of device, as the next two: how many there are, the turns of a call, and the calls of a step."""
 TURNS = {"cuda": 100, "cpu": 5}
@@ -28,21 +28,12 @@ _MOST_DIFFERENT = {"fp32": 0.01, "fp64": 1e-7}
 _log = logging.getLogger(__name__)
 
 
-def build_parser() -> program.Parser:
-    """Return the parser of the command line."""
-    parser = program.Parser(description="Track particles through an accelerator.")
-    flag = parser.add_argument
-    flag("--dimensions", type=int, default=6, choices=[4, 6], help="4: without motion along the bunch")
-    flag("--precision", default="fp64", choices=["fp32", "fp64"])
-    flag("--particles", type=positive, help="default: by the device")
-    flag("--turns", type=positive, help="turns a call (default: by the device)")
-    program.repeating_flags(parser)
-    return parser
+parse = functools.partial(program.parse, Particles)
 
 
 def main() -> None:
     """Track as the command line says."""
-    program.run_program(build_parser().parse_args(), build_parser(), run)
+    program.run_program(Particles, run)
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
@@ -58,8 +49,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     from workloads.rates.tracking import Tracking
 
     job.phase("build")
-    device = program.device_of(args, build_parser())
-    program.need_triton(device, build_parser())
+    device = program.device_of(args)
+    program.need_triton(device)
     program.set_arithmetic(args, "fp32")
     particles, turns, calls = (
         by_device[device.type] if given is None else given
@@ -72,7 +63,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         what = f"particles are {difference:.3g} of their amplitude away from where the CPU tracks them"
         _log.warning("wrong result: %s", what)
         job.wrong(what)
-    facts = program.recorded(args, _RECORDED) | {"particles": particles, "turns": turns} | program.facts_of(device)
+    facts = {"particles": particles, "turns": turns} | program.facts_of(device)
     loop.measure(args, job, tracking, device, calls, "the tracking", facts)
 
 

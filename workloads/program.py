@@ -6,30 +6,30 @@ Nothing heavy is imported here: a command line that is wrong is refused at once.
 from __future__ import annotations
 
 import argparse
+import enum
 import importlib.metadata
 import importlib.util
 import json
 import logging
-import math
 import os
 import sys
+import types
 from contextlib import suppress
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from workloads import client
+from workloads.options import Device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
     from workloads.client import NullJob
 
 T = TypeVar("T")
-
-PRECISIONS = ["default", "tf32", "fp32", "bf16", "fp16"]
-STEP_MODES = ["eager", "compile", "cuda_graph"]
 
 
 class UsageError(SystemExit):
@@ -49,18 +49,94 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return a reader of whole numbers from `least` on."""
+def parse(kind: type[Any], argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the values of a command line by the names of an option class; `args.options` is an instance of it.
 
-    def number(text: str) -> int:
-        if (value := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
-        return value
+    An enumerated value is its name, a map a dict, a path a `Path`. A program that can be told to stop also has `seed`,
+    `device` and `epochs`.
 
-    return number
+    Raises:
+        UsageError: an argument is wrong, or two exclude each other.
+    """
+    parser = Parser(description=(kind.__doc__ or "").partition("\n")[0])
+    hints = get_type_hints(kind)
+    options = [field for field in fields(kind) if field.metadata.get("is_flag", True)]
+    for field in options:
+        flag, settings = f"--{field.name.replace('_', '-')}", _describe_flag(field, hints[field.name])
+        parser.add_argument(flag, help=field.metadata.get("help", "").replace("%", "%%"), **settings)
+    if not getattr(kind, "ends_by_itself", False):
+        parser.add_argument("--seed", type=int, default=0)
+        parser.add_argument("--device", default="auto", choices=["auto", "cuda", "cpu"])
+        parser.add_argument("--epochs", type=int, default=1, help="0: until told to stop, as a job only")
+    args = parser.parse_args(argv)
+    values = vars(args).copy()
+    for name in {"seed", "epochs"} & values.keys():
+        if values[name] < 0:
+            parser.error(f"{name}={values[name]} must not be negative")
+    for field in options:
+        value, kind_of_value = values[field.name], _without_none(hints[field.name])
+        if get_origin(kind_of_value) is dict:
+            values[field.name] = dict(value)
+        elif value is not None and _is_enumeration(kind_of_value):
+            values[field.name] = kind_of_value[value]
+    is_gpu = values.get("device") != "cpu"
+    args.options = kind(**{field.name: values[field.name] for field in options})
+    check(args, Device(name="a GPU" if is_gpu else "the CPUs", is_gpu=is_gpu), parser.error)
+    values |= args.options.derive_values() if hasattr(kind, "derive_values") else {}
+    values = {name: value.name if isinstance(value, enum.Enum) else value for name, value in values.items()}
+    return argparse.Namespace(**values, options=args.options)
 
 
-count, positive = at_least(0), at_least(1)
+def _describe_flag(field: Field[Any], hint: Any) -> dict[str, Any]:
+    """Return what argparse needs to know of an option: its type, choices and default."""
+    factory = field.default_factory
+    is_required = field.default is MISSING and factory is MISSING
+    default = field.default if factory is MISSING else factory()
+    settings: dict[str, Any] = {"required": is_required, "default": None if is_required else default}
+    kind = _without_none(hint)
+    if kind is bool:
+        return {**settings, "action": argparse.BooleanOptionalAction}
+    if isinstance(default, dict):
+        return {**settings, "nargs": "*", "action": "extend", "type": model_argument, "default": list(default.items())}
+    if get_origin(kind) is list:
+        return {**settings, "nargs": "*", "type": get_args(kind)[0]}
+    if _is_enumeration(kind):
+        return {**settings, "choices": list(kind.__members__), "default": getattr(default, "name", None)}
+    is_path = bool(field.metadata.get("path"))
+    return {**settings, "type": Path if is_path else kind, "choices": field.metadata.get("choices") or None}
+
+
+def _without_none(hint: Any) -> Any:
+    """Return the type of an option that may be `None`, without that."""
+    is_union = get_origin(hint) in (Union, types.UnionType)
+    return next(part for part in get_args(hint) if part is not type(None)) if is_union else hint
+
+
+def _is_enumeration(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, enum.Enum)
+
+
+def check(args: argparse.Namespace, device: Device, refuse: Callable[[str], NoReturn]) -> None:
+    """Check the options of a command line for a device; `refuse` says what is wrong with them."""
+    for field in fields(args.options):
+        value, least = getattr(args.options, field.name), field.metadata.get("least")
+        if least is not None and value is not None and not value >= least:
+            refuse(f"{field.name}={value} must {'not be negative' if least == 0 else f'be at least {least}'}")
+    try:
+        if hasattr(args.options, "check"):
+            args.options.check(device)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def refuse(message: str) -> NoReturn:
+    """Say what cannot be run here.
+
+    Raises:
+        UsageError: always.
+    """
+    sys.stderr.write(f"{Path(sys.argv[0]).name}: error: {message}\n")
+    raise UsageError(message)
 
 
 def model_argument(text: str) -> tuple[str, Any]:
@@ -74,121 +150,49 @@ def model_argument(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def run_flags(parser: Parser) -> None:
-    """Add the flags that all programs have."""
-    flag = parser.add_argument
-    flag("--threads", type=positive, help="CPU threads of torch (default: its own choice)")
-    flag("--seed", type=count, default=0)
-    flag("--device", default="auto", choices=["auto", "cuda", "cpu"])
-    flag("--epochs", type=count, default=1, help="0: until told to stop, as a job only")
-
-
-def repeating_flags(parser: Parser) -> None:
-    """Add the flags that all programs have which repeat one operation."""
-    flag = parser.add_argument
-    flag("--calls", type=positive, help="calls a step (default: by the device)")
-    flag("--steps", type=positive, default=100, help="steps an epoch")
-    flag("--warmup-steps", type=count, default=3, help="steps before the run")
-    run_flags(parser)
-
-
-def model_flags(parser: Parser) -> None:
-    """Add the flags that all programs with a model have."""
-    flag = parser.add_argument
-    flag("--step-mode", default="eager", choices=STEP_MODES)
-    flag("--precision", default="default", choices=PRECISIONS,
-         help="default: what torch does by itself, which is TF32 in convolutions and fp32 in products")  # fmt: skip
-    flag("--canary", action=argparse.BooleanOptionalAction, default=True,
-         help="check first that what is computed comes out right")  # fmt: skip
-    run_flags(parser)
-
-
-def training_flags(parser: Parser) -> None:
-    """Add the flags that all training programs have."""
-    flag = parser.add_argument
-    flag("--batch-size", type=positive, required=True)
-    flag("--learning-rate", type=float, help="of the first epoch (default: the recipe's own)")
-    flag("--loader-workers", type=count, default=2, help="loader processes; 0 loads in this one")
-    flag("--warmup-steps", type=count, default=10, help="warm-up steps before the run, undone before it begins")
-    flag("--validate", action=argparse.BooleanOptionalAction, default=False,
-         help="measure the accuracy; synthetic data has none")  # fmt: skip
-    model_flags(parser)
-
-
-def check_training(args: argparse.Namespace, parser: Parser) -> None:
-    """Refuse what excludes each other among these flags.
-
-    Raises:
-        UsageError: something does.
-    """
-    if args.step_mode == "cuda_graph" and args.precision == "fp16":
-        parser.error("--step-mode cuda_graph excludes --precision fp16: the loss scaler reads the device at every step")
-    check_step_mode(args, parser)
-
-
-def check_step_mode(args: argparse.Namespace, parser: Parser) -> None:
-    """Refuse a step mode that the device of `--device` cannot have.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    if args.step_mode == "cuda_graph" and args.device == "cpu":
-        parser.error("--step-mode cuda_graph needs a GPU")
-
-
-def check_arrival(args: argparse.Namespace, parser: Parser) -> None:
-    """Refuse a rate that no requests can come at, and one where none belongs.
-
-    Raises:
-        UsageError: it is one.
-    """
-    if (args.arrival == "closed") != (args.rate_per_s is None):
-        parser.error("--rate-per-s belongs to --arrival poisson and constant, which need it")
-    if args.rate_per_s is not None and not 0 < args.rate_per_s < math.inf:
-        parser.error(f"--rate-per-s {args.rate_per_s:g} must be above 0 and finite")
-
-
 def request_of(kind: Callable[..., T], args: argparse.Namespace) -> T:
     """Return a dataclass whose fields are values of the command line."""
     return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
-def run_program(args: argparse.Namespace, parser: Parser, run: Callable[[argparse.Namespace, NullJob], None]) -> None:
-    """Run a program as the command line says, as a job or by hand."""
+def run_program(kind: type[Any], run: Callable[[argparse.Namespace, NullJob], None]) -> None:
+    """Run a program with the options of a class as the command line says, as a job or by hand."""
+    args = parse(kind)
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     with client.attach() as job:
-        if args.epochs == 0 and not job.attached:
-            parser.error("--epochs 0 goes on until told to stop, which needs the orchestrator; give a number")
+        if getattr(args, "epochs", None) == 0 and not job.attached:
+            refuse("--epochs 0 goes on until told to stop, which needs the orchestrator; give a number")
         run(args, job)
     if job.attached:
         leave()
 
 
-def device_of(args: argparse.Namespace, parser: Parser) -> torch.device:
+def device_of(args: argparse.Namespace) -> torch.device:
     """Return the device of `--device`.
 
     Raises:
-        UsageError: this machine lacks it, or `--step-mode` needs another one.
+        UsageError: this machine lacks it, or the options cannot run on it.
     """
     import torch
 
     if args.device != "cpu" and torch.cuda.is_available():
+        name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+        check(args, Device(name=name, is_gpu=True, compute_capability=capability), refuse)
         return torch.device("cuda", 0)
     if args.device == "cuda":
-        parser.error("--device cuda: torch finds no GPU here")
-    if getattr(args, "step_mode", None) == "cuda_graph":
-        parser.error("--step-mode cuda_graph needs a GPU, and torch finds none here")
+        refuse("--device cuda: torch finds no GPU here")
+    check(args, Device(name="the CPUs, as torch finds no GPU here", is_gpu=False), refuse)
     return torch.device("cpu")
 
 
-def need_triton(device: torch.device, parser: Parser) -> None:
+def need_triton(device: torch.device) -> None:
     """Refuse a GPU whose kernels cannot be built, because Triton is not installed.
 
     Raises:
         UsageError: it is not.
     """
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        parser.error("its kernels for GPUs need Triton, which comes with torch for GPUs: pip install triton")
+        refuse("its kernels for GPUs need Triton, which comes with torch for GPUs: pip install triton")
 
 
 def set_arithmetic(args: argparse.Namespace, precision: str, *, autotunes: bool = False) -> None:
@@ -215,9 +219,11 @@ def autocast_dtype(precision: str) -> torch.dtype | None:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
 
-def recorded(args: argparse.Namespace, names: Iterable[str]) -> dict[str, object]:
-    """Return these values of the command line by name."""
-    return {name: getattr(args, name) for name in names}
+def recorded(args: argparse.Namespace) -> dict[str, object]:
+    """Return the options by name, as a run records them: without maps, paths and what is not given; with the seed."""
+    names = [field.name for field in fields(args.options) if not field.metadata.get("path")]
+    values = {name: getattr(args, name, None) for name in [*names, "seed"]}
+    return {name: value for name, value in values.items() if value is not None and not isinstance(value, dict)}
 
 
 def facts_of(device: torch.device, parameters: Iterable[torch.Tensor] = (), *packages: str) -> dict[str, object]:

@@ -7,6 +7,7 @@ log: one line an epoch.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
-from workloads.program import positive
+from workloads.images.options import TrainTimm
 
 if TYPE_CHECKING:
     import torch
@@ -25,59 +26,12 @@ if TYPE_CHECKING:
     from workloads.training.recipes import Recipe
     from workloads.training.steps import Training
 
-_RECORDED = (
-    *("model", "dataset", "source", "image_px", "batch_size", "recipe", "step_mode", "precision"),
-    *("channels_last", "loader_workers", "autotune", "warmup_steps", "seed"),
-)
-
-
-def build_parser() -> program.Parser:
-    """Return the parser of the command line."""
-    parser = program.Parser(description="Train a model of timm on images.")
-    flag, on_off = parser.add_argument, argparse.BooleanOptionalAction
-    flag("--model", required=True, help="name of the model in timm")
-    flag("--model-args", nargs="*", action="extend", type=program.model_argument, default=[], metavar="KEY=VALUE",
-         help="arguments of the model; values are JSON, or text")  # fmt: skip
-    flag("--dataset", required=True, choices=["digits", "cifar10", "imagenet64", "imagenet"])
-    flag("--source", default="disk", choices=["disk", "files", "synthetic_files", "synthetic_host", "synthetic_device"])
-    flag("--data-root", type=Path, help="folder that holds the data sets")
-    flag(
-        "--cache-root",
-        type=Path,
-        help="folder of converted data sets (default: the data set's) and made-up files (default: the user's cache)",
-    )
-    flag("--image-px", type=positive, required=True)
-    flag("--num-classes", type=positive, required=True)
-    flag("--samples", type=positive, help="images an epoch of synthetic data (default: as many as the real one has)")
-    flag("--recipe", default="plain", choices=["plain", "timm"],
-         help="plain: SGD at one learning rate; timm: what timm's train.py does by default")  # fmt: skip
-    flag("--channels-last", action=on_off, default=True)
-    flag("--autotune", default="off", choices=["in_turn", "together", "off"],
-         help="let cuDNN try its algorithms: one job after another, all at once, or not at all")  # fmt: skip
-    program.training_flags(parser)
-    return parser
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Return the command line's values; `model_args` becomes a dict.
-
-    Raises:
-        UsageError: an argument is wrong, or two exclude each other.
-    """
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    args.model_args = dict(args.model_args)
-    program.check_training(args, parser)
-    if args.samples is not None and args.source in ("disk", "files"):
-        parser.error("--samples is for synthetic data; a data set on disk is used whole")
-    if args.dataset == "digits" and args.source in ("files", "synthetic_files"):
-        parser.error(f"--source {args.source} is for data sets of image files, and the digits come with scikit-learn")
-    return args
+parse = functools.partial(program.parse, TrainTimm)
 
 
 def main() -> None:
     """Train as the command line says."""
-    program.run_program(parse(), build_parser(), run)
+    program.run_program(TrainTimm, run)
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
@@ -94,11 +48,11 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     from workloads.training.run import train
 
     job.phase("build")
-    device = program.device_of(args, build_parser())
+    device = program.device_of(args)
     program.set_arithmetic(args, args.precision, autotunes=args.autotune != "off")
     with closing(open_data(program.request_of(DataRequest, args), device)) as data:
         training = _build(args, device)
-        facts = program.recorded(args, _RECORDED) | program.facts_of(device, training.model.parameters(), "timm")
+        facts = program.recorded(args) | program.facts_of(device, training.model.parameters(), "timm")
         train(args, job, training, data, facts, tunes_in_turn=args.autotune == "in_turn")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,15 +31,27 @@ def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
 
 def instance(spec: Spec, **arguments: object) -> Any:
     """Build the object that the spec names; ConfigError if there is no such class, or it takes other arguments."""
-    module_name, _, class_name = spec.target.rpartition(".")
-    try:
-        factory = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"_target_={spec.target}: there is no such class ({error})") from error
+    factory = find(spec.target, f"_target_={spec.target}")
     try:
         return factory(**arguments, **dict(spec.options))
     except TypeError as error:
         raise ConfigError(f"_target_={spec.target} does not take these arguments: {error}") from error
+
+
+def find(name: str, key: str) -> Any:
+    """Import what has this dotted name; ConfigError, with the key that gives it, if that fails."""
+    module_name, _, class_name = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        outside = (
+            ""
+            if importlib.util.find_spec(module_name.partition(".")[0] or "?")
+            else ("; put the folder that holds it on PYTHONPATH")
+        )
+        raise ConfigError(f"{key}: there is no such class ({error}){outside}") from error
+    except Exception as error:  # what a module raises while it is imported may be anything
+        raise ConfigError(f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def freeze(value: object) -> object:

@@ -36,14 +36,18 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def find_file(key: str, given: str) -> Path:
-    """A file that a key gives, from the working directory or the project's own folder; ConfigError if in neither."""
-    name = expanded(key, given)
-    places = [name] if name.is_absolute() else [folder / name for folder in dict.fromkeys((Path.cwd(), PROJECT_DIR))]
+def find_file(key: str, given: str, *others: Path) -> Path:
+    """Return a file that a key gives: from the working directory, the project's own folder or others, in this order.
+
+    Raises:
+        ConfigError: it is in none of them.
+    """
+    name, folders = expanded(key, given), dict.fromkeys((Path.cwd(), PROJECT_DIR, *others))
+    places = [name] if name.is_absolute() else [folder / name for folder in folders]
     for place in places:
         if is_file(path := place.resolve()):
             return path
-    if given and (folders := [place for place in places if place.is_dir()]):
-        raise ConfigError(f"{key}={given}: {folders[0]} is a folder, and a file is needed; name one in it")
+    if given and (found := [place for place in places if place.is_dir()]):
+        raise ConfigError(f"{key}={given}: {found[0]} is a folder, and a file is needed; name one in it")
     where = "" if name.is_absolute() else f" in {' or '.join(str(place.parent) for place in places)}"
     raise ConfigError(f"{key}={given}: there is no such file{where}; check the name")

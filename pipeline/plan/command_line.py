@@ -14,12 +14,12 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
 
-from pipeline.base import interrupts, library_internals, words
+from pipeline.base import interrupts, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.secrets import mask_text
-from pipeline.plan import hydra_arguments, hydra_errors, override_remedy, user_command
+from pipeline.plan import hydra_arguments, hydra_errors, override_remedy, schema, user_command
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -104,7 +104,7 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
     if present := _IS_PRESENT.match(text):
         return f"+{present[1]}: there is a value already; write {present[1]}=VALUE, without the plus"
     if missing := _NO_FILE.match(text):
-        return f"{missing[1]}: there is no choice {missing[2]}; {_other_choice(missing[2], _choices(missing[1]))}"
+        return _explain_missing(missing[1], missing[2])
     if (unset := _NEEDS_PLUS.match(text)) and (there := _choices(unset[1])):
         value = next((word.partition("=")[2] for word in sys.argv if word.startswith(f"{unset[1]}=")), "...")
         which = "" if value in there else f", one of {', '.join(there)}"
@@ -129,6 +129,12 @@ def _explain_in_file(cause: OmegaConfBaseException) -> str:
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         return _unknown(key, cause.parent_node)
     return f"{key}: {why_refused(key, cause)}" if key else str(cause).splitlines()[0]
+
+
+def _explain_missing(group: str, choice: str) -> str:
+    if group == "schema":
+        return f"/schema/{choice}: there is no such schema; name a class of options, as /schema/MODULE.CLASS"
+    return f"{group}: there is no choice {choice}; {_other_choice(choice, _choices(group))}"
 
 
 def _explain_refused(override: str, cause: OmegaConfBaseException) -> str:
@@ -195,8 +201,7 @@ def _unknown(key: str, parent: Any) -> str:
 
 def _choices_that_have(group: str, name: str) -> list[str]:
     """The choices of a group that have a setting, by their own keys and by what they extend."""
-    loader = library_internals.loader_of(PROJECT_DIR / "conf")
-    return [choice for choice in _choices(group) if name in library_internals.values_of(loader, group, choice)]
+    return [choice for choice in _choices(group) if name in schema.keys_of(group, choice)]
 
 
 def why_refused(key: str, cause: OmegaConfBaseException) -> str:

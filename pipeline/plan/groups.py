@@ -36,6 +36,7 @@ from pipeline.base.records import (
 )
 from pipeline.plan import programs, user_command
 from pipeline.plan.inventory import Inventory, env_of
+from pipeline.plan.option_classes import root_of
 from pipeline.plan.schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
 from pipeline.plan.workloads import WorkloadConfig
 
@@ -51,7 +52,7 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     beside, asked = programs.neighbours(config), programs.chosen(config)
     device, workloads = inventory.device_of(config.gpu), [workload for _, workload in asked]
     for workload in [*workloads, *(workload for _, workload in beside)]:
-        workload.check(_planned_for(device, config), device_was_chosen=config.gpu.kind is not GpuKind.auto)
+        workload.refuse_wrong(_planned_for(device, config), device_was_chosen=config.gpu.kind is not GpuKind.auto)
     window = _window(config, workloads)
     made = _programs(workloads, config, device, window, inventory)
     jobs = tuple(
@@ -135,7 +136,7 @@ def _distinct(jobs: Sequence[Job]) -> list[Job]:
 def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
     """The window that fits all of the jobs, with what applies to all: nobody tells a script how many epochs to do."""
     window = Window(**vars(config.window))
-    all_log = all(w.rate().is_logged for w in workloads)
+    all_log = all(w.rate_source().is_logged for w in workloads)
     if window.kind is WindowKind.LOGGED and not all_log:
         raise ConfigError(
             "window.kind=LOGGED needs scripts that all log how fast they are; name it with workload.metric=NAME or "
@@ -162,7 +163,7 @@ def _workload(
     path = inventory.scripts[workload.script].path
     env = env_of(config, workload)
     lacks = _lacking(workload, inventory.interpreters[env])
-    if lacks and not workload.MAY_LACK:
+    if lacks and not workload.may_lack_packages:
         raise ConfigError(lacks)
     # A forked job has executed the module that was preloaded.
     files = workload.source_files()
@@ -171,18 +172,18 @@ def _workload(
         for each in (workload.script, *files, workload.runner, workload.preload)
         if each in inventory.scripts
     ]
-    flags, settings = workload.own_options(), workload.settings()
+    flags, settings = workload.own_options(), workload.study_settings()
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
         flags["device"] = "cuda" if device.is_gpu and not device.is_simulated else "cpu"
         flags["epochs"] = 0 if window.kind is WindowKind.STEADY else config.window.epochs
     own = _flags(flags)
-    words = workload.words(own)
+    words = workload.added_words(own)
     placeholders.check(workload.name, (*own, *words))
     program_digest = digest_of(
         [code.digest for code in codes],
         workload.name,
-        {k: v for k, v in (flags | settings).items() if k not in workload.PATHS},
+        {k: v for k, v in (flags | settings).items() if k not in workload.place_options()},
         words,
         workload.environ,
     )
@@ -204,11 +205,12 @@ def _workload(
         environ=tuple(sorted(workload.environ.items())),
         preload=workload.preload,
         is_in_own_folder=workload.is_in_own_folder(),
-        rate=workload.rate(),
+        rate=workload.rate_source(),
         unit=workload.unit,
         is_rate_given=workload.has_given_rate(),
-        objective=workload.objective(),
+        objective=workload.latency_objective(),
         lacks=lacks,
+        module_path=tuple(map(str, root_of(type(workload)))),
     )
 
 
@@ -223,7 +225,7 @@ def _lacking(workload: WorkloadConfig, interpreter: Interpreter) -> str | None:
     for package in workload.packages() if lines else ():
         names = "|".join(map(re.escape, package.split("|")))
         if not any(re.match(rf"(?:.*/)?(?:{names})(?:[-=@ ]|$)", line) for line in lines):
-            return workload.lacks(package.partition("|")[0], interpreter.python)
+            return workload.explain_lack(package.partition("|")[0], interpreter.python)
     return None
 
 

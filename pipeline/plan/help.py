@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from pipeline.base import startup, words
+from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 
 _CONF, _KEYS = PROJECT_DIR / "conf", PROJECT_DIR / "docs/configuration.md"
@@ -63,7 +64,12 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
     ours = list(itertools.takewhile(lambda one: one != "--", arguments))
     if "--help-keys" in ours:
         prefix = next((one for one in ours[ours.index("--help-keys") + 1 :] if not one.startswith("-")), "")
-        if (text := keys(_OF_A_SIZE.sub("workload", prefix))) is None:
+        try:
+            text = keys(_OF_A_SIZE.sub("workload", prefix))
+        except ConfigError as error:
+            words.say(f"error: {error}")
+            sys.exit(2)
+        if text is None:
             words.say(f"error: --help-keys {prefix}: no key begins like that; python run.py --help-keys prints all")
             sys.exit(2)
     elif {"--help", "-h"} & set(ours):
@@ -87,7 +93,7 @@ def overview() -> str:
 def keys(prefix: str) -> str | None:
     """Of docs/configuration.md the keys that begin with `prefix`, a paragraph each; `None` for no key."""
     shown = []
-    for section, names, cells in _rows(_KEYS.read_text(encoding="utf-8")):
+    for section, names, cells in (*_rows(_KEYS.read_text(encoding="utf-8")), *_rows_of_own_workloads()):
         found = [name for name in re.findall(r"`([^`]*)`", names) if name == prefix or name.startswith(prefix)]
         if found:
             *kinds, default, meaning = (_plain(cell) for cell in cells)
@@ -125,6 +131,18 @@ def _rows(text: str) -> Iterator[tuple[str, str, list[str]]]:
         elif line.startswith("| `"):
             first, *others = (cell.strip() for cell in line.strip().strip("|").split(" | "))
             yield section, first, others
+
+
+def _rows_of_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
+    """The options of workloads that `--config-dir` brings."""
+    from pipeline.plan import option_classes, option_tables  # which take longer than `--help` may
+
+    for folder in option_classes.config_folders()[1:]:
+        for name, kind in option_classes.list_classes([folder], is_strict=True).items():
+            if name not in option_classes.KINDS:
+                section = f"Of {name}: {(kind.__mro__[1].__doc__ or '').partition(chr(10))[0]}"
+                rows = option_tables.rows_of(kind, is_whole=True)
+                yield from ((section, f"`{key}`", cells) for key, *cells in rows)
 
 
 def _plain(cell: str) -> str:

@@ -17,6 +17,7 @@ from pipeline.base.paths import PROJECT_DIR, find_file, is_file
 from pipeline.base.protocols import Env
 from pipeline.base.records import Device, Interpreter
 from pipeline.plan import programs, user_command
+from pipeline.plan.option_classes import root_of
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.plan.source_digest import Code, code_of, module_file, speaks_to_the_study
 from pipeline.plan.workloads import WorkloadConfig
@@ -86,7 +87,7 @@ def take(
             if script not in scripts:
                 has_programs = script == workload.script and workload.runner is not None
                 interpreter = interpreters[env_of(config, workload)] if has_programs else None
-                scripts[script] = _find_script(f"workload.{key}", script, interpreter)
+                scripts[script] = _find_script(f"workload.{key}", script, interpreter, *root_of(type(workload)))
         if workload.runner is None and workload.script not in speaking:
             _refuse_mute(workload, scripts[workload.script])
             speaking.add(workload.script)
@@ -96,8 +97,8 @@ def take(
         if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
             scripts[module] = code_of(file, PROJECT_DIR)
         if needs_data:
-            workload.check_data()
-    needed = {env_of(config, workload) for config, workload in workloads if not workload.MAY_LACK}
+            workload.refuse_missing_data()
+    needed = {env_of(config, workload) for config, workload in workloads if not workload.may_lack_packages}
     may_lack = frozenset(interpreters.keys() - needed)
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts, may_lack=may_lack)
 
@@ -144,17 +145,20 @@ def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
     return gpu.kind, gpu.device, gpu.model
 
 
-def _find_script(key: str, script: str, interpreter: Interpreter | None) -> Code:
-    """Find the code of a file that a key names; else a program of the interpreter's environment, by its name."""
+def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots: Path) -> Code:
+    """Find the code of a file that a key names; else a program of the interpreter's environment, by its name.
+
+    Its modules may also lie in `roots`.
+    """
     if script and interpreter is not None and Path(script).name == script and not _is_file(script):
         return Code(Path(script), _digest_of_program(script, interpreter))
-    path = find_file(key, script)
+    path = find_file(key, script, *roots)
     if not os.access(path, os.X_OK) and (path.suffix in _OF_SHELLS or _is_of_another_interpreter(path)):
         raise ConfigError(
             f"{key}={script}: {path} is not executable, and its first line names no Python; chmod +x {path}"
         )
     try:
-        return code_of(path, PROJECT_DIR)
+        return code_of(path, PROJECT_DIR, *roots)
     except SyntaxError as error:
         raise ConfigError(f"{key}={script}: {error.filename} is not valid Python: {error}") from error
     except OSError as error:

@@ -14,9 +14,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import listed
-from pipeline.plan import command_line, stand_ins, user_command
+from pipeline.plan import command_line, user_command
 from pipeline.plan.schema import Config
-from pipeline.plan.workloads import ScriptConfig, WorkloadConfig
+from pipeline.plan.script_options import ScriptConfig
+from pipeline.plan.workloads import WorkloadConfig
 
 _OF_A_WORKLOAD = re.compile(r"(?P<place>workload|sizes\.(?P<size>[^.]+))(\.(?P<below>.+))?")
 _DEFAULT_DEGREE = 2
@@ -96,7 +97,7 @@ def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Seq
     run = set().union(*map(_places_run, configs))
     for word in typed:
         key, is_set, value = word.partition("=")
-        found = _OF_A_WORKLOAD.fullmatch(stand_ins.place_of(key))
+        found = _OF_A_WORKLOAD.fullmatch(user_command.place_of(key))
         if (
             found is None
             or not is_set

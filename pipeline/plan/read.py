@@ -14,7 +14,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Resume
 from pipeline.plan import command_line
-from pipeline.plan.schema import Config, GpuKind
+from pipeline.plan.schema import SOURCES, Config, GpuKind
 
 
 def read(configs: Sequence[DictConfig]) -> list[Config]:
@@ -26,6 +26,7 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
     typed: list[Config] = []
     for config in configs:
         try:
+            _refuse_source(config)
             each = OmegaConf.to_object(config)
             assert isinstance(each, Config)
             vars(each).pop("blocks", None)  # of the sweep, not of a job
@@ -50,6 +51,13 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
     return typed
 
 
+def _refuse_source(config: DictConfig) -> None:
+    """Refuse a source of data here, with its own key: workloads refer to it."""
+    source = OmegaConf.select(config, "data.source")
+    if source not in SOURCES:
+        raise ConfigError(f"data.source={source}: the value must be one of {', '.join(SOURCES)}")
+
+
 def _refuse_no_workloads(config: Config) -> None:
     """Refuse a workload or a size that no kind of workload was named for, as by a file that extends none."""
     for where, node in {"workload": config.workload, **{f"sizes.{k}": v for k, v in config.sizes.items()}}.items():
@@ -57,7 +65,7 @@ def _refuse_no_workloads(config: Config) -> None:
             choice = "workload" if where == "workload" else f"+workload@{where}"
             raise ConfigError(
                 f"{where} is of no kind of workload; {choice}=NAME names a file of conf/workload, which begins with "
-                "`defaults: [/schema/workload@_here_, _self_]`, or another kind (docs/workloads.md)"
+                "`defaults: [/schema/workload@_here_, _self_]`, or a class of options (docs/your_own_workload.md)"
             )
 
 

@@ -6,25 +6,26 @@ A scenario, environment, profiler or exporter may do without one: the keys of it
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import yaml
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 
-import pipeline.plan.framework_workloads
-import pipeline.plan.infer_workloads
-import pipeline.plan.micro_workloads
-import pipeline.plan.text_workloads  # noqa: F401  a subclass is found by its being there
 from pipeline.base.records import EnvTool, WindowKind
-from pipeline.plan.workloads import DataSource, WorkloadConfig
+from pipeline.plan.option_classes import KINDS, config_folders, list_classes, open_maps
+from pipeline.plan.workloads import WorkloadConfig
 
 Baseline = enum.Enum("Baseline", "auto always never", start=0)
 Order = enum.Enum("Order", "random listed", start=0)
 ForeignLoad = enum.Enum("ForeignLoad", "invalid note", start=0)
 GpuKind = enum.Enum("GpuKind", "auto nvidia cpu simulated", start=0)
 UnitOf = enum.Enum("UnitOf", "block case", start=0)
+SOURCES = ("disk", "files", "synthetic_files", "synthetic_host", "synthetic_device")
+"""Of data, which workloads refer to as `${data.source}`; those of `workloads.model_options.DataSource`."""
 AUTO_DEVICE = "auto"
 """`gpu.device`: the GPU that an allocation grants, or the first one."""
 NO_EXPORTER = "none"
@@ -251,7 +252,7 @@ class LimitsConfig:
 class DataConfig:
     """Shorthand for every workload of the study: where training data comes from."""
 
-    source: DataSource = DataSource.disk
+    source: str = "disk"
     root: str | None = None
 
 
@@ -297,7 +298,7 @@ class Config:
 OF_A_SWEEP: dict[str, Any] = {"blocks": None}
 """Keys beside those of `Config`, which no job has: `blocks`, a union of grids with overrides as on the command line."""
 
-BASES = (ScenarioConfig, WorkloadConfig, EnvConfig, ProfilerConfig, ExporterConfig)
+BASES = (ScenarioConfig, EnvConfig, ProfilerConfig, ExporterConfig)
 """The nodes that those of a group extend."""
 
 
@@ -307,23 +308,37 @@ def register() -> None:
     if Config not in _registered:
         store.store(name="sweep_schema", node=OF_A_SWEEP)
         store.store(name="config_schema", node=Config)
-    nodes = [node for base in BASES for node in kinds(base)]
+    nodes: list[Any] = [*KINDS.values(), *(node for base in BASES for node in kinds(base))]
     for node in nodes:
         if node not in _registered:
             store.store(group="schema", name=node.NODE, node=node)
-            _open(store.repo["schema"][f"{node.NODE}.yaml"].node)  # not a copy, which takes as long as to make it
+            open_maps(store.repo["schema"][f"{node.NODE}.yaml"].node)  # not a copy, which takes as long as to make it
     _registered.update((Config, *nodes))
 
 
 _registered = set[type[Any]]()
 
 
-def _open(node: DictConfig) -> None:
-    """Let keys of a user's own need no `+`."""
-    for key in {"flags", "environ"} & node.keys():
-        OmegaConf.set_struct(node[key], False)
+def keys_of(group: str, choice: str) -> set[str]:
+    """Return the keys that a choice of a group has, by its file and by what that extends; none of an unknown choice."""
+    files = [folder / group / f"{choice}.yaml" for folder in config_folders()]
+    if (file := next((file for file in files if file.is_file()), None)) is None:
+        return set()
+    values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    keys = set(values) - {"defaults"}
+    for default in values.get("defaults", ()):
+        extended = str(default).partition("@")[0]
+        name = extended.removeprefix("/schema/")
+        if name == extended:
+            keys |= keys_of(group, extended)
+        else:
+            nodes = {node.NODE: node for base in BASES for node in kinds(base)} | list_classes()
+            keys |= {each.name for each in dataclasses.fields(nodes[name])} if name in nodes else set()
+    return keys
 
 
 def kinds(base: type[Any]) -> list[type[Any]]:
-    """The node and all that extend it."""
+    """The node and all that extend it; of workloads, all that files of the configuration name."""
+    if base is WorkloadConfig:
+        return list(list_classes().values())
     return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]

@@ -32,14 +32,14 @@ class Code(NamedTuple):
     sources: tuple[Source, ...] = ()
 
 
-def code_of(path: Path, project: Path) -> Code:
-    """The code of a program; `project` is the folder that holds `workloads/`.
+def code_of(path: Path, project: Path, *others: Path) -> Code:
+    """The code of a program; `project` is the folder that holds `workloads/`, and `others` hold modules as well.
 
     Raises:
         OSError, SyntaxError: its file cannot be read; one of ours is no Python.
     """
     is_ours = path.is_relative_to(project / _PACKAGE)
-    roots = [project] if is_ours else _roots(path)
+    roots = [project] if is_ours else [*_roots(path), *others]
     sources = []
     for file in sorted(_closure(path, roots, is_strict=is_ours)):
         name = os.path.relpath(file, project if is_ours else path.parent)

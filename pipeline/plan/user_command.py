@@ -59,6 +59,11 @@ def key_of(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
+def place_of(key: str) -> str:
+    """Return where in the configuration a key puts something: `sizes.S` for `workload@sizes.S`."""
+    return key.lstrip("+~").rpartition("@")[2]
+
+
 def sets(word: str, keys: Collection[str]) -> bool:
     """Whether an argument is an override of one of these keys, or of one below it."""
     return "=" in word and any(key_of(word) == each or key_of(word).startswith(f"{each}.") for each in keys)

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.base.errors import ConfigError
 from pipeline.base.layout import CONFIG
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.plan import schema
+from pipeline.plan import option_classes, schema
 from pipeline.plan.workloads import WorkloadConfig
 from pipeline.record.original import Original
 
@@ -66,7 +66,9 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
 
 def _typed(base: type[Any], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
     """The values as the node of the schema that has these keys, or the fewest keys beside them."""
-    fitting = [(_keys(node) - set(values), node) for node in schema.kinds(base) if set(values) <= _keys(node)]
+    is_known = base is WorkloadConfig and values.get("options") is not None
+    nodes = [option_classes.load(str(values["options"]))] if is_known else schema.kinds(base)
+    fitting = [(_keys(node) - set(values), node) for node in nodes if set(values) <= _keys(node)]
     if (target := values.get("_target_")) is not None:
         fitting = [(extra, node) for extra, node in fitting if not extra or target in _targets(where, node)]
         if not fitting:  # of a YAML that extends no node: its keys are arguments of its class, and it lacks none
@@ -76,8 +78,8 @@ def _typed(base: type[Any], values: dict[str, Any], where: str, absent: list[str
             f"{where}: this version of the project knows no kind of it with the keys {', '.join(sorted(values))}; "
             "check out the commit that recorded the run to reproduce it"
         )
-    extra, node = min(fitting, key=lambda pair: len(pair[0]))
-    absent += [f"{where}.{key}" for key in sorted(extra)]
+    extra, node = min(fitting, key=lambda pair: (len(pair[0]), len(pair[1].__mro__)))
+    absent += [f"{where}.{key}" for key in sorted(extra - {"options"})]
     merged = OmegaConf.merge(OmegaConf.structured(node), values)
     assert isinstance(merged, DictConfig)
     return merged

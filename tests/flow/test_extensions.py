@@ -6,6 +6,7 @@ study that uses all of them runs, and its report is written.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import yaml
 
 from pipeline.base.paths import PROJECT_DIR
 from tests import forks
@@ -66,10 +68,15 @@ def of_page(name: str) -> dict[str, str]:
     return found
 
 
-LISTENER, WORKLOAD = of_page("your_own_listener"), of_page("your_own_workload")
+LISTENER, OWN_WORKLOAD = of_page("your_own_listener"), of_page("your_own_workload")
+# The same files inside the project, as the page says.
+WORKLOAD = {
+    path.replace("products/", "workloads/products/"): code.replace("products.options", "workloads.products.options")
+    for path, code in OWN_WORKLOAD.items()
+}
 # What the checks of other kinds look at.
 SEEN = 'job.param(**{name: __import__("os").environ.get(name.upper()) for name in ("share", "colours", "depth")})'
-WORKLOAD["workloads/products.py"] = WORKLOAD["workloads/products.py"].replace(
+WORKLOAD["workloads/products/program.py"] = WORKLOAD["workloads/products/program.py"].replace(
     "    job.ready()", f"    {SEEN}\n    job.ready()"
 )
 PAINTED = """
@@ -262,7 +269,8 @@ def test_the_files_of_a_row_are_those_that_are_touched(kind: str) -> None:
     assert sorted(path.replace("NAME", ADDED[kind].name) for path in named) == sorted(ADDED[kind].paths)
     assert sum(path.endswith(".py") for path in named) <= 2 and sum(path.endswith(".yaml") for path in named) <= 1
     for path in named:
-        assert (PROJECT_DIR / path).is_file() == ("NAME" not in path) and (PROJECT_DIR / path).parent.is_dir(), path
+        assert (PROJECT_DIR / path).is_file() == ("NAME" not in path), path
+        assert (PROJECT_DIR / path.partition("/NAME")[0]).exists(), path
 
 
 @dataclass(frozen=True)
@@ -453,3 +461,27 @@ def test_one_of_each_kind_is_added_and_runs(study: Study) -> None:
     """One test, because the study that they look at takes seconds."""
     for check in (*CHECKS.values(), check_pages):
         check(study)
+
+
+def test_a_workload_in_a_repository_of_its_own_is_checked_rehearsed_and_run(tmp_path: Path) -> None:
+    for path, code in OWN_WORKLOAD.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(code)
+
+    def run(*overrides: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(PROJECT_DIR / "run.py"), "--config-dir", "conf", *overrides]
+        environ = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
+
+    refused = run("workload=products", "workload.size=12", "workload.precision=fp32", "gpu=cpu", "dry_run=true")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "error: workload products: size=12 must be a multiple of 8 with precision=fp32\n",
+    )
+    done = run("workload=products", "+rehearse=tiny", "degree=1", "baseline=never", f"gpu.lock_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    (config,) = tmp_path.glob("mlruns/artifacts/*/*/artifacts/config.yaml")
+    recorded = yaml.safe_load(config.read_text())["workload"]
+    assert (recorded["options"], recorded["size"]) == ("products.options.Products", 32)
+    again = run(f"reproduce={config.parts[-3]}", "dry_run=true")
+    assert again.returncode == 0 and "naive-1x-products" in again.stdout, again.stderr

@@ -28,6 +28,8 @@ VOLATILE = re.compile(r".*(_ns|spool_id|parentRunId|note\.content|rates|study|pi
 """Tags that two measurements of one program do not have alike."""
 OF_THE_MOMENT = re.compile(r"\*? \(.*?\)")
 """How long a study takes, and whether the machine was quiet."""
+JOB = re.compile(r"job \d-toy")
+"""Which of two jobs that end at once is named is their race."""
 FIGURES = re.compile(r"\d+([.:]\d+)*")
 
 
@@ -86,7 +88,9 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
         for run in (group, *sorted(jobs, key=lambda job: str(job.info.run_name))):
             tags = {key: value for key, value in run.data.tags.items() if not VOLATILE.fullmatch(key)}
             found.append({**run.data.params, **tags, **dict.fromkeys(run.data.metrics, ""), "": run.info.status})
-    return [{key: value.replace(str(folder), "FOLDER") for key, value in row.items()} for row in found]
+    return [
+        {key: JOB.sub("job N-toy", value.replace(str(folder), "FOLDER")) for key, value in row.items()} for row in found
+    ]
 
 
 def test_two_studies_in_one_worker_are_as_in_two(run: Callable[..., Seen]) -> None:

@@ -17,6 +17,7 @@ def forbid(event, args):
         raise RuntimeError(f"an import caused {event}")
 sys.addaudithook(forbid)
 import listeners.dcgm, listeners.gpm, listeners.host, listeners.nvml, listeners.smi, workloads.client
+import workloads.serving.options, workloads.rates.options, workloads.frameworks.options, workloads.program
 import pipeline.prepare.mig.partitions, pipeline.study.execution, pipeline.tracking
 import pipeline.record.store.results, pipeline.prepare.device.nvml
 import pipeline.report.__main__, pipeline.report.figures.every, pipeline.report.page.page

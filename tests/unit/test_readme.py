@@ -9,7 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.plan import schema
+from pipeline.plan import option_classes, option_tables, schema
+from workloads.model_options import DataSource
 
 README = PROJECT_DIR / "README.md"
 PAGES = [README, *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
@@ -106,7 +107,7 @@ def written(value):
 def kinds(group):
     """By file of a folder of `conf/` that is not made of another one there: the schema that has its keys, if any."""
     files = sorted((PROJECT_DIR / "conf" / group).glob("*.yaml"))
-    based = {file.stem: re.search(r"^defaults: \[([/\w]+)", file.read_text(), re.MULTILINE) for file in files}
+    based = {file.stem: re.search(r"^defaults: \[([/\w.]+)", file.read_text(), re.MULTILINE) for file in files}
     return {name: base and base[1] for name, base in based.items() if base is None or base[1] not in based}
 
 
@@ -114,6 +115,7 @@ def test_the_page_of_configuration_has_every_key_with_its_default(compose):
     options = {group: list(kinds(group)) for group in ("scenario", "env", "window", "profiler", "exporter", "tracking")}
     # Of each kind of workload the file that sets least.
     workloads = ["tiny", "resnet26_cifar10", "script", "infer_tiny", "infer_tiny_text", "tiny_text"]
+    workloads += ["infer_resnet18", "infer_bert_base", "bert_base"]
     workloads += ["micro", "particles", "server", "framework"]
     schemas = kinds("workload")
     assert {schemas[name] for name in workloads} == set(schemas.values())
@@ -127,5 +129,22 @@ def test_the_page_of_configuration_has_every_key_with_its_default(compose):
         for key, value in keys_of(OmegaConf.to_container(config, enum_to_str=True)):
             found.add(key)
             assert key in rows, key
-            assert not rows[key] or value in rows[key] or value == "???", (key, value)
+            is_generated = key.startswith("workload.")
+            assert is_generated or not rows[key] or value in rows[key] or value == "???", (key, value)
     assert set(rows) == found
+
+
+def test_the_tables_of_options_are_those_of_the_classes():
+    stale = "python -m pipeline.plan.option_tables writes them anew"
+    assert option_tables.fill(CONFIGURATION) == CONFIGURATION, stale
+    named = set(re.findall(r"<!-- options: ([\w.]+) -->", CONFIGURATION))
+    kinds = option_classes.list_classes([PROJECT_DIR / "conf"], is_strict=True).values()
+    modules = {f"{base.__module__}.{base.__qualname__}" for kind in kinds for base in kind.__mro__}
+    with_options = {name for name in modules if name.startswith("workloads.") and list(rows_of(name))}
+    assert with_options | {"workload", "script"} == named
+    assert tuple(DataSource.__members__) == schema.SOURCES
+
+
+def rows_of(name):
+    module, _, kind = name.rpartition(".")
+    return option_tables.rows_of(getattr(importlib.import_module(module), kind))

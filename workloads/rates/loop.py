@@ -55,7 +55,7 @@ def measure(
         name: of the operation, in words.
         facts: to be recorded of it; what is `None` is left out.
     """
-    every = {**facts, "calls": calls, **program.recorded(args, ("steps", "warmup_steps", "seed"))}
+    every = {**program.recorded(args), **facts, "calls": calls}
     job.param(**{name: value for name, value in every.items() if value is not None})
     job.phase("warmup")
     num_wrong = torch.zeros((), dtype=torch.int64, device=device)

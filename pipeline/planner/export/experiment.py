@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base import library_internals, modes, services
+from pipeline.base import modes, services
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.words import counted
 from pipeline.importer import experiment_file
 from pipeline.importer.experiment_file import Program, Value, override_value
-from pipeline.plan.schema import kinds
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.schema import keys_of
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.planner.profile import SIMULATED
 from pipeline.prepare.mig import partitions, profiles
@@ -138,7 +137,6 @@ def programs_of(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, str
         ConfigError: a service is no workload, or an option of it cannot be read.
     """
     rates, objectives = rates_per_s(plan), {service.name: service.objective_ms for service in plan.services}
-    loader = library_internals.loader_of(PROJECT_DIR / "conf")
     window_s = _window_s(plan)
     found: dict[str, Program] = {}
     for group in groups:
@@ -147,7 +145,7 @@ def programs_of(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, str
             rate = rates.get((group.gpus[0], place))
             if name not in found:
                 objective = _objective(instance, rate, objectives.get(instance.service), window_s)
-                found[name] = _program(loader, name, instance, rate, objective, workloads)
+                found[name] = _program(name, instance, rate, objective, workloads)
     return {program: name for name, program in found.items()}
 
 
@@ -241,7 +239,6 @@ def rehearsal_s(plan: Plan) -> int:
 
 
 def _program(
-    loader: Any,
     name: str,
     instance: Instance,
     rate_per_s: float | None,
@@ -254,7 +251,7 @@ def _program(
             f"service {instance.service}: conf/workload has no {choice}; say which workload it is, as "
             f"--workload {instance.service.split()[0]}=infer_bert_base"
         )
-    options_there = _options_of(library_internals.schema_of(loader, "workload", choice))
+    options_there = keys_of("workload", choice)
     batch = next((key for key in _BATCHES if key in options_there), None)
     answers_requests = services.RATE in options_there
     values: dict[str, Value] = {}
@@ -270,11 +267,6 @@ def _program(
     if answers_requests and rate_per_s is not None:
         values |= {"arrival": "poisson", services.RATE: rate_per_s, **objective}
     return Program(workload=choice, values=tuple(values.items()), name=name)
-
-
-def _options_of(node: str) -> set[str]:
-    """The options of a kind of workload, by the name of its schema."""
-    return {field.name for kind in kinds(WorkloadConfig) if node == kind.NODE for field in dataclasses.fields(kind)}
 
 
 def _sharing(group: Group) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import yaml
 from pipeline.base import placeholders
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.importer import __main__, radt_table
-from pipeline.plan.workloads import DataSource
 from tests.experiments import configs_of, planned
+from workloads.model_options import DataSource
 
 HEADER = ["Experiment", "Workload", "Status", "Run", "Devices", "Collocation", "File", "Listeners", "Params"]
 MIXES = ["MS", "MSS", "MMS", "MSSS", "MMSS", "MMMS", "LS", "LSS", "LSSS", "LM", "LMS", "LMM", "LMSS", "LMSSS"]

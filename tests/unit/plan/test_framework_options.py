@@ -9,11 +9,11 @@ import pytest
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Interpreter
 from pipeline.plan import inventory, read
-from pipeline.plan.framework_workloads import FrameworkConfig
 from pipeline.plan.inventory import Inventory
 from tests.conftest import inventory_of
 from tests.experiments import configs_of
 from workloads.framework import FRAMEWORKS
+from workloads.frameworks.options import Framework
 
 PROBE = ("workload=framework", "degree=1")
 
@@ -32,7 +32,7 @@ def installed(monkeypatch):
 
 
 def test_the_name_follows_and_every_framework_of_the_program_is_known(make_plan):
-    names = {FrameworkConfig(framework=name).packages() and name for name in FRAMEWORKS}
+    names = {Framework(framework=name).packages() and name for name in FRAMEWORKS}
     assert names == set(FRAMEWORKS)
     (group,) = make_plan([*PROBE, "workload.framework=tensorflow"]).groups
     assert group.name == "naive-1x-framework_tensorflow"
@@ -61,7 +61,7 @@ def test_in_a_study_it_is_a_group_that_is_skipped_with_its_baseline(make_plan):
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("workload.framework=mxnet", "framework=mxnet must be torch, jax"),
+        ("workload.framework=mxnet", "framework=mxnet must be one of torch, jax"),
         ("workload.rows=0", "rows=0 must be at least 1"),
         ("workload.rounds=0", "rounds=0 must be at least 1"),
     ],

@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from pipeline.base.errors import ConfigError
-from pipeline.plan.micro_workloads import MicroConfig, Operation
+from pipeline.plan.option_classes import join
 from tests.conftest import GPU
+from workloads.rates.options import Micro, Operation
 
 MICRO = ("workload=micro", "degree=1", "baseline=never")
 
@@ -45,17 +46,17 @@ def test_what_cannot_be_is_refused(make_plan, overrides, why):
 
 
 def test_fp8_is_refused_on_a_gpu_without_it():
-    workload = MicroConfig(operation=Operation.fp8_tensor)
+    workload = join(Micro(operation=Operation.fp8_tensor))
     of = {major: dataclasses.replace(GPU, details=(("compute_capability", major),)) for major in ("8.0", "8.9", "9.0")}
-    workload.check(of["8.9"], device_was_chosen=True)
-    workload.check(of["9.0"], device_was_chosen=True)
+    workload.refuse_wrong(of["8.9"], device_was_chosen=True)
+    workload.refuse_wrong(of["9.0"], device_was_chosen=True)
     with pytest.raises(ConfigError, match="has no fp8"):
-        workload.check(of["8.0"], device_was_chosen=True)
+        workload.refuse_wrong(of["8.0"], device_was_chosen=True)
     older = dataclasses.replace(GPU, details=(("compute_capability", "7.5"),))
     with pytest.raises(ConfigError, match="has no tf32"):
-        MicroConfig(operation=Operation.tf32_tensor).check(older, device_was_chosen=True)
+        join(Micro(operation=Operation.tf32_tensor)).refuse_wrong(older, device_was_chosen=True)
 
 
 def test_particles_have_four_or_six_dimensions(make_plan):
-    with pytest.raises(ConfigError, match="must be 4 or 6"):
+    with pytest.raises(ConfigError, match="must be one of 4, 6"):
         make_plan(["workload=particles", "degree=1", "workload.dimensions=5"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import re
 import sys
@@ -16,13 +15,14 @@ from pipeline.base import layout
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import WindowKind
-from pipeline.plan import describe, read, schema
+from pipeline.plan import describe, read
 from pipeline.plan import plan as planning
 from pipeline.plan.inventory import take as take_inventory
 from pipeline.prepare.device import chosen, nvml
 from pipeline.record.original import Original
 from pipeline.reproduce.config import config_of
 from tests.conftest import DATA, GPU, inventory_of, sweep
+from tests.experiments import configs_of
 
 SYNTHETIC = "data.source=synthetic_device"
 
@@ -471,24 +471,53 @@ def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added):
         make_plan([here, "scenario=nameless", *chosen[2:]])
 
 
-def test_a_kind_of_workload_with_options_of_its_own_is_a_program_a_class_and_a_yaml(make_plan, added, monkeypatch):
+def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_yaml(make_plan, added):
     folder, here = added
-    (folder / "kind.py").write_text(
-        "from dataclasses import dataclass\nfrom typing import ClassVar\n"
-        "from pipeline.plan.workloads import WorkloadConfig\n\n"
-        "@dataclass\nclass Tokens(WorkloadConfig):\n"
-        "    NODE: ClassVar[str] = 'tokens'\n    length: int = 8\n\n"
-        "    def check(self, device, *, device_was_chosen):\n"
-        "        super().check(device, device_was_chosen=device_was_chosen)\n"
-        "        if self.length < 1:\n            raise self._refused('length must be at least 1')\n"
+    (folder / "tokens").mkdir()
+    (folder / "tokens/options.py").write_text(
+        "from dataclasses import dataclass, field, replace\n\n"
+        "@dataclass\nclass Tokens:\n    unit = 'tokens'\n"
+        "    length: int = field(default=8, metadata={'help': 'of a text'})\n    words: list[str] | None = None\n\n"
+        "    def check(self, device):\n"
+        "        if self.length > 99 and not device.is_gpu:\n            raise ValueError('length needs a GPU')\n\n"
+        "    def small(self):\n        return replace(self, length=2)\n"
     )
-    (folder / "tokens.py").write_text("from workloads import client\n")
-    (folder / "workload/tokens.yaml").write_text(
-        f"defaults: [/schema/tokens@_here_, _self_]\nname: tokens\nscript: {folder / 'tokens.py'}\n"
-    )
-    importlib.import_module("kind")
-    schema.register()
-    (group,) = make_plan([here, "workload=tokens", "workload.length=16"]).groups
-    assert group.jobs[0].workload.argv[1:3] == ("--length", "16")
-    with pytest.raises(ConfigError, match="workload tokens: length must be at least 1"):
-        make_plan([here, "workload=tokens", "workload.length=0"])
+    (folder / "tokens/program.py").write_text("from tokens.options import Tokens\nfrom workloads import client\n")
+    (folder / "workload/mine.yaml").write_text("defaults: [/schema/tokens.options.Tokens@_here_, _self_]\n")
+    (group,) = make_plan([here, "workload=mine", "workload.length=16", "gpu=cpu"]).groups
+    workload = group.jobs[0].workload
+    assert workload.argv[:3] == (str(folder / "tokens/program.py"), "--length", "16")
+    assert (workload.name, workload.unit, workload.module_path) == ("tokens", "tokens", (str(folder),))
+    assert [source.name for source in workload.sources] == ["options.py", "program.py"]
+    assert dict(workload.params)["script"] == "tokens/program.py"
+    again, unrecorded = config_of(recorded(group.config_text()))
+    assert (again.workload.length, unrecorded) == (16, [])
+    with pytest.raises(ConfigError, match="workload tokens: length needs a GPU"):
+        make_plan([here, "workload=mine", "workload.length=100", "gpu=cpu"])
+    rehearsed = configs_of(["+rehearse=tiny", here, "workload=mine", "workload.environ.A=b"])
+    assert [(config.workload.length, config.workload.environ) for config in rehearsed] == [(2, {"A": "b"})]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import nothing_of_this_name", "there is no such class .No module named 'nothing_of_this_name'"),
+        ("class Broken:\n    size: int = 1", "this is no dataclass"),
+        ("def", "cannot be imported: SyntaxError"),
+        ("from dataclasses import dataclass\n@dataclass\nclass Broken:\n    size: set = None", "Unexpected type"),
+        ("", "has no attribute 'Broken'"),
+        (
+            "from dataclasses import dataclass\n@dataclass\nclass Broken:\n    small: int = 1",
+            "an option cannot be called small; give it another name",
+        ),
+    ],
+)
+def test_a_class_of_options_that_cannot_be_loaded_is_refused_in_one_line(make_plan, added, code, why):
+    folder, here = added
+    module = f"broken_{abs(hash(code))}"
+    (folder / f"{module}.py").write_text(code)
+    (folder / "workload/broken.yaml").write_text(f"defaults: [/schema/{module}.Broken@_here_, _self_]\n")
+    with pytest.raises(ConfigError, match=why) as refused:
+        make_plan([here, "workload=broken"])
+    assert str(refused.value).startswith(f"/schema/{module}.Broken: ")
+    assert "\n" not in str(refused.value)

@@ -10,23 +10,25 @@ import pytest
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.host import cpu_device
-from pipeline.plan.text_workloads import Task, TextModel, TrainTextConfig
-from pipeline.plan.workloads import DataSource, StepMode
+from pipeline.plan.option_classes import join
+from pipeline.plan.workloads import WorkloadConfig
 from pipeline.prepare.env import current
 from tests.conftest import GPU
+from workloads.model_options import DataSource, StepMode
+from workloads.text.options import Task, TextModel, TrainText
 
 CPU = cpu_device()
 
 
-def text(**changes: object) -> TrainTextConfig:
-    values = {"name": "text", "model": TextModel.bert, "num_classes": 4, "sequence_tokens": 128, "batch_size": 8}
-    return TrainTextConfig(**(values | changes))  # type: ignore[arg-type]
+def text(**changes: object) -> WorkloadConfig:
+    values = {"model": TextModel.bert, "num_classes": 4, "sequence_tokens": 128, "batch_size": 8}
+    return join(TrainText(**(values | changes)))  # type: ignore[arg-type]
 
 
-def refused(config: TrainTextConfig, device=GPU) -> str:
+def refused(config: WorkloadConfig, device=GPU) -> str:
     with pytest.raises(ConfigError) as caught:
-        config.check(device, device_was_chosen=False)
-        config.check_data()
+        config.refuse_wrong(device, device_was_chosen=False)
+        config.refuse_missing_data()
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -64,7 +66,7 @@ def folder_of_texts(root: Path, *classes: str) -> Path:
         ({"source": DataSource.synthetic_files}, "is for images; use synthetic_host or synthetic_device"),
         ({"source": DataSource.files}, "pydoc comes with Python; use source=disk"),
         ({"dataset": "news"}, "a folder of texts is source=files"),
-        ({"source": DataSource.files, "dataset": "news"}, "reads news from disk, but no folder is given"),
+        ({"source": DataSource.files, "dataset": "news"}, "news is read from disk, but no folder is given"),
         (
             {"source": DataSource.files, "dataset": "news", "data_root": "/nowhere"},
             "/nowhere/news, which does not exist",
@@ -79,15 +81,15 @@ def test_what_excludes_each_other_is_refused(changes, message):
 
 def test_a_large_model_is_not_trained_on_cpus_that_nobody_chose():
     assert "no GPU was found; use gpu=cpu" in refused(text(), CPU)
-    text().check(CPU, device_was_chosen=True)
-    text(model_args={"hidden_size": 128}).check(CPU, device_was_chosen=False)
+    text().refuse_wrong(CPU, device_was_chosen=True)
+    text(model_args={"hidden_size": 128}).refuse_wrong(CPU, device_was_chosen=False)
     assert "needs a GPU" in refused(text(step_mode=StepMode.cuda_graph), CPU)
 
 
 def test_weights_must_fit(weights):
     good = text(weights=str(weights))
-    good.check(CPU, device_was_chosen=False)
-    good.check_data()
+    good.refuse_wrong(CPU, device_was_chosen=False)
+    good.refuse_missing_data()
     assert good.own_options()["weights"] == str(weights)
     assert "more than the 256 positions" in refused(text(weights=str(weights), sequence_tokens=300))
     assert "have hidden_size=384, and model_args.hidden_size=768" in refused(
@@ -103,12 +105,12 @@ def test_weights_must_fit(weights):
 
 
 def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
-    def config(*classes: str, **changes: object) -> TrainTextConfig:
+    def config(*classes: str, **changes: object) -> WorkloadConfig:
         root = folder_of_texts(tmp_path / "-".join(("root", *classes)), *classes)
         (root / "news").mkdir(parents=True, exist_ok=True)
         return text(source=DataSource.files, dataset="news", data_root=str(root), **changes)
 
-    config("a", "b").check_data()
+    config("a", "b").refuse_missing_data()
     assert "holds 0 folders of text files" in refused(config())
     assert "holds 1 folders of text files" in refused(config("a"))
     assert "holds 3 classes: num_classes=2 is too few" in refused(config("a", "b", "c", num_classes=2))

@@ -138,10 +138,13 @@ def test_a_server_that_dies_is_an_error_and_nobody_records_any_more(ask):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--command", "vllm serve"], "does not say where the port goes: write {port}"),
+        (["--command", "vllm serve"], "does not say where the server listens; write {port}"),
         (["--command", "sh -c 'serve {port}"], "cannot be split as a shell would: No closing quotation"),
-        (["--command", "serve {port}", "--arrival", "poisson"], "--rate-per-s belongs to"),
-        (["--command", "serve {port}", "--arrival", "poisson", "--rate-per-s", "0"], "must be above 0"),
+        (["--command", "serve {port}", "--arrival", "poisson"], "needs a rate above 0, and rate_per_s is not given"),
+        (
+            ["--command", "serve {port}", "--arrival", "poisson", "--rate-per-s", "0"],
+            "needs a rate above 0, and rate_per_s is 0",
+        ),
     ],
 )
 def test_wrong_arguments_end_with_status_2(capsys, flags, message):

@@ -60,7 +60,7 @@ def ask(monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if given is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-        args = framework.build_parser().parse_args(["--framework", "jax", "--rows", "4", "--rounds", "3"])
+        args = framework.parse(["--framework", "jax", "--rows", "4", "--rounds", "3"])
         return framework.run(args, client.NullJob())
 
     return probed

@@ -13,6 +13,7 @@ import torch
 from pipeline.base.paths import PROJECT_DIR
 from workloads import client, micro, particles, program
 from workloads.rates import operations, tracking
+from workloads.rates.options import Operation
 from workloads.rates.tracking import Tracking
 
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ class Told(client.NullJob):
         self.epochs = number
 
 
-@pytest.mark.parametrize("name", [name for name in micro.OPERATIONS if name != "launch"])
+@pytest.mark.parametrize("name", [name for name in Operation.__members__ if name != "launch"])
 def test_what_is_right_counts_once_and_what_is_not_written_is_wrong(name):
     operation = operations.build(name, CPU, SIZE)
     operation.begin()
@@ -96,7 +97,7 @@ def test_a_turn_is_symplectic():
 
 def test_a_program_counts_its_work_and_reports_what_is_wrong(monkeypatch):
     argv = ["--operation", "fp16_tensor", "--rows", "64", "--steps", "4", "--calls", "3", "--epochs", "2"]
-    told, args = Told(), micro.build_parser().parse_args([*argv, "--device", "cpu"])
+    told, args = Told(), micro.parse([*argv, "--device", "cpu"])
     micro.run(args, told)
     assert told.work == pytest.approx([3 * 2 * 64**3 / 1e12] * 8)
     assert (told.epochs, told.found_wrong) == (2, [])
@@ -106,7 +107,7 @@ def test_a_program_counts_its_work_and_reports_what_is_wrong(monkeypatch):
 
 
 def test_particles_that_the_cpu_tracks_elsewhere_are_wrong(monkeypatch):
-    args = particles.build_parser().parse_args(["--device", "cpu", "--particles", "50", "--steps", "2"])
+    args = particles.parse(["--device", "cpu", "--particles", "50", "--steps", "2"])
     told = Told()
     particles.run(args, told)
     assert (sum(told.work), told.found_wrong) == (2 * 2 * 5 * 50, [])
@@ -118,8 +119,8 @@ def test_particles_that_the_cpu_tracks_elsewhere_are_wrong(monkeypatch):
 def test_a_gpu_without_triton_is_refused_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(program.UsageError, match="need Triton"):
-        program.need_triton(torch.device("cuda"), micro.build_parser())
-    program.need_triton(CPU, micro.build_parser())
+        program.need_triton(torch.device("cuda"))
+    program.need_triton(CPU)
 
 
 _INTERPRETED = """

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.plan import read, workloads
+from pipeline.plan import read
+from workloads.images.options import Autotune, Recipe
 from workloads.images.vision import import_torchvision
+from workloads.model_options import DataSource, Precision
 
 # Millions of parameters at 1000 classes, data set, pixels, batch size.
 PUBLISHED = {
@@ -32,9 +34,9 @@ def test_it_is_the_network_of_the_study_at_the_settings_of_its_program(compose, 
     workload = config.workload
     millions, *others = PUBLISHED[name]
     assert [workload.dataset.name, workload.image_px, workload.batch_size] == others
-    assert (workload.name, workload.num_classes, workload.source) == (name, 1000, workloads.DataSource.files)
-    assert (workload.recipe, workload.precision) == (workloads.Recipe.timm, workloads.Precision.tf32)
-    assert (workload.loader_workers, workload.autotune) == (4, workloads.Autotune.together)
+    assert (workload.name, workload.num_classes, workload.source) == (name, 1000, DataSource.files)
+    assert (workload.recipe, workload.precision) == (Recipe.timm, Precision.tf32)
+    assert (workload.loader_workers, workload.autotune) == (4, Autotune.together)
     assert (workload.channels_last, workload.learning_rate, workload.validate) == (False, None, True)
     import_torchvision()
     import timm

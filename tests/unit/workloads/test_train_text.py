@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import math
 import shutil
@@ -12,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.plan import read, text_workloads, workloads
+from pipeline.plan import read
 from tests.training import Notebook, train_on_text
 from workloads import program, train_text
 from workloads.data.batches import PASSED_OVER
+from workloads.model_options import DataSource
 from workloads.text import models, text_data
 from workloads.text.request import TextRequest
 
@@ -45,32 +45,12 @@ def language_flags(cache: Path, model: str, task: str) -> list[str]:
     return ["--model", model, "--model-args", *arguments, "vocab_size=512", *data, *_COMMON, "--task", task]
 
 
-def test_the_flags_are_the_keys_of_the_configuration():
-    added = {field.name for field in dataclasses.fields(text_workloads.TrainTextConfig)}
-    added -= {field.name for field in dataclasses.fields(workloads.WorkloadConfig)}
-    actions = {action.dest: action for action in train_text.build_parser()._actions}
-    assert set(actions) == added | {"seed", "device", "epochs", "help"}
-    for name, members in {
-        "model": text_workloads.TextModel,
-        "task": text_workloads.Task,
-        "attention": text_workloads.Attention,
-        "step_mode": workloads.StepMode,
-        "precision": workloads.Precision,
-    }.items():
-        assert actions[name].choices == [member.name for member in members]
-    defaults = {field.name: field.default for field in dataclasses.fields(text_workloads.TrainTextConfig)}
-    for name in ("learning_rate", "loader_workers", "warmup_steps", "validate", "samples", "threads", "dataset"):
-        assert actions[name].default == defaults[name], name
-    for name in ("source", "step_mode", "precision", "attention"):
-        assert actions[name].default == defaults[name].name, name
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["--model", "gpt2"], "excludes --task classification"),
-        (["--task", "masked_lm"], "--num-classes belongs to --task classification"),
-        (["--source", "files"], "pydoc is disk, a folder is files"),
+        (["--model", "gpt2"], "task=classification is not for model=gpt2"),
+        (["--task", "masked_lm"], "task=classification needs it, other tasks have none"),
+        (["--source", "files"], "pydoc comes with Python; use source=disk"),
         (["--step-mode", "cuda_graph"], "needs a GPU"),
     ],
 )
@@ -101,7 +81,7 @@ _SWEPT = {
 def test_the_data_of_published_text_workloads_fill_many_batches(compose, overrides):
     (config,) = read.read(compose(overrides))
     wanted = config.workload
-    assert wanted.source is workloads.DataSource.synthetic_host
+    assert wanted.source is DataSource.synthetic_host
     flags = [
         "--model",
         "bert",
@@ -208,7 +188,7 @@ def test_what_the_text_cannot_give_is_refused(cache, changes, message):
 
 
 def test_a_sequence_longer_than_the_positions_is_refused(flags):
-    with pytest.raises(ValueError, match="the model has 8 positions"):
+    with pytest.raises(program.UsageError, match="16 is more than the 8 positions of the model"):
         train_on_text(*flags, "--model-args", "max_position_embeddings=8")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.plan.schema import Config
-from pipeline.plan.stand_ins import stood_in
 from tests.experiments import configs_of
 
 EXPERIMENT = """
@@ -54,9 +54,9 @@ def test_each_job_stays_what_it_is_and_keeps_its_axes(conf):
         ("tiny_text", 4, 64, None),
         ("tiny_text", 8, 64, None),
         ("tiny_text", 16, 32, None),
-        ("tiny_text", 16, 128, None),  # 256 tokens are more than a rehearsal has time for
-        ("infer_tiny_text", 1, 32, 50),
-        ("infer_tiny_text", 1, 32, 100),
+        ("tiny_text", 16, 64, None),  # 256 tokens are more than a rehearsal has time for
+        ("infer_tiny_text", 1, 64, 50),
+        ("infer_tiny_text", 1, 64, 100),
     }
     assert all(config.workload.step_mode.name == "eager" for config in configs)
     assert all(config.workload.precision.name == "default" for config in copies)
@@ -103,17 +103,12 @@ def test_values_of_the_file_go_with_the_workloads_that_they_are_of(conf):
     assert (of_m.name, of_m.image_px, of_m.batch_size, of_m.environ) == ("tiny", 32, 16, {})
 
 
-def test_what_no_kind_stands_for_is_left_alone():
-    job = ["workload=mine", "workload.size=3", "degree=2"]
-    assert stood_in(job, {}, lambda _: "mine", {"infer": {}}, [], {"workload": {"size": 2}}, lambda _: {}) == job
-
-
-def test_what_the_experiment_chooses_without_an_override_is_replaced_too():
-    ours = {"training": {"workload": "small", "keeps": {"size": 3}, "sets": {"steps": 1, "name": None}}}
-    job = ["sizes.S.size=2", "sizes.S.other=5", "degree=2"]
-    chosen, given = {"workload@sizes.S": "large", "gpu": "auto"}, ["sizes.S.steps"]
-    found = stood_in(job, chosen, lambda _: "training", ours, given, {}, lambda _: {})
-    assert found == ["sizes.S.size=2", "degree=2", "workload@sizes.S=small", "sizes.S.name=null"]
-    assert stood_in(
-        ["sizes.S.size=9"], {"workload@sizes.S": "large"}, lambda _: "training", ours, [], {}, lambda _: {}
-    )[0] == ("sizes.S.size=3")
+def test_a_program_without_a_small_form_is_left_alone_and_a_script_is_replaced(conf):
+    command = "command: 'serve {port}'"
+    (conf / "experiment/mine.yaml").write_text(
+        f"# @package _global_\ndefaults:\n  - override /workload: server\n  - _self_\nworkload: {{{command}}}\n"
+    )
+    (config,) = configs_of(["+experiment=mine", "+rehearse=tiny", "degree=1"], conf)
+    assert (config.workload.name, config.workload.command) == ("server", "serve {port}")
+    with pytest.raises(ConfigError, match=r"workload\.command: there is no such setting"):
+        configs_of(["+experiment=robroek_quick", "+rehearse=tiny", "+workload.command=x"], conf)

@@ -1,0 +1,48 @@
+"""Option classes as schemas: `defaults: [/schema/products.options.Products@_here_, _self_]` in the YAML of a workload.
+
+By Hydra's interfaces for sources of configurations and for what belongs to the search path.
+"""
+
+import re
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from pipeline.plan import option_classes
+
+_SCHEMA = re.compile(r"schema/((?:\w+\.)+\w+?)(?:\.yaml)?")
+
+
+class OptionClasses(ConfigSource):
+    """Finds classes by their dotted names, as schemas."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "options"
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path.rstrip("/") == "schema"
+
+    def is_config(self, config_path: str) -> bool:
+        return _SCHEMA.fullmatch(config_path.removesuffix(".yaml")) is not None
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return []
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        found = _SCHEMA.fullmatch(config_path.removesuffix(".yaml"))
+        assert found is not None
+        node = option_classes.node_of(found[1])
+        return ConfigResult(provider=self.provider, path=self.full_path(), config=node, header={"package": None})
+
+
+class OptionClassesPath(SearchPathPlugin):
+    """Puts the option classes on the search path."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("collocation", "options://")

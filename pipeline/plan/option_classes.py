@@ -1,0 +1,155 @@
+"""The option classes of workloads: loaded by their names, and joined to the keys that every workload has.
+
+A YAML names one in its defaults, `/schema/products.options.Products@_here_`; `hydra_plugins/option_classes.py` asks for
+it here when a file that names it is composed. So this package names no workload, and one may stand outside the project.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import sys
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.base import factory
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan.script_options import ScriptConfig
+from pipeline.plan.workloads import WorkloadConfig
+
+KINDS: dict[str, type[WorkloadConfig]] = {kind.NODE: kind for kind in (WorkloadConfig, ScriptConfig)}
+"""Those of no option class: by the names that a YAML extends them by."""
+_NAMED = re.compile(r"/schema/((?:\w+\.)+\w+)@")
+_OPEN = ("flags", "environ")
+_TAKEN = {key for key in dir(WorkloadConfig) if callable(getattr(WorkloadConfig, key))}
+_HINTS = typing.get_type_hints(WorkloadConfig)
+_COMMON = {option.name: option for option in dataclasses.fields(WorkloadConfig)}
+
+
+@cache
+def load(name: str) -> type[WorkloadConfig]:
+    """Return the class of a dotted name, with the keys that every workload has.
+
+    Raises:
+        ConfigError: there is no such class, or it is none of options.
+    """
+    options = factory.find(name, f"/schema/{name}")
+    if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        raise ConfigError(f"/schema/{name}: this is no dataclass; name a class of options, as MODULE.CLASS")
+    if taken := [option.name for option in dataclasses.fields(options) if option.name in _TAKEN]:
+        raise ConfigError(f"/schema/{name}: an option cannot be called {taken[0]}; give it another name")
+    try:
+        hints = typing.get_type_hints(options)
+        own = [(field.name, hints[field.name], _redeclared(options, field)) for field in dataclasses.fields(options)]
+        common = [
+            (key, _HINTS[key], dataclasses.field(default=default, metadata=field.metadata))
+            for key, field in _COMMON.items()
+            if (default := _default_of(options, name, key)) is not None and key not in hints
+        ]
+        joined = dataclasses.make_dataclass(options.__name__, [*common, *own], bases=(options, WorkloadConfig))
+        joined.__module__, joined.__qualname__ = __name__, name.replace(".", "__")
+        OmegaConf.structured(joined)
+    except (OmegaConfBaseException, TypeError, NameError, ValueError) as error:
+        raise ConfigError(f"/schema/{name}: {str(error).splitlines()[0]}") from error
+    globals()[joined.__qualname__] = joined  # where pickle finds it
+    return joined
+
+
+def node_of(name: str) -> DictConfig:
+    """Return the schema that the YAML of a workload extends; ConfigError as of `load`."""
+    return open_maps(OmegaConf.structured(load(name)))
+
+
+def open_maps(node: DictConfig) -> DictConfig:
+    """Let keys of a user's own need no `+`."""
+    for key in _OPEN:
+        if key in node:
+            OmegaConf.set_struct(node[key], False)
+    return node
+
+
+def join(options: Any) -> WorkloadConfig:
+    """Return options as a workload: an instance of an option class, which may be joined already."""
+    if isinstance(options, WorkloadConfig):
+        return options
+    kind = load(f"{type(options).__module__}.{type(options).__qualname__}")
+    return kind(**{option.name: getattr(options, option.name) for option in dataclasses.fields(options)})
+
+
+def list_classes(folders: Sequence[Path] | None = None, *, is_strict: bool = False) -> dict[str, type[WorkloadConfig]]:
+    """Return every kind of workload, by the name that a YAML extends it by; if not strict, those that can be loaded.
+
+    Its fields (`dataclasses.fields`) have types and defaults, and `help`, `choices` and `least` in their metadata.
+
+    Args:
+        folders: of configuration; those of this command line if not given.
+        is_strict: raise what `load` raises.
+    """
+    texts = [file.read_text(encoding="utf-8") for folder in folders or config_folders() for file in _files(folder)]
+    names = sorted({name for text in texts for name in _NAMED.findall(text)})
+    kinds = dict(KINDS)
+    for name in names:
+        try:
+            kinds[name] = load(name)
+        except ConfigError:
+            if is_strict:
+                raise
+    return kinds
+
+
+def config_folders() -> list[Path]:
+    """Return the folders that choices are looked for in: the project's own, and those of `--config-dir`."""
+    words = sys.argv[1:]
+    given = [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
+    given += [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
+    return [PROJECT_DIR / "conf", *map(Path, given)]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (folder / "workload").glob("*.yaml")
+
+
+def _redeclared(options: type[Any], option: dataclasses.Field[Any]) -> Any:
+    """Return a field as a class of its own needs it: with a default, and with what it says in a class above."""
+    above = [vars(kind).get("__dataclass_fields__", {}).get(option.name) for kind in options.__mro__]
+    metadata: Mapping[str, Any] = next(
+        (declared.metadata for declared in above if declared is not None and declared.metadata), {}
+    )
+    if option.default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=option.default_factory, metadata=metadata)
+    default = MISSING if option.default is dataclasses.MISSING else option.default
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _default_of(options: type[Any], name: str, key: str) -> object:
+    """Return what a class of options sets a key to that every workload has; `None` if it leaves it as it is."""
+    if key == "options":
+        return name
+    if key == "script" and not hasattr(options, key):
+        return str(Path(*name.split(".")[: -1 if _is_package(name) else -2], "program.py"))
+    if key in ("name", "unit") and not hasattr(options, key):
+        return "" if key == "name" or hasattr(options, "derive_unit") else None
+    return getattr(options, key, None)
+
+
+def root_of(kind: type[WorkloadConfig]) -> tuple[Path, ...]:
+    """Return the folder that the modules of an option class are found in; none of ours, or of a kind without one."""
+    module = (kind.options or "").rpartition(".")[0]
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return ()
+    root = Path(file).resolve().parents[module.count(".") + _is_package(f"{module}.")]
+    return () if root == PROJECT_DIR else (root,)
+
+
+def _is_package(name: str) -> bool:
+    """Tell whether a class stands in a package itself and in no module of it."""
+    return hasattr(sys.modules[name.rpartition(".")[0]], "__path__")

@@ -1,0 +1,127 @@
+"""The options of `workload=script`, any program that runs unchanged, with their checks."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pipeline.base import metric_unit, units
+from pipeline.base.metric_unit import MetricUnit
+from pipeline.base.records import RateSource, Window
+from pipeline.plan import user_command
+from pipeline.plan.workloads import WorkloadConfig, explain
+
+DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})
+"""What separates the decimals of a number in the output of a script; the other one may separate thousands."""
+
+RunIn = enum.Enum("RunIn", "caller job_folder", start=0)
+
+# Settings of a script that its digest has only where they are given.
+_IF_GIVEN = frozenset({"metric_unit", "decimal_mark"})
+
+
+@dataclass
+class ScriptConfig(WorkloadConfig):
+    """Any program, unchanged. `script` is the user's; it is measured from its start to its exit."""
+
+    NODE: ClassVar[str] = "script"
+
+    name: str = ""
+    runner: str | None = "workloads/script.py"
+    ends_by_itself: bool = True
+    run_in: RunIn = explain("where each job starts: the directory of the call, or its output folder", RunIn.caller)
+    metric: str | None = explain(
+        "metric by which it logs its samples/s (or its `unit`/s), through MLflow or in TensorBoard files", None
+    )
+    metric_pattern: str | None = explain(
+        "regular expression for lines of its output that say its samples/s; its one group is the number", None
+    )
+    metric_unit: str | None = explain(
+        "what that number is in (`k`, `per_min`, `s_per_step`, ...), where neither the line nor the name of the metric "
+        "says it ([units](workloads.md#samples-per-second))",
+        None,
+    )
+    decimal_mark: DecimalMark | None = explain(
+        "what separates the decimals of numbers in its output; `null` if they say it themselves", None
+    )
+    samples: int | None = explain("samples, or what its `unit` says, that a whole run works off", None)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            self.name = user_command.name_of(self.script, self.argument_words())
+        if (given := self._metric_unit()) is not None and self.unit == units.SAMPLES:
+            self.unit = given.work or self.unit
+
+    def own_options(self) -> dict[str, Any]:
+        return {}  # what it takes stands in `args` and `flags`
+
+    def study_settings(self) -> dict[str, Any]:
+        given = super().study_settings() | {each.name: getattr(self, each.name) for each in self.option_fields()}
+        return {key: value for key, value in given.items() if key not in _IF_GIVEN or value is not None}
+
+    def rate_source(self) -> RateSource:
+        return RateSource(
+            samples=self.samples,
+            metric=self.metric,
+            pattern=self.metric_pattern,
+            metric_unit=self._metric_unit(),
+            decimal_mark=self.decimal_mark.value if self.decimal_mark is not None else None,
+        )
+
+    def _metric_unit(self) -> MetricUnit | None:
+        """Return what the number is in; `None` if it is not given, or names no unit, which `check` refuses."""
+        try:
+            return None if self.metric_unit is None else metric_unit.parse(self.metric_unit)
+        except ValueError:
+            return None
+
+    def is_in_own_folder(self) -> bool:
+        return self.run_in is RunIn.job_folder
+
+    def window_notes(self, window: Window) -> list[str]:
+        """Note arguments that were likely meant for the study, and stand behind the two dashes."""
+        meant = [word for word in self.argument_words() if user_command.sets(word, user_command.OF_THE_STUDY)]
+        return [
+            f"{word} goes to {self.name}, as it stands after --; the study takes what stands before" for word in meant
+        ]
+
+    def check(self, device: Any) -> None:
+        given = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"{' and '.join(given)} each say where its {units.per_second(self.unit)} come from; give one of them"
+            )
+        if self.samples is not None and self.samples < 1:
+            work = units.in_words(self.unit)
+            raise ValueError(f"samples={self.samples} must be at least 1: the {work} of a whole run")
+        self._check_metric_unit()
+        if self.metric is not None and not self.metric.strip():
+            raise ValueError("metric is empty; give the name of a metric that the script logs")
+        if self.metric_pattern is not None:
+            try:
+                num_groups = re.compile(self.metric_pattern).groups
+            except re.error as error:
+                raise ValueError(f"metric_pattern={self.metric_pattern} is no regular expression: {error}") from error
+            if num_groups != 1:
+                raise ValueError(
+                    f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
+                    f"the number, as in '([0-9.]+) {units.per_second(self.unit)}', and write (?:...) for others"
+                )
+
+    def _check_metric_unit(self) -> None:
+        for key in ("metric_unit", "decimal_mark"):
+            of = ("metric", "metric_pattern") if key == "metric_unit" else ("metric_pattern",)
+            if getattr(self, key) is not None and all(getattr(self, each) is None for each in of):
+                raise ValueError(f"{key} says how {' or '.join(of)} is read; give {' or '.join(of)} as well")
+        if self.metric_unit is None:
+            return
+        given = self._metric_unit()
+        if given is None:
+            raise ValueError(f"metric_unit={self.metric_unit} is no unit; {metric_unit.FORMS}")
+        if not given.counts(self.unit):
+            raise ValueError(
+                f"metric_unit={self.metric_unit} is the time of {units.in_words(given.work)}, not of "
+                f"{units.in_words(self.unit)}; leave out unit={self.unit}"
+            )

@@ -1,0 +1,43 @@
+"""Whether a window holds the requests that the percentiles of a service need."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pipeline.base import services
+from pipeline.base.records import Window, WindowKind
+
+
+def notes_of(service: Any, window: Window) -> list[str]:
+    """Return what a user should know of the percentiles of a service in a window; nothing of other workloads.
+
+    Raises:
+        ValueError: the window cannot hold the requests that an objective needs.
+    """
+    rate_per_s, requests = getattr(service, services.RATE, None), getattr(service, "requests", None)
+    if window.kind is WindowKind.WORK and requests is not None:
+        count = requests * window.epochs
+        held = f"{count} requests"
+    elif window.kind is WindowKind.STEADY and rate_per_s is not None:
+        count = int(rate_per_s * window.seconds)
+        held = f"about {count} requests ({rate_per_s:g}/s for {window.seconds:g} s)"
+    else:
+        return []  # nobody knows how many clients will send that wait for their answers
+    percentile = getattr(service, services.OBJECTIVE_PERCENTILE, None)
+    if percentile is not None and count < services.needed(percentile):
+        raise ValueError(
+            f"objective_percentile={percentile:g} needs {services.needed(percentile)} requests, and the window holds "
+            f"{held}; {_enough(rate_per_s, window, services.needed(percentile))}"
+        )
+    if count < (least := services.needed(99)):
+        enough = _enough(rate_per_s, window, least)
+        return [f"no p99, which needs {least} requests: the window holds {held}; {enough}"]
+    return []
+
+
+def _enough(rate_per_s: float | None, window: Window, count: int) -> str:
+    """Say what makes the window hold so many requests, and a tenth more: how many arrive is random."""
+    if window.kind is WindowKind.WORK or rate_per_s is None:
+        return "raise workload.requests or window.epochs"
+    return f"set window.seconds={math.ceil(1.1 * count / rate_per_s)}"

@@ -1,0 +1,52 @@
+"""Small workloads in the places of an experiment's, for a rehearsal: each says by itself what it is when small."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from pipeline.base.errors import ConfigError
+from pipeline.plan import command_line, option_classes
+from pipeline.plan.workloads import WorkloadConfig
+
+
+def make_small(config: DictConfig, fixed: Collection[str], wanted: Mapping[str, Any]) -> None:
+    """Replace the workloads of a configuration by small ones.
+
+    Args:
+        config: composed.
+        fixed: keys that stay as they are, such as those of the command line: options of a workload, or a program.
+        wanted: `stand_in`, name of the class of options that stands for programs without options of their own, and
+            `sets`, values by key, of those that a small workload has.
+
+    Raises:
+        ConfigError: a workload cannot be read, or a key that is fixed is none of the small one.
+    """
+    for place in ("workload", *(f"sizes.{name}" for name in config.sizes)):
+        node = OmegaConf.select(config, place)
+        if OmegaConf.get_type(node) is dict:
+            continue
+        try:
+            workload = OmegaConf.to_object(node)
+        except MissingMandatoryValue as error:
+            raise ConfigError(f"{error.full_key} is missing; give it as {error.full_key}=VALUE") from error
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+        assert isinstance(workload, WorkloadConfig)
+        if workload.options is None and place in fixed:
+            continue
+        options = option_classes.load(wanted["stand_in"])() if workload.options is None else workload.small()
+        small = OmegaConf.structured(option_classes.join(options))
+        for key, value in wanted["sets"].items():
+            if key.startswith(f"{place}.") and key.removeprefix(f"{place}.") in small:
+                OmegaConf.update(small, key.removeprefix(f"{place}."), value)
+        for key in (key.removeprefix(f"{place}.") for key in fixed if key.startswith(f"{place}.")):
+            try:
+                OmegaConf.update(small, key, OmegaConf.select(node, key))
+            except OmegaConfBaseException as error:
+                known = [str(name) for name in small]
+                raise ConfigError(command_line.no_such_setting(f"{place}.{key}", known)) from error
+        OmegaConf.update(config, place, option_classes.open_maps(small), merge=False, force_add=True)

@@ -1,0 +1,56 @@
+"""The options of the framework probe (`workloads/framework.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workloads.options import option
+
+# By what is asked: the distributions by which it can be installed, of PyPI and of conda-forge; builds of one begin with
+# its name. The last three are servers before PyTorch.
+_TORCH = "torch|pytorch"
+_PACKAGES = {
+    "torch": (_TORCH,),
+    "jax": ("jax",),
+    "cupy": ("cupy",),
+    "tensorflow": ("tensorflow",),
+    "paddle": ("paddlepaddle",),
+    "http": (_TORCH,),
+    "ray_serve": ("ray", _TORCH),
+    "triton_server": ("nvidia-pytriton", _TORCH),
+}
+
+
+@dataclass(kw_only=True)
+class Framework:
+    """Ask a framework what devices it sees, and compute on each."""
+
+    script = "workloads/framework.py"
+    unit = "products"
+    ends_by_itself = True
+    may_lack_packages = True
+
+    # A text and no enumeration, so that a file of environments can be named after it.
+    framework: str = option(choices=tuple(_PACKAGES), help="what is asked for its devices; its name follows")
+    rows: int = option(128, least=1, help="rows of the factors of the product that it computes")
+    rounds: int = option(10, least=1, help="products on each device while the other jobs of the group compute theirs")
+
+    def derive_name(self) -> str:
+        """Return the name in tables."""
+        return f"framework_{self.framework}"
+
+    def packages(self) -> tuple[str, ...]:
+        """Return the distributions that the options need; `A|B` is one of them."""
+        return _PACKAGES.get(self.framework, ())
+
+    def describe_lack(self, package: str, python: str) -> str:
+        """Say that the environment of an interpreter lacks a package, and what to do about it."""
+        return (
+            f"{package} is not installed in the environment of {python}; workload=framework_env env=venv builds one "
+            f"that has it (workloads/frameworks/environments/{self.framework}.txt), and env=existing "
+            "workload.env_prefix=FOLDER uses one that is there"
+        )
+
+    def small(self) -> Framework:
+        """Return what a rehearsal runs instead."""
+        return Framework(framework=self.framework)

@@ -1,0 +1,118 @@
+"""The options of image classification (`workloads/train_timm.py`)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workloads.model_options import GPU_ONLY_PX, NO_GPU, DataSource, Precision, Training
+from workloads.options import PLACE, Device, option
+
+Dataset = enum.Enum("Dataset", "digits cifar10 imagenet64 imagenet", start=0)
+Recipe = enum.Enum("Recipe", "plain timm", start=0)
+Autotune = enum.Enum("Autotune", "auto in_turn together off", start=0)
+
+TINY_RESNET = {"layers": [1, 1, 1, 1], "channels": [64, 128, 256, 512], "stem_chs": 32, "stem_type": ""}
+# The size that images are stored in, where they are scaled up on the device: `request.py` knows it as `native_px`.
+_STORED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
+# Decoded and cut to any size by the loader.
+_IMAGE_FILES = (DataSource.files, DataSource.synthetic_files)
+# The folder of a published data set below `data_root`; the digits come with scikit-learn.
+_FOLDERS = {Dataset.cifar10: "cifar-10-batches-py", Dataset.imagenet64: "imagenet64", Dataset.imagenet: "imagenet"}
+_MOST_IN_A_BATCH = 32  # of a rehearsal: a step is to end within its window, also on two busy cores
+
+
+@dataclass(kw_only=True)
+class TrainTimm(Training):
+    """Train a model of timm on images."""
+
+    script = "workloads/train_timm.py"
+    preload = "workloads.timm_imports"
+
+    model: str = option(help="name of the model in timm")
+    model_args: dict[str, Any] = option({}, help="further arguments of timm's `create_model`")
+    dataset: Dataset = option(help="data set")
+    cache_root: str | None = option(
+        None,
+        path=PLACE,
+        help="folder of converted data sets (the data set's own if not given) and made-up files (one in the user's "
+        "cache if not given)",
+    )
+    image_px: int = option(
+        least=1,
+        help="pixels of a side; smaller images are scaled up on the device, image files are cut to it by the loader",
+    )
+    num_classes: int = option(least=1, help="number of classes")
+    samples: int | None = option(
+        None,
+        least=1,
+        help="training samples of an epoch of synthetic data; as many as the real data set has if not given",
+    )
+    recipe: Recipe = option(
+        Recipe.plain, help="loss, optimiser, learning rate, reading of the loss ([workloads.md](workloads.md#recipes))"
+    )
+    learning_rate: float | None = option(None, help="learning rate of the first epoch; the recipe's own if not given")
+    channels_last: bool = option(True, help="memory layout of images")
+    autotune: Autotune = option(
+        Autotune.auto,
+        help="when cuDNN tries its algorithms: one job after another, all at once, or not at all; `auto` is `in_turn` "
+        "with `precision=fp32`, else `off` ([method.md](method.md))",
+    )
+
+    def derive_values(self) -> Mapping[str, object]:
+        """Return the options that follow from others."""
+        if self.autotune is not Autotune.auto:
+            return {}
+        return {"autotune": Autotune.in_turn if self.precision is Precision.fp32 else Autotune.off}
+
+    def check(self, device: Device) -> None:
+        super().check(device)
+        if self.dataset is Dataset.digits and self.source in _IMAGE_FILES:
+            raise ValueError(
+                f"source={self.source.name} is for data sets of image files, and the digits come with scikit-learn; "
+                "use source=disk"
+            )
+        if self.source not in _IMAGE_FILES and _STORED_PX.get(self.dataset, self.image_px) > self.image_px:
+            raise ValueError(
+                f"the images of {self.dataset.name} have {_STORED_PX[self.dataset]} pixels and are scaled up only, "
+                f"not to image_px={self.image_px}"
+            )
+        if self.samples is not None and self.source in (DataSource.disk, DataSource.files):
+            raise ValueError("samples is for synthetic data; a data set on disk is used whole")
+        if self.image_px >= GPU_ONLY_PX and not device.is_gpu and not device.was_chosen:
+            raise ValueError(f"it trains on {self.image_px}-pixel images and {NO_GPU}")
+
+    def check_data(self) -> None:
+        """Refuse with `ValueError` data that is to be read and is not there."""
+        made_up = DataSource.synthetic_files if self.source is DataSource.files else DataSource.synthetic_device
+        instead = f"data.source={made_up.name} to train on made-up data of the same shape"
+        if self.source is DataSource.files:
+            self.find_folder(self.dataset.name, self.dataset.name, instead)
+        elif self.source is DataSource.disk and self.dataset in _FOLDERS:
+            self.find_folder(self.dataset.name, _FOLDERS[self.dataset], instead)
+
+    def small(self) -> Tiny:
+        """Return what a rehearsal runs instead."""
+        return Tiny(batch_size=min(self.batch_size, _MOST_IN_A_BATCH))
+
+
+@dataclass(kw_only=True)
+class Tiny(TrainTimm):
+    """Train a small ResNetv2 on handwritten digits: real training without a download."""
+
+    name = "tiny"
+
+    model: str = "resnetv2_50"
+    model_args: dict[str, Any] = field(default_factory=lambda: dict(TINY_RESNET))
+    dataset: Dataset = Dataset.digits
+    image_px: int = 32
+    num_classes: int = 10
+    batch_size: int = 32
+    learning_rate: float | None = 0.05
+    channels_last: bool = False
+    loader_workers: int = 0
+    threads: int | None = 1
+    warmup_steps: int = 3
+    validate: bool = True

@@ -1,0 +1,173 @@
+"""The options of text training (`workloads/train_text.py`)."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workloads.model_options import NO_GPU, DataSource, Training
+from workloads.options import CONTENT, PLACE, Device, option
+
+TextModel = enum.Enum("TextModel", "bert distilbert gpt2", start=0)
+Task = enum.Enum("Task", "classification masked_lm causal_lm", start=0)
+Attention = enum.Enum("Attention", "sdpa eager", start=0)
+
+TINY_BERT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
+_PYDOC = "pydoc"
+# Source: transformers' configurations: what the kinds call their positions and the width of a layer, and the default.
+_POSITIONS = {
+    TextModel.bert: ("max_position_embeddings", 512),
+    TextModel.distilbert: ("max_position_embeddings", 512),
+    TextModel.gpt2: ("n_positions", 1024),
+}
+_WIDTHS = {TextModel.bert: "hidden_size", TextModel.distilbert: "dim", TextModel.gpt2: "n_embd"}
+_USUAL_WIDTH = 768
+# A sample to classify begins and ends with a token of its own.
+_LEAST_TOKENS = 3
+_MOST_IN_A_BATCH, _MOST_TOKENS = 16, 64  # of a rehearsal: a step is to end within its window
+
+
+def count_positions(model: TextModel, config: Mapping[str, Any]) -> tuple[str, int | None]:
+    """Return what a kind of model calls its positions, and how many it has; `None` if they are no number."""
+    name, default = _POSITIONS[model]
+    positions = config.get(name, default)
+    return name, positions if isinstance(positions, int) else None
+
+
+@dataclass(kw_only=True)
+class TrainText(Training):
+    """Train a model of transformers on text."""
+
+    script = "workloads/train_text.py"
+    preload = "workloads.text_imports"
+    unit = "sequences"
+
+    model: TextModel = option(help="kind of the model in transformers")
+    model_args: dict[str, Any] = option({}, help="what differs from the defaults of transformers' configuration")
+    task: Task = option(Task.classification, help="what is learned; `causal_lm` is for `gpt2`, the others are not")
+    weights: str | None = option(
+        None, path=CONTENT, help="folder of a trained model and its tokeniser; random weights if not given"
+    )
+    attention: Attention = option(Attention.sdpa, help="torch's fused attention, or product by product")
+    dataset: str = option(
+        _PYDOC, help="`pydoc` with `source=disk`, or a folder of texts below `data_root` with `source=files`"
+    )
+    cache_root: str | None = option(None, path=PLACE, help="folder of tokens; one in the user's cache if not given")
+    sequence_tokens: int = option(least=1, help="tokens of a sample")
+    num_classes: int | None = option(None, least=1, help="classes to tell apart; of pydoc, so many topics")
+    samples: int | None = option(
+        None, least=1, help="training samples of an epoch; all if not given, 10,000 of synthetic data"
+    )
+    learning_rate: float | None = option(None, help="learning rate; 1e-4, with weights 5e-5, if not given")
+
+    def packages(self) -> tuple[str, ...]:
+        """Return the distributions that the options need."""
+        return ("transformers",)
+
+    def check(self, device: Device) -> None:
+        super().check(device)
+        decodes = self.model is TextModel.gpt2
+        if decodes != (self.task is Task.causal_lm):
+            fitting = "causal_lm" if decodes else "classification and masked_lm"
+            raise ValueError(f"task={self.task.name} is not for model={self.model.name}, which is for {fitting}")
+        if (self.task is Task.classification) != (self.num_classes is not None):
+            raise ValueError(f"num_classes={self.num_classes}: task=classification needs it, other tasks have none")
+        if self.weights == "":
+            raise ValueError("weights are not given; workload.weights=FOLDER names the folder of a trained model")
+        self._check_source()
+        if self.task is Task.classification and self.sequence_tokens < _LEAST_TOKENS:
+            raise ValueError(f"sequence_tokens={self.sequence_tokens} leaves no token of a text to classify")
+        if self.weights is None:
+            self._check_positions(self.model_args)
+        width = self.model_args.get(_WIDTHS[self.model], _USUAL_WIDTH)
+        is_large = self.weights is None and isinstance(width, int) and width >= _USUAL_WIDTH
+        if is_large and not device.is_gpu and not device.was_chosen:
+            raise ValueError(f"it trains a model of width {width} and {NO_GPU}")
+
+    def _check_source(self) -> None:
+        if self.source is DataSource.synthetic_files:
+            raise ValueError("source=synthetic_files is for images; use synthetic_host or synthetic_device")
+        if self.source is DataSource.files and self.dataset == _PYDOC:
+            raise ValueError("source=files is for a folder of texts, and pydoc comes with Python; use source=disk")
+        if self.source is DataSource.disk and self.dataset != _PYDOC:
+            raise ValueError(f"source=disk is for dataset={_PYDOC}; a folder of texts is source=files")
+
+    def _check_positions(self, config: Mapping[str, Any]) -> None:
+        name, positions = count_positions(self.model, config)
+        if positions is not None and self.sequence_tokens > positions:
+            raise ValueError(
+                f"sequence_tokens={self.sequence_tokens} is more than the {positions} positions of the model ({name})"
+            )
+
+    def check_data(self) -> None:
+        """Refuse with `ValueError` data and weights that are to be read and are not there."""
+        if self.weights:
+            self._check_weights(Path(self.weights))
+        if self.source is DataSource.files:
+            instead = f"workload.source=disk workload.dataset={_PYDOC} to train on what comes with Python"
+            self._check_folder(self.find_folder(self.dataset, self.dataset, instead))
+
+    def _check_weights(self, folder: Path) -> None:
+        for name in ("config.json", "tokenizer.json"):
+            if not (folder / name).is_file():
+                raise ValueError(f"weights={folder} holds no {name}; give a folder that save_pretrained made")
+        if not any(path for suffix in ("safetensors", "bin") for path in folder.glob(f"*.{suffix}")):
+            raise ValueError(f"weights={folder} holds no weights (*.safetensors, *.bin)")
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            kind = config["model_type"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"weights={folder}: config.json is not of a model: {type(error).__name__}: {error}"
+            ) from error
+        if kind != self.model.name:
+            raise ValueError(f"weights={folder} are of a {kind}, and model={self.model.name}")
+        for name, value in self.model_args.items():
+            if name in config and config[name] != value:
+                raise ValueError(
+                    f"weights={folder} have {name}={config[name]}, and model_args.{name}={value}; "
+                    "workload=bert_finetune takes the weights' own"
+                )
+        self._check_positions(config)
+
+    def _check_folder(self, folder: Path) -> None:
+        """Refuse a data set without two classes, or of more classes than the model is to tell apart."""
+        half = folder / "train" if all((folder / name).is_dir() for name in ("train", "val")) else folder
+        entries = [entry for entry in half.iterdir() if entry.is_dir() and not entry.name.startswith((".", "_"))]
+        classes = [entry for entry in entries if any(path.is_file() for path in entry.iterdir())]
+        if len(classes) < 2:
+            raise ValueError(
+                f"{half} holds {len(classes)} folders of text files; a folder for each class is wanted, two at least"
+            )
+        if self.num_classes is not None and len(classes) > self.num_classes:
+            raise ValueError(f"{half} holds {len(classes)} classes: num_classes={self.num_classes} is too few")
+
+    def small(self) -> TinyText:
+        """Return what a rehearsal runs instead."""
+        return TinyText(
+            batch_size=min(self.batch_size, _MOST_IN_A_BATCH), sequence_tokens=min(self.sequence_tokens, _MOST_TOKENS)
+        )
+
+
+@dataclass(kw_only=True)
+class TinyText(TrainText):
+    """Train a small BERT on Python's language reference: real training without a download."""
+
+    name = "tiny_text"
+
+    model: TextModel = TextModel.bert
+    model_args: dict[str, Any] = field(
+        default_factory=lambda: {**TINY_BERT, "vocab_size": 2048, "max_position_embeddings": 512}
+    )
+    num_classes: int | None = 10
+    sequence_tokens: int = 64
+    batch_size: int = 16
+    learning_rate: float | None = 0.001
+    loader_workers: int = 0
+    threads: int | None = 1
+    warmup_steps: int = 3
+    validate: bool = True
