@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.base import invocation
+
 typed: Sequence[str] | None = None
 """The command line as it was typed, where that of `sys.argv` is another: Hydra understands no `--`."""
 
@@ -63,12 +65,14 @@ def take_what_is_handed() -> None:
 
 def command_to_resume(arguments: Sequence[str] | None = None) -> str:
     """The command line that runs the groups which have no result yet; from the one that was typed if not given."""
-    program, *options = command_line() if arguments is None else arguments
+    start, options = invocation.divide(command_line() if arguments is None else arguments)
     end = options.index("--") if "--" in options else len(options)
     ours, theirs = options[:end], options[end:]
     resume = next((option for option in ours if option.lstrip("+") == "resume=accept_environment"), "resume=true")
     kept = [option for option in ours if option.partition("=")[0].lstrip("+") != "resume"]
-    return shlex.join([python(), program, *kept, resume, *theirs])
+    if invocation.is_by_command():
+        return invocation.spell(invocation.RUN, *kept, resume, *theirs)
+    return shlex.join([*(start if len(start) > 1 else [python(), *start]), *kept, resume, *theirs])
 
 
 def python() -> str:

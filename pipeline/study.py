@@ -7,7 +7,6 @@ import json
 import logging
 import operator
 import os
-import shlex
 import sys
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipeline import executor, outcome, rehearsal, summary
-from pipeline.base import factory, host, interrupts, layout, programs, tracking_root, words
+from pipeline.base import factory, host, interrupts, invocation, layout, programs, tracking_root, words
 from pipeline.base.errors import CollocationError, ConfigError, InUseError, TrackingError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.paths import expanded
@@ -644,7 +643,7 @@ class _Study:
         unsent, late = len(self.sender.unsent), len(self.spool.unsent_amendments())
         of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
         if unsent or late:
-            command = shlex.join([sys.executable, "-m", "pipeline.tracking", "flush", "--root", str(self.root)])
+            command = invocation.spell("tracking", "flush", "--root", str(self.root), python=sys.executable)
             figures = f"figures of {words.counted(late, 'group')}"
             what = words.counted(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
             words.say(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import forked, interrupts, layout, squeue, startup
+from pipeline.base import forked, interrupts, invocation, layout, squeue, startup
 from pipeline.base.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.owner import close_command
@@ -99,7 +99,7 @@ def status(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     set_mlflow_defaults()
     try:
@@ -150,8 +150,9 @@ def _send_groups(request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
     return main(["serve"])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.tracking", description="Spool folders to MLflow.")
+def make_parser(*_: str) -> argparse.ArgumentParser:
+    """Return the parser of the command, whatever is typed."""
+    parser = argparse.ArgumentParser(prog=invocation.spell("tracking"), description="Spool folders to MLflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("status", "show how far a study is, unit by unit; exit status 0 if all units are done"),

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pipeline.base import invocation
 from pipeline.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def let_options_stand_anywhere() -> None:
     made = program.get_args_parser
 
     def refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; python run.py --help prints what can be chosen, --hydra-help the options")
+        raise ConfigError(
+            f"{message}; {invocation.spell('run', '--help')} prints what can be chosen, --hydra-help the options"
+        )
 
     def get_args_parser() -> ArgumentParser:
         parser: ArgumentParser = made()

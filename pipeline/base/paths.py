@@ -36,14 +36,19 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def find_file(key: str, given: str) -> Path:
-    """A file that a key gives, from the working directory or the project's own folder; ConfigError if in neither."""
+def find_file(key: str, given: str, *, is_ours: bool = False) -> Path:
+    """Return a file that a key gives, from the working directory or the project's own folder, or first from that.
+
+    Raises:
+        ConfigError: it is in neither.
+    """
     name = expanded(key, given)
-    places = [name] if name.is_absolute() else [folder / name for folder in dict.fromkeys((Path.cwd(), PROJECT_DIR))]
+    folders = (PROJECT_DIR, Path.cwd()) if is_ours else (Path.cwd(), PROJECT_DIR)
+    places = [name] if name.is_absolute() else [folder / name for folder in dict.fromkeys(folders)]
     for place in places:
         if is_file(path := place.resolve()):
             return path
-    if given and (folders := [place for place in places if place.is_dir()]):
-        raise ConfigError(f"{key}={given}: {folders[0]} is a folder, and a file is needed; name one in it")
+    if given and (there := [place for place in places if place.is_dir()]):
+        raise ConfigError(f"{key}={given}: {there[0]} is a folder, and a file is needed; name one in it")
     where = "" if name.is_absolute() else f" in {' or '.join(str(place.parent) for place in places)}"
     raise ConfigError(f"{key}={given}: there is no such file{where}; check the name")

@@ -16,7 +16,7 @@ from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode,
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
 
 from pipeline import outcome
-from pipeline.base import interrupts, library_internals, words
+from pipeline.base import interrupts, invocation, library_internals, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
@@ -90,7 +90,8 @@ def explain(error: Exception) -> str:
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
         return _explain_refused(refused[1], cause)
     if "Config group override must be a string or a list" in text:
-        return "a group of options takes the name of a choice, as in gpu=cpu; python run.py --help prints all"
+        help_command = invocation.spell("run", "--help")
+        return f"a group of options takes the name of a choice, as in gpu=cpu; {help_command} prints all"
     if missing := _NO_FILE.match(text):
         return f"{missing[1]}: there is no choice {missing[2]}; {_other_choice(missing[2], _choices(missing[1]))}"
     if (unset := _NEEDS_PLUS.match(text)) and (there := _choices(unset[1])):
@@ -183,7 +184,8 @@ def why_refused(key: str, cause: OmegaConfBaseException) -> str:
     said = str(cause).splitlines()[0]
     if "is not a subclass of" in said:
         group = key.partition(".")[0]
-        return f"this has settings of its own, {key}.NAME=VALUE; python run.py --help-keys {group} prints them"
+        help_command = invocation.spell("run", "--help-keys", group)
+        return f"this has settings of its own, {key}.NAME=VALUE; {help_command} prints them"
     if "is not a ListConfig" in said or isinstance(cause.parent_node, ListConfig):
         return f"a list is written '{key}=[A,B]'"
     node = cause.child_node

@@ -11,14 +11,13 @@ from __future__ import annotations
 import enum
 import os
 import platform
-import shlex
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import outcome
-from pipeline.base import layout
+from pipeline.base import invocation, layout
 from pipeline.base.host import boot_id, machine_id
 
 _WATCH_S = 3.0
@@ -64,7 +63,7 @@ class Owner:
 
 def close_command(root: Path) -> str:
     """Return the command that closes what lost machines left open in the spool of a store."""
-    return shlex.join([outcome.python(), "-m", "pipeline.tracking", "flush", "--root", str(root), "--close-lost"])
+    return invocation.spell("tracking", "flush", "--root", str(root), "--close-lost", python=outcome.python())
 
 
 def find_written(folders: Iterable[Path]) -> frozenset[Path]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import outcome
-from pipeline.base import git, host, secrets
+from pipeline.base import git, host, invocation, secrets
 from pipeline.base.errors import CommandError
 from pipeline.base.factory import Spec
 from pipeline.base.host import boot_id
@@ -47,7 +47,8 @@ def collect(interpreters: Mapping[Spec, Interpreter]) -> dict[str, str]:
 
 def command_line() -> str:
     """The command line of the study as it is recorded: without secrets."""
-    return shlex.join(secrets.mask_words(outcome.command_line_of_study()))
+    words = secrets.mask_words(outcome.command_line_of_study())
+    return invocation.spell(invocation.RUN, *words[1:]) if invocation.is_by_command() else shlex.join(words)
 
 
 def command_to_resume() -> str:
@@ -59,7 +60,12 @@ def command_to_resume() -> str:
 def _git() -> dict[str, str]:
     """Commit of the project's own source, and whether files differ from it."""
     found = git.read(PROJECT_DIR)
-    return {} if found is None else {"git_commit": found.commit, "git_changed": str(found.is_changed).lower()}
+    is_clone = found is not None and found.root == PROJECT_DIR  # a package may lie in the repository of its user
+    return (
+        {}
+        if found is None or not is_clone
+        else {"git_commit": found.commit, "git_changed": str(found.is_changed).lower()}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -367,7 +367,7 @@ def _checked(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 def _started(command: str, **streams: Any) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "pipeline.tracking", command]
+    argv = [sys.executable, "-P", "-m", "pipeline.tracking", command]  # -P: a user may have another `pipeline` here
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environ |= forked.WITHOUT_THREADS if command == "fork" else {}
     return subprocess.Popen(argv, env=environ, start_new_session=True, **streams)

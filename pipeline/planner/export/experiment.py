@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base import library_internals, modes, services
+from pipeline.base import invocation, library_internals, modes, services
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.words import counted
@@ -172,7 +172,7 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
     groups = groups_of(plan)
     head = (
         f"{counted(len(groups), 'group')} for {counted(len(plan.deployment.gpus), 'GPU')} ({models[0]}), exported from "
-        f"{source} by `python -m pipeline.planner export`."
+        f"{source} by `{invocation.spell('planner', 'export')}`."
         f"{f' Planned: {SIMULATED}.' if plan.is_simulated else ''}"
     )
     return experiment_file.text_of(

@@ -10,7 +10,6 @@ import functools
 import logging
 import os
 import re
-import shlex
 import sqlite3
 from collections.abc import Collection
 from contextlib import closing
@@ -23,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import psutil
 
 from pipeline import outcome
-from pipeline.base import locks, tracking_root
+from pipeline.base import invocation, locks, tracking_root
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
 from pipeline.record.store import schema, shared_view
@@ -134,7 +133,7 @@ class Store:
         if self.root is not None and foreign_root(experiment.artifact_location, self.root) is not None:
             raise TrackingError(
                 f"experiment {name!r} keeps its artifacts in {experiment.artifact_location}, but its store is now "
-                f"{self.root}; run `python -m pipeline.tracking relocate --root {shlex.quote(str(self.root))}` first"
+                f"{self.root}; run `{invocation.spell('tracking', 'relocate', '--root', str(self.root))}` first"
             )
         state = experiment.tags.get(shared_view.TAG, "")
         counted |= shared_view.units_of(state)
@@ -287,7 +286,7 @@ def upgrade(root: Path) -> str:
 
 def upgrade_command(root: Path) -> str:
     """The command that upgrades a local store, as a user types it."""
-    return shlex.join([outcome.python(), "-m", "pipeline.tracking", "upgrade", "--root", str(root)])
+    return invocation.spell("tracking", "upgrade", "--root", str(root), python=outcome.python())
 
 
 def is_ready(root: Path, experiment: str) -> bool:

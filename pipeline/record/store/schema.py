@@ -162,7 +162,7 @@ def upgrade(database: Path, version: str, *, keeps_old: bool = True) -> Path | N
     old = None
     try:
         _copy(database, beside)
-        argv = [sys.executable, "-m", "mlflow", "db", "upgrade", f"sqlite:///{beside}"]
+        argv = [sys.executable, "-P", "-m", "mlflow", "db", "upgrade", f"sqlite:///{beside}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_UPGRADE_TIMEOUT_S, check=False)
         if done.returncode:
             raise StoreError(
