@@ -81,6 +81,10 @@ def take(
     speaking = set[str]()
     interpreters = {spec: env.preview() for spec, env in envs.items()}
     for config, workload in workloads:
+        if workload.script == workload.runner:
+            raise ConfigError(
+                f"workload.script={workload.script} is the name of the project's own runner; write ./{workload.script}"
+            )
         named = {workload.script: "script"} | ({workload.runner: "runner"} if workload.runner else {})
         for script, key in {**workload.source_files(), **named}.items():
             if script not in scripts:

@@ -58,14 +58,10 @@ def command_to_resume() -> str:
 
 
 def _git() -> dict[str, str]:
-    """Commit of the project's own source, and whether files differ from it."""
-    found = git.read(PROJECT_DIR)
-    is_clone = found is not None and found.root == PROJECT_DIR  # a package may lie in the repository of its user
-    return (
-        {}
-        if found is None or not is_clone
-        else {"git_commit": found.commit, "git_changed": str(found.is_changed).lower()}
-    )
+    """Return the commit of the project's own source, and whether files differ from it."""
+    is_clone = (PROJECT_DIR / "pyproject.toml").is_file()  # an installed package may lie in a repository of its user's
+    found = git.read(PROJECT_DIR) if is_clone else None
+    return {} if found is None else {"git_commit": found.commit, "git_changed": str(found.is_changed).lower()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
