@@ -27,11 +27,11 @@ lint: $(VENV)/.installed-dev
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py
 	$(VENV)/bin/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml setup.py
 	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
 	touch $(VENV)/.installed $@
 

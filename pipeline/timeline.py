@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import layout, startup
+from pipeline.base import entry_points, layout, startup
 from pipeline.base.errors import CollocationError, TrackingError
 from pipeline.base.words import counted
 from pipeline.record import trace
@@ -58,14 +58,21 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
     return trace.merged(traces), len(groups) - len(traces)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the trace of an experiment; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.timeline", description="A study as a trace for Perfetto.")
+def make_parser(*_: str) -> argparse.ArgumentParser:
+    """Return the parser of the command, whatever is typed."""
+    parser = argparse.ArgumentParser(
+        prog=entry_points.spell("timeline"), description="A study as a trace for Perfetto."
+    )
     parser.add_argument("--experiment", default="collocation", help="MLflow experiment (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("trace.json"), help="file to write (default: %(default)s)")
     parser.add_argument("--root", type=Path, default=Path("mlruns"), help="folder of the store (default: %(default)s)")
     parser.add_argument("--uri", help="tracking server, instead of --root")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the trace of an experiment; returns the exit status."""
+    options = make_parser().parse_args(arguments)
     set_mlflow_defaults()
     try:
         content, num_without = of_experiment(options.uri or options.root, options.experiment)

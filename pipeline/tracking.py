@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import layout, squeue, startup
+from pipeline.base import entry_points, layout, squeue, startup
 from pipeline.base.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.owner import close_command
@@ -95,7 +95,7 @@ def status(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     set_mlflow_defaults()
     try:
@@ -127,8 +127,9 @@ def _run(options: argparse.Namespace) -> int:
     return flush(handler, options.root.absolute() / layout.SPOOL, closes_lost=options.close_lost)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.tracking", description="Spool folders to MLflow.")
+def make_parser(*_: str) -> argparse.ArgumentParser:
+    """Return the parser of the command, whatever is typed."""
+    parser = argparse.ArgumentParser(prog=entry_points.spell("tracking"), description="Spool folders to MLflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("status", "show how far a study is, unit by unit; exit status 0 if all units are done"),

@@ -36,14 +36,21 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def find_file(key: str, given: str, *others: Path) -> Path:
+def find_file(key: str, given: str, *others: Path, is_ours: bool = False) -> Path:
     """Return a file that a key gives: from the working directory, the project's own folder or others, in this order.
+
+    Args:
+        key: names it in errors.
+        given: its path.
+        others: further folders.
+        is_ours: the file belongs to a workload, so that the working directory comes last.
 
     Raises:
         ConfigError: it is in none of them.
     """
-    name, folders = expanded(key, given), dict.fromkeys((Path.cwd(), PROJECT_DIR, *others))
-    places = [name] if name.is_absolute() else [folder / name for folder in folders]
+    name = expanded(key, given)
+    folders = (*others, PROJECT_DIR, Path.cwd()) if is_ours else (Path.cwd(), PROJECT_DIR, *others)
+    places = [name] if name.is_absolute() else [folder / name for folder in dict.fromkeys(folders)]
     for place in places:
         if is_file(path := place.resolve()):
             return path

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.base import entry_points
 from pipeline.base.errors import CollocationError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.layout import SHARED_PREFIX
@@ -132,7 +133,7 @@ class Journal:
             kind.undo(self._programs, **current.arguments)
         except OSError as error:
             what = f"not done: {in_words(current)}: {error}"
-            raise JournalError(f"{what}; when that is mended: python -m pipeline.gpu clean") from error
+            raise JournalError(f"{what}; when that is mended: {entry_points.spell('gpu', 'clean')}") from error
         self.keep(step)
 
     def keep(self, step: Step) -> None:
@@ -169,7 +170,7 @@ class Journal:
         for found in self.others():
             raise JournalError(
                 f"the journal {found.path} holds steps that are not ours to undo: user {found.owner} left them and "
-                "must clean up: python -m pipeline.gpu clean"
+                f"must clean up: {entry_points.spell('gpu', 'clean')}"
             )
 
     @contextmanager

@@ -13,12 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.base import entry_points
 from pipeline.base.errors import CollocationError
 
 # systemd-tmpfiles, which removes old files of /var/tmp, leaves a file with the sticky bit. Source: its function
 # dir_cleanup; XDG Base Directory Specification, XDG_RUNTIME_DIR.
 _FILE_MODE = 0o1644
-_REMOVE = "Look at it, and remove it: python -m pipeline.gpu clean undoes nothing that others could have written"
+_REMOVE = (
+    f"Look at it, and remove it: {entry_points.spell('gpu', 'clean')} undoes nothing that others could have written"
+)
 
 
 class JournalError(CollocationError):

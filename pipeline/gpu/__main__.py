@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.base import mig_names, mig_table, startup, words
+from pipeline.base import entry_points, mig_names, mig_table, startup, words
 from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError, exit_status
 from pipeline.plan.schema import GpuConfig
@@ -192,7 +192,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer one command; returns the exit status."""
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         answer = COMMANDS[arguments.command].answer(arguments)
     except CollocationError as error:
@@ -202,9 +202,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return answer.status
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser(*_: str) -> argparse.ArgumentParser:
+    """Return the parser of the command, whatever is typed."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.gpu",
+        prog=entry_points.spell("gpu"),
         description="Show what a GPU offers and its state; check it; divide it by hand; clean up after killed studies.",
     )
     commands = parser.add_subparsers(dest="command", required=True)

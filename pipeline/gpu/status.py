@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.base import entry_points
 from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError, ConfigError, SharingError
 from pipeline.base.host import boot_id
@@ -125,14 +125,14 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
 
 def command(name: str, folder: Path, machine: str | None, gpu: str | None = None) -> str:
     """A command of `pipeline.gpu` about the same GPU, machine and folder."""
-    words = ["python", "-m", "pipeline.gpu", name]
+    words = [name]
     if gpu is not None:
         words += ["--gpu", gpu]
     if machine is not None:
         words += ["--machine", machine]
     if folder != Path(GpuConfig().lock_dir):
         words += ["--lock-dir", str(folder)]
-    return shlex.join(words)
+    return entry_points.spell("gpu", *words)
 
 
 def printable(text: str) -> str:

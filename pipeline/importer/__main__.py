@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import startup
+from pipeline.base import entry_points, startup
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import counted
 from pipeline.importer import carma_experiment, experiment_file, radt_experiment
@@ -23,7 +23,7 @@ _SEVERAL = "carma"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Import a table or job files; returns the exit status."""
-    args = _make_parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     try:
         name = _make_name(args.files) if args.name is None else _check_name(args.name)
         if args.tool == "radt":
@@ -36,9 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser(*_: str) -> argparse.ArgumentParser:
+    """Return the parser of the command, whatever is typed."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.importer",
+        prog=entry_points.spell("importer"),
         description="Turn the experiment of another tool into one of this project.",
         epilog="exit status: 0 every job was imported, 1 some were not and are listed, 2 nothing was written",
     )

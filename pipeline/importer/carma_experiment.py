@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import placeholders
+from pipeline.base import entry_points, placeholders
 from pipeline.base.paths import expanded
 from pipeline.base.words import counted
 from pipeline.importer import carma_job, experiment_file
@@ -38,7 +38,7 @@ def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environ
     blocks = [_make_block([program], sizes) for program in alone]
     if together:
         blocks.append(_make_block([programs[job.path] for job in together], sizes))
-    origin = f"imported from {', '.join(path.name for path in paths)} by `python -m pipeline.importer`"
+    origin = f"imported from {', '.join(path.name for path in paths)} by `{entry_points.spell('importer')}`"
     described = dict.fromkeys(f"{programs[job.path].label}: {_describe(job)}" for job in taken)
     text = experiment_file.text_of(
         blocks,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.base import override_values
+from pipeline.base import entry_points, override_values
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.plan.user_command import plain
@@ -114,11 +113,15 @@ def text_of(
 
 
 def write(text: str, name: str, folder: Path | None, *, replace: bool) -> str:
-    """Write `FOLDER/experiment/NAME.yaml`, in `conf` if no folder is given; returns how it is run.
+    """Write `FOLDER/experiment/NAME.yaml`; return the command that runs it.
+
+    Without a folder it goes to `conf` of the clone or, with `collocate`, of the working folder.
 
     Raises:
         ConfigError: it is there and is not to be replaced, or cannot be written.
     """
+    if folder is None and entry_points.is_by_command():
+        folder = Path("conf")
     path = (folder or PROJECT_DIR / "conf") / "experiment" / f"{name}.yaml"
     if path.exists() and not replace:
         raise ConfigError(f"{path} exists; give another --name, or --force to replace it")
@@ -128,7 +131,7 @@ def write(text: str, name: str, folder: Path | None, *, replace: bool) -> str:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from error
     option = ["--config-dir", str(folder.resolve())] if folder else []
-    return f"run it: {shlex.join(['python', 'run.py', *option, f'+experiment={name}'])}"
+    return f"run it: {entry_points.spell('run', *option, f'+experiment={name}')}"
 
 
 def _yaml(value: Value) -> Any:

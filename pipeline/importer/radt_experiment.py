@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import override_values, placeholders
+from pipeline.base import entry_points, override_values, placeholders
 from pipeline.base.words import counted
 from pipeline.importer import experiment_file, radt_notes, radt_table
 from pipeline.importer.experiment_file import Imported, Program, override_value, size_of
@@ -125,7 +125,7 @@ def experiment_of(
             refused += [Refused(line=row.line, reason=str(error)) for row in group.rows]
     asked = {word for group in groups for row in group.rows for word in row.listeners}
     listeners = sorted({LISTENERS[word] for word in asked if word in LISTENERS} | {"host"})
-    origin = f"imported from {source} by `python -m pipeline.importer`"
+    origin = f"imported from {source} by `{entry_points.spell('importer')}`"
     text = experiment_file.text_of(
         blocks,
         sizes,

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline.base import startup
+from pipeline.base import entry_points, startup
 
 # What a job must not inherit: it would change how the GPU is shared, or where its own MLflow calls go.
 _DROPPED_PREFIXES = ("CUDA_MPS_", "MLFLOW_")
-_DROPPED = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
+_DROPPED = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", entry_points.VARIABLE})
 
 
 def inherited_environ(of_interpreter: Iterable[tuple[str, str]] = ()) -> dict[str, str]:

@@ -14,7 +14,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
 
-from pipeline.base import interrupts, words
+from pipeline.base import entry_points, interrupts, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
@@ -100,7 +100,8 @@ def explain(error: Exception) -> str:
 def _explain_words(text: str, *, is_of_hydra: bool) -> str:
     """Say in one line what Hydra says in several."""
     if "Config group override must be a string or a list" in text:
-        return "a group of options takes the name of a choice, as in gpu=cpu; python run.py --help prints all"
+        help_command = entry_points.spell("run", "--help")
+        return f"a group of options takes the name of a choice, as in gpu=cpu; {help_command} prints all"
     if present := _IS_PRESENT.match(text):
         return f"+{present[1]}: there is a value already; write {present[1]}=VALUE, without the plus"
     if missing := _NO_FILE.match(text):
@@ -209,7 +210,8 @@ def why_refused(key: str, cause: OmegaConfBaseException) -> str:
     said = str(cause).splitlines()[0]
     if "is not a subclass of" in said:
         group = key.partition(".")[0]
-        return f"this has settings of its own, {key}.NAME=VALUE; python run.py --help-keys {group} prints them"
+        help_command = entry_points.spell("run", "--help-keys", group)
+        return f"this has settings of its own, {key}.NAME=VALUE; {help_command} prints them"
     if "is not a ListConfig" in said or isinstance(cause.parent_node, ListConfig):
         return f"a list is written '{key}=[A,B]'"
     node = cause.child_node

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from pipeline.base import startup, words
+from pipeline.base import entry_points, startup, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 
@@ -19,17 +19,20 @@ _WIDTH = 118
 _HEAD = """\
 Measure what GPU jobs gain by running together: side by side, under MPS, or on MIG instances.
 
-usage: python run.py [-m] [GROUP=CHOICE ...] [KEY=VALUE ...]
+usage: {run} [-m] [GROUP=CHOICE ...] [KEY=VALUE ...]
 
-  python run.py workload=tiny degree=3                                        three copies side by side
-  python run.py -m scenario=serial,naive,mps,mig degree=1,2,3,7               a sweep: one study, with its baselines
-  python run.py -m scenario=naive,mps,mig degree=2,3 gpu=simulated_a100_40gb  rehearsed without a GPU
-  python run.py degree=2 -- train.py --epochs 3                                your own script, unchanged
-  python run.py +experiment=robroek_quick                                     a committed study
-  python -m pipeline.report --experiment robroek_quick                        its report
+{examples}
 
 What can be chosen, as GROUP=CHOICE (* the default, + with a plus sign as in +experiment=robroek_quick):
 """
+_EXAMPLES = (
+    (("run", "workload=tiny", "degree=3"), "three copies side by side"),
+    (("run", "-m", "scenario=serial,naive,mps,mig", "degree=1,2,3,7"), "a sweep: one study, with its baselines"),
+    (("run", "-m", "scenario=naive,mps,mig", "degree=2,3", "gpu=simulated_a100_40gb"), "rehearsed without a GPU"),
+    (("run", "degree=2", "--", "train.py", "--epochs", "3"), "your own script, unchanged"),
+    (("run", "+experiment=robroek_quick"), "a committed study"),
+    (("report", "--experiment", "robroek_quick"), "its report"),
+)
 _KEYS_OF_MANY = """
 The keys that one needs most (--help-keys explains all of them, --help-keys gpu those of a group):
   degree=3  mix=[S,M]  repeats=5  window.seconds=30  workload.batch_size=64  gpu.device=1  dry_run=true  resume=true
@@ -70,7 +73,8 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
             words.say(f"error: {error}")
             sys.exit(2)
         if text is None:
-            words.say(f"error: --help-keys {prefix}: no key begins like that; python run.py --help-keys prints all")
+            command = entry_points.spell("run", "--help-keys")
+            words.say(f"error: --help-keys {prefix}: no key begins like that; {command} prints all")
             sys.exit(2)
     elif {"--help", "-h"} & set(ours):
         text = overview()
@@ -87,7 +91,10 @@ def overview() -> str:
     known = {name.lstrip("+"): name for name in _GROUPS}
     shown = [*_GROUPS, *(name for name in there if name not in known)]
     groups = "\n".join(_group(name, defaults) for name in shown if name.lstrip("+") in there)
-    return f"{_HEAD}{groups}\n{_KEYS_OF_MANY}"
+    lines = [(entry_points.spell(*words), about) for words, about in _EXAMPLES]
+    width = max(len(command) for command, _ in lines)
+    examples = "\n".join(f"  {command:<{width}}  {about}" for command, about in lines)
+    return f"{_HEAD.format(run=entry_points.spell('run'), examples=examples)}{groups}\n{_KEYS_OF_MANY}"
 
 
 def keys(prefix: str) -> str | None:
@@ -106,6 +113,15 @@ def keys(prefix: str) -> str | None:
         parts.append(text if section == last else f"{'' if not last else chr(10)}{section}\n\n{text}")
         last = section
     return "\n".join(parts) + "\n"
+
+
+def meanings() -> dict[str, list[str]]:
+    """Return the meanings of each key that docs/configuration.md explains, as text; several where workloads differ."""
+    texts: dict[str, list[str]] = {}
+    for _, names, cells in _rows(_KEYS.read_text(encoding="utf-8")):
+        for name in re.findall(r"`([^`]*)`", names):
+            texts.setdefault(name, []).append(_plain(cells[-1]))
+    return texts
 
 
 def _group(name: str, defaults: set[str]) -> str:

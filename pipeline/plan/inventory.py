@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import factory
+from pipeline.base import entry_points, factory
 from pipeline.base.errors import ConfigError
 from pipeline.base.factory import Spec
 from pipeline.base.paths import PROJECT_DIR, find_file, is_file
@@ -82,12 +82,18 @@ def take(
     speaking = set[str]()
     interpreters = {spec: env.preview() for spec, env in envs.items()}
     for config, workload in workloads:
+        if workload.script == workload.runner:
+            raise ConfigError(
+                f"workload.script={workload.script} is the name of the project's own runner; write ./{workload.script}"
+            )
         named = {workload.script: "script"} | ({workload.runner: "runner"} if workload.runner else {})
         for script, key in {**workload.source_files(), **named}.items():
             if script not in scripts:
                 has_programs = script == workload.script and workload.runner is not None
                 interpreter = interpreters[env_of(config, workload)] if has_programs else None
-                scripts[script] = _find_script(f"workload.{key}", script, interpreter, *root_of(type(workload)))
+                is_ours = key == "runner" or script == getattr(type(workload), key, None)  # not one of a user's folder
+                roots = root_of(type(workload))
+                scripts[script] = _find_script(f"workload.{key}", script, interpreter, *roots, is_ours=is_ours)
         if workload.runner is None and workload.script not in speaking:
             _refuse_mute(workload, scripts[workload.script])
             speaking.add(workload.script)
@@ -108,7 +114,7 @@ def _refuse_mute(workload: WorkloadConfig, code: Code) -> None:
         raise ConfigError(
             f"workload {workload.name}: script={workload.script} imports nothing of `workloads`, so it cannot say "
             "when it is ready and what it has done; a script that runs as it is follows two dashes, as in "
-            f"python run.py degree=2 -- {workload.script}, or takes workload=script"
+            f"{entry_points.spell('run', 'degree=2', '--', workload.script)}, or takes workload=script"
         )
 
 
@@ -145,14 +151,14 @@ def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
     return gpu.kind, gpu.device, gpu.model
 
 
-def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots: Path) -> Code:
+def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots: Path, is_ours: bool) -> Code:
     """Find the code of a file that a key names; else a program of the interpreter's environment, by its name.
 
     Its modules may also lie in `roots`.
     """
     if script and interpreter is not None and Path(script).name == script and not _is_file(script):
         return Code(Path(script), _digest_of_program(script, interpreter))
-    path = find_file(key, script, *roots)
+    path = find_file(key, script, *roots, is_ours=is_ours)
     if not os.access(path, os.X_OK) and (path.suffix in _OF_SHELLS or _is_of_another_interpreter(path)):
         raise ConfigError(
             f"{key}={script}: {path} is not executable, and its first line names no Python; chmod +x {path}"

@@ -15,7 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.base import override_values
+from pipeline.base import entry_points, override_values
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.plan import schema, user_command
 from pipeline.plan.workloads import WorkloadConfig
@@ -59,7 +59,7 @@ def explain_several(override: str) -> str:
     """Say how to give several values to a key: in a run each or, if the key takes one, as a list."""
     key, _, text = override.partition("=")
     values = _split(text)
-    each = f"python run.py -m {quote(override)}"
+    each = f"{entry_points.spell('run', '-m')} {quote(override)}"
     said = f"{_on_one_line(override)}: these are {len(values)} values; for a run of each, add -m ({each})"
     as_list = f"{key}={override_values.as_text(values)}" if not _reads_as(f"{key}=[{text}]") else f"{key}=[{text}]"
     takes_list = takes(key.lstrip("+"), [override_values.parsed(value) for value in values if _is_readable(value)])

@@ -22,6 +22,8 @@ from pipeline.base import git
 from pipeline.base.records import Source
 
 _PACKAGE = "workloads"
+_OURS = (f"{_PACKAGE}.", f"gpu_collocation.{_PACKAGE}.")
+"""How programs import the client: the second, where the project is installed as a package."""
 
 
 class Code(NamedTuple):
@@ -59,7 +61,7 @@ def speaks_to_the_study(code: Code) -> bool:
     """Whether a program can say when it is ready and what it has done: it imports `workloads`, or cannot be read."""
     for source in code.sources:
         imports = _imports_of(Path(source.path)) if source.path.endswith(".py") else None
-        if imports is None or any(name.partition(".")[0] == _PACKAGE for _, name in imports):
+        if imports is None or any(f"{name}.".startswith(_OURS) for _, name in imports):
             return True
     return False
 

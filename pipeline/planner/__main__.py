@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from pipeline.base import startup
+from pipeline.base import entry_points, startup
 from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError, exit_status
 
@@ -45,7 +45,7 @@ class CommandFile(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer one command; returns the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser(given).parse_args(given)
+    arguments = make_parser(*given).parse_args(given)
     try:
         answer = _file_of(arguments.command).answer(arguments)
     except CollocationError as error:
@@ -55,19 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return answer.status
 
 
-def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
-    """With the arguments of the command that is given; the files of the others are not imported."""
+def make_parser(*words: str) -> argparse.ArgumentParser:
+    """Return the parser, with the arguments of the command that is typed; files of other commands are not imported."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.planner",
+        prog=entry_points.spell("planner"),
         description="Plan which job runs on which partition of which GPU, from measured profiles. Touches no GPU.",
-        epilog="python -m pipeline.planner COMMAND --help explains one. Exit status: 0; 1 where no plan exists or "
-        "what is checked does not hold, or a step failed; 2 for input that cannot be used, or a machine in use.",
+        epilog=f"{entry_points.spell('planner')} COMMAND --help explains one. Exit status: 0; 1 where no plan exists "
+        "or what is checked does not hold, or a step failed; 2 for input that cannot be used, or a machine in use.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, about in COMMANDS.items():
         each = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
         each.add_argument("--json", action="store_true", help="print JSON")
-        if given[:1] == [name]:
+        if words[:1] == (name,):
             _file_of(name).add_arguments(each)
     return parser
 

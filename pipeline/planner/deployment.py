@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.base import mig_table
+from pipeline.base import entry_points, mig_table
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import PlannedAs
 from pipeline.planner import typed_json
@@ -136,7 +136,9 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
     if (version := content.get("version")) != VERSION:
         raise ConfigError(f"{where}: version is {version!r}, but this program reads version {VERSION}; plan again")
     if "gpus" not in content:
-        raise ConfigError(f"{where}: it has no gpus, so this is not a plan as `python -m pipeline.planner` writes it")
+        raise ConfigError(
+            f"{where}: it has no gpus, so this is not a plan as `{entry_points.spell('planner')}` writes it"
+        )
     rest = dict(content)
     gpus = rest.pop("gpus")
     num_gpus = rest.pop("num_gpus", None)

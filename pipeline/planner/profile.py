@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import modes
+from pipeline.base import entry_points, modes
 from pipeline.base.errors import ConfigError
 from pipeline.base.mig_table import model_called
 from pipeline.planner import files
@@ -208,7 +208,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
     if _VERSION_COLUMN not in names:
         raise ConfigError(
             f"{where}, {_VERSION_COLUMN}: there is no such column, so this is no profile of version {VERSION}; "
-            "make one with `python -m pipeline.planner profile`"
+            f"make one with `{entry_points.spell('planner', 'profile')}`"
         )
     for name in names:
         if name in _WITHOUT_UNIT:
@@ -229,7 +229,7 @@ def _row(where: str, cells: dict[str, Any]) -> Row:
     if (version := cells[_VERSION_COLUMN].strip()) != str(VERSION):
         raise ConfigError(
             f"{where}, {_VERSION_COLUMN}: the profile is of version {version or '(none)'}, and this program reads "
-            f"version {VERSION}; make it anew with `python -m pipeline.planner profile`"
+            f"version {VERSION}; make it anew with `{entry_points.spell('planner', 'profile')}`"
         )
     values: dict[str, Any] = {}
     for name in COLUMNS:

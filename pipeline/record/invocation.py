@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import secrets
+from pipeline.base import entry_points, secrets
 
 STUDY, TASK, OUTPUTS = "COLLOCATION_STUDY", "COLLOCATION_TASK", "COLLOCATION_OUTPUTS"
 """Variables by which a launcher tells a worker the command line and outputs of the study; a batch script its task."""
@@ -45,7 +45,9 @@ class Invocation:
     @property
     def masked(self) -> str:
         """The command line of the study as it is recorded: without secrets."""
-        return shlex.join(secrets.mask_words(list(self.words_of_launcher or self.words)))
+        words = secrets.mask_words(list(self.words_of_launcher or self.words))
+        is_by_command = entry_points.is_by_command()
+        return entry_points.spell(entry_points.RUN, *words[1:]) if is_by_command else shlex.join(words)
 
     @property
     def masked_to_resume(self) -> str:
@@ -93,12 +95,14 @@ def current() -> Invocation:
 
 def command_to_resume(words: Sequence[str]) -> str:
     """Return the command line that runs the groups of another one which have no result yet."""
-    program, *options = words
+    start, options = entry_points.divide(words)
     end = options.index("--") if "--" in options else len(options)
     ours, theirs = options[:end], options[end:]
     resume = next((option for option in ours if option.lstrip("+") == "resume=accept_environment"), "resume=true")
     kept = [option for option in ours if option.partition("=")[0].lstrip("+") != "resume"]
-    return shlex.join([python(), program, *kept, resume, *theirs])
+    if entry_points.is_by_command():
+        return entry_points.spell(entry_points.RUN, *kept, resume, *theirs)
+    return shlex.join([*(start if len(start) > 1 else [python(), *start]), *kept, resume, *theirs])
 
 
 def python() -> str:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import enum
 import os
 import platform
-import shlex
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import layout
+from pipeline.base import entry_points, layout
 from pipeline.base.host import boot_id, machine_id
 from pipeline.record.invocation import python
 
@@ -64,7 +63,7 @@ class Owner:
 
 def close_command(root: Path) -> str:
     """Return the command that closes what lost machines left open in the spool of a store."""
-    return shlex.join([python(), "-m", "pipeline.tracking", "flush", "--root", str(root), "--close-lost"])
+    return entry_points.spell("tracking", "flush", "--root", str(root), "--close-lost", python=python())
 
 
 def find_written(folders: Iterable[Path]) -> frozenset[Path]:

@@ -45,8 +45,9 @@ def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) ->
 
 
 def _git() -> dict[str, str]:
-    """Commit of the project's own source, and whether files differ from it."""
-    found = git.read(PROJECT_DIR)
+    """Return the commit of the project's own source, and whether files differ from it."""
+    is_clone = (PROJECT_DIR / "pyproject.toml").is_file()  # an installed package may lie in a repository of its user's
+    found = git.read(PROJECT_DIR) if is_clone else None
     return {} if found is None else {"git_commit": found.commit, "git_changed": str(found.is_changed).lower()}
 
 

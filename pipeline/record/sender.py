@@ -72,7 +72,7 @@ class Sender:
         """Start the process, if it does not run yet."""
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.tracking", "serve"],
+                [sys.executable, "-P", "-m", "pipeline.tracking", "serve"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

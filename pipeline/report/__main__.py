@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import startup
+from pipeline.base import entry_points, startup
 from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.words import counted
 from pipeline.record.store.existing import may_be_written
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == [board.COMMAND]:
         return board.main(arguments[1:])
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     set_mlflow_defaults()
     try:
@@ -103,11 +103,13 @@ def report(
     return write(content, folder), study, "\n".join([summary, *left_out(study)])
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser(*_: str) -> argparse.ArgumentParser:
+    """Return the parser of the command, whatever is typed."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.report",
+        prog=entry_points.spell("report"),
         description="Write the report of a study: one HTML page, every figure as SVG and PDF, every table as CSV and "
-        "LaTeX, all of it also logged to MLflow. Several studies in one table: python -m pipeline.report board --help",
+        "LaTeX, all of it also logged to MLflow. Several studies in one table: "
+        f"{entry_points.spell('report', board.COMMAND, '--help')}",
     )
     add_store_arguments(parser)
     of_study = "only this study, as the tag collocation.study of a run has it; given again, this one as well"

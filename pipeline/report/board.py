@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pipeline.base import entry_points
 from pipeline.base.errors import CollocationError, ConfigError
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.local import set_mlflow_defaults
@@ -143,7 +144,7 @@ def _name(of_each: Sequence[tuple[str, ...]], place: int) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m pipeline.report {COMMAND}",
+        prog=entry_points.spell("report", COMMAND),
         description="Several studies and GPUs in one table: the best sharing mode of each case, its gain and energy, "
         "and whether the verdicts agree. Writes a page and board.csv.",
     )

@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base import interrupts, layout, squeue, words
+from pipeline.base import entry_points, interrupts, layout, squeue, words
 from pipeline.base.command import Completed
 from pipeline.base.command import run as run_program
 from pipeline.base.errors import CommandError, ConfigError, TrackingError
@@ -89,7 +89,8 @@ def run(asked: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     asked.sender.open(experiment, asked.root, uri, asked.config.tracking.series_points)
     asked.sender.store()  # before a task waits for hours to find that there is none
     jobs: dict[str, str] = {}
-    status = f"{python()} -m pipeline.tracking status --experiment {experiment} --uri {mask_text(uri)}"
+    where = ("status", "--experiment", experiment, "--uri", mask_text(uri))
+    status = entry_points.spell("tracking", *where, python=python())
     with interrupts.held():  # what Slurm has taken is named, whatever the user does meanwhile
         for each, script in scripts.items():
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from collections import Counter
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline import executor
-from pipeline.base import host, interrupts, layout, words
+from pipeline.base import entry_points, host, interrupts, layout, words
 from pipeline.base.errors import TrackingError
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.paths import expanded
@@ -268,7 +267,7 @@ class Study:
         unsent, late = len(self.sender.unsent), len(self.spool.unsent_amendments())
         of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
         if unsent or late:
-            command = shlex.join([sys.executable, "-m", "pipeline.tracking", "flush", "--root", str(self.root)])
+            command = entry_points.spell("tracking", "flush", "--root", str(self.root), python=sys.executable)
             figures = f"figures of {words.counted(late, 'group')}"
             what = words.counted(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
             words.say(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base import factory
+from pipeline.base import entry_points, factory
 from pipeline.base.errors import TrackingError
 from pipeline.base.secrets import mask_text
 from pipeline.observe.fields import Fields
@@ -52,8 +51,8 @@ def show_where(
     """
     where = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
     where = [] if where == [f"--root={TrackingConfig().root}"] else where
-    command = [python(), "-m", "pipeline.report", f"--experiment={experiment}", *where]
-    lines = [f"report: {shlex.join(command)}", *_how_to_open(sender, root, failed or {})]
+    command = entry_points.spell("report", f"--experiment={experiment}", *where, python=python())
+    lines = [f"report: {command}", *_how_to_open(sender, root, failed or {})]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 

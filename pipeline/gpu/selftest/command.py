@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import words
+from pipeline.base import entry_points, words
 from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError, GpuBusyError, InUseError
 from pipeline.base.records import Device
@@ -33,7 +33,9 @@ from pipeline.prepare.device import lease, nvml
 _PREFIX, _RANDOM = "colloc-selftest-", "[a-z0-9_]+"  # as tempfile makes names
 _HEADS = {"gract_ratio": "GRACT", "smact_ratio": "SMACT", "smocc_ratio": "occupancy", "utilization_ratio": "util."}
 _UNKNOWN = "not checked: the number of SMs of this simulated model is not known, so nothing can be expected"
-_NO_INSTANCE = "not checked: MIG mode is on and there is no instance to compute on (python -m pipeline.gpu create)"
+_NO_INSTANCE = (
+    f"not checked: MIG mode is on and there is no instance to compute on ({entry_points.spell('gpu', 'create')})"
+)
 _HEALTH_ONLY = "not asked for"
 _NO_SOURCE = "not checked: no listener reads any here"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from pipeline.base import words
+from pipeline.base import entry_points, words
 from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError
 from pipeline.planner.results import settle
@@ -43,7 +43,8 @@ def answer_of(study: Study) -> Answer:
     if not found:
         raise ConfigError(
             f"experiment {study.experiment!r} has no group of several jobs with a result, so there is nothing to "
-            "advise; measure some, as with python run.py -m scenario=naive,mps degree=2,3 repeats=5"
+            "advise; measure some, as with "
+            f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
         )
     sweeps = [settle.command(study, advice) for advice in found]
     text = "\n".join([*_table(found), "", *(line for each in zip(found, sweeps, strict=True) for line in _said(*each))])

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base import modes, services
+from pipeline.base import entry_points, modes, services
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.words import counted
@@ -170,7 +170,7 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
     groups = groups_of(plan)
     head = (
         f"{counted(len(groups), 'group')} for {counted(len(plan.deployment.gpus), 'GPU')} ({models[0]}), exported from "
-        f"{source} by `python -m pipeline.planner export`."
+        f"{source} by `{entry_points.spell('planner', 'export')}`."
         f"{f' Planned: {SIMULATED}.' if plan.is_simulated else ''}"
     )
     return experiment_file.text_of(

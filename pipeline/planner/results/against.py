@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from pipeline.base import services, units
+from pipeline.base import entry_points, services, units
 from pipeline.base.errors import ConfigError
 from pipeline.base.mig_table import model_called
 from pipeline.base.normalise import independent
@@ -142,7 +142,7 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
         names = ", ".join(sorted({row.name for row in study.rows})[:3]) or "it has no results"
         raise ConfigError(
             f"experiment {study.experiment!r} has no group of {source} with its GPU model, rates and batches (it has "
-            f"{names}); export the plan with `python -m pipeline.planner export` and run it"
+            f"{names}); export the plan with `{entry_points.spell('planner', 'export')}` and run it"
         )
     missing = list(map(_missing, groups, runs))
     measured = [(group, rows) for group, rows, why in zip(groups, runs, missing, strict=True) if not why]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
+from pipeline.base import entry_points
 from pipeline.base.modes import MPS, NAIVE
 from pipeline.plan import user_command
 from pipeline.planner.results.advice import Advice
@@ -63,7 +64,7 @@ def _typed(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] =
     words = content.words_of(recorded)
     if not words:
         return None
-    program, *words = words
+    start, words = entry_points.divide(words)
     ours, theirs = user_command.divided(words)
     keys = {user_command.key_of(word) for word in decided}
     kept = [
@@ -73,7 +74,7 @@ def _typed(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] =
     ]
     is_sweep = any(word in ("-m", "--multirun") or word.lstrip("+").startswith("experiment=") for word in kept)
     swept = [] if is_sweep or "," not in decided[0] else ["-m"]
-    return shlex.join(["python", program, *swept, *kept, *decided, *theirs])
+    return shlex.join([*(start if len(start) > 1 else ["python", *start]), *swept, *kept, *decided, *theirs])
 
 
 def _quoted(name: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pipeline.base import entry_points
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import PlannedAs
 from pipeline.planner import deployment, typed_json
@@ -111,7 +112,7 @@ def read(path: Path) -> Transition:
     """The transition in a file; ConfigError if there is none that can be used."""
     content = typed_json.load(path)
     if (version := content.get("version")) != VERSION or "steps" not in content:
-        made = "`python -m pipeline.planner transition`"
+        made = f"`{entry_points.spell('planner', 'transition')}`"
         seen = f"its version is {version!r}, not {VERSION}" if "steps" in content else "it has no steps"
         raise ConfigError(f"{path} is not a transition as {made} writes it: {seen}")
     transition = typed_json.record(Transition, content, str(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import programs, words
+from pipeline.base import entry_points, programs, words
 from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.records import Device, Group
 from pipeline.prepare.device import nvml
@@ -68,5 +68,6 @@ def refuse_mig(group: Group) -> None:
         raise ConfigError(
             f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
             f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0; if a killed run left it "
-            "on: python -m pipeline.gpu clean; if `create` switched it on: python -m pipeline.gpu destroy"
+            f"on: {entry_points.spell('gpu', 'clean')}; if `create` switched it on: "
+            f"{entry_points.spell('gpu', 'destroy')}"
         )

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import psutil
 
-from pipeline.base import command
+from pipeline.base import command, entry_points
 from pipeline.base.errors import CommandError, SharingError
 from pipeline.base.programs import Programs
 
@@ -96,7 +96,7 @@ def await_last_write(uuid: str) -> None:
         if time.monotonic() > deadline:
             raise SharingError(
                 f"nvidia-smi (pid {', '.join(map(str, pids))}) still changes {uuid}: it hangs in the driver; "
-                "when it is gone, or after a restart of the machine: python -m pipeline.gpu clean"
+                f"when it is gone, or after a restart of the machine: {entry_points.spell('gpu', 'clean')}"
             )
         time.sleep(_LOOK_S)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeline.base import entry_points
 from pipeline.base.errors import SharingError
 from pipeline.base.host import boot_id
 from pipeline.base.programs import Programs
@@ -24,7 +25,7 @@ _RETRY_LIMIT_S = 10.0
 _RETRY_S = 0.5
 _IN_USE = "in use"
 _LOSES_MODE = (9, 0)  # Hopper and later. Source: NVIDIA MIG User Guide
-_CLEAN = "python -m pipeline.gpu clean (destroy, for what was made by hand)"
+_CLEAN = f"{entry_points.spell('gpu', 'clean')} (destroy, for what was made by hand)"
 # `GPU  MIG NAME  profile id  instance id  start:size` of `nvidia-smi mig -lgi`; the widths differ between drivers.
 _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\|$", re.MULTILINE)
 

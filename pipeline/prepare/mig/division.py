@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from pipeline.base import entry_points
 from pipeline.base.errors import SharingError
 from pipeline.base.host import boot_id
 from pipeline.base.interrupts import UndoStack
@@ -33,7 +34,8 @@ def refuse_what_is_not_ours(device: Device, state: MigState) -> None:
         raise SharingError(
             f"{which} has the GPU instances {ids}, which this run did not make: use them with scenario=mig "
             "scenario.layout=existing, choose another GPU, or let their owner destroy them; those made by hand: "
-            "python -m pipeline.gpu destroy; those of an earlier run that was killed: python -m pipeline.gpu clean"
+            f"{entry_points.spell('gpu', 'destroy')}; those of an earlier run that was killed: "
+            f"{entry_points.spell('gpu', 'clean')}"
         )
     if clients := nvml.staying_processes(device.uuid, lambda process: True):
         whom = ", ".join(map(str, clients))

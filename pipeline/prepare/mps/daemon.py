@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipeline.base import command
+from pipeline.base import command, entry_points
 from pipeline.base.errors import CommandError, SharingError
 from pipeline.base.programs import Programs
 from pipeline.clean import processes
@@ -130,7 +130,7 @@ def end_daemon(programs: Programs, pipes: str) -> None:
         pids = ", ".join(map(str, left))
         raise SharingError(
             f"the MPS processes {pids} of {pipes} do not end, not even by SIGKILL: they hang in the driver; "
-            "when they are gone, or after a restart of the machine: python -m pipeline.gpu clean"
+            f"when they are gone, or after a restart of the machine: {entry_points.spell('gpu', 'clean')}"
         )
 
 

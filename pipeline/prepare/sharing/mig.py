@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import mig_names
+from pipeline.base import entry_points, mig_names
 from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.programs import Programs, of_group
@@ -272,5 +272,5 @@ def _compare(control: Control, before: MigState) -> None:
     if after != before:
         raise SharingError(
             f"{control.uuid} was not restored: before {_told(before)}; now {_told(after)}; if the journal "
-            "still holds steps: python -m pipeline.gpu clean"
+            f"still holds steps: {entry_points.spell('gpu', 'clean')}"
         )

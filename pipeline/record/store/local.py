@@ -10,7 +10,6 @@ import functools
 import logging
 import os
 import re
-import shlex
 import sqlite3
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
@@ -21,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 
-from pipeline.base import locks, mlflow_internals, tracking_root
+from pipeline.base import entry_points, locks, mlflow_internals, tracking_root
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
 from pipeline.base.mlflow_internals import pages, tables
@@ -134,7 +133,7 @@ class Store:
         if self.root is not None and foreign_root(experiment.artifact_location, self.root) is not None:
             raise TrackingError(
                 f"experiment {name!r} keeps its artifacts in {experiment.artifact_location}, but its store is now "
-                f"{self.root}; run `python -m pipeline.tracking relocate --root {shlex.quote(str(self.root))}` first"
+                f"{self.root}; run `{entry_points.spell('tracking', 'relocate', '--root', str(self.root))}` first"
             )
         state = experiment.tags.get(pages.VIEW_TAG, "")
         counted |= pages.units_in_view(state)
@@ -298,7 +297,7 @@ def upgrade(root: Path) -> str:
 
 def upgrade_command(root: Path) -> str:
     """The command that upgrades a local store, as a user types it."""
-    return shlex.join([python(), "-m", "pipeline.tracking", "upgrade", "--root", str(root)])
+    return entry_points.spell("tracking", "upgrade", "--root", str(root), python=python())
 
 
 def is_ready(root: Path, experiment: str) -> bool:

@@ -151,7 +151,7 @@ def upgrade(database: Path, *, keeps_old: bool = True) -> Path | None:
     old = None
     try:
         _copy(database, beside)
-        argv = [sys.executable, "-m", "mlflow", "db", "upgrade", f"sqlite:///{beside}"]
+        argv = [sys.executable, "-P", "-m", "mlflow", "db", "upgrade", f"sqlite:///{beside}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_UPGRADE_TIMEOUT_S, check=False)
         if done.returncode:
             raise StoreError(

@@ -183,6 +183,20 @@ def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_pat
     assert "cannot be told to stop" in describe.as_text(plan)
 
 
+def test_programs_of_the_project_are_not_taken_from_a_folder_of_the_users(make_plan, tmp_path, monkeypatch):
+    (tmp_path / "workloads").mkdir()
+    for name in ("script.py", "train_timm.py"):
+        (tmp_path / "workloads" / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    for workload, name in (("tiny", "train_timm.py"), ("script", "script.py")):
+        own = [f"workload={workload}", *(["workload.script=./workloads/script.py"] if workload == "script" else [])]
+        argv = make_plan(own).groups[0].jobs[0].workload.argv
+        assert argv[0] == str(PROJECT_DIR / "workloads" / name)
+    assert argv[1] == str(tmp_path / "workloads/script.py")
+    with pytest.raises(ConfigError, match=r"runner; write \./workloads/script\.py"):
+        make_plan(["workload=script", "workload.script=workloads/script.py"])
+
+
 def test_options_become_flags(make_plan):
     plan = make_plan(["workload=resnet26_cifar10", SYNTHETIC, "workload.precision=bf16"], device=GPU)
     argv = plan.groups[0].jobs[0].workload.argv

@@ -24,6 +24,12 @@ def test_the_command_line_is_recorded_without_passwords(monkeypatch):
     assert facts["command_line"] == "run.py degree=2 'tracking.uri=https://<hidden>@mlflow.example.org/x'"
 
 
+def test_the_commit_around_an_installed_package_is_not_that_of_the_project(monkeypatch):
+    assert "git_commit" in provenance.collect({}, invocation.current()) or git.read(PROJECT_DIR) is None
+    monkeypatch.setattr(provenance, "PROJECT_DIR", PROJECT_DIR / "pipeline")
+    assert "git_commit" not in provenance.collect({}, invocation.current())
+
+
 def test_a_worker_records_the_command_line_that_its_launcher_was_given_and_hands_it_to_no_job(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "unit=3"])
     monkeypatch.setattr(invocation, "_current", None)

@@ -1,0 +1,138 @@
+"""The command `collocate`: every program of the project by one name, as `collocate run degree=2 -- train.py`.
+
+An installed package holds this file, `run.py`, `conf/` and the folders of modules as a clone does, in one folder,
+`gpu_collocation`. That folder becomes the first entry of `sys.path`, so that no package beside it, and none where the
+user works, is taken for one of the project. Only this process has it there: user programs get no variable of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import subprocess
+import sys
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+FOLDER = Path(__file__).resolve().parent
+_SHELLS = ("bash", "zsh", "fish")
+_COMPLETION = "completion"
+_COMPLETING = "_ARGCOMPLETE"  # set by the shell code of argcomplete, to the number of words that name the program
+_ABOUT_COMPLETION = 'print code for your shell: eval "$(collocate completion bash)" (zsh, fish)'
+_NO_ARGCOMPLETE = "error: completion needs the package argcomplete; pip install argcomplete\n"
+
+
+def main() -> None:
+    """Run the program that the command line names; its exit status becomes ours."""
+    _put_first(FOLDER)
+    from pipeline.base import entry_points
+
+    if _COMPLETING in os.environ:
+        sys.exit(_complete(os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]))
+    os.environ[entry_points.VARIABLE] = "1"
+    words = sys.argv[1:]
+    if words[:1] == [_COMPLETION]:
+        sys.exit(_print_completion(words[1:]))
+    if words == ["--version"]:
+        sys.stdout.write(f"gpu-collocation {version('gpu-collocation')}\n")
+        sys.exit()
+    if words[:1] in ([], ["-h"], ["--help"]):
+        sys.stdout.write(_overview())
+        sys.exit(0 if words else 2)
+    name, *others = words
+    if name not in entry_points.PROGRAMS:
+        known = ", ".join([*entry_points.PROGRAMS, _COMPLETION])
+        sys.stderr.write(f"error: collocate {name}: there is no such program; there are {known}\n")
+        sys.exit(2)
+    sys.argv = [str(FOLDER / "run.py"), *others]
+    if name == entry_points.RUN:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        runpy.run_module(entry_points.module_of(name), run_name="__main__", alter_sys=True)
+
+
+def _put_first(folder: Path) -> None:
+    """Make a folder the first entry of `sys.path`, in place of the script's folder or the working directory."""
+    sys.path[: 0 if sys.flags.safe_path else 1] = [str(folder)]
+
+
+def _overview() -> str:
+    from pipeline.base import entry_points
+
+    programs = {**entry_points.PROGRAMS, _COMPLETION: _ABOUT_COMPLETION}
+    lines = [f"  {name:<12} {about}" for name, about in programs.items()]
+    head = "Measure what GPU jobs gain by running together.\n\nusage: collocate PROGRAM ...\n\n"
+    return head + "\n".join(lines) + "\n\ncollocate PROGRAM --help explains one.\n"
+
+
+def _print_completion(words: Sequence[str]) -> int:
+    try:
+        from argcomplete.shell_integration import shellcode
+    except ImportError:
+        sys.stderr.write(_NO_ARGCOMPLETE)
+        return 2
+    shell = words[0] if words else Path(os.environ.get("SHELL", "bash")).name
+    if shell not in _SHELLS or len(words) > 1:
+        sys.stderr.write(f"error: collocate completion {' '.join(words) or shell}: give one of {', '.join(_SHELLS)}\n")
+        return 2
+    sys.stdout.write(shellcode(["collocate"], shell=shell) + "\n")
+    return 0
+
+
+def _complete(line: str) -> int:
+    """Answer the shell: complete a program's name, or with its own parser what follows that."""
+    import argcomplete
+
+    from pipeline.base import entry_points
+
+    typed = line.split()
+    name = typed[1] if len(typed) > 2 or (len(typed) == 2 and line[-1:].isspace()) else None
+    if name is None:
+        parser = _make_parser(choices=[*entry_points.PROGRAMS, _COMPLETION])
+    elif name == entry_points.RUN:
+        is_script = "--" in typed
+        parser = _make_parser(None if is_script else partial(_ask_hydra, line.partition(name)[2]), nargs="*")
+        for option in ("--help", "--help-keys", "-m", "--multirun"):
+            parser.add_argument(option, action="store_true")
+        parser.add_argument("--config-dir")
+        parser.add_argument("--cfg", choices=("job", "hydra", "all"))
+    elif name in entry_points.PROGRAMS:
+        module = importlib.import_module(entry_points.module_of(name))
+        if hasattr(module, "__path__"):
+            module = importlib.import_module(f"{module.__name__}.__main__")
+        parser = module.make_parser(*typed[2:3])
+    else:
+        parser = _make_parser(choices=_SHELLS if name == _COMPLETION else [])
+    os.environ[_COMPLETING] = "1" if name is None else "2"
+    argcomplete.autocomplete(parser, always_complete_options="long")
+    return 0
+
+
+def _make_parser(completer: Callable[..., list[str]] | None = None, **options: Any) -> argparse.ArgumentParser:
+    """Return a parser with one positional argument, completed from its choices, by a completer, or as a file."""
+    import argparse
+
+    parser = argparse.ArgumentParser(add_help=False)
+    argument = parser.add_argument("words", **options)
+    if completer is not None:
+        argument.completer = completer  # type: ignore[attr-defined]
+    return parser
+
+
+def _ask_hydra(typed: str, **_: object) -> list[str]:
+    """Return what Hydra proposes for the last of some overrides."""
+    line = f"run.py {typed.lstrip()}"
+    environ = {**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    argv = [sys.executable, str(FOLDER / "run.py"), "-sc", "query=bash"]
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False).stdout.split()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""The command `python -m pipeline.plan.json_schema`: JSON schemas of experiment files and workload files, for editors.
+
+They are made from the option classes (`schema.py` and the kinds of workloads), so that they know the keys of this very
+installation. An experiment may use a value of a run's own, so wherever a value stands, `${...}` may stand too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import json
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import Field, fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from omegaconf import MISSING
+
+from pipeline.base import entry_points, startup
+from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan import help as explained
+from pipeline.plan import option_classes, schema
+
+Schema = dict[str, Any]
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_INTERPOLATION = r"\$\{"
+_NAMES = "[^.]+"  # of a size, or a listener
+_SCALARS: dict[object, list[str]] = {
+    int: ["integer"],
+    float: ["number"],
+    bool: ["boolean"],
+    str: ["string", "number", "boolean"],  # a text may look like another value, as in `resume: true`
+}
+_BASES = {
+    "scenario": schema.ScenarioConfig,
+    "env": schema.EnvConfig,
+    "profiler": schema.ProfilerConfig,
+    "exporter": schema.ExporterConfig,
+}
+"""Keys of a study whose options depend on what is chosen, with the class that those of each choice extend."""
+_WORKLOAD = "workload"
+"""A key of that kind too, whose classes the files of the choices name."""
+
+
+def make_experiment_schema() -> Schema:
+    """Return the schema of an experiment file: a study's keys, its defaults list, and what belongs to Hydra."""
+    defaults = {"type": "array", "items": {"anyOf": [{"type": "string"}, _choices_schema()]}}
+    mode = {"enum": ["RUN", "MULTIRUN"], "description": "MULTIRUN: a sweep, without -m"}
+    properties = {
+        "defaults": defaults | {"description": "choices: override /GROUP: CHOICE"},
+        **_study_properties(),
+        "blocks": {"type": "array", "items": _block_schema(), "description": "a union of grids, for a sweep"},
+        "hydra": _object({"mode": mode}, is_open=True),
+    }
+    return {"$schema": _DRAFT, "title": "Experiment of collocate", **_object(properties)}
+
+
+def make_workload_schema() -> Schema:
+    """Return the schema of a workload file; which keys it may have depends on the kind that its defaults name."""
+    kinds = option_classes.list_classes()
+    defaults: Schema = {"type": "array", "items": {"type": ["string", "object"]}}
+    of_kind = [
+        {
+            "if": {
+                "properties": {"defaults": {"contains": {"const": f"/schema/{name}@_here_"}}},
+                "required": ["defaults"],
+            },
+            "then": _object({"defaults": defaults, **_properties(kind, "workload.")}),
+        }
+        for name, kind in kinds.items()
+    ]
+    start = {
+        "examples": [[f"/schema/{name}@_here_", "_self_"] for name in kinds],
+        "description": "the kind, and _self_",
+    }
+    properties = {**_properties_of_kinds("workload"), "defaults": defaults | start}
+    return {"$schema": _DRAFT, "title": "Workload of collocate", **_object(properties), "allOf": of_kind}
+
+
+def _start_of(kind: str) -> str:
+    return f"/schema/{kind}@_here_"
+
+
+KINDS: dict[str, Callable[[], Schema]] = {"experiment": make_experiment_schema, "workload": make_workload_schema}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a schema; return the exit status."""
+    options = make_parser().parse_args(arguments)
+    sys.stdout.write(json.dumps(KINDS[options.kind](), indent=1) + "\n")
+    return 0
+
+
+def make_parser(*_: str) -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    parser = argparse.ArgumentParser(
+        prog=entry_points.spell("schema"),
+        description="Print a JSON schema, by which an editor completes and checks YAML files (docs/installation.md).",
+    )
+    parser.add_argument("kind", nargs="?", choices=KINDS, default="experiment", help="what the files are (%(default)s)")
+    return parser
+
+
+def _object(properties: Schema, *, is_open: bool = False) -> Schema:
+    return {"type": "object", "properties": properties, "additionalProperties": is_open}
+
+
+def _study_properties() -> Schema:
+    properties = _properties(schema.Config, "")
+    for key in (*_BASES, _WORKLOAD):
+        properties[key] = _object(_properties_of_kinds(key))
+    properties["sizes"] = {"type": "object", "additionalProperties": properties["workload"]}
+    listener = properties["listeners"]["additionalProperties"]
+    properties["listeners"]["properties"] = dict.fromkeys(_choices("listeners"), listener)
+    return properties
+
+
+def _properties_of_kinds(key: str) -> Schema:
+    """Return the options of every class for a key; where classes differ, a value may be as in any of them."""
+    nodes: dict[str, list[Schema]] = {}
+    kinds = option_classes.list_classes().values() if key == _WORKLOAD else schema.kinds(_BASES[key])
+    for kind in kinds:
+        for name, node in _properties(kind, f"{key}.").items():
+            nodes.setdefault(name, []).append(node)
+    return {name: _either(of_kinds) for name, of_kinds in nodes.items()}
+
+
+def _either(nodes: Sequence[Schema]) -> Schema:
+    """Return what nodes have in common, and their values as alternatives."""
+    common = {key: value for key, value in nodes[0].items() if all(node.get(key, ...) == value for node in nodes)}
+    others = [{key: value for key, value in node.items() if key not in (*common, "default")} for node in nodes]
+    alternatives = [other for number, other in enumerate(others) if other not in others[:number]]
+    return common if alternatives == [{}] else common | {"anyOf": alternatives}
+
+
+def _properties(owner: type[Any], prefix: str) -> Schema:
+    """Return the schema of each field of an option class, by name; `prefix` is where its keys stand."""
+    hints = typing.get_type_hints(owner)
+    return {field.name: _field_schema(field, hints[field.name], f"{prefix}{field.name}") for field in fields(owner)}
+
+
+def _field_schema(field: Field[Any], hint: object, key: str) -> Schema:
+    node = _value_schema(hint, key)
+    if text := field.metadata.get("help") or _meanings().get(key):
+        node["description"] = text
+    default = field.default if field.default_factory is NO_DEFAULT else field.default_factory()
+    if default is not NO_DEFAULT and default != MISSING and not is_dataclass(default):
+        node["default"] = default.name if isinstance(default, enum.Enum) else default
+    return node
+
+
+def _value_schema(hint: object, key: str) -> Schema:
+    """Return the schema of the values that a type hint of OmegaConf allows."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return {}
+    if origin in (types.UnionType, typing.Union):
+        nodes = [_value_schema(argument, key) for argument in arguments if argument is not types.NoneType]
+        return _nullable(nodes[0] if len(nodes) == 1 else {"anyOf": nodes}, types.NoneType in arguments)
+    if hint in _SCALARS:
+        names = _SCALARS[hint]
+        return {"type": names} if "string" in names else {"type": [*names, "string"], "pattern": _INTERPOLATION}
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return {"anyOf": [{"enum": list(hint.__members__)}, {"type": "string", "pattern": _INTERPOLATION}]}
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _object(_properties(hint, f"{key}."))
+    if origin is list:
+        return {"type": ["array", "string"], "items": _value_schema(arguments[0], key), "pattern": _INTERPOLATION}
+    assert origin is dict, f"{key}: no schema is known for {hint}"
+    return {"type": "object", "additionalProperties": _value_schema(arguments[1], f"{key}.NAME")}
+
+
+def _nullable(node: Schema, is_nullable: bool) -> Schema:
+    if not is_nullable:
+        return node
+    if isinstance(node.get("type"), list):
+        return node | {"type": [*node["type"], "null"]}
+    return {"anyOf": [*node.get("anyOf", [node]), {"type": "null"}]}
+
+
+def _block_schema() -> Schema:
+    """Return the schema of one block: keys as on the command line, whose values may be several, `naive,mps`."""
+    properties: Schema = {name: {"examples": _choices(name)} for name in _groups()}
+    patterns: Schema = {_pattern("workload@sizes.NAME"): {"examples": _choices("workload")}}
+    for key, node in _flattened(_study_properties(), ""):
+        about = {"description": node["description"]} if "description" in node else {}
+        if "NAME" in key:
+            patterns[_pattern(key)] = about
+        else:
+            properties[key] = about | properties.get(key, {})
+        if node.get("type") == "object":  # a map
+            patterns[_pattern(f"{key}.NAME")] = about
+    return {**_object(properties), "patternProperties": patterns}
+
+
+def _pattern(key: str) -> str:
+    """Return the pattern of a key of a block in which `NAME` is any name; `+` adds what is not there."""
+    return rf"^\+?{re.escape(key).replace('NAME', _NAMES)}$"
+
+
+def _flattened(properties: Schema, prefix: str) -> Iterator[tuple[str, Schema]]:
+    """Give the keys below some properties as overrides have them, with their schemas; `NAME` is any name of a map."""
+    for name, node in properties.items():
+        key, named = f"{prefix}{name}", node.get("additionalProperties")
+        if "properties" in node and named is False:
+            yield from _flattened(node["properties"], f"{key}.")
+        elif isinstance(named, dict) and "properties" in named:
+            yield from _flattened(named["properties"], f"{key}.NAME.")
+        else:
+            yield key, node
+
+
+def _choices_schema() -> Schema:
+    """Return the schema of an entry of a defaults list that names a choice; one of a user's own is no error."""
+    properties: Schema = {}
+    patterns: Schema = {}
+    for group in _groups():
+        choice = {"anyOf": [{"enum": _choices(group)}, {"type": ["string", "null"]}, {"type": "array"}]}
+        properties |= {f"override /{group}": choice, f"/{group}": choice}
+        if group == "workload":
+            patterns[rf"^(override )?/workload@sizes\.{_NAMES}$"] = choice
+    patterns[r"^(override )?/?hydra/"] = {}
+    return {**_object(properties), "patternProperties": patterns}
+
+
+def _groups() -> list[str]:
+    return sorted(path.name for path in (PROJECT_DIR / "conf").iterdir() if path.is_dir())
+
+
+def _choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (PROJECT_DIR / "conf" / group).glob("*.yaml"))
+
+
+@cache
+def _meanings() -> dict[str, str]:
+    """Return what docs/configuration.md says of each key; of one with several meanings, all of them."""
+    return {key: "; or: ".join(dict.fromkeys(texts)) for key, texts in explained.meanings().items()}
+
+
+if __name__ == "__main__":
+    startup.run(main)

@@ -1,0 +1,122 @@
+"""The command, as it is built into a package: which files it has, and that it finds them wherever the user is."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.base import entry_points
+from pipeline.base.paths import PROJECT_DIR
+
+FOLDERS = ("pipeline", "listeners", "workloads", "hydra_plugins", "conf")
+MAIN = "import sys; sys.path.insert(1, sys.argv.pop(1)); from gpu_collocation.collocate import main; main()"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder that holds the package, as site-packages would."""
+    pytest.importorskip("setuptools")
+    folder = tmp_path_factory.mktemp("site")
+    argv = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(folder)]
+    subprocess.run(argv, cwd=PROJECT_DIR, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A folder with packages of the user's that have the names of ours."""
+    for name in (*FOLDERS, "mlflow", "gpu_collocation"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the user\\'s package was imported')\n")
+    return tmp_path
+
+
+def collocate(site, folder, *words, **environ):
+    """Run the command as if its script stood beside this interpreter, in a directory that is on PATH."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PATH": path} | environ
+    argv = [sys.executable, "-P", "-c", MAIN, str(site), *words]
+    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+
+
+def test_the_package_has_all_that_runs_and_nothing_stands_beside_it(site):
+    assert [path.name for path in site.iterdir()] == ["gpu_collocation"]
+    package = site / "gpu_collocation"
+    built = {str(path.relative_to(package)) for path in package.rglob("*") if path.is_file()}
+    needed = {
+        str(path.relative_to(PROJECT_DIR))
+        for name in FOLDERS
+        for path in (PROJECT_DIR / name).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert needed <= built
+    others = {path for path in built - needed if path.partition("/")[0] in {*FOLDERS, "tests", "benchmarks"}}
+    assert others == set()
+    assert {"run.py", "collocate.py", "docs/configuration.md"} <= built
+    assert "setup.py" not in built
+
+
+QUICK = {"run", "gpu", "schema"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in entry_points.PROGRAMS]
+)
+def test_programs_are_ours_and_named_as_they_were_started(site, mine, name):
+    done = collocate(site, mine, name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"usage: collocate {name} " in done.stdout
+    assert "python " not in done.stdout
+
+
+def test_a_program_that_is_not_there_is_refused_in_one_line(site, mine):
+    done = collocate(site, mine, "runn")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: collocate runn: there is no such program; there are run, report, ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_is_wrong_on_the_command_line_is_said_in_its_words(site, mine):
+    done = collocate(site, mine, "run", "limits=3")
+    assert done.returncode == 2
+    assert done.stderr.endswith("limits.NAME=VALUE; collocate run --help-keys limits prints them\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "proposals"),
+    [
+        ("collocate re", ["report"]),
+        ("collocate gpu st", ["status"]),
+        ("collocate completion z", ["zsh"]),
+        ("collocate run scenario=mps_s", ["scenario=mps_static"]),
+        ("collocate run degree=2 -- tr", ["train.py"]),
+        ("collocate nothing x", []),
+    ],
+)
+def test_the_shell_gets_proposals(site, mine, line, proposals):
+    if importlib.util.find_spec("argcomplete") is None:
+        pytest.skip("argcomplete is not installed")
+    (mine / "train.py").touch()
+    answer = mine / "answer"
+    environ = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "COMP_TYPE": "9",
+    }
+    collocate(site, mine, **environ)
+    assert answer.read_text().split() == proposals
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_code_that_completes(site, mine, shell):
+    pytest.importorskip("argcomplete")
+    done = collocate(site, mine, "completion", shell)
+    assert done.returncode == 0 and "_ARGCOMPLETE" in done.stdout and "collocate" in done.stdout
