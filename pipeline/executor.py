@@ -276,8 +276,6 @@ class _Execution:
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
         self.phases.begin(phases.SETUP)
-        if self.shared.rehearsal is not None:
-            self.shared.rehearsal.begin(group.device.gpu_uuid)
         lease.refuse_strangers(group.device, group.gpu.tolerate)
         profiler: Profiler = factory.instance(group.profiler.build)
         stack.enter_context(profiler.prepare(group))

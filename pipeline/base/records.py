@@ -249,10 +249,6 @@ class Job:
         return f"{self.index}-{size}{self.workload.name}"
 
 
-REPLAY = "replay"
-"""The detail of a simulated GPU that says what its sensors repeat."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """What jobs run on: one NVIDIA GPU or a MIG device of one, real or simulated, or the CPUs of this machine.
@@ -262,7 +258,7 @@ class Device:
         uuid: the GPU's UUID, or that of the MIG device (`MIG-...`), or `CPU-<host name>`.
         index: of the GPU.
         memory_mib: of the device; `None` for the CPU.
-        details: what else identifies it, for provenance (driver, CUDA version, ..., and what it is a replay of).
+        details: what else identifies it, for provenance (driver, CUDA version, ...).
         programs: absolute path by name of the programs that a simulated GPU has; no other may be run for it.
         parent: of a MIG device, the UUID of its GPU, and below the ids of its GPU and compute instance.
     """
@@ -291,11 +287,6 @@ class Device:
     @property
     def is_simulated(self) -> bool:
         return self.kind == "simulated"
-
-    @property
-    def replay(self) -> str:
-        """The recording that the sensors of a simulated GPU repeat, `samples.parquet 1a2b3c4d`; empty if none."""
-        return dict(self.details).get(REPLAY, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,10 +458,8 @@ class Group:
         that any two can be compared.
         """
         simulated = self.device.is_simulated
-        replay = f", replay {self.device.replay.rpartition(' ')[2]}" if self.device.replay else ""
         return {
-            # By the digest alone: every recording is called `samples.parquet`.
-            DEVICE: f"simulated {self.device.name}{replay}" if simulated else self.device.name,
+            DEVICE: f"simulated {self.device.name}" if simulated else self.device.name,
             "window": self.window.words,
             "seed": str(self.seed),
             "pinned CPUs": str(self.pin_cpus).lower(),

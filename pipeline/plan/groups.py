@@ -93,11 +93,6 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
             f"{group.device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
             f"{group.gpu.job_memory_mib} MiB, and these figures say nothing about a real GPU"
         )
-    if group.device.replay:
-        yield (
-            f"power, energy, clocks and counters of {group.device.name} are a replay of {group.device.replay}: begun "
-            "anew with each group and repeated when it is over, whatever the jobs do"
-        )
     if group.device.parent is not None:
         yield (
             f"{group.device.name} is a MIG device: power, energy, temperature and clocks are those of the whole GPU, "

@@ -132,7 +132,6 @@ class GpuConfig:
     driver: str | None = None
     count: int = 1
     machine: str | None = None
-    replay: str | None = None
     job_memory_mib: int = 512
 
 

@@ -98,8 +98,7 @@ def report(
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     summary = f"{experiment}: {counted(len(study.rows), 'group')}, {blocks}, {counted(len(content.figures), 'figure')}"
     if study.is_simulated:
-        replay = f", sensors are a replay of {', '.join(study.replays)}" if study.replays else ""
-        summary += f" (simulated: says nothing about a real GPU{replay})"
+        summary += " (simulated: says nothing about a real GPU)"
     return write(content, folder), study, "\n".join([summary, *left_out(study)])
 
 

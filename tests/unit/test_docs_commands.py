@@ -39,7 +39,6 @@ KINDS = {
     "the variable of a loop": r"\$unit",
     "a plan that was exported": r" --config-dir ",
     "weights of the reader's": r"\bworkload\.weights=",
-    "a recording": r"\bgpu\.replay=",
     "a program at the place where NVIDIA installs it": r"=/opt/nvidia/",
     "nothing, as it prints help": r" --(help|help-keys)\b",
 }

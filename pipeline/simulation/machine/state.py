@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
 _FIRST_PCI_DEVICE = 6
+# Of earlier versions; a killed study left them in the file of a kept machine.
+_REMOVED_SOURCES = frozenset({"pipeline.simulation.machine.replay.Replay"})
 # Whose MIG mode is in its InfoROM, so that a restart of the computer does not end it. Source: NVIDIA MIG User Guide.
 _KEEPS_MIG_MODE = frozenset({"Ampere"})
 
@@ -410,7 +412,7 @@ def _from_json(text: str) -> State:
         mps_faults=tuple(data["mps_faults"]),
         dcgm_is_paused=data["dcgm_is_paused"],
         # Machines that were kept before there were sources have none.
-        sources=tuple(_source(row) for row in data.get("sources", ())),
+        sources=tuple(_source(row) for row in data.get("sources", ()) if row["target"] not in _REMOVED_SOURCES),
         branch=branch,
         boot=data.get("boot", ""),
     )

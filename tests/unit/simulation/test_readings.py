@@ -105,6 +105,12 @@ def test_the_first_source_that_knows_a_reading_gives_it(state_file: StateFile) -
     assert (read["nvmlDeviceGetTemperature"], read["nvmlDeviceGetClockInfo(SM)"]) == (55.0, 345.0)
 
 
+def test_a_replay_that_an_earlier_version_left_gives_no_reading(state_file: StateFile) -> None:
+    left = Spec(target="pipeline.simulation.machine.replay.Replay", options=(("path", "/gone.json"),))
+    _answer(state_file, left)
+    assert state_file.read().sources == ()
+
+
 def test_under_mig_sensors_are_of_the_whole_gpu_and_utilisation_is_of_nobody(state_file: StateFile) -> None:
     _divide(state_file, "9")
     with installed(state_file.path), nvml.session():
