@@ -390,6 +390,7 @@ class Group:
         config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
         settings_digest: of the settings and the packages.
         is_load_noted: jobs that waited for CPUs that other programs used have a note, and the row stays valid.
+        layout: what `Sharing.check` worked out for the group when it was planned; no other code reads it.
     """
 
     number: int
@@ -418,6 +419,7 @@ class Group:
     program_digest: str = ""
     unit: int = 0
     case: int = 0
+    layout: object = field(default=None, compare=False)
 
     @property
     def jobs_in_words(self) -> str:
