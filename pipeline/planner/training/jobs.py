@@ -19,7 +19,7 @@ from typing import Literal
 from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
-from pipeline.planner import files, typed_json
+from pipeline.planner import files
 from pipeline.planner.profile import Profile as Table
 from pipeline.planner.serving.problem import Model
 from pipeline.planner.training.speed import Place, Program, Speed, Speeds
@@ -138,7 +138,7 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Proble
     Raises:
         ConfigError: the file or a job cannot be used, or the profile says too little of a job.
     """
-    content = typed_json.record(_File, files.read_mapping(path, "jobs"), str(path))
+    content = files.decode(_File, files.read_mapping(path, "jobs"), str(path))
     if not content.jobs:
         raise ConfigError(f"{path}: jobs is empty: there is nothing to plan")
     gpus = content.gpus if num_gpus is None else num_gpus
