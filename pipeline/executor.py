@@ -10,7 +10,7 @@ import logging
 import resource
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,12 +22,14 @@ import psutil
 from pipeline import outcome
 from pipeline.base import factory, host, interrupts, layout, programs, words
 from pipeline.base.errors import CollocationError, ConfigError, ListenerError
+from pipeline.base.factory import Spec
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.machine_state import MachineState
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.protocols import Listener, Profiler, Sharing, Slots
 from pipeline.base.records import Group, Job, ListenerSpec, Required, Slot
 from pipeline.base.tags import Tag, listener_tag
+from pipeline.base.workload import Interpreter
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn
@@ -41,7 +43,6 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.host import FOREIGN_LOAD
 from pipeline.observe.observation import Observation, Watched
 from pipeline.observe.phases import Phases
-from pipeline.plan.inventory import Inventory
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.device.nvml import NvmlError
 from pipeline.record import trace
@@ -63,6 +64,7 @@ class Shared:
     """What the groups of a study have in common.
 
     Attributes:
+        interpreters: by the environment that was asked for.
         sender, warm_start: rest while a window is open.
         view: called with what is being watched, for the time that a group runs.
         idle_w: lowest power read before jobs started, by device; groups add what they read.
@@ -70,7 +72,7 @@ class Shared:
         warned: what the user has been told of the machine, which is the same in every group.
     """
 
-    inventory: Inventory
+    interpreters: Mapping[Spec, Interpreter]
     spool: Spool
     sender: Sender
     warm_start: WarmStart
@@ -330,7 +332,7 @@ class _Execution:
     def _start(self, job: Job, slot: Slot, profiler: Profiler) -> JobStart:
         if self.group.device.is_simulated:  # CUDA must neither look for the device nor find a real one
             slot = dataclasses.replace(slot, visible_devices="")
-        interpreter = self.shared.inventory.interpreters[job.workload.env]
+        interpreter = self.shared.interpreters[job.workload.env]
         if self.group.profiler.is_none:
             starter = self.shared.warm_start.starter(job.workload, interpreter)
             return JobStart(job=job, slot=slot, starter=starter, profiler=None)

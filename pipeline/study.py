@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from pipeline import executor, outcome, rehearsal, summary
 from pipeline.base import factory, host, interrupts, layout, programs, tracking_root, words
 from pipeline.base.errors import CollocationError, ConfigError, InUseError, TrackingError
+from pipeline.base.host import cpu_device
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.paths import expanded
 from pipeline.base.protocols import Exporter, Showing
@@ -41,7 +42,7 @@ from pipeline.plan import plan as planning
 from pipeline.plan.experiment_names import separate_rehearsals
 from pipeline.plan.inventory import Inventory, take
 from pipeline.plan.programs import refuse_unread
-from pipeline.plan.schema import Config, ForeignLoad, GpuConfig, GpuKind
+from pipeline.plan.schema import AUTO_DEVICE, Config, ForeignLoad, GpuConfig, GpuKind
 from pipeline.prepare.device import chosen, lease
 from pipeline.prepare.device.waiting import Patience
 from pipeline.record import group_folder, provenance, resume
@@ -239,13 +240,22 @@ def _has_store(config: Config) -> bool:
 
 def _take_stock(asked: Asked) -> Inventory:
     """What the machine has, once what killed orchestrators left on it is undone; a dry run undoes nothing."""
-    find_device = asked.simulated.find_device if asked.simulated else chosen.find_device
+    find = asked.simulated.find_device if asked.simulated else find_device
     # A dry run on a simulated GPU is the plan for another machine, which may have the data.
     needs_data = not (asked.config.dry_run and asked.simulated)
-    inventory = take(asked.configs, find_device, needs_data=needs_data)
+    inventory = take(asked.configs, find, needs_data=needs_data)
     if not asked.config.dry_run and _undo_leftovers(asked.configs, inventory, asked.root):
-        inventory = take(asked.configs, find_device)
+        inventory = take(asked.configs, find)
     return inventory
+
+
+def find_device(gpu: GpuConfig) -> Device:
+    """Find the real device that a configuration asks for."""
+    assert gpu.kind is not GpuKind.simulated, "NVML would answer with a real GPU"
+    if gpu.kind is GpuKind.cpu:
+        return cpu_device()
+    name = None if gpu.device == AUTO_DEVICE else gpu.device
+    return chosen.find_device(name, needs_gpu=gpu.kind is GpuKind.nvidia)
 
 
 def _ran_before(asked: Asked) -> Sequence[Ran]:
@@ -564,7 +574,7 @@ class _Study:
                 yield
 
         shared = executor.Shared(
-            inventory=self.inventory,
+            interpreters=self.inventory.interpreters,
             spool=self.spool,
             sender=self.sender,
             warm_start=warm_start,

@@ -16,12 +16,12 @@ from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode,
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
 
 from pipeline import outcome
-from pipeline.base import interrupts, library_internals, words
+from pipeline.base import interrupts, library_internals, user_command, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.secrets import mask_text
-from pipeline.plan import override_remedy, user_command
+from pipeline.plan import override_remedy
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")

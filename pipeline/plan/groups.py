@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import factory, library_internals, naming, placeholders, secrets, units
+from pipeline.base import factory, library_internals, naming, placeholders, secrets, units, user_command
 from pipeline.base.errors import ConfigError
 from pipeline.base.factory import Spec
 from pipeline.base.protocols import Profiler
@@ -21,7 +21,6 @@ from pipeline.base.records import (
     Device,
     GpuSettings,
     Group,
-    Interpreter,
     Job,
     Limits,
     ListenerSpec,
@@ -30,9 +29,9 @@ from pipeline.base.records import (
     Resume,
     Window,
     WindowKind,
-    Workload,
 )
-from pipeline.plan import programs, user_command
+from pipeline.base.workload import Interpreter, Workload
+from pipeline.plan import programs
 from pipeline.plan.inventory import Inventory, env_of
 from pipeline.plan.schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
 from pipeline.plan.workloads import WorkloadConfig

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from pipeline.base import services
+from pipeline.base import services, user_command
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded, is_file
-from pipeline.base.records import Device, Objective, Window, WindowKind
-from pipeline.plan import user_command
+from pipeline.base.records import Device, Window, WindowKind
+from pipeline.base.workload import Objective
 from pipeline.plan.text_workloads import TextModel, positions_of
 from pipeline.plan.workloads import GPU_ONLY_PX, SEE_PLAN, Precision, StepMode, WorkloadConfig
 

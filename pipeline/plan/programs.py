@@ -12,9 +12,10 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.base import user_command
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import listed
-from pipeline.plan import command_line, stand_ins, user_command
+from pipeline.plan import command_line, stand_ins
 from pipeline.plan.schema import Config
 from pipeline.plan.workloads import ScriptConfig, WorkloadConfig
 

@@ -17,6 +17,7 @@ import pipeline.plan.framework_workloads
 import pipeline.plan.infer_workloads
 import pipeline.plan.micro_workloads
 import pipeline.plan.text_workloads  # noqa: F401  a subclass is found by its being there
+from pipeline.base import locks, tracking_root
 from pipeline.base.records import EnvTool, WindowKind
 from pipeline.plan.workloads import DataSource, WorkloadConfig
 
@@ -125,9 +126,7 @@ class GpuConfig:
     admin: list[str] | None = field(default_factory=list)
     exclusive_process: bool = False
     tolerate: list[str] = field(default_factory=list)
-    # One place for all users, whatever TMPDIR says. Not /tmp, which a restart empties: an Ampere GPU keeps MIG mode
-    # over it, and nobody would know any more that it is to be switched off.
-    lock_dir: str = "/var/tmp"  # noqa: S108
+    lock_dir: str = str(locks.DEFAULT_FOLDER)
     model: str | None = None
     driver: str | None = None
     count: int = 1
@@ -212,8 +211,8 @@ class TrackingConfig:
     """Where results go."""
 
     uri: str | None = MISSING
-    root: str = "mlruns"
-    experiment: str = "collocation"
+    root: str = str(tracking_root.DEFAULT)
+    experiment: str = tracking_root.EXPERIMENT
     series_points: int = 500
 
 

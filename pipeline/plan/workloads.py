@@ -19,12 +19,13 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from pipeline.base import metric_unit, units
+from pipeline.base import metric_unit, units, user_command
 from pipeline.base.errors import ConfigError
 from pipeline.base.metric_unit import MetricUnit
 from pipeline.base.paths import expanded, is_file
-from pipeline.base.records import Device, Objective, RateSource, Window
-from pipeline.plan import source_digest, user_command
+from pipeline.base.records import Device, Window
+from pipeline.base.workload import Objective, RateSource
+from pipeline.plan import source_digest
 
 DataSource = enum.Enum("DataSource", "disk files synthetic_files synthetic_host synthetic_device", start=0)
 """`disk` reads the data set as it is published, `files` a folder of image files as timm does; the synthetic ones are

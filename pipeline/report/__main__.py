@@ -15,7 +15,6 @@ from pipeline.base import startup
 from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.words import counted
 from pipeline.record.store.existing import may_be_written
-from pipeline.record.store.local import set_mlflow_defaults
 from pipeline.report import board
 from pipeline.report.page.answer import left_out
 from pipeline.report.page.page import content_of
@@ -35,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return board.main(arguments[1:])
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    set_mlflow_defaults()
     try:
         folder = options.out or default_folder(options.experiment)
         check_folder(folder, options.experiment)

@@ -25,9 +25,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline import outcome, study
-from pipeline.base import forked, interrupts, library_internals
+from pipeline.base import forked, interrupts, library_internals, user_command
 from pipeline.base.forked import Forked
-from pipeline.plan import command_line, user_command
+from pipeline.plan import command_line
 from pipeline.record import sender
 
 # What a worker imports only when it gets there, beside the classes of its configuration.

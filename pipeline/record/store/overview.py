@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import outcome
-from pipeline.base import layout, machine_state, secrets, squeue, words
+from pipeline.base import layout, machine_state, secrets, squeue, user_command, words
 from pipeline.base.errors import CommandError, TrackingError
 from pipeline.base.records import Result
 from pipeline.base.tags import Tag
-from pipeline.plan import user_command
 from pipeline.record import group_folder
 from pipeline.record.group_folder import RunRecord
 from pipeline.record.store import content, submitted, task_messages, told, unit_states

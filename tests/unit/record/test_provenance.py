@@ -13,7 +13,7 @@ from pipeline import outcome
 from pipeline.base import git
 from pipeline.base.factory import Spec
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Workload
+from pipeline.base.workload import Workload
 from pipeline.plan import command_line
 from pipeline.plan.source_digest import code_of
 from pipeline.record import provenance

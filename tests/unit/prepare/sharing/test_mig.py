@@ -21,7 +21,6 @@ from pipeline.base.host import cpu_device
 from pipeline.base.records import Commands, Device, Group, Job
 from pipeline.clean import held_folder
 from pipeline.clean.journal import replay
-from pipeline.plan.schema import GpuConfig
 from pipeline.prepare.device import chosen, nvml
 from pipeline.prepare.mig import compute, control, existing
 from pipeline.prepare.sharing.mig import Mig, MigSlots
@@ -580,7 +579,7 @@ def divided(a100: Machine) -> Machine:
 def granted(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The device of a study to which an allocation grants this one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuid)
-    return chosen.find_device(GpuConfig())
+    return chosen.find_device(None, needs_gpu=False)
 
 
 def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, monkeypatch) -> None:
