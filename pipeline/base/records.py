@@ -153,7 +153,6 @@ class Job:
 
     Attributes:
         size: the mix letter it was asked for with, if any.
-        entry: position in the mix that was asked for, also of a baseline that is this job alone.
         is_neighbour: it starts before the jobs that are measured and is told to stop when they have ended.
     """
 
@@ -161,7 +160,6 @@ class Job:
     workload: Workload
     size: str | None = None
     is_neighbour: bool = False
-    entry: int = field(default=0, compare=False)
 
     @property
     def name(self) -> str:

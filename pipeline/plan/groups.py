@@ -52,13 +52,13 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     window = _window(config, workloads)
     made = _programs(workloads, config, device, window, inventory)
     jobs = tuple(
-        Job(index=index, workload=made[id(workload)], size=size, entry=index)
+        Job(index=index, workload=made[id(workload)], size=size)
         for index, (size, workload) in enumerate(asked)
     )
     until_stop = dataclasses.replace(window, kind=WindowKind.STEADY)
     made = _programs([workload for _, workload in beside], config, device, until_stop, inventory)
     neighbours = tuple(
-        Job(index=index, workload=made[id(workload)], size=size, entry=index, is_neighbour=True)
+        Job(index=index, workload=made[id(workload)], size=size, is_neighbour=True)
         for index, (size, workload) in enumerate(beside, start=len(jobs))
     )
     together = _group(config, device, window, jobs + neighbours)

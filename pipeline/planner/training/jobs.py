@@ -190,11 +190,11 @@ def _memory_mib(model: str) -> float | None:
         return None
 
 
-def compositions(problem: Problem, most_together: int = _MOST_TOGETHER) -> list[Composition]:
+def compositions(problem: Problem) -> list[Composition]:
     """Every way in which some of the jobs can run together, the small ones first, as far as these are not too many."""
     found: list[Composition] = []
     there = [job.count for job in problem.jobs]
-    for size in range(1, most_together + 1):
+    for size in range(1, _MOST_TOGETHER + 1):
         combinations = itertools.combinations_with_replacement(range(len(problem.jobs)), size)
         every = (_counts(combination, len(problem.jobs)) for combination in combinations)
         here = [counts for counts in every if all(map(operator.le, counts, there))]
