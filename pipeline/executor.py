@@ -27,9 +27,8 @@ from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.machine_state import MachineState
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.protocols import Listener, Profiler, Sharing, Slots
-from pipeline.base.records import Group, Job, ListenerSpec, Required, Slot
+from pipeline.base.records import Group, Interpreter, Job, ListenerSpec, Required, Slot
 from pipeline.base.tags import Tag, listener_tag
-from pipeline.base.workload import Interpreter
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn

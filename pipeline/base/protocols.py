@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.base.records import Commands, Device, Group, Slot
+from pipeline.base.records import Commands, Device, Group, Interpreter, Slot
 from pipeline.base.samples import FieldTable, Sample
-from pipeline.base.workload import Interpreter
 
 
 class Slots(Protocol):

@@ -261,6 +261,28 @@ class Slot:
         return {key: str(value) for key, value in every.items() if value not in (None, "")}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """The Python a job runs with, and exactly what is installed there.
+
+    Attributes:
+        environ: further variables for the job.
+        lock: lines of a text from which the same environment can be built again (docs/environments.md).
+        lock_digest: of the packages, wherever they came from; provisional as long as `to_build` says something.
+        to_build: what must be built before a job can run, in words; `None` for an environment that is ready.
+        requested: packages that its file asks for, while it is still to be built; the lock has them afterwards.
+        why_not_built: why it could not be built, where that is an answer of the study and no error.
+    """
+
+    python: Path
+    environ: tuple[tuple[str, str], ...] = ()
+    lock: tuple[str, ...] = ()
+    lock_digest: str = ""
+    to_build: str | None = None
+    requested: tuple[str, ...] = ()
+    why_not_built: str | None = None
+
+
 DEVICE = "device"
 """The setting that says on which model of GPU a group runs."""
 BESIDE = "GPUs beside"

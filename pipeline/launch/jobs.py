@@ -17,8 +17,7 @@ from pathlib import Path
 
 from pipeline.base import cgroup, layout, placeholders, secrets
 from pipeline.base.errors import LaunchError
-from pipeline.base.records import Job, Limits, Result, Slot, Window, WindowKind
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
 from pipeline.clean import processes
 from pipeline.launch import events
 from pipeline.launch.channel import PROTOCOL, Channel

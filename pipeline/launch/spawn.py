@@ -15,7 +15,7 @@ from typing import Protocol
 
 from pipeline.base import cpu_limit
 from pipeline.base.errors import LaunchError
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Interpreter
 
 
 @dataclass(frozen=True, slots=True)

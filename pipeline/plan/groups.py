@@ -21,6 +21,7 @@ from pipeline.base.records import (
     Device,
     GpuSettings,
     Group,
+    Interpreter,
     Job,
     Limits,
     ListenerSpec,
@@ -30,7 +31,7 @@ from pipeline.base.records import (
     Window,
     WindowKind,
 )
-from pipeline.base.workload import Interpreter, Workload
+from pipeline.base.workload import Workload
 from pipeline.plan import programs
 from pipeline.plan.inventory import Inventory, env_of
 from pipeline.plan.schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
@@ -52,8 +53,7 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     window = _window(config, workloads)
     made = _programs(workloads, config, device, window, inventory)
     jobs = tuple(
-        Job(index=index, workload=made[id(workload)], size=size)
-        for index, (size, workload) in enumerate(asked)
+        Job(index=index, workload=made[id(workload)], size=size) for index, (size, workload) in enumerate(asked)
     )
     until_stop = dataclasses.replace(window, kind=WindowKind.STEADY)
     made = _programs([workload for _, workload in beside], config, device, until_stop, inventory)

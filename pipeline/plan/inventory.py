@@ -15,8 +15,7 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.factory import Spec
 from pipeline.base.paths import PROJECT_DIR, find_file, is_file
 from pipeline.base.protocols import Env
-from pipeline.base.records import Device
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Device, Interpreter
 from pipeline.plan import programs
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.plan.source_digest import Code, code_of, module_file, speaks_to_the_study

@@ -21,11 +21,10 @@ from pipeline.base.errors import TrackingError
 from pipeline.base.factory import Spec
 from pipeline.base.marks import NO_MARKS
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import NEIGHBOURS, Group, Slot, Window, WindowKind
+from pipeline.base.records import NEIGHBOURS, Group, Interpreter, Slot, Window, WindowKind
 from pipeline.base.secret_sources import mask_source
 from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.base.words import escape_to_utf8
-from pipeline.base.workload import Interpreter
 from pipeline.clean import leftovers
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.base.paths import PROJECT_DIR, expanded, find_file
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Interpreter
 from pipeline.prepare.env import lock
 from pipeline.prepare.env.cache import Cache, default_root
 from pipeline.prepare.env.recipe import Recipe, python_of

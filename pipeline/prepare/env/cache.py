@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pipeline.base import command, locks, words
 from pipeline.base.errors import CommandError, ConfigError
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Interpreter
 from pipeline.prepare.env import trust
 from pipeline.prepare.env.lock import changed_archive
 from pipeline.prepare.env.probe import Probe, probe, probe_new

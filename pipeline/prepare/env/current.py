@@ -8,7 +8,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Interpreter
 from pipeline.prepare.env import editable
 from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env.lock import Distribution

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.base.errors import CommandError, ConfigError
 from pipeline.base.paths import expanded
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Interpreter
 from pipeline.prepare.env import activation, conda_file, conda_meta, editable, lock
 from pipeline.prepare.env.conda_file import CondaFile
 from pipeline.prepare.env.lock import Distribution, Lock

@@ -21,7 +21,7 @@ import pytest
 
 from pipeline.base.errors import LaunchError
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Interpreter
 from pipeline.clean import processes
 from pipeline.launch import warm_start
 from pipeline.launch.environ import inherited_environ

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pipeline.base.errors import ConfigError
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Interpreter
 from pipeline.plan import inventory, read
 from pipeline.plan.framework_workloads import FrameworkConfig
 from pipeline.plan.inventory import Inventory

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Interpreter
 from pipeline.prepare.env.venv import VenvEnv
 from tests.packages import wheel
 

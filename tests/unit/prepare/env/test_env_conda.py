@@ -17,8 +17,7 @@ import pytest
 from pipeline.base import secrets
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import EnvTool
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import EnvTool, Interpreter
 from pipeline.prepare.env import conda_file
 from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env.conda import CondaEnv

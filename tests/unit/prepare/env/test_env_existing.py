@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.errors import ConfigError
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Interpreter
 from pipeline.prepare.env import existing, lock
 from pipeline.prepare.env.conda import CondaEnv
 from pipeline.prepare.env.existing import ExistingEnv

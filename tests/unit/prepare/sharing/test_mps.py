@@ -24,8 +24,7 @@ from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.host import cpu_device
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.programs import Programs
-from pipeline.base.records import Group, Job, Slot
-from pipeline.base.workload import Interpreter
+from pipeline.base.records import Group, Interpreter, Job, Slot
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
