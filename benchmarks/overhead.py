@@ -29,12 +29,12 @@ from hydra import compose, initialize_config_dir
 from benchmarks import bare_loop
 from pipeline.base import units
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Workload
+from pipeline.base.workload import Workload
 from pipeline.plan import plan as planning
 from pipeline.plan import read, schema
 from pipeline.plan.inventory import take
-from pipeline.prepare.device import chosen
 from pipeline.record.store import results
+from pipeline.study import plans
 
 RUN = [sys.executable, str(PROJECT_DIR / "run.py")]
 SLEEP_S = 10
@@ -236,7 +236,7 @@ def job_of(overrides: list[str]) -> Workload:
     schema.register()
     with initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
         typed = read.read([compose("config", overrides)])
-    plan = planning.build_plan(typed, take(typed, chosen.find_device), is_sweep=False)
+    plan = planning.build_plan(typed, take(typed, plans.find_device), is_sweep=False)
     return plan.groups[0].jobs[0].workload
 
 

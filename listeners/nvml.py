@@ -14,6 +14,7 @@ from listeners.host import job_of
 from pipeline.base.protocols import Watch
 from pipeline.base.samples import THROTTLED, Chart, Field, Sample, Summary
 from pipeline.prepare.device import nvml
+from pipeline.prepare.device.gpu_reader import GpuReader
 
 # Source: nvml.h, nvmlClocksEventReason*: software power cap, hardware slowdown (either), heat by software and by
 # hardware, external power brake.
@@ -89,11 +90,11 @@ class NvmlListener(PollingListener):
     def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
         device = self.gpu(watch)
         with nvml.session():
-            reader = nvml.GpuReader(device.gpu_uuid)
+            reader = GpuReader(device.gpu_uuid)
             used = {slot.gi_id for slot in watch.slots if slot.gi_id is not None}
             yield lambda: self._read(reader, used, watch.pids())
 
-    def _read(self, reader: nvml.GpuReader, instances: Collection[int], jobs: Mapping[int, int]) -> Iterator[Sample]:
+    def _read(self, reader: GpuReader, instances: Collection[int], jobs: Mapping[int, int]) -> Iterator[Sample]:
         t_ns = time.monotonic_ns()
         read = reader.quantities()
         if _THROTTLE_REASONS in read:

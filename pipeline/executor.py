@@ -10,7 +10,7 @@ import logging
 import resource
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,11 +21,12 @@ import psutil
 
 from pipeline.base import factory, host, interrupts, layout, programs, words
 from pipeline.base.errors import CollocationError, ConfigError, ListenerError
+from pipeline.base.factory import Spec
 from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.machine_state import MachineState
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.protocols import Listener, Profiler, Sharing, Slots
-from pipeline.base.records import Group, Job, ListenerSpec, Required, Slot
+from pipeline.base.records import Group, Interpreter, Job, ListenerSpec, Required, Slot
 from pipeline.base.tags import Tag, listener_tag
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
@@ -40,7 +41,6 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.host import FOREIGN_LOAD
 from pipeline.observe.observation import Observation, Watched
 from pipeline.observe.phases import Phases
-from pipeline.plan.inventory import Inventory
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.device.nvml import NvmlError
 from pipeline.record import trace
@@ -62,6 +62,7 @@ class Shared:
     """What the groups of a study have in common.
 
     Attributes:
+        interpreters: by the environment that was asked for.
         sender, warm_start: rest while a window is open.
         view: called with what is being watched, for the time that a group runs.
         idle_w: lowest power read before jobs started, by device; groups add what they read.
@@ -70,7 +71,7 @@ class Shared:
         warned: what the user has been told of the machine, which is the same in every group.
     """
 
-    inventory: Inventory
+    interpreters: Mapping[Spec, Interpreter]
     spool: Spool
     sender: Sender
     warm_start: WarmStart
@@ -89,14 +90,16 @@ class Shared:
 
 
 @contextmanager
-def warm_start(groups: Iterable[Group], inventory: Inventory, *, is_enabled: bool) -> Iterator[WarmStart]:
+def warm_start(
+    groups: Iterable[Group], interpreters: Mapping[Spec, Interpreter], *, is_enabled: bool
+) -> Iterator[WarmStart]:
     """Start the processes that jobs of these groups are forked from; they end with the body."""
     with WarmStart(enabled=is_enabled) as servers:
         to_fork = [
             group for group in groups if group.skip_reason is None and group.profiler.is_none and not group.pin_cpus
         ]
         for workload in (job.workload for group in to_fork for job in group.jobs):
-            servers.begin(workload, inventory.interpreters[workload.env])
+            servers.begin(workload, interpreters[workload.env])
         yield servers
 
 
@@ -289,8 +292,6 @@ class _Execution:
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
         self.phases.begin(phases.SETUP)
-        if self.shared.rehearsal is not None:
-            self.shared.rehearsal.begin(group.device.gpu_uuid)
         lease.refuse_strangers(group.device, group.gpu.tolerate)
         profiler: Profiler = factory.instance(group.profiler.build)
         stack.enter_context(profiler.prepare(group))
@@ -345,7 +346,7 @@ class _Execution:
     def _start(self, job: Job, slot: Slot, profiler: Profiler) -> JobStart:
         if self.group.device.is_simulated:  # CUDA must neither look for the device nor find a real one
             slot = dataclasses.replace(slot, visible_devices="")
-        interpreter = self.shared.inventory.interpreters[job.workload.env]
+        interpreter = self.shared.interpreters[job.workload.env]
         if self.group.profiler.is_none:
             # Libraries choose their number of threads when they are imported, by the CPUs that they see there.
             warm = None if self.group.pin_cpus else self.shared.warm_start.starter(job.workload, interpreter)

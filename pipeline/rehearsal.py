@@ -10,28 +10,22 @@ import dataclasses
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Self
 
-from pipeline import recording
 from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.factory import Spec
 from pipeline.base.paths import expanded
-from pipeline.base.records import REPLAY, Device, Plan, Result, Slot
+from pipeline.base.records import Device, Result, Slot
 from pipeline.clean import held_folder
 from pipeline.launch.state import JobState
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.chosen import choose, granted, with_mig_devices
-from pipeline.recording import Recording
 from pipeline.simulation.install import installed, write_programs
-from pipeline.simulation.machine import codes, readings, replay
+from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
-from pipeline.simulation.machine.readings import Quantity
 from pipeline.simulation.machine.releases import RECORDED, RELEASES
 from pipeline.simulation.machine.state import MAX_GPUS, StateFile, start_ticks
 from pipeline.simulation.mps import control
@@ -43,11 +37,10 @@ _OUT_OF_MEMORY = "OutOfMemoryError: simulated GPU out of memory"
 class Rehearsal:
     """A simulated machine beneath pynvml in this process; its programs have the names of the real ones."""
 
-    def __init__(self, state_file: StateFile, programs: Mapping[str, Path], recording: Recording | None = None) -> None:
+    def __init__(self, state_file: StateFile, programs: Mapping[str, Path]) -> None:
         self._state_file = state_file
         self._clients = Clients(state_file)
         self._programs = tuple((name, str(path)) for name, path in programs.items())
-        self._recording = recording
 
     @property
     def file(self) -> Path:
@@ -72,59 +65,7 @@ class Rehearsal:
         chosen = choose(key, selector, with_mig_devices(selector, counted), remedy)
         index = next(each.index for each in of_model if each.uuid == chosen.gpu_uuid)
         device = dataclasses.replace(chosen, index=index)
-        details = device.details
-        if self._recording is not None:
-            details = (*details, (REPLAY, self._recording.name))
-        return dataclasses.replace(device, kind="simulated", programs=self._programs, details=details)
-
-    def check(self, plan: Plan) -> Plan:
-        """The plan, whose groups have the layout of the recording that is to be replayed, if there is one."""
-        if self._recording is not None:
-            recording.refuse_other_layout(self._recording, plan.groups)
-        return plan
-
-    def begin(self, gpu_uuid: str) -> None:
-        """A group begins: from now on the sensors of its GPU repeat the recording from its first sample, if any."""
-        if self._recording is None:
-            return
-        now_ns, pid = time.monotonic_ns(), os.getpid()
-        with self._state_file.changing() as cell:
-            index = next(index for index, gpu in enumerate(cell.state.gpus) if gpu.uuid == gpu_uuid)
-            # The counter of energy goes on from group to group.
-            energy_j = readings.read(cell.state, index, Quantity.ENERGY, t_ns=now_ns) or 0.0
-            of_gpu = {
-                "gpu": gpu_uuid,
-                "path": str(self._recorded_file),
-                "begin_ns": now_ns,
-                "energy_j": energy_j,
-                "pid": pid,
-                "began": start_ticks(pid),
-            }
-            ours = Spec(target=replay.TARGET, options=tuple(of_gpu.items()))
-            others = (spec for spec in cell.state.sources if not _is_replay(spec, "gpu", gpu_uuid))
-            cell.state = dataclasses.replace(cell.state, sources=(ours, *others))
-
-    @contextmanager
-    def recording_at_hand(self) -> Iterator[Self]:
-        """What is to be replayed lies beside the programs of the machine; afterwards no sensor answers any more."""
-        if self._recording is None:
-            yield self
-            return
-        try:
-            self._recorded_file.write_text(replay.content(self._recording.series), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"gpu.replay cannot be written to {self._recorded_file}: {error.strerror}") from error
-        try:
-            yield self
-        finally:
-            with self._state_file.changing() as cell:
-                left = (spec for spec in cell.state.sources if not _is_replay(spec, "pid", os.getpid()))
-                cell.state = dataclasses.replace(cell.state, sources=tuple(left))
-
-    @property
-    def _recorded_file(self) -> Path:
-        assert self._recording is not None
-        return Path(self._programs[0][1]).with_name(f"replay-{self._recording.digest}.json")
+        return dataclasses.replace(device, kind="simulated", programs=self._programs)
 
     def charge(
         self, states: Sequence[JobState], slots: Sequence[Slot], programs: Sequence[str], memory_mib: int
@@ -210,7 +151,6 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     driver = _driver(simulated)
     path = None if machine is None else expanded("gpu.machine", machine).resolve()
     model_names = _model_names(simulated)
-    recorded = _recording(simulated)
     # A dry run leaves nothing behind, so it makes no machine to keep.
     if path is not None and (path.exists() or not configs[0].dry_run):
         found = StateFile(path).keep(model_names, driver or RECORDED).branch
@@ -218,24 +158,22 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
             raise ConfigError(
                 f"gpu.machine={machine} was made with driver {found}, not gpu.driver={driver}: choose another file"
             )
-        with kept(path, recorded) as rehearsal, rehearsal.recording_at_hand():
+        with kept(path) as rehearsal:
             yield rehearsal
         return
     with _own_folder() as folder:
         state_file = StateFile(folder / "machine.json")
         state_file.create(model_names, branch=driver or RECORDED)
         with installed(state_file.path):
-            rehearsal = Rehearsal(state_file, _programs(state_file, folder / "bin"), recorded)
-            with rehearsal.recording_at_hand():
-                yield rehearsal
+            yield Rehearsal(state_file, _programs(state_file, folder / "bin"))
 
 
 @contextmanager
-def kept(path: Path, recorded: Recording | None = None) -> Iterator[Rehearsal]:
+def kept(path: Path) -> Iterator[Rehearsal]:
     """The machine that an earlier start kept in the file `gpu.machine`, beneath pynvml here; it is left as it is."""
     state_file = StateFile(path.expanduser().resolve())
     with installed(state_file.path):
-        yield Rehearsal(state_file, programs_beside(state_file), recorded)
+        yield Rehearsal(state_file, programs_beside(state_file))
 
 
 def programs_beside(state_file: StateFile) -> dict[str, Path]:
@@ -249,24 +187,6 @@ def _programs(state_file: StateFile, folder: Path) -> dict[str, Path]:
         return write_programs(folder, state_file.path)
     except OSError as error:
         raise ConfigError(f"the programs of a simulated machine cannot be written to {folder}: {error}") from error
-
-
-def _recording(gpus: Sequence[GpuConfig]) -> Recording | None:
-    """What is to be replayed, if anything; ConfigError if it cannot be, or on none of these models."""
-    given = gpus[0].replay
-    if any(gpu.replay != given for gpu in gpus):
-        raise ConfigError("gpu.replay applies to the whole study and cannot be swept; run a study for each recording")
-    if given is None:
-        return None
-    found = recording.read(given)
-    for gpu in gpus:
-        recording.refuse_other_model(found, mig_table.find(_model_name(gpu)))
-    return found
-
-
-def _is_replay(spec: Spec, key: str, value: object) -> bool:
-    """Whether a source is a replay that has this option."""
-    return spec.target == replay.TARGET and dict(spec.options).get(key) == value
 
 
 def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:

@@ -21,7 +21,6 @@ from pipeline.base.words import counted
 from pipeline.record import trace
 from pipeline.record.store import results
 from pipeline.record.store.existing import open_named
-from pipeline.record.store.local import set_mlflow_defaults
 
 
 def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
@@ -71,9 +70,8 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the trace of an experiment; returns the exit status."""
+    """Write the trace of an experiment; return the exit status."""
     options = make_parser().parse_args(arguments)
-    set_mlflow_defaults()
     try:
         content, num_without = of_experiment(options.uri or options.root, options.experiment)
         options.out.write_text(json.dumps(content), encoding="utf-8")

@@ -249,9 +249,9 @@ def serve(control: socket.socket) -> None:
 
 def shorten_waits() -> None:
     """Who is on a simulated GPU stays: nobody has to see first whether it is a process that only starts CUDA."""
-    from pipeline.prepare.device import nvml
+    from pipeline.prepare.device import gpu_reader
 
-    nvml._STARTS_WITHIN_S = 0.2
+    gpu_reader._STARTS_WITHIN_S = 0.2
 
 
 def _compose() -> None:

@@ -13,7 +13,8 @@ from listeners.host import HostListener
 from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
 from pipeline.base.factory import Spec
-from pipeline.base.records import GpuSettings, Group, Job, Limits, Window, WindowKind, Workload
+from pipeline.base.records import GpuSettings, Group, Job, Limits, Window, WindowKind
+from pipeline.base.workload import Workload
 from pipeline.launch.state import Ended, JobState, Said, Started
 from pipeline.observe.fields import Fields
 from tests.conftest import GPU

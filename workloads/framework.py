@@ -22,8 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-if __name__ == "__main__":
-    # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
+if __name__ == "__main__":  # by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program

@@ -10,8 +10,7 @@ import functools
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":
-    # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
+if __name__ == "__main__":  # by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program

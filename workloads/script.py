@@ -23,8 +23,7 @@ import sys
 import threading
 import time
 
-if __name__ == "__main__":
-    # Started by its path, this folder comes first on the module path, where our file names would shadow others'.
+if __name__ == "__main__":  # by its path: workloads/__init__.py
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
 from workloads import client

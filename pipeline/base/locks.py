@@ -12,6 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# One place for all users, whatever TMPDIR says. Not /tmp, which a restart empties: an Ampere GPU keeps MIG mode over
+# it, and nobody would know any more that it is to be switched off.
+DEFAULT_FOLDER = Path("/var/tmp")  # noqa: S108
+"""`gpu.lock_dir`, unless a study has another."""
+
 
 def opened(path: Path) -> int:
     """A descriptor of a lock file, made if need be."""

@@ -29,8 +29,8 @@ class Slots(Protocol):
 class Sharing(Protocol):
     """How the device is shared: naive, MPS, MIG, ..."""
 
-    def check(self, group: Group) -> None:
-        """Check what can be checked without touching anything.
+    def check(self, group: Group) -> object:
+        """Check what can be checked without touching anything; return what `prepare` needs of it as `Group.layout`.
 
         A mode that starts no MPS server refuses `gpu.exclusive_process` (`prepare/device/compute_mode.py`).
 

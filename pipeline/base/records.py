@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.factory import Spec
-from pipeline.base.metric_unit import MetricUnit
 from pipeline.base.modes import is_program
-from pipeline.base.units import SAMPLES
+from pipeline.base.workload import Workload
 
 _NO_PROFILER = Spec(target="pipeline.launch.profilers.none.NoProfiler")
 
@@ -117,7 +116,7 @@ class Commands:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """When throughput is measured (METHOD: steady and work windows). What does not apply to its kind is 0.
+    """When throughput is measured (docs/method.md, "Windows and baselines"). What does not apply to its kind is 0.
 
     Jobs that end by themselves have no epochs that anybody could tell them.
     """
@@ -149,92 +148,11 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RateSource:
-    """Where the rate of a program comes from that does not report its steps; at most one of these is given.
-
-    Attributes:
-        samples: what a whole run does, in the unit of the workload.
-        metric: what it logs them as, through MLflow or in TensorBoard files.
-        pattern: a regular expression for lines of its output, with one group.
-        metric_unit: what the number is in, as far as the program does not say.
-        decimal_mark: `.` or `,` of numbers in its output; `None` if they say it themselves.
-    """
-
-    samples: int | None = None
-    metric: str | None = None
-    pattern: str | None = None
-    metric_unit: MetricUnit | None = None
-    decimal_mark: str | None = None
-
-    @property
-    def is_logged(self) -> bool:
-        return self.metric is not None or self.pattern is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
-    """What is asked of the latency of a service: that so many per cent of its requests are answered in time."""
-
-    latency_ms: float
-    percentile: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A file that a program consists of: `name` from the program's own folder, of ours from the project's."""
-
-    name: str
-    path: str
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """One program with its arguments, as every copy of it is started.
-
-    Attributes:
-        script: absolute path of the program.
-        argv: all arguments of the interpreter, the program's path among them.
-        ends_by_itself: a program that cannot be told to stop, so that only the `work` window fits it.
-        preload: module that imports what the program does, for a warm start.
-        digest: of everything that decides what the program computes, the packages of its environment among it.
-        program_digest: of the same without the packages.
-        sources: the files of the program, and of the runner that starts it.
-        is_in_own_folder: each job starts in its output folder, and not where the user called from.
-        unit: what its work is counted in.
-        objective: of its latency, if it answers requests and one was given.
-        is_rate_given: it is a service that answers as many requests as the user chose to send.
-        lacks: what its environment lacks, in words, where that is an answer of the study and no error.
-        module_path: folders outside the project that hold modules of it, which its environment need not know.
-    """
-
-    name: str
-    script: str
-    argv: tuple[str, ...]
-    ends_by_itself: bool
-    env: Spec
-    digest: str
-    params: tuple[tuple[str, str], ...] = ()
-    environ: tuple[tuple[str, str], ...] = ()
-    preload: str | None = None
-    program_digest: str = ""
-    sources: tuple[Source, ...] = ()
-    is_in_own_folder: bool = False
-    rate: RateSource = RateSource()
-    unit: str = SAMPLES
-    is_rate_given: bool = False
-    objective: Objective | None = None
-    lacks: str | None = None
-    module_path: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One process of a group.
 
     Attributes:
         size: the mix letter it was asked for with, if any.
-        entry: position in the mix that was asked for, also of a baseline that is this job alone.
         is_neighbour: it starts before the jobs that are measured and is told to stop when they have ended.
     """
 
@@ -242,17 +160,12 @@ class Job:
     workload: Workload
     size: str | None = None
     is_neighbour: bool = False
-    entry: int = field(default=0, compare=False)
 
     @property
     def name(self) -> str:
         """Unique within the group."""
         size = "" if self.size is None else f"{self.size}-"
         return f"{self.index}-{size}{self.workload.name}"
-
-
-REPLAY = "replay"
-"""The detail of a simulated GPU that says what its sensors repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +177,7 @@ class Device:
         uuid: the GPU's UUID, or that of the MIG device (`MIG-...`), or `CPU-<host name>`.
         index: of the GPU.
         memory_mib: of the device; `None` for the CPU.
-        details: what else identifies it, for provenance (driver, CUDA version, ..., and what it is a replay of).
+        details: what else identifies it, for provenance (driver, CUDA version, ...).
         programs: absolute path by name of the programs that a simulated GPU has; no other may be run for it.
         parent: of a MIG device, the UUID of its GPU, and below the ids of its GPU and compute instance.
     """
@@ -293,11 +206,6 @@ class Device:
     @property
     def is_simulated(self) -> bool:
         return self.kind == "simulated"
-
-    @property
-    def replay(self) -> str:
-        """The recording that the sensors of a simulated GPU repeat, `samples.parquet 1a2b3c4d`; empty if none."""
-        return dict(self.details).get(REPLAY, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,6 +309,7 @@ class Group:
         config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
         settings_digest: of the settings and the packages.
         is_load_noted: jobs that waited for CPUs that other programs used have a note, and the row stays valid.
+        layout: what `Sharing.check` worked out for the group when it was planned; no other code reads it.
     """
 
     number: int
@@ -429,6 +338,7 @@ class Group:
     program_digest: str = ""
     unit: int = 0
     case: int = 0
+    layout: object = field(default=None, compare=False)
 
     @property
     def jobs_in_words(self) -> str:
@@ -469,10 +379,8 @@ class Group:
         that any two can be compared.
         """
         simulated = self.device.is_simulated
-        replay = f", replay {self.device.replay.rpartition(' ')[2]}" if self.device.replay else ""
         return {
-            # By the digest alone: every recording is called `samples.parquet`.
-            DEVICE: f"simulated {self.device.name}{replay}" if simulated else self.device.name,
+            DEVICE: f"simulated {self.device.name}" if simulated else self.device.name,
             "window": self.window.words,
             "seed": str(self.seed),
             "pinned CPUs": str(self.pin_cpus).lower(),

@@ -31,7 +31,6 @@ class Tag(StrEnum):
     GPU_UUID = f"{PREFIX}gpu_uuid"
     BOOT_ID = f"{PREFIX}boot_id"
     SIMULATED = f"{PREFIX}simulated"
-    REPLAY = f"{PREFIX}replay"  # what the sensors of a simulated GPU repeat
     DIGEST = f"{PREFIX}digest"
     KEY = f"{PREFIX}key"  # the digest without the block
     PROGRAM_DIGEST = f"{PREFIX}program_digest"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+DEFAULT = Path("mlruns")
+EXPERIMENT = "collocation"
+"""`tracking.experiment`, unless a study has another."""
 _IGNORE = "# Written by gpu-collocation when it made this folder; remove it to commit what is here.\n*\n"
 
 

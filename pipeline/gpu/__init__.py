@@ -1,1 +1,1 @@
-"""The GPU as the orchestrator sees it: inventory, lease, and one module a sharing mode."""
+"""`python -m pipeline.gpu`: what GPUs hold and who uses them, instances by hand, cleaning up, and the self-test."""

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.base import entry_points, mig_names, mig_table, startup, words
+from pipeline.base import entry_points, locks, mig_names, mig_table, startup, words
 from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError, exit_status
-from pipeline.plan.schema import GpuConfig
 from pipeline.prepare.mig import compute, partitions, profiles
 
 if TYPE_CHECKING:
@@ -217,7 +216,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         default, which = (None, "all GPUs if not given; ") if command.is_about_all else ("0", "")
         each.add_argument("--gpu", default=default, help=f"{which}index or UUID of a GPU, or one of {models}")
         if command.has_journals:
-            each.add_argument("--lock-dir", default=GpuConfig().lock_dir, help="gpu.lock_dir of the studies")
+            each.add_argument("--lock-dir", default=str(locks.DEFAULT_FOLDER), help="gpu.lock_dir of the studies")
             each.add_argument("--machine", metavar="FILE", help="a kept simulated machine (gpu.machine)")
         each.add_argument("--json", action="store_true", help="print JSON")
         for flag, about in command.flags.items():

@@ -23,7 +23,7 @@ from pipeline.base.records import Device
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.status import command, driver, in_words, is_of, printable, whole_gpu
-from pipeline.prepare.device import lease, nvml
+from pipeline.prepare.device import gpu_reader, lease
 from pipeline.prepare.mig import compute, division, profiles
 from pipeline.prepare.mig.control import Control
 from pipeline.prepare.mig.partitions import Instance, Layout
@@ -253,7 +253,7 @@ def _refuse_users(target: _Target, asked: Asked) -> None:
     state, steps = target.control.read(), target.made.steps()
     ours = {each.gi_id for each in state.instances or () if any(is_of(step, each) for step in steps)}
     for device in state.devices:
-        if device.gi_id in ours and (users := nvml.staying_processes(device.uuid, lambda process: True)):
+        if device.gi_id in ours and (users := gpu_reader.staying_processes(device.uuid, lambda process: True)):
             listed = ", ".join(map(str, users))
             is_left = Journal(asked.folder, device.uuid).steps()
             how = f"first {command('clean', asked.folder, asked.machine)}" if is_left else "end them first"

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import entry_points
+from pipeline.base import entry_points, locks
 from pipeline.base.answer import Answer
 from pipeline.base.errors import CollocationError, ConfigError, SharingError
 from pipeline.base.host import boot_id
@@ -18,8 +18,7 @@ from pipeline.base.paths import expanded
 from pipeline.base.records import Device
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal, Step
-from pipeline.plan.schema import GpuConfig
-from pipeline.prepare.device import lease, nvml
+from pipeline.prepare.device import gpu_reader, lease, nvml
 from pipeline.prepare.device.chosen import choose
 from pipeline.prepare.mig import profiles
 from pipeline.prepare.mig.state import GpuInstance, MigState, read_state
@@ -130,7 +129,7 @@ def command(name: str, folder: Path, machine: str | None, gpu: str | None = None
         words += ["--gpu", gpu]
     if machine is not None:
         words += ["--machine", machine]
-    if folder != Path(GpuConfig().lock_dir):
+    if folder != locks.DEFAULT_FOLDER:
         words += ["--lock-dir", str(folder)]
     return entry_points.spell("gpu", *words)
 
@@ -196,8 +195,8 @@ def _step(step: Step) -> dict[str, Any]:
 def _reading(device: Device, by_hand: Sequence[Step]) -> dict[str, Any]:
     details = dict(device.details)
     with nvml.session():
-        reader = nvml.GpuReader(device.gpu_uuid)
-        processes = nvml.processes(device.uuid)
+        reader = gpu_reader.GpuReader(device.gpu_uuid)
+        processes = gpu_reader.processes(device.uuid)
         mig: MigState | None = None
         if device.gi_id is None:
             used_bytes = reader.quantities().get("nvmlDeviceGetMemoryInfo_v2.used")

@@ -20,7 +20,8 @@ from pipeline.base import cpu_limit, interrupts
 from pipeline.base.command import status_at_end
 from pipeline.base.errors import LaunchError
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Interpreter, Workload
+from pipeline.base.records import Interpreter
+from pipeline.base.workload import Workload
 from pipeline.clean import processes
 from pipeline.launch.environ import inherited_environ
 from pipeline.launch.spawn import Process, Spawn, Starter

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipeline.base import services, units
-from pipeline.base.records import Objective
+from pipeline.base.workload import Objective
 from pipeline.launch.requests import Requests
 from pipeline.observe.sampled import Window
 

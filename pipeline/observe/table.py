@@ -180,8 +180,6 @@ def _notes(
         notes.append(
             f"simulated: {', '.join(simulated)}; the jobs ran on the CPU, so these figures say nothing about a real GPU"
         )
-    if replays := dict.fromkeys(device.replay for device in devices if device.replay):
-        notes.append(f"power, energy, clocks and counters are a replay of {', '.join(replays)}, whatever the jobs did")
     return notes
 
 

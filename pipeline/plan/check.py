@@ -64,7 +64,7 @@ def settings(config: Config) -> None:
         _rehearsal(config)
     else:
         default = GpuConfig()
-        for key in ("model", "job_memory_mib", "driver", "count", "machine", "replay"):
+        for key in ("model", "job_memory_mib", "driver", "count", "machine"):
             if (value := getattr(config.gpu, key)) != getattr(default, key):
                 raise ConfigError(f"gpu.{key}={value} is for simulated GPUs: choose one, as gpu=simulated_a100_40gb")
 

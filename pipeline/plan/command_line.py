@@ -14,12 +14,12 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
 
-from pipeline.base import entry_points, interrupts, words
+from pipeline.base import entry_points, interrupts, user_command, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.secrets import mask_text
-from pipeline.plan import hydra_arguments, hydra_errors, override_remedy, schema, user_command
+from pipeline.plan import hydra_arguments, hydra_errors, override_remedy, schema
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")

@@ -14,9 +14,7 @@ from pipeline.base.words import counted
 def as_text(plan: Plan) -> str:
     """The plan as text: one line a group, what to know, and the commands that change settings of a GPU."""
     devices = ", ".join(
-        f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid}"
-        f"{f', replay of {device.replay}' if device.replay else ''})"
-        for device in plan.devices
+        f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
     lines = [f"{counted(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}"]
     width = max((len(group.name) for group in plan.groups), default=0)
@@ -35,10 +33,7 @@ def as_dict(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
     return {
         "experiment": plan.experiment,
         "plan": plan.digest,
-        "devices": [
-            {"name": d.name, "uuid": d.uuid, "is_simulated": d.is_simulated, "replay": d.replay or None}
-            for d in plan.devices
-        ],
+        "devices": [{"name": d.name, "uuid": d.uuid, "is_simulated": d.is_simulated} for d in plan.devices],
         "groups": [
             {
                 "number": group.number,

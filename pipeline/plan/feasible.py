@@ -26,22 +26,22 @@ def checked(plan: Plan) -> Plan:
         profiler: Profiler = instance(group.profiler.build)
         profiler.check(group)
         sharing: Sharing = instance(group.sharing)
-        why_not = _refusal(sharing, group) if group.skip_reason is None else ConfigError(group.skip_reason)
-        if why_not is not None:
-            refusal = why_not
-            groups.append(dataclasses.replace(group, skip_reason=str(why_not)))
-        else:
-            groups.append(group)
-            if group.block == 1:
-                warnings.update(dict.fromkeys(sharing.warnings(group)))
+        try:
+            planned = _planned(sharing, group)
+        except ConfigError as error:
+            refusal = error
+            groups.append(dataclasses.replace(group, skip_reason=str(error)))
+            continue
+        groups.append(planned)
+        if planned.block == 1:
+            warnings.update(dict.fromkeys(sharing.warnings(planned)))
     if refusal is not None and all(group.skip_reason or group.sequential for group in groups):
         raise refusal  # baselines alone would answer nothing
     return dataclasses.replace(plan, groups=tuple(groups), warnings=tuple(warnings))
 
 
-def _refusal(sharing: Sharing, group: Group) -> ConfigError | None:
-    try:
-        sharing.check(group)
-    except ConfigError as error:
-        return error
-    return None
+def _planned(sharing: Sharing, group: Group) -> Group:
+    """Return the group with its layout; ConfigError with the reason if it cannot run."""
+    if group.skip_reason is not None:
+        raise ConfigError(group.skip_reason)
+    return dataclasses.replace(group, layout=sharing.check(group))

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base import factory, naming, placeholders, secrets, units
+from pipeline.base import factory, naming, placeholders, secrets, units, user_command
 from pipeline.base.errors import ConfigError
 from pipeline.base.factory import Spec
 from pipeline.base.protocols import Profiler
@@ -32,9 +32,9 @@ from pipeline.base.records import (
     Resume,
     Window,
     WindowKind,
-    Workload,
 )
-from pipeline.plan import programs, user_command
+from pipeline.base.workload import Workload
+from pipeline.plan import programs
 from pipeline.plan.inventory import Inventory, env_of
 from pipeline.plan.option_classes import root_of
 from pipeline.plan.schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
@@ -56,13 +56,12 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     window = _window(config, workloads)
     made = _programs(workloads, config, device, window, inventory)
     jobs = tuple(
-        Job(index=index, workload=made[id(workload)], size=size, entry=index)
-        for index, (size, workload) in enumerate(asked)
+        Job(index=index, workload=made[id(workload)], size=size) for index, (size, workload) in enumerate(asked)
     )
     until_stop = dataclasses.replace(window, kind=WindowKind.STEADY)
     made = _programs([workload for _, workload in beside], config, device, until_stop, inventory)
     neighbours = tuple(
-        Job(index=index, workload=made[id(workload)], size=size, entry=index, is_neighbour=True)
+        Job(index=index, workload=made[id(workload)], size=size, is_neighbour=True)
         for index, (size, workload) in enumerate(beside, start=len(jobs))
     )
     together = _group(config, device, window, jobs + neighbours)
@@ -95,11 +94,6 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
         yield (
             f"{group.device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
             f"{group.gpu.job_memory_mib} MiB, and these figures say nothing about a real GPU"
-        )
-    if group.device.replay:
-        yield (
-            f"power, energy, clocks and counters of {group.device.name} are a replay of {group.device.replay}: begun "
-            "anew with each group and repeated when it is over, whatever the jobs do"
         )
     if group.device.parent is not None:
         yield (

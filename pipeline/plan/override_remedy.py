@@ -15,9 +15,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.base import entry_points, override_values
+from pipeline.base import entry_points, override_values, user_command
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.plan import schema, user_command
+from pipeline.plan import schema
 from pipeline.plan.workloads import WorkloadConfig
 
 _KEY = re.compile(r"(?:\+{1,2})?[A-Za-z_$][\w$-]*(?:[./][\w$-]+)*(?:@[A-Za-z_$][\w$.-]*)?")

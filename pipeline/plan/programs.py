@@ -12,9 +12,10 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.base import user_command
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import listed
-from pipeline.plan import command_line, user_command
+from pipeline.plan import command_line
 from pipeline.plan.schema import Config
 from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workloads import WorkloadConfig

@@ -15,6 +15,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from pipeline.base import locks, tracking_root
 from pipeline.base.records import EnvTool, WindowKind
 from pipeline.plan.option_classes import KINDS, config_folders, list_classes, open_maps
 from pipeline.plan.workloads import WorkloadConfig
@@ -126,14 +127,11 @@ class GpuConfig:
     admin: list[str] | None = field(default_factory=list)
     exclusive_process: bool = False
     tolerate: list[str] = field(default_factory=list)
-    # One place for all users, whatever TMPDIR says. Not /tmp, which a restart empties: an Ampere GPU keeps MIG mode
-    # over it, and nobody would know any more that it is to be switched off.
-    lock_dir: str = "/var/tmp"  # noqa: S108
+    lock_dir: str = str(locks.DEFAULT_FOLDER)
     model: str | None = None
     driver: str | None = None
     count: int = 1
     machine: str | None = None
-    replay: str | None = None
     job_memory_mib: int = 512
 
 
@@ -214,8 +212,8 @@ class TrackingConfig:
     """Where results go."""
 
     uri: str | None = MISSING
-    root: str = "mlruns"
-    experiment: str = "collocation"
+    root: str = str(tracking_root.DEFAULT)
+    experiment: str = tracking_root.EXPERIMENT
     series_points: int = 500
 
 

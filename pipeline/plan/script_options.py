@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline.base import metric_unit, units
+from pipeline.base import metric_unit, units, user_command
 from pipeline.base.metric_unit import MetricUnit
-from pipeline.base.records import RateSource, Window
-from pipeline.plan import user_command
+from pipeline.base.records import Window
+from pipeline.base.workload import RateSource
 from pipeline.plan.workloads import WorkloadConfig, explain
 
 DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.base import git
-from pipeline.base.records import Source
+from pipeline.base.workload import Source
 
 _PACKAGE = "workloads"
 _OURS = (f"{_PACKAGE}.", f"gpu_collocation.{_PACKAGE}.")

@@ -18,11 +18,12 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from pipeline.base import services, units
+from pipeline.base import services, units, user_command
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded, is_file
-from pipeline.base.records import Device, Objective, RateSource, Window
-from pipeline.plan import service_windows, source_digest, user_command
+from pipeline.base.records import Device, Window
+from pipeline.base.workload import Objective, RateSource
+from pipeline.plan import service_windows, source_digest
 
 # Variables that only the orchestrator sets. One that hides a job from MPS may be given: its group fails and says so.
 _OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.base import entry_points, mig_table
+from pipeline.base import entry_points, json_decoder, mig_table
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import PlannedAs
-from pipeline.planner import typed_json
+from pipeline.planner import files
 from pipeline.prepare.mig import partitions, profiles
 from pipeline.prepare.mig.profiles import MigGpu
 
@@ -118,7 +118,7 @@ class Plan:
 
 def to_json(plan: Plan) -> dict[str, Any]:
     """The plan as its file holds it."""
-    content: dict[str, Any] = typed_json.plain(plan)
+    content: dict[str, Any] = json_decoder.encode(plan)
     content["gpus"] = content.pop("deployment")["gpus"]
     return {"version": content.pop("version"), "num_gpus": len(plan.deployment.gpus)} | content
 
@@ -142,10 +142,10 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
     rest = dict(content)
     gpus = rest.pop("gpus")
     num_gpus = rest.pop("num_gpus", None)
-    deployment = Deployment(gpus=typed_json.value(tuple[Gpu, ...], gpus, f"{where}: gpus"))
+    deployment = Deployment(gpus=files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus"))
     if num_gpus is not None and num_gpus != len(deployment.gpus):
         raise ConfigError(f"{where}: num_gpus is {num_gpus!r}, but gpus lists {len(deployment.gpus)}")
-    plan = typed_json.record(Plan, rest | {"deployment": {"gpus": gpus}}, where)
+    plan = files.decode(Plan, rest | {"deployment": {"gpus": gpus}}, where)
     _check_services(plan.services, where)
     check(deployment, where)
     return plan
@@ -153,12 +153,12 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
 
 def read(path: Path) -> Plan:
     """The plan in a file; ConfigError if there is none that can be used."""
-    return from_json(typed_json.load(path), str(path))
+    return from_json(files.read_json(path), str(path))
 
 
 def write(plan: Plan, path: Path) -> None:
     """Write a plan; ConfigError if the file cannot be written."""
-    typed_json.save(path, to_json(plan))
+    files.write_json(path, to_json(plan))
 
 
 def check(deployment: Deployment, where: str) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
-from pipeline.base import regular_files
+from pipeline.base import json_decoder, regular_files
 from pipeline.base.errors import ConfigError
+from pipeline.base.json_decoder import JsonValueError
+
+T = TypeVar("T")
 
 # The one that is written in C reads a thousand services in a twentieth of a second instead of half a second.
 _FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -78,3 +83,38 @@ def write(path: Path, text: str) -> None:
         draft.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object that a file holds; ConfigError if there is none."""
+    text = read(path)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds no JSON object")
+    return content
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object; ConfigError if the file cannot be written."""
+    write(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def decode(kind: type[T], raw: object, where: str) -> T:
+    """Make a value of a type out of what a file holds.
+
+    Args:
+        kind: as `json_decoder.decode` takes it.
+        raw: as `json.loads` gives it.
+        where: file and key, for errors: `plan.json: gpus[0]`.
+
+    Raises:
+        ConfigError: a key is missing or unknown, a value is not of its type, or a figure is negative or not finite.
+    """
+    try:
+        return json_decoder.decode(kind, raw, are_figures_checked=True)
+    except JsonValueError as error:
+        separator = "" if not error.path or error.path[0] == "[" else "." if ": " in where else ": "
+        raise ConfigError(f"{where}{separator}{error.path}{error.problem}") from error

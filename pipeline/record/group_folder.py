@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.base import layout, locks, secrets
+from pipeline.base import json_decoder, layout, locks, secrets
 from pipeline.base.errors import TrackingError
 from pipeline.base.host import boot_id, machine_id
 from pipeline.base.tags import Tag
@@ -175,25 +175,23 @@ def read(folder: Path) -> Record:
     Raises:
         TrackingError: it is absent, damaged, or of a version that this code does not know.
     """
+    file = folder / layout.RECORD
     try:
-        raw = json.loads((folder / layout.RECORD).read_text(encoding="utf-8"))
-        if (version := raw.get("version")) != VERSION:
-            raise TrackingError(
-                f"{folder / layout.RECORD} has version {version}; this program reads version {VERSION}: "
-                "send it with the release that wrote it, or remove the folder"
-            )
-        if not _ID.fullmatch(raw["spool_id"]):  # it names a folder that is removed
-            raise TrackingError(f"{folder / layout.RECORD} is not one of ours: spool_id {raw['spool_id']!r}")
-        return Record(
-            **{key: raw[key] for key in ("spool_id", "experiment", "state", "uri", "host")},
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(raw, dict):
+            if (version := raw.get("version")) != VERSION:
+                raise TrackingError(
+                    f"{file} has version {version}; this program reads version {VERSION}: "
+                    "send it with the release that wrote it, or remove the folder"
+                )
             # Of an earlier version the host alone is known.
-            **{key: raw.get(key, "") for key in ("boot_id", "machine_id")},
-            clock=Clock(**raw["clock"]),
-            parent=RunRecord(**raw["parent"]),
-            children=tuple(_child(child) for child in raw["children"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TrackingError(f"could not read {folder / layout.RECORD}: {type(error).__name__}: {error}") from error
+            raw = {"host": "", "boot_id": "", "machine_id": ""} | raw
+        record = json_decoder.decode(Record, raw)
+    except (OSError, ValueError, RecursionError) as error:
+        raise TrackingError(f"could not read {file}: {error}") from error
+    if not _ID.fullmatch(record.spool_id):  # it names a folder that is removed
+        raise TrackingError(f"{file} is not one of ours: spool_id {record.spool_id!r}")
+    return record
 
 
 def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
@@ -236,9 +234,9 @@ def read_amendment(file: Path) -> Amendment:
         TrackingError: it cannot be read.
     """
     try:
-        return Amendment(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise TrackingError(f"could not read {file}: {type(error).__name__}: {error}") from error
+        return json_decoder.decode(Amendment, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TrackingError(f"could not read {file}: {error}") from error
 
 
 def amendments(spool_root: Path) -> list[Path]:
@@ -336,11 +334,6 @@ def _is_over(record: Record) -> bool:
     That machine shares the file system of the spool, and its locks may mean nothing here.
     """
     return record.state == "closed" or record.owner.standing is not Standing.ELSEWHERE
-
-
-def _child(raw: dict[str, Any]) -> ChildRecord:
-    series = {name: [(step, t_ns, value) for step, t_ns, value in points] for name, points in raw["series"].items()}
-    return ChildRecord(**{**raw, "index": int(raw["index"]), "series": series})
 
 
 def fields_of(record: Any) -> dict[str, Any]:

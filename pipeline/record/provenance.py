@@ -1,4 +1,4 @@
-"""Where a row comes from: machine, software, source and command line, enough to run it again (METHOD 14)."""
+"""Where a row comes from: machine, software, source and command line, enough to run it again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pipeline.base.errors import CommandError
 from pipeline.base.factory import Spec
 from pipeline.base.host import boot_id
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Interpreter, Workload
+from pipeline.base.records import Interpreter
 from pipeline.base.secret_sources import mask_diff
 from pipeline.base.tags import Tag
 from pipeline.base.words import escape_to_utf8
+from pipeline.base.workload import Workload
 from pipeline.record.invocation import Invocation
 
 _MOST_BYTES = 1 << 20  # of an artifact that every group keeps

@@ -31,13 +31,11 @@ class About:
         device: as its driver calls it.
         instances: profile of each GPU instance that jobs ran on, by its id; none without MIG.
         is_simulated: whether there was no such device.
-        replay: what its sensors repeated then; empty if nothing.
     """
 
     device: str
     instances: Mapping[int, str] = field(default_factory=dict)
     is_simulated: bool = False
-    replay: str = ""
 
 
 class SeriesKey(NamedTuple):
@@ -136,26 +134,6 @@ def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path,
     told = json.dumps(asdict(about)).encode()
     pq.write_table(pa.concat_tables(tables).replace_schema_metadata({_ABOUT: told}), path)
     return path
-
-
-def read_about(path: Path) -> About | None:
-    """What a table says of its device; `None` for one of an earlier version.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no table, or what it says is damaged.
-    """
-    import pyarrow.parquet as pq
-
-    told = (pq.read_schema(path).metadata or {}).get(_ABOUT)
-    if told is None:
-        return None
-    try:
-        facts = json.loads(told)
-        instances = {int(gi_id): str(profile) for gi_id, profile in facts.pop("instances").items()}
-        return About(instances=instances, **facts)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"what it says of its GPU is damaged: {told[:80]!r}") from error
 
 
 def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:

@@ -308,7 +308,6 @@ def _group_params(group: Group) -> dict[str, str]:
         "profiler": group.profiler.name,
         **({"exclusive_process": str(group.gpu.exclusive_process).lower()} if group.device.is_gpu else {}),
         **({"job_memory_mib": str(group.gpu.job_memory_mib)} if group.device.is_simulated else {}),
-        **({"replay": group.device.replay} if group.device.replay else {}),
         **{
             f"scenario.{key}": value if isinstance(value, str) else json.dumps(value)
             for key, value in group.sharing.options

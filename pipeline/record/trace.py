@@ -47,7 +47,7 @@ def trace_of(
     phases = [span for span in row.spans if span.job is None]
     begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
     group, device = row.group, row.group.device
-    process = f"{'SIMULATED ' if device.is_simulated else ''}{'REPLAY ' if device.replay else ''}{device.name}"
+    process = f"{'SIMULATED ' if device.is_simulated else ''}{device.name}"
     tracks = _Tracks(begin_ns)
     tracks.name_process(f"{process} ({device.uuid})")
     tracks.name(_GROUPS_TRACK, "groups")
@@ -75,7 +75,6 @@ def trace_of(
             "study": record.parent.tags.get(Tag.STUDY, ""),
             "host": platform.node(),
             "simulated": device.is_simulated,
-            "replay": device.replay,
             "begin_ns": begin_ns,
             "begin_wall_ns": record.clock.to_wall_ns(begin_ns),
         },

@@ -15,7 +15,6 @@ from pipeline.base import entry_points, startup
 from pipeline.base.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.words import counted
 from pipeline.record.store.existing import may_be_written
-from pipeline.record.store.local import set_mlflow_defaults
 from pipeline.report import board
 from pipeline.report.page.answer import left_out
 from pipeline.report.page.page import content_of
@@ -35,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return board.main(arguments[1:])
     options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    set_mlflow_defaults()
     try:
         folder = options.out or default_folder(options.experiment)
         check_folder(folder, options.experiment)
@@ -98,8 +96,7 @@ def report(
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     summary = f"{experiment}: {counted(len(study.rows), 'group')}, {blocks}, {counted(len(content.figures), 'figure')}"
     if study.is_simulated:
-        replay = f", sensors are a replay of {', '.join(study.replays)}" if study.replays else ""
-        summary += f" (simulated: says nothing about a real GPU{replay})"
+        summary += " (simulated: says nothing about a real GPU)"
     return write(content, folder), study, "\n".join([summary, *left_out(study)])
 
 

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.base import entry_points
+from pipeline.base import entry_points, tracking_root
 from pipeline.base.errors import CollocationError, ConfigError
 from pipeline.record.store.existing import open_named
-from pipeline.record.store.local import set_mlflow_defaults
 from pipeline.record.store.results import experiment_names
 from pipeline.report.evaluate import outcomes, verdicts
 from pipeline.report.evaluate.board import Column, board_of
@@ -24,7 +23,6 @@ from pipeline.report.page import board as page
 from pipeline.report.page.table_format import to_csv
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
 from pipeline.report.read import rows
-from pipeline.report.read.stores import DEFAULT_ROOT
 
 COMMAND = "board"
 DEFAULT_FOLDER = Path("reports/board")
@@ -34,7 +32,6 @@ _AGAIN = "write the report again with this version"
 def main(argv: Sequence[str]) -> int:
     """Write one board and print it; returns the exit status: 2 for whatever it cannot be written for."""
     options = _parser().parse_args(argv)
-    set_mlflow_defaults()
     try:
         check_folder(options.out, options.experiment)
         found = [*_published(options.reports), *_stored(options)]
@@ -83,7 +80,7 @@ def _published(folders: Sequence[Path]) -> Iterator[tuple[str, Measured]]:
 
 def _stored(options: argparse.Namespace) -> Iterator[tuple[str, Measured]]:
     """What studies in stores give: each experiment of each store is a study of its own."""
-    stores = [*options.root, *options.uri] or [DEFAULT_ROOT]
+    stores = [*options.root, *options.uri] or [tracking_root.DEFAULT]
     different = {*(root.resolve() for root in options.root), *(uri.rstrip("/") for uri in options.uri)}
     is_twice = len(different) < len(options.root) + len(options.uri)
     if is_twice or len(set(options.experiment)) < len(options.experiment):
@@ -152,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--experiment", nargs="+", default=[], metavar="NAME", help="studies in stores, as tracking.experiment"
     )
-    root = f"folder of a local store; {DEFAULT_ROOT}. Given again, its studies are columns of their own"
+    root = f"folder of a local store; {tracking_root.DEFAULT}. Given again, its studies are columns of their own"
     parser.add_argument("--root", type=Path, action="append", default=[], help=root)
     parser.add_argument("--uri", action="append", default=[], help="tracking server, like --root")
     parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER, metavar="DIR", help=f"default: {DEFAULT_FOLDER}")

@@ -69,7 +69,7 @@ def write(content: Content, folder: Path) -> Written:
         ConfigError: the folder cannot be written, or holds something else.
     """
     study = content.study
-    says = {"simulated": study.is_simulated, "replays": study.replays}
+    says = {"simulated": study.is_simulated}
     return replace(folder, study.experiment, says, dict(_files(content)))
 
 
@@ -120,8 +120,6 @@ def log(written: Written, root_or_uri: Path | str, study: Study) -> tuple[str, s
     """
     store = open_named(root_or_uri)
     tags: dict[str, str] = {Tag.ROLE: REPORT, Tag.SIMULATED: str(study.is_simulated).lower()}
-    if study.replays:
-        tags[Tag.REPLAY] = ", ".join(study.replays)
     try:
         run_id = log_files(store, study.experiment, REPORT, tags, written.folder, written.files)
         return run_id, run_link(None if store.root else store.uri, store.experiment_id(study.experiment), run_id)

@@ -14,13 +14,13 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline.base import layout, secrets, words
+from pipeline.base import layout, secrets, user_command, words
 from pipeline.base.errors import ConfigError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.paths import expanded
 from pipeline.base.records import Plan
 from pipeline.observe.group_result import GroupResult
-from pipeline.plan import programs, read, user_command
+from pipeline.plan import programs, read
 from pipeline.plan.experiment_names import is_rehearsal, name_reproductions, separate_rehearsals
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config

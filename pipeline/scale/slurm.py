@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base import entry_points, interrupts, layout, squeue, words
+from pipeline.base import entry_points, interrupts, layout, squeue, user_command, words
 from pipeline.base.command import Completed
 from pipeline.base.command import run as run_program
 from pipeline.base.errors import CommandError, ConfigError, TrackingError
@@ -27,7 +27,7 @@ from pipeline.base.interrupts import Interrupted, UndoStack
 from pipeline.base.records import Device, Plan, Result, Resume
 from pipeline.base.secrets import mask_text
 from pipeline.base.words import counted
-from pipeline.plan import check, schema, user_command
+from pipeline.plan import check, schema
 from pipeline.plan.schema import GpuConfig, GpuKind
 from pipeline.record import task_output
 from pipeline.record.invocation import STUDY, TASK, python

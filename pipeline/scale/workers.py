@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base import layout
+from pipeline.base import layout, user_command
 from pipeline.base.errors import ConfigError
 from pipeline.base.records import Device, Plan
-from pipeline.plan import user_command
 from pipeline.plan.inventory import take
 from pipeline.plan.plan import build_plan
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base import layout, programs, tracking_root, words
+from pipeline.base.host import cpu_device
 from pipeline.base.paths import expanded
 from pipeline.base.records import Device, Plan
 from pipeline.base.words import counted
 from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal, replay
 from pipeline.plan.inventory import Inventory, take
-from pipeline.plan.schema import Config, GpuConfig, GpuKind
+from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
 from pipeline.prepare.device import chosen, lease
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Survey
@@ -41,13 +42,22 @@ def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:
 
 def _take_stock(request: StudyRequest) -> Inventory:
     """Return what the machine has, once what killed orchestrators left on it is undone; a dry run undoes nothing."""
-    find_device = request.simulated.find_device if request.simulated else chosen.find_device
+    find = request.simulated.find_device if request.simulated else find_device
     # A dry run on a simulated GPU is the plan for another machine, which may have the data.
     needs_data = not (request.config.dry_run and request.simulated)
-    inventory = take(request.configs, find_device, needs_data=needs_data)
+    inventory = take(request.configs, find, needs_data=needs_data)
     if not request.config.dry_run and _undo_leftovers(request.configs, inventory, request.root):
-        inventory = take(request.configs, find_device)
+        inventory = take(request.configs, find)
     return inventory
+
+
+def find_device(gpu: GpuConfig) -> Device:
+    """Find the real device that a configuration asks for."""
+    assert gpu.kind is not GpuKind.simulated, "NVML would answer with a real GPU"
+    if gpu.kind is GpuKind.cpu:
+        return cpu_device()
+    name = None if gpu.device == AUTO_DEVICE else gpu.device
+    return chosen.find_device(name, needs_gpu=gpu.kind is GpuKind.nvidia)
 
 
 def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path) -> bool:

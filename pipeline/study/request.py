@@ -84,7 +84,7 @@ class StudyRequest:
         """The plan, checked; of a reproduction its one group, and it is said how that differs from the original."""
         if self.reproduction is None:
             whole = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
-            return self._fit(units.only(feasible.checked(whole), self.config.unit))
+            return units.only(feasible.checked(whole), self.config.unit)
         # As in a sweep, so that the original may be a baseline that nobody asked for.
         whole = planning.build_plan(self.configs, inventory, is_sweep=True)
         plan = feasible.checked(self.reproduction.only_its_group(whole))
@@ -94,10 +94,6 @@ class StudyRequest:
             words.say(differences)
             self.differences = differences
         return plan
-
-    def _fit(self, plan: Plan) -> Plan:
-        """The plan, if what is to be replayed fits it; of a unit that was seen when the whole was planned."""
-        return plan if self.simulated is None or self.config.unit is not None else self.simulated.check(plan)
 
 
 def read_request(

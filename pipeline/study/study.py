@@ -187,10 +187,10 @@ class Study:
             with view.watch(group, watched), showing(group, watched):
                 yield
 
-        servers = executor.warm_start(groups, self.inventory, is_enabled=self.config.warm_start)
+        servers = executor.warm_start(groups, self.inventory.interpreters, is_enabled=self.config.warm_start)
         with UndoStack() as stack:
             shared = executor.Shared(
-                inventory=self.inventory,
+                interpreters=self.inventory.interpreters,
                 spool=self.spool,
                 sender=self.sender,
                 warm_start=stack.enter_context(servers),

@@ -14,8 +14,9 @@ import pytest
 
 from pipeline.base.errors import LaunchError
 from pipeline.base.factory import Spec
-from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind, Workload
+from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
 from pipeline.base.tags import Tag
+from pipeline.base.workload import Workload
 from pipeline.clean import processes
 from pipeline.launch import jobs
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart

@@ -25,13 +25,12 @@ from pipeline.launch.state import JobState, Started
 from pipeline.plan import describe, read
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.prepare.device import lease
-from pipeline.record.series import read_about
 from pipeline.record.store import results
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Fault, Settings, StateFile
 from pipeline.simulation.mps import control
-from tests import forks, made_up_recording
+from tests import forks
 from tests.conftest import GPU
 from tests.rows import Gone, group
 from tests.simulated import set_faults
@@ -220,30 +219,6 @@ def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path)
         assert run_.data.tags["collocation.result"] == "ok"
         assert not [name for name in run_.data.metrics if "gpm" in name or "dcgm" in name or "act_" in name]
     assert not (tmp_path / "decoys-ran").exists()
-
-
-def test_a_replay_answers_instance_by_instance_and_is_called_one_everywhere(run, tmp_path):
-    made_up = made_up_recording.write(tmp_path / "made_up.parquet", ["3g.40gb", "1g.10gb"], idle_s=0)
-    mig = ["scenario=mig", "degree=2", "scenario.profiles=[3g,1g]", "listeners=[nvml,gpm]", "gpu.model=h100_80gb"]
-    asked = [*TOY, "baseline=never", *BRIEF, "window.seconds=2.5", "window.settle_s=0.5", *mig, f"gpu.replay={made_up}"]
-    status, out, err = run(*asked)
-    assert status == 0, err
-    assert "note: power, energy, clocks and counters of NVIDIA H100 80GB HBM3 are a replay of made_up.parquet " in err
-    assert "\npower, energy, clocks and counters are a replay of made_up.parquet " in out
-    (group_run,), jobs = stored(tmp_path)
-    for run_ in (group_run, *jobs):
-        assert run_.data.tags["collocation.replay"].startswith("made_up.parquet ")
-    assert group_run.data.params["replay"] == group_run.data.tags["collocation.replay"]
-    busy = {job.data.params["place.mig_profile"]: job.data.metrics["gract_mean_ratio"] for job in jobs}
-    # Whenever the window is: what was made up of each.
-    assert 0.78 < busy["3g.40gb"] < 0.88 and 0.66 < busy["1g.10gb"] < 0.76, busy
-    assert {"energy_j", "power_mean_w", "throttled_ratio", "temperature_max_c"} <= group_run.data.metrics.keys()
-    (samples,) = (tmp_path / "mlruns/artifacts").rglob("samples.parquet")
-    assert read_about(samples).replay == group_run.data.tags["collocation.replay"]
-    assert sorted(read_about(samples).instances.values()) == ["1g.10gb", "3g.40gb"]
-    status, _, err = run(*asked[:-1], f"gpu.replay={samples}")
-    assert status == 2 and "was itself recorded during a replay" in err
-    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_listener_that_is_left_out_is_said_once_a_study_and_by_the_tags_of_every_group(run, tmp_path):

@@ -16,10 +16,11 @@ import pytest
 from hydra.types import RunMode
 
 from pipeline import rehearsal
+from pipeline.base import user_command
 from pipeline.base.host import cpu_device
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Device, Plan
-from pipeline.plan import feasible, read, user_command
+from pipeline.plan import feasible, read
 from pipeline.plan import plan as planning
 from pipeline.plan.command_line import readable
 from pipeline.plan.inventory import take
@@ -39,7 +40,6 @@ KINDS = {
     "the variable of a loop": r"\$unit",
     "a plan that was exported": r" --config-dir ",
     "weights of the reader's": r"\bworkload\.weights=",
-    "a recording": r"\bgpu\.replay=",
     "a program at the place where NVIDIA installs it": r"=/opt/nvidia/",
     "nothing, as it prints help": r" --(help|help-keys)\b",
 }

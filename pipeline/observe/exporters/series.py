@@ -124,11 +124,9 @@ class GroupSeries:
 
 
 def _gpu(device: Device) -> str:
-    """The GPU by its UUID; what is simulated, or a replay, says so."""
+    """The GPU by its UUID; what is simulated says so."""
     if not device.is_gpu:
         return ""
-    if device.replay:
-        return f"simulated, replay: {device.gpu_uuid}"
     return f"simulated {device.gpu_uuid}" if device.is_simulated else device.gpu_uuid
 
 

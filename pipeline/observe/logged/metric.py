@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pipeline.base import layout, regular_files
 from pipeline.base.mlflow_internals.files import read_script_runs
-from pipeline.base.records import RateSource
 from pipeline.base.words import counted
+from pipeline.base.workload import RateSource
 from pipeline.launch.events import Events, last_shown
 from pipeline.launch.state import JobState
 from pipeline.observe.clock import ClockRecord

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base import regular_files
-from pipeline.base.records import RateSource
+from pipeline.base.workload import RateSource
 from pipeline.observe.logged import numbers, rate_text
 from pipeline.observe.logged.numbers import UnreadableError
 from pipeline.observe.logged.output_lines import OutputLines

@@ -10,7 +10,6 @@ from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError
 from pipeline.planner.results import settle
 from pipeline.planner.results.advice import Advice, advise
-from pipeline.record.store.local import set_mlflow_defaults
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import verdicts
@@ -28,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> Answer:
     """Advice for each case of several jobs; status 1 where there is none for one of them."""
-    set_mlflow_defaults()
     return answer_of(rows.read(named_stores(arguments), arguments.experiment))
 
 

@@ -16,7 +16,6 @@ from pipeline.planner.pictures import gpus
 from pipeline.planner.results import against
 from pipeline.planner.results.against import Check
 from pipeline.planner.training import as_plan
-from pipeline.record.store.local import set_mlflow_defaults
 from pipeline.report import publish
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.page import content_of
@@ -49,7 +48,6 @@ def answer(arguments: argparse.Namespace) -> Answer:
         raise ConfigError("--out says where the report goes; add --report")
     plan, is_training = as_plan.read(arguments.plan)
     table = profile.read(arguments.profile) if arguments.profile else None
-    set_mlflow_defaults()
     study = rows.read(named_stores(arguments), arguments.experiment)
     found = against.check(plan, study, table, arguments.plan.name, by_group=is_training)
     shown_table = against.table_of(found, arguments.plan.name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError
-from pipeline.planner import deployment, typed_json
+from pipeline.planner import deployment, files
 from pipeline.planner.pictures import gpus, load, timeline
 from pipeline.planner.transition import steps
 from pipeline.report.figures.drawing import Sketch, draw
@@ -55,7 +55,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 def _sketch(path: Path, name: str) -> tuple[Sketch, bool]:
     """The picture of a file, and whether what it shows is simulated."""
-    content = typed_json.load(path)
+    content = files.read_json(path)
     if "steps" in content:
         transition = steps.read(path)
         return timeline.sketch(transition, name), transition.is_simulated

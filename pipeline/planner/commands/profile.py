@@ -9,7 +9,6 @@ from pipeline.base.answer import Answer
 from pipeline.base.words import counted
 from pipeline.planner import parvagpu, profile
 from pipeline.planner.results import measured
-from pipeline.record.store.local import set_mlflow_defaults
 from pipeline.report.read import rows, stores
 
 
@@ -45,7 +44,6 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 def _measured(arguments: argparse.Namespace) -> profile.Profile:
     """What the runs of an experiment make."""
-    set_mlflow_defaults()
     where = stores.named_stores(arguments)
     study = rows.read(where, arguments.experiment)
     return measured.profile_of(study, f"experiment {arguments.experiment!r}")

@@ -6,9 +6,9 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from pipeline.base import locks
 from pipeline.base.answer import Answer
 from pipeline.base.words import counted, say
-from pipeline.plan.schema import GpuConfig
 from pipeline.planner.commands.transition import what
 from pipeline.planner.transition import proof, steps
 from pipeline.planner.transition.replay import Outcome, replay
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine", type=Path, required=True, metavar="FILE", help="a kept simulated machine, made if it is not there"
     )
-    parser.add_argument("--lock-dir", type=Path, default=GpuConfig().lock_dir, help="gpu.lock_dir of the studies")
+    parser.add_argument("--lock-dir", type=Path, default=locks.DEFAULT_FOLDER, help="gpu.lock_dir of the studies")
 
 
 def answer(arguments: argparse.Namespace) -> Answer:

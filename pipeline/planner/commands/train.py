@@ -15,7 +15,7 @@ from pipeline.base import modes
 from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import aligned, counted
-from pipeline.planner import profile, typed_json
+from pipeline.planner import files, profile
 from pipeline.planner.profile import Profile, marks
 from pipeline.planner.serving import asked
 from pipeline.planner.serving.services import Limits
@@ -82,7 +82,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     data = _data(problem, found, arguments.objective, others)
     data |= {"profile_digest": table.digest, "is_simulated": table.is_simulated}
     if arguments.out is not None:
-        typed_json.save(arguments.out, data)
+        files.write_json(arguments.out, data)
     text = "\n".join([*note, in_words(problem, found, arguments.objective, others)])
     if arguments.modes is None and (left := [mode for mode in training.MODES if mode not in allowed]):
         text += f"\nnothing was measured under {', '.join(left)}, so none is planned; --modes adds what is predicted"

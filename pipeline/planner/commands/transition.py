@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pipeline.base import json_decoder
 from pipeline.base.answer import Answer
 from pipeline.base.errors import ConfigError
 from pipeline.base.words import aligned, counted
-from pipeline.planner import deployment, typed_json
+from pipeline.planner import deployment
 from pipeline.planner.deployment import Instance
 from pipeline.planner.profile import marks
 from pipeline.planner.transition import plan, proof, steps
@@ -50,7 +51,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     except plan.NoTransitionError as error:
         return Answer(data={"steps": None, "reason": str(error)}, text=f"no transition: {error}", status=1)
     proved = proof.check(found)
-    data = typed_json.plain(found) | {"lowest_per_s": dict(proved.lowest_per_s), "broken": list(proved.broken)}
+    data = json_decoder.encode(found) | {"lowest_per_s": dict(proved.lowest_per_s), "broken": list(proved.broken)}
     if proved.broken:
         return Answer(data=data, text="\n".join(f"does not hold: {each}" for each in proved.broken), status=1)
     if arguments.out is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.planner.serving.problem import Problem
+from pipeline.planner.serving.problem import KindIndex, Problem, ServiceIndex
 from pipeline.planner.serving.solution import Filled
 
 if TYPE_CHECKING:
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 # Pairs are made of the services that gain most; all pairs of a thousand services would take too long.
 _PAIRED = 40
 _PROPOSED = 30
+FREE = ServiceIndex(-1)
+"""In place of a service: nobody."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A partition by position, and the service in each of its slots by position; -1 where a slot stays free."""
+    """A partition by position, and the service in each of its slots; `FREE` where a slot stays free."""
 
     partition: int
-    services: tuple[int, ...]
+    services: tuple[ServiceIndex, ...]
 
 
 class Candidates:
@@ -48,7 +50,7 @@ class Candidates:
                 self.utility[number, kind] = problem.share(option)
         self.slots = [each.slots for each in problem.partitions]
         self._counts = np.array(
-            [[each.counts.get(k, 0) for k in range(len(problem.kinds))] for each in problem.partitions]
+            [[each.counts.get(KindIndex(k), 0) for k in range(len(problem.kinds))] for each in problem.partitions]
         )
         self._may_share = _may_share(problem)
         self._most = problem.limits.services_per_gpu or max(map(len, self.slots), default=1)
@@ -71,9 +73,9 @@ class Candidates:
         worth = price[:, None] * self.utility
         return list(self._proposed(worth, None, left))
 
-    def given(self, configuration: Configuration) -> dict[int, float]:
+    def given(self, configuration: Configuration) -> dict[ServiceIndex, float]:
         """The share of its rate that each of its services gets."""
-        found: dict[int, float] = {}
+        found: dict[ServiceIndex, float] = {}
         for kind, service in zip(self.slots[configuration.partition], configuration.services, strict=True):
             if service >= 0:
                 found[service] = found.get(service, 0.0) + float(self.utility[service, kind])
@@ -96,7 +98,7 @@ class Candidates:
             ),
         )
 
-    def is_allowed(self, services: frozenset[int]) -> bool:
+    def is_allowed(self, services: frozenset[ServiceIndex]) -> bool:
         """Whether these may share a GPU."""
         return len(services) <= self._most and all(
             self._may_share is None or self._may_share[a, b] for a in services for b in services if a < b
@@ -131,7 +133,7 @@ class Candidates:
         for position in np.argsort(-worth, axis=None, kind="stable")[:_PROPOSED]:
             first, second, number = np.unravel_index(position, worth.shape)
             if worth[first, second, number] > 0:
-                pair = int(chosen[first]), int(chosen[second])
+                pair = ServiceIndex(int(chosen[first])), ServiceIndex(int(chosen[second]))
                 partition = usable[int(number)]
                 yield Configuration(
                     partition,
@@ -139,9 +141,9 @@ class Candidates:
                 )
 
     @staticmethod
-    def _better(gain: NDArray[np.float64], pair: tuple[int, int], kind: int) -> int:
+    def _better(gain: NDArray[np.float64], pair: tuple[ServiceIndex, ServiceIndex], kind: KindIndex) -> ServiceIndex:
         service = max(pair, key=lambda each: gain[each, kind])
-        return service if gain[service, kind] > 0 else -1
+        return service if gain[service, kind] > 0 else FREE
 
     def _mixed(self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, partition: int) -> Configuration:
         """Each slot to who gains most from it, the larger slots first; what was given before counts."""
@@ -150,11 +152,11 @@ class Candidates:
         own, allowed = gain.copy(), np.ones(len(gain), dtype=bool)
         still = None if lack is None else lack.copy()
         kinds = self.slots[partition]
-        services = [-1] * len(kinds)
-        inside: set[int] = set()
+        services = [FREE] * len(kinds)
+        inside: set[ServiceIndex] = set()
         for slot in sorted(range(len(kinds)), key=lambda slot: -kinds[slot]):
             kind = kinds[slot]
-            service = int(np.argmax(np.where(allowed, own[:, kind], 0)))
+            service = ServiceIndex(int(np.argmax(np.where(allowed, own[:, kind], 0))))
             if not allowed[service] or own[service, kind] <= 0:
                 continue
             services[slot] = service

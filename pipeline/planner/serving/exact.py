@@ -14,7 +14,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from pipeline.planner.serving.problem import Problem
+from pipeline.planner.serving.problem import KindIndex, Pair, Problem, ServiceIndex
 from pipeline.planner.serving.solution import Filled, Solution, Status, ceil, filled, judged, pruned, shares, suffices
 
 MORE = 1e-5
@@ -38,8 +38,8 @@ class Counts:
     """
 
     partitions: tuple[int, ...]
-    instances: dict[tuple[int, int], int]
-    left_out: tuple[int, ...]
+    instances: dict[Pair, int]
+    left_out: tuple[ServiceIndex, ...]
     bound: int | None
     status: Status
 
@@ -127,7 +127,7 @@ def _near(problem: Problem, time_limit_s: float) -> Counts:
     return replace(_counts(problem, found, instances), bound=ceil(relaxed.fun))
 
 
-def left_out(problem: Problem, *, time_limit_s: float = 60.0) -> tuple[int, ...]:
+def left_out(problem: Problem, *, time_limit_s: float = 60.0) -> tuple[ServiceIndex, ...]:
     """The fewest services, by position, without which the others can be served; none if that was not found out."""
     return _solved(problem, [1.0] * len(problem.services), time_limit_s, may_leave_out=True).left_out
 
@@ -162,7 +162,7 @@ def _solved(
     return _counts(problem, milp(cost, Bounds(0, highest), constraints, time_limit_s), instances)
 
 
-def _counts(problem: Problem, found: Found, instances: Mapping[tuple[int, int], int]) -> Counts:
+def _counts(problem: Problem, found: Found, instances: Mapping[Pair, int]) -> Counts:
     """A solution of a programme, by what its columns stand for."""
     if found.counts is None:
         return Counts(partitions=(), instances={}, left_out=(), bound=found.bound, status=found.status)
@@ -171,7 +171,9 @@ def _counts(problem: Problem, found: Found, instances: Mapping[tuple[int, int], 
         partitions=tuple(counts[: len(problem.partitions)]),
         instances={pair: counts[column] for pair, column in instances.items() if counts[column]},
         left_out=tuple(
-            number for number, count in enumerate(counts[len(problem.partitions) + len(instances) :]) if count
+            ServiceIndex(number)
+            for number, count in enumerate(counts[len(problem.partitions) + len(instances) :])
+            if count
         ),
         bound=found.bound,
         status=found.status,
@@ -180,13 +182,12 @@ def _counts(problem: Problem, found: Found, instances: Mapping[tuple[int, int], 
 
 def _programme(
     problem: Problem, rates: Sequence[float], *, may_leave_out: bool = False, most_gpus: int | None = None
-) -> tuple[dict[tuple[int, int], int], Any]:
+) -> tuple[dict[Pair, int], Any]:
     """The columns of instances, by (service, kind), and the constraints; partitions are the columns before these."""
     from scipy.optimize import LinearConstraint
 
-    pairs = [(number, kind) for number, own in enumerate(problem.options) for kind in own]
-    instances = {pair: len(problem.partitions) + number for number, pair in enumerate(pairs)}
-    first_left_out = len(problem.partitions) + len(pairs)
+    instances = {pair: column for column, pair in enumerate(problem.pairs, len(problem.partitions))}
+    first_left_out = len(problem.partitions) + len(instances)
     width = first_left_out + (len(problem.services) if may_leave_out else 0)
     table = _constraints(problem, rates, instances, first_left_out)
     if most_gpus is not None:
@@ -229,15 +230,16 @@ def counted(share: float, rate: float = 1.0) -> float:
     return min(rate, share)
 
 
-def _constraints(
-    problem: Problem, rates: Sequence[float], instances: dict[tuple[int, int], int], first_left_out: int
-) -> Rows:
+def _constraints(problem: Problem, rates: Sequence[float], instances: dict[Pair, int], first_left_out: int) -> Rows:
     """Rates are met, or services left out; instances have slots; and there are no more GPUs than the limits allow."""
     table = Rows()
     for number, own in enumerate(problem.options):
-        row = {instances[number, kind]: counted(problem.share(option), rates[number]) for kind, option in own.items()}
+        row = {
+            instances[ServiceIndex(number), kind]: counted(problem.share(option), rates[number])
+            for kind, option in own.items()
+        }
         table.add(row | {first_left_out + number: 1}, low=rates[number])
-    for kind in range(len(problem.kinds)):
+    for kind in map(KindIndex, range(len(problem.kinds))):
         slots = {number: -each.counts[kind] for number, each in enumerate(problem.partitions) if kind in each.counts}
         users = {column: 1 for pair, column in instances.items() if pair[1] == kind}
         table.add(slots | users, high=0)

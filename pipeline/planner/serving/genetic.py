@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from pipeline.planner.serving import greedy
-from pipeline.planner.serving.candidates import Candidates, Configuration
+from pipeline.planner.serving.candidates import FREE, Candidates, Configuration
 from pipeline.planner.serving.tree import Completions, Cost
 
 _POPULATION = 8
@@ -75,7 +75,7 @@ def _swapped(
     i, j = chance.choice(pairs)
     mine, theirs = list(one.services), list(other.services)
     mine[i], theirs[j] = theirs[j], mine[i]
-    if not all(candidates.is_allowed(frozenset(each) - {-1}) for each in (mine, theirs)):
+    if not all(candidates.is_allowed(frozenset(each) - {FREE}) for each in (mine, theirs)):
         return None
     return Configuration(one.partition, tuple(mine)), Configuration(other.partition, tuple(theirs))
 
@@ -89,4 +89,4 @@ def _erased(gpus: Sequence[Configuration], chance: random.Random) -> list[Config
 
 def _free(gpu: Configuration) -> float:
     """Share of its slots that nobody has."""
-    return gpu.services.count(-1) / len(gpu.services)
+    return gpu.services.count(FREE) / len(gpu.services)

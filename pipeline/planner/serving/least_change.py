@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.planner.serving import exact
 from pipeline.planner.serving.exact import Rows
-from pipeline.planner.serving.problem import WHOLE, Option, Partition, Problem
+from pipeline.planner.serving.problem import WHOLE, KindIndex, Option, Pair, Partition, Problem
 from pipeline.planner.serving.solution import suffices
 from pipeline.planner.serving.targets import Layout, Slot, Target, Today
 from pipeline.prepare.mig import partitions
@@ -45,7 +45,7 @@ class Chosen:
     """
 
     kept: list[tuple[Option, int]]
-    created: dict[tuple[int, int], int]
+    created: dict[Pair, int]
     changes: int | None
 
 
@@ -56,8 +56,7 @@ def fewest(problem: Problem, num_gpus: int, there: Sequence[Today], time_limit_s
 
     today = Counter(id(option) for each in there for option in each.options.values())
     options = list({id(option): option for each in there for option in each.options.values()}.values())
-    pairs = [(number, kind) for number, own in enumerate(problem.options) for kind in own]
-    created = [*((pair, problem.options[pair[0]][pair[1]]) for pair in pairs)]
+    created = [(pair, problem.options[pair[0]][pair[1]]) for pair in problem.pairs]
     first_created, first_kept = len(problem.partitions), len(problem.partitions) + len(created)
     columns = [*enumerate((option for _, option in created), first_created), *enumerate(options, first_kept)]
     table = Rows()
@@ -121,7 +120,7 @@ class Programme:
         self._cost: list[float] = []
         # So little that it only decides between plans of as many changes: a GPU of today's rather than another one.
         self._new = [self._column(0.5 / (num_gpus + 1)) for _ in problem.partitions]
-        self._create = {(number, kind): self._column(1) for number, own in enumerate(problem.options) for kind in own}
+        self._create = {pair: self._column(1) for pair in problem.pairs}
         # What goes on, but not where it is.
         self._moved = [] if chosen is None else [self._column(1) for _ in chosen.kept]
         alike: dict[Any, list[int]] = defaultdict(list)
@@ -239,7 +238,7 @@ class Programme:
         targets.sort(key=lambda target: target.today or 0)
         for partition, column in zip(self._problem.partitions, self._new, strict=True):
             targets += [Target(self._placed(partition), None, {}) for _ in range(counts[column])]
-        free: dict[int, list[tuple[Target, Slot]]] = defaultdict(list)
+        free: dict[KindIndex, list[tuple[Target, Slot]]] = defaultdict(list)
         for target in reversed(targets):
             for slot in target.layout.slots:
                 if slot not in target.taken:

@@ -14,9 +14,9 @@ from itertools import chain, combinations, combinations_with_replacement, produc
 from typing import Any
 
 from pipeline.planner.serving import exact, greedy
-from pipeline.planner.serving.candidates import Candidates, Configuration
+from pipeline.planner.serving.candidates import FREE, Candidates, Configuration
 from pipeline.planner.serving.exact import Rows
-from pipeline.planner.serving.problem import Option, Problem
+from pipeline.planner.serving.problem import Option, Pair, Problem, ServiceIndex
 from pipeline.planner.serving.solution import Filled, Solution, Status, judged, pruned, shares, suffices
 
 _EVERY = 20_000
@@ -101,13 +101,15 @@ def _lightest(
     from scipy.optimize import Bounds, LinearConstraint
 
     problem, width = candidates.problem, len(every)
-    pairs = [(service, kind) for service, own in enumerate(problem.options) for kind in own]
-    column_of = {pair: width + number for number, pair in enumerate(pairs)}
+    column_of = {pair: column for column, pair in enumerate(problem.pairs, width)}
     table = Rows()
     for service, own in enumerate(problem.options):
-        row = {column_of[service, kind]: exact.counted(problem.share(own[kind]), rates[service]) for kind in own}
+        row = {
+            column_of[ServiceIndex(service), kind]: exact.counted(problem.share(own[kind]), rates[service])
+            for kind in own
+        }
         table.add(row, low=rates[service])
-    slots: list[Counter[tuple[int, int]]] = [
+    slots: list[Counter[Pair]] = [
         Counter(zip(each.services, candidates.slots[each.partition], strict=True)) for each in every
     ]
     for pair, column in column_of.items():
@@ -117,7 +119,7 @@ def _lightest(
             mine = [place for place, each in enumerate(every) if problem.partitions[each.partition].model == number]
             table.add(dict.fromkeys(mine, 1), high=model.limit)
     table.add(dict.fromkeys(range(width), 1), high=most_gpus)
-    cost = np.array([0.0] * width + [weights[kind] for _, kind in pairs])
+    cost = np.array([0.0] * width + [weights[kind] for _, kind in column_of])
     limits = LinearConstraint(*table.matrix(len(cost)))
     found = exact.milp(cost, Bounds(0, np.inf), limits, time_limit_s)
     if found.counts is None:
@@ -128,7 +130,7 @@ def _lightest(
     return pruned(problem, gpus), found.status == "optimal"
 
 
-def _without_free(gpu: Filled, left: dict[tuple[int, int], int]) -> Filled:
+def _without_free(gpu: Filled, left: dict[Pair, int]) -> Filled:
     """The GPU with those of its instances that are still wanted, which are then wanted no longer."""
     options: list[Option | None] = []
     for option in gpu.options:
@@ -141,7 +143,7 @@ def _without_free(gpu: Filled, left: dict[tuple[int, int], int]) -> Filled:
 
 def _every(candidates: Candidates) -> Iterator[Configuration]:
     """Each configuration that is allowed; a slot is free only if nobody of its GPU can use it."""
-    services = range(len(candidates.problem.services))
+    services = [ServiceIndex(number) for number in range(len(candidates.problem.services))]
     most = max(map(len, candidates.slots), default=0)
     for size in range(1, most + 1):
         for group in combinations(services, size):
@@ -149,18 +151,18 @@ def _every(candidates: Candidates) -> Iterator[Configuration]:
                 yield from _of(candidates, group)
 
 
-def _of(candidates: Candidates, group: Collection[int]) -> Iterator[Configuration]:
+def _of(candidates: Candidates, group: Collection[ServiceIndex]) -> Iterator[Configuration]:
     """Those in which exactly these services are."""
     for number, partition in enumerate(candidates.problem.partitions):
         if len(candidates.slots[number]) < len(group):
             continue
         ways = []
         for kind, count in partition.counts.items():
-            users = [service for service in group if candidates.utility[service, kind] > 0] or [-1]
+            users = [service for service in group if candidates.utility[service, kind] > 0] or [FREE]
             ways.append(list(combinations_with_replacement(users, count)))
         for way in product(*ways):
             services = tuple(chain.from_iterable(way))
-            if set(services) - {-1} == set(group):
+            if set(services) - {FREE} == set(group):
                 yield Configuration(number, services)
 
 

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NewType
 
 from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError
@@ -20,6 +21,12 @@ from pipeline.planner.serving.services import Demand, Limits
 from pipeline.prepare.mig import partitions
 from pipeline.prepare.mig.profiles import MigGpu
 
+ServiceIndex = NewType("ServiceIndex", int)
+"""The position of a service among those of a problem."""
+KindIndex = NewType("KindIndex", int)
+"""The position of a kind among those of a problem."""
+Pair = tuple[ServiceIndex, KindIndex]
+"""A service on a kind."""
 WHOLE = ""
 """In place of an instance profile: the undivided GPU."""
 INTERVAL = "interval"
@@ -54,25 +61,25 @@ class Partition:
     """A way to divide a GPU to which no instance can be added: how often each kind, by its position among the kinds."""
 
     model: int
-    counts: Mapping[int, int]
+    counts: Mapping[KindIndex, int]
 
     @property
-    def slots(self) -> tuple[int, ...]:
+    def slots(self) -> tuple[KindIndex, ...]:
         """The kind of each of its instances."""
         return tuple(chain.from_iterable([kind] * count for kind, count in self.counts.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A configuration of a service on a kind, both by position.
+    """A configuration of a service on a kind.
 
     Attributes:
         throughput_per_s: what is planned with: that of the row, less the margin.
         latency_ms: what was held against the objective.
     """
 
-    service: int
-    kind: int
+    service: ServiceIndex
+    kind: KindIndex
     row: Row
     throughput_per_s: float
     latency_ms: float
@@ -111,10 +118,15 @@ class Problem:
     models: tuple[Model, ...]
     kinds: tuple[Kind, ...]
     partitions: tuple[Partition, ...]
-    options: tuple[Mapping[int, Option], ...]
+    options: tuple[Mapping[KindIndex, Option], ...]
     admitted: tuple[tuple[Option, ...], ...]
     limits: Limits
     unmet: tuple[Unmet, ...] = ()
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Each service on each kind where it has a configuration."""
+        return [(ServiceIndex(number), kind) for number, own in enumerate(self.options) for kind in own]
 
     def share(self, option: Option) -> float:
         """Of the rate of its service: what MIG-serving calls utility."""
@@ -156,7 +168,7 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
                 f"{', '.join(sorted(rows))}"
             )
     kinds = _kinds([row for name in wanted for row in rows[name]], profile, models)
-    position = {(kind.model, kind.profile): number for number, kind in enumerate(kinds)}
+    position = {(kind.model, kind.profile): KindIndex(number) for number, kind in enumerate(kinds)}
     number_of = {model.name: number for number, model in enumerate(models)}
     options, admitted, unmet = [], [], []
     for number, service in enumerate(demand.services):
@@ -167,7 +179,7 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
         ]
         _check_figures(service, usable, margin)
         every = tuple(_options(number, service, usable, kinds, models, margin))
-        best: dict[int, Option] = {}
+        best: dict[KindIndex, Option] = {}
         for option in sorted(every, key=_worst_first):
             best[option.kind] = option
         options.append(best)
@@ -245,7 +257,7 @@ def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tu
 
 def _partitions(kinds: Sequence[Kind], models: Sequence[Model]) -> Iterator[Partition]:
     for number, model in enumerate(models):
-        mine = {kind.profile: position for position, kind in enumerate(kinds) if kind.model == number}
+        mine = {kind.profile: KindIndex(position) for position, kind in enumerate(kinds) if kind.model == number}
         if WHOLE in mine:
             yield Partition(model=number, counts={mine[WHOLE]: 1})
         pool = [partitions.resolve(model.mig, name) for name in mine if name != WHOLE] if model.mig else []
@@ -271,7 +283,7 @@ def _fits(row: Row, kind: Kind, models: Sequence[Model]) -> bool:
 def _options(
     number: int,
     service: Service,
-    rows: Sequence[tuple[int, Row]],
+    rows: Sequence[tuple[KindIndex, Row]],
     kinds: Sequence[Kind],
     models: Sequence[Model],
     margin: str,
@@ -283,10 +295,12 @@ def _options(
         if latency is None or not throughput or not _fits(row, kinds[kind], models):
             continue
         if latency < service.latency_share * service.objective_ms:
-            yield Option(service=number, kind=kind, row=row, throughput_per_s=throughput, latency_ms=latency)
+            yield Option(
+                service=ServiceIndex(number), kind=kind, row=row, throughput_per_s=throughput, latency_ms=latency
+            )
 
 
-def _check_figures(service: Service, rows: Sequence[tuple[int, Row]], margin: str) -> None:
+def _check_figures(service: Service, rows: Sequence[tuple[KindIndex, Row]], margin: str) -> None:
     """Refuse a service whose rows lack what a plan rests on."""
     if all(latency_of(row) is None for _, row in rows):
         raise ConfigError(f"service {service.name}: none of its rows has a latency to hold against its objective")
@@ -308,7 +322,9 @@ def _worst_first(option: Option) -> tuple[float, float, int, int]:
     return option.throughput_per_s, -option.latency_ms, -option.row.processes, -(option.row.batch or 0)
 
 
-def _unmet(service: Service, rows: Sequence[tuple[int, Row]], kinds: Sequence[Kind], models: Sequence[Model]) -> Unmet:
+def _unmet(
+    service: Service, rows: Sequence[tuple[KindIndex, Row]], kinds: Sequence[Kind], models: Sequence[Model]
+) -> Unmet:
     fitting = [
         (latency, number, row)
         for number, (kind, row) in enumerate(rows)

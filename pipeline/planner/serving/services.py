@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.base.errors import ConfigError
 from pipeline.base.mig_table import model_called
-from pipeline.planner import files, typed_json
+from pipeline.planner import files
 from pipeline.planner.deployment import Service
 
 _LEAST_PER_S = 1e-9
@@ -64,7 +64,7 @@ def read(path: Path) -> Demand:
             {"latency_share": shared} | service if isinstance(service, dict) else service for service in raw["services"]
         ]
         raw = raw | {"services": services}
-    content = typed_json.record(_File, raw, str(path))
+    content = files.decode(_File, raw, str(path))
     check(content.services, str(path))
     return Demand(services=content.services, limits=_checked(content.limits, content.services, f"{path}: limits"))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.planner.serving.problem import Option, Partition, Problem
+from pipeline.planner.serving.problem import KindIndex, Option, Pair, Partition, Problem, ServiceIndex
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 # Relative; sums of throughputs that should be equal to a rate differ by rounding.
@@ -23,7 +23,7 @@ class Filled:
     options: tuple[Option | None, ...]
 
     @property
-    def services(self) -> frozenset[int]:
+    def services(self) -> frozenset[ServiceIndex]:
         return frozenset(option.service for option in self.options if option is not None)
 
 
@@ -100,7 +100,7 @@ def pruned(problem: Problem, gpus: Sequence[Filled]) -> list[Filled]:
     ]
 
 
-def filled(problem: Problem, num_partitions: Sequence[int], instances: Mapping[tuple[int, int], int]) -> list[Filled]:
+def filled(problem: Problem, num_partitions: Sequence[int], instances: Mapping[Pair, int]) -> list[Filled]:
     """GPUs of these partitions with these instances in their slots, those of a service beside each other.
 
     Args:
@@ -108,7 +108,7 @@ def filled(problem: Problem, num_partitions: Sequence[int], instances: Mapping[t
         num_partitions: how many GPUs of each partition.
         instances: how many of each (service, kind); no more than there are slots.
     """
-    waiting: dict[int, list[Option]] = defaultdict(list)
+    waiting: dict[KindIndex, list[Option]] = defaultdict(list)
     for (service, kind), count in sorted(instances.items(), reverse=True):
         waiting[kind] += [problem.options[service][kind]] * count
     gpus = []

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pipeline.base.mig_table import model_called
 from pipeline.planner.deployment import Deployment, Gpu, Instance
 from pipeline.planner.serving import planned
-from pipeline.planner.serving.problem import WHOLE, Option, Partition, Problem
+from pipeline.planner.serving.problem import WHOLE, KindIndex, Option, Partition, Problem
 from pipeline.planner.serving.solution import Filled
 from pipeline.prepare.mig import partitions
 
-Slot = tuple[int, int | None]
+Slot = tuple[KindIndex, int | None]
 """Kind by position, and first memory slice; `None` for an undivided GPU."""
 
 
@@ -25,7 +25,7 @@ class Layout:
     slots: tuple[Slot, ...]
 
     @property
-    def counts(self) -> Counter[int]:
+    def counts(self) -> Counter[KindIndex]:
         """How many slots of each kind."""
         return Counter(kind for kind, _ in self.slots)
 
@@ -67,7 +67,9 @@ def layouts(problem: Problem) -> list[Layout]:
     """Every layout of each model."""
     found = []
     for number, model in enumerate(problem.models):
-        kinds = {kind.profile: position for position, kind in enumerate(problem.kinds) if kind.model == number}
+        kinds = {
+            kind.profile: KindIndex(position) for position, kind in enumerate(problem.kinds) if kind.model == number
+        }
         if WHOLE in kinds:
             found.append(Layout(number, ((kinds[WHOLE], None),)))
         pool = [partitions.resolve(model.mig, name) for name in kinds if name != WHOLE] if model.mig else []
@@ -84,7 +86,7 @@ def staying(problem: Problem, gpu: Gpu) -> Today:
     # Of several on an undivided GPU, none has it to itself as a plan would give it.
     if model is None or (gpu.mode != "mig" and len(gpu.instances) > 1):
         return Today(model, {})
-    kinds = {kind.profile: position for position, kind in enumerate(problem.kinds) if kind.model == model}
+    kinds = {kind.profile: KindIndex(position) for position, kind in enumerate(problem.kinds) if kind.model == model}
     options = {}
     for each in gpu.instances:
         kind = kinds.get(each.profile or WHOLE)
@@ -104,7 +106,7 @@ def num_kept(targets: Sequence[Target], there: Sequence[Today]) -> int:
     )
 
 
-def _same(problem: Problem, kind: int, there: Instance, mode: str) -> Option | None:
+def _same(problem: Problem, kind: KindIndex, there: Instance, mode: str) -> Option | None:
     """The configuration that runs there, if it may still be used."""
     for own, service in zip(problem.admitted, problem.services, strict=True):
         if service.name == there.service:

@@ -11,13 +11,9 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from pipeline.planner.serving import greedy
 from pipeline.planner.serving.candidates import Candidates, Configuration
-
-if TYPE_CHECKING:
-    pass
 
 Cost = Callable[[Sequence[Configuration]], float]
 """What is made as small as possible; `len` for the number of GPUs."""

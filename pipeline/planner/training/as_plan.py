@@ -9,10 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pipeline.base.errors import ConfigError
-from pipeline.planner import deployment, typed_json
+from pipeline.planner import deployment, files
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
 from pipeline.planner.profile import PLANNED_AS
 from pipeline.prepare.mig import partitions, profiles
@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[Plan, bool]:
         ConfigError: there is none that can be used; or a group has different workloads in one instance, which a GPU of
             a plan cannot have.
     """
-    content = typed_json.load(path)
+    content = files.read_json(path)
     if _OF_TRAINING not in content:
         return deployment.from_json(content, str(path)), False
     return _of_training(content, str(path)), True
@@ -67,15 +67,15 @@ def read(path: Path) -> tuple[Plan, bool]:
 def _of_training(content: Mapping[str, Any], where: str) -> Plan:
     if (version := content.get("version")) != VERSION:
         raise ConfigError(f"{where}: version is {version!r}, but this program reads version {VERSION}; plan again")
-    gpus: tuple[_Gpu, ...] = typed_json.value(tuple[_Gpu, ...], content.get("gpus"), f"{where}: gpus")
+    gpus: tuple[_Gpu, ...] = files.decode(tuple[_Gpu, ...], content.get("gpus"), f"{where}: gpus")
     made = []
     for number, gpu in enumerate(gpus):
         for position, group in enumerate(gpu.groups):
             made.append(_gpu(gpu.model, group, f"{where}: gpus[{number}].groups[{position}]"))
     plan = Plan(
         deployment=Deployment(gpus=tuple(made)),
-        profile_digest=typed_json.value(str | None, content.get("profile_digest"), f"{where}: profile_digest"),
-        is_simulated=typed_json.value(bool, content.get("is_simulated", False), f"{where}: is_simulated"),
+        profile_digest=files.decode(cast(Any, str | None), content.get("profile_digest"), f"{where}: profile_digest"),
+        is_simulated=files.decode(bool, content.get("is_simulated", False), f"{where}: is_simulated"),
     )
     deployment.check(plan.deployment, where)
     return plan

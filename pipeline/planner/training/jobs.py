@@ -19,7 +19,7 @@ from typing import Literal
 from pipeline.base import mig_table
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
-from pipeline.planner import files, typed_json
+from pipeline.planner import files
 from pipeline.planner.profile import Profile as Table
 from pipeline.planner.serving.problem import Model
 from pipeline.planner.training.speed import Place, Program, Speed, Speeds
@@ -138,7 +138,7 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Proble
     Raises:
         ConfigError: the file or a job cannot be used, or the profile says too little of a job.
     """
-    content = typed_json.record(_File, files.read_mapping(path, "jobs"), str(path))
+    content = files.decode(_File, files.read_mapping(path, "jobs"), str(path))
     if not content.jobs:
         raise ConfigError(f"{path}: jobs is empty: there is nothing to plan")
     gpus = content.gpus if num_gpus is None else num_gpus
@@ -190,11 +190,11 @@ def _memory_mib(model: str) -> float | None:
         return None
 
 
-def compositions(problem: Problem, most_together: int = _MOST_TOGETHER) -> list[Composition]:
+def compositions(problem: Problem) -> list[Composition]:
     """Every way in which some of the jobs can run together, the small ones first, as far as these are not too many."""
     found: list[Composition] = []
     there = [job.count for job in problem.jobs]
-    for size in range(1, most_together + 1):
+    for size in range(1, _MOST_TOGETHER + 1):
         combinations = itertools.combinations_with_replacement(range(len(problem.jobs)), size)
         every = (_counts(combination, len(problem.jobs)) for combination in combinations)
         here = [counts for counts in every if all(map(operator.le, counts, there))]

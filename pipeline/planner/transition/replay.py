@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import rehearsal
-from pipeline.base import mig_table
+from pipeline.base import json_decoder, mig_table
 from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.host import boot_id
 from pipeline.base.interrupts import UndoStack
@@ -27,7 +27,7 @@ from pipeline.base.programs import Programs
 from pipeline.base.records import Device
 from pipeline.clean import journal, own_file
 from pipeline.clean.journal import Journal
-from pipeline.planner import typed_json
+from pipeline.planner import files
 from pipeline.planner.deployment import Gpu
 from pipeline.planner.transition import plan, progress
 from pipeline.planner.transition.plan import NoTransitionError, Terms
@@ -92,7 +92,7 @@ class _Log:
     def __init__(self, machine: Path, transition: Transition) -> None:
         self._path = machine.with_name(f"{machine.name}.replay") / "steps.jsonl"
         told = [json.loads(line) for line in own_file.read(self._path)]
-        digest = hashlib.sha256(json.dumps(typed_json.plain(transition), sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(json_decoder.encode(transition), sort_keys=True).encode()).hexdigest()
         if told and told[0]["transition"] != digest:
             if "reached" not in told[-1]:
                 raise ConfigError(
@@ -122,7 +122,7 @@ class _Log:
             self.done.add(line["done"])
             self.begun = None
         elif "planned" in line:
-            self.transition = typed_json.record(Transition, line["planned"], str(self._path))
+            self.transition = files.decode(Transition, line["planned"], str(self._path))
             self.done, self.begun = set(), None
         self.is_set_up = self.is_set_up or "set_up" in line
         self.is_reached = "reached" in line
@@ -283,7 +283,7 @@ class _Replay:
         except NoTransitionError as error:
             self._outcome.reason = f"step {failed.id} failed on GPU {failed.gpu}, and without that GPU {error}"
             return False
-        self._log.write({"planned": typed_json.plain(planned)})
+        self._log.write({"planned": json_decoder.encode(planned)})
         self._now = progress.begin(planned)
         return True
 

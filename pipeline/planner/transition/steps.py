@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline.base import entry_points
+from pipeline.base import entry_points, json_decoder
 from pipeline.base.errors import ConfigError
 from pipeline.base.modes import PlannedAs
-from pipeline.planner import deployment, typed_json
+from pipeline.planner import deployment, files
 from pipeline.planner.deployment import Deployment, Instance
 
 VERSION = 1
@@ -110,12 +110,12 @@ class Transition:
 
 def read(path: Path) -> Transition:
     """The transition in a file; ConfigError if there is none that can be used."""
-    content = typed_json.load(path)
+    content = files.read_json(path)
     if (version := content.get("version")) != VERSION or "steps" not in content:
         made = f"`{entry_points.spell('planner', 'transition')}`"
         seen = f"its version is {version!r}, not {VERSION}" if "steps" in content else "it has no steps"
         raise ConfigError(f"{path} is not a transition as {made} writes it: {seen}")
-    transition = typed_json.record(Transition, content, str(path))
+    transition = files.decode(Transition, content, str(path))
     for key in ("today", "tomorrow", "reached"):
         deployment.check(getattr(transition, key), f"{path}: {key}")
     if unnamed := [gpu for gpu in transition.today.gpus if gpu.id is None]:
@@ -125,4 +125,4 @@ def read(path: Path) -> Transition:
 
 def write(transition: Transition, path: Path) -> None:
     """Write a transition; ConfigError if the file cannot be written."""
-    typed_json.save(path, typed_json.plain(transition))
+    files.write_json(path, json_decoder.encode(transition))

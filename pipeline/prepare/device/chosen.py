@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pipeline.base.errors import ConfigError
 from pipeline.base.host import cpu_device
 from pipeline.base.records import Device
-from pipeline.plan.schema import AUTO_DEVICE, GpuConfig, GpuKind
 from pipeline.prepare.device import nvml
 
 # By which an allocation says what it grants, the one that counts most first. Slurm's are of the job step and the job.
@@ -16,14 +15,17 @@ _GRANTS = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 _NOTHING = ("", "-1", "NoDevFiles")  # what CUDA programs, and Slurm without a GPU, set to see none
 
 
-def find_device(config: GpuConfig) -> Device:
-    """The GPU that a configuration asks for, or the CPUs where it leaves the choice and there is no GPU."""
-    if config.kind is GpuKind.cpu:
-        return cpu_device()
-    assert config.kind is not GpuKind.simulated, "NVML would answer with a real GPU"
-    is_named = config.device != AUTO_DEVICE
-    key, selector = ("gpu.device", config.device) if is_named else granted()
-    may_be_cpu = config.kind is GpuKind.auto and not is_named
+def find_device(name: str | None, *, needs_gpu: bool) -> Device:
+    """Find the GPU that is named, by its index or UUID, or else granted.
+
+    Without a name, and unless a GPU is needed, these are the CPUs where there is no GPU.
+
+    Raises:
+        ConfigError: there is no such GPU.
+    """
+    is_named = name is not None
+    key, selector = ("gpu.device", name) if name is not None else granted()
+    may_be_cpu = not needs_gpu and not is_named
     if selector in _NOTHING and not is_named:
         if may_be_cpu:
             return cpu_device()
@@ -33,7 +35,7 @@ def find_device(config: GpuConfig) -> Device:
         return choose(key, selector, with_mig_devices(selector, devices))
     if may_be_cpu:
         return cpu_device()
-    asked = f"gpu.device={config.device!r} names a GPU" if is_named else "gpu=nvidia"
+    asked = f"gpu.device={selector!r} names a GPU" if is_named else "gpu=nvidia"
     raise ConfigError(
         f"{asked}, but NVML does not answer, so there is no NVIDIA driver or no GPU here; use gpu=cpu and no "
         "gpu.device, or check that `nvidia-smi` works"

@@ -19,6 +19,7 @@ from pathlib import Path
 from pipeline.base import host, layout, locks
 from pipeline.base.errors import GpuBusyError, InUseError
 from pipeline.base.records import Device
+from pipeline.prepare.device import gpu_reader
 
 # Whoever only asks who holds a device locks the file for a moment. Unit: s.
 _PATIENCE_S = 0.3
@@ -96,10 +97,9 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
     """Raise InUseError if a process that is not tolerated is on a GPU: it would be part of what is measured."""
     if not device.is_gpu:
         return
-    from pipeline.prepare.device import nvml
 
-    def strangers() -> Sequence[nvml.GpuProcess]:
-        return nvml.staying_processes(device.uuid, lambda process: process.name not in tolerate)
+    def strangers() -> Sequence[gpu_reader.GpuProcess]:
+        return gpu_reader.staying_processes(device.uuid, lambda process: process.name not in tolerate)
 
     if found := strangers():
         listed = ", ".join(map(str, found))

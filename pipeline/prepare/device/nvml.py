@@ -11,13 +11,9 @@ import dataclasses
 import functools
 import importlib
 import logging
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +26,6 @@ MIG_PREFIX = "MIG-"
 _MIB = 2**20
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA_VENDOR, _DISPLAY_CLASS = "0x10de", "0x03"  # Source: PCI ID repository
-_STARTS_WITHIN_S, _LOOK_S = 2.0, 0.1
 _SWITCH = {0: "disabled", 1: "enabled"}
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 # Source: CUDA C++ Programming Guide, compute capabilities: cores for single precision of one multiprocessor.
@@ -56,26 +51,6 @@ pynvml = _WhenUsed()
 
 class NvmlError(CollocationError):
     """A GPU that NVML knows did not answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProcess:
-    """A process that holds a context on a GPU.
-
-    Attributes:
-        pid: as the driver counts: of the host, even for a process in a container with PIDs of its own.
-        name: of its program; `None` when neither the driver nor /proc tells it.
-        memory_mib: GPU memory in MiB; `None` when the driver does not tell it.
-        kind: `mps` for a client of an MPS server, else `compute` (an MPS server too) or `graphics`.
-    """
-
-    pid: int
-    name: str | None
-    memory_mib: float | None
-    kind: str
-
-    def __str__(self) -> str:
-        return f"{self.name or 'a program'} (pid {self.pid})"
 
 
 @contextmanager
@@ -110,7 +85,7 @@ def list_devices() -> tuple[Device, ...]:
         return ()
     try:
         devices = []
-        for index in range(_ask("the number of GPUs", pynvml.nvmlDeviceGetCount)):
+        for index in range(ask("the number of GPUs", pynvml.nvmlDeviceGetCount)):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             except (pynvml.NVMLError_NoPermission, pynvml.NVMLError_GpuIsLost) as error:
@@ -130,7 +105,7 @@ def with_state_now(device: Device) -> Device:
         ConfigError: the driver does not work.
     """
     with session():
-        state = _state(_ask(f"GPU {device.gpu_uuid}", pynvml.nvmlDeviceGetHandleByUUID, device.gpu_uuid))
+        state = _state(ask(f"GPU {device.gpu_uuid}", pynvml.nvmlDeviceGetHandleByUUID, device.gpu_uuid))
     kept = {key: text for key, text in device.details if key not in state}
     told = {key: text for key, text in state.items() if text is not None}
     return dataclasses.replace(device, details=tuple((kept | told).items()))
@@ -144,143 +119,19 @@ def list_mig_devices(gpu: Device) -> tuple[Device, ...]:
         return tuple(_mig_device(gpu, handle) for handle in mig_handles(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)))
 
 
-def processes(uuid: str) -> tuple[GpuProcess, ...]:
-    """Every process with a context on the GPU or, under MIG, on one of its MIG devices; in the order of PIDs.
-
-    A list that cannot be had is an error, never empty.
-    """
-    with session():
-        return tuple(
-            GpuProcess(pid=pid, name=_name(pid), memory_mib=None if used is None else used / _MIB, kind=kind)
-            for pid, (kind, used) in sorted(GpuReader(uuid).listed_processes().items())
-        )
-
-
-def staying_processes(uuid: str, is_meant: Callable[[GpuProcess], bool]) -> list[GpuProcess]:
-    """Those of the processes on a GPU that are meant and still there after two seconds; at once if there are none.
-
-    A process that starts CUDA is listed on every GPU of the machine for a moment, whichever it will compute on: four
-    studies on the four GPUs of one host saw each other's jobs.
-    """
-    staying = {process.pid: process for process in processes(uuid) if is_meant(process)}
-    until = time.monotonic() + _STARTS_WITHIN_S
-    while staying and time.monotonic() < until:
-        time.sleep(_LOOK_S)
-        there = {process.pid for process in processes(uuid)}
-        staying = {pid: process for pid, process in staying.items() if pid in there}
-    return list(staying.values())
-
-
 def compute_mode(uuid: str) -> str:
     """Who may compute on the GPU: `default`, `exclusive_process`, `exclusive_thread` or `prohibited`."""
     with session():
-        handle = _ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        return _COMPUTE_MODES[_ask("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)]
+        handle = ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        return _COMPUTE_MODES[ask("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)]
 
 
 def compute_capability(uuid: str) -> tuple[int, int]:
     """That of the GPU: (8, 0) of an A100, (9, 0) of an H100."""
     with session():
-        handle = _ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        major, minor = _ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+        handle = ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        major, minor = ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
         return major, minor
-
-
-class GpuReader:
-    """One GPU, opened for many readings; to be used within `session()`. Knows the MIG devices of its creation.
-
-    Of a MIG device, processes alone can be read.
-    """
-
-    def __init__(self, uuid: str) -> None:
-        handle = _ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        is_mig_device = uuid.startswith(MIG_PREFIX)
-        self._process_handles = [handle] if is_mig_device else _process_handles(handle)
-        self._instances = {} if is_mig_device else _instances(handle)
-        self._quantities: dict[str, Callable[[], Any]] = {
-            "nvmlDeviceGetMemoryInfo_v2": partial(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2),
-            "nvmlDeviceGetUtilizationRates": partial(pynvml.nvmlDeviceGetUtilizationRates, handle),
-            "nvmlDeviceGetPowerUsage": partial(pynvml.nvmlDeviceGetPowerUsage, handle),
-            "nvmlDeviceGetTotalEnergyConsumption": partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle),
-            "nvmlDeviceGetClockInfo(SM)": partial(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-            "nvmlDeviceGetClockInfo(MEM)": partial(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-            "nvmlDeviceGetTemperature": partial(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-            # The name of nvmlDeviceGetCurrentClocksEventReasons that drivers before 535 know as well.
-            "nvmlDeviceGetCurrentClocksThrottleReasons": partial(
-                pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle
-            ),
-            "nvmlDeviceGetPerformanceState": partial(_performance_state, handle),
-        }
-
-    def quantities(self) -> dict[str, float]:
-        """One reading of the whole GPU, by NVML function (and `.member` where it fills a structure), in NVML's units.
-
-        Memory is in bytes, and `used` leaves out what the driver keeps for itself (480 MiB on an H100), as nvidia-smi
-        does: version 1 of the structure counts that as used, so drivers before 510 (no version 2) give no value.
-        Power is in mW (mean of 1 s from Ampere on, instantaneous on GA100: nvml.h), energy in mJ since the driver
-        was loaded, clocks in MHz, temperature in degrees Celsius, utilisation in percent.
-        """
-        values: dict[str, float] = {}
-        for name, read in self._quantities.items():
-            answer = ask_if_offered(name, read)
-            if hasattr(answer, "_fields_"):
-                members = (member[0] for member in answer._fields_ if member[0] != "version")
-                values.update({f"{name}.{member}": float(getattr(answer, member)) for member in members})
-            elif answer is not None:
-                values[name] = float(answer)
-        return values
-
-    def instance_memory_bytes(self) -> dict[int, float]:
-        """Id of each GPU instance to its memory in use, in bytes, as `quantities` counts it; those that tell it."""
-        found = {}
-        for gi_id, handle in self._instances.items():
-            memory = ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-            if memory is not None:
-                found[gi_id] = float(memory.used)
-        return found
-
-    def process_memory_bytes(self) -> dict[int, int]:
-        """PID (of the host) to GPU memory in bytes, for each computing process whose memory the driver tells.
-
-        A client of MPS is in two of NVML's lists and counts once; a process on several MIG devices has that of all.
-        """
-        lists = (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3)
-        found: Counter[int] = Counter()
-        for handle in self._process_handles:
-            found.update(
-                {
-                    entry.pid: entry.usedGpuMemory
-                    for processes_of in lists
-                    for entry in ask_if_offered("the memory of processes", processes_of, handle) or ()
-                    if entry.usedGpuMemory is not None
-                }
-            )
-        return dict(found)
-
-    def listed_processes(self) -> dict[int, tuple[str, int | None]]:
-        """PID to kind and memory in bytes.
-
-        A client of MPS is in two of NVML's lists and counts once, as `mps`; a process on several MIG devices has the
-        memory of all.
-        """
-        # The list that says most about a process comes last and decides. By versioned names: with the others pynvml
-        # turns "function not found" into an exception that is no NVMLError.
-        lists = (
-            ("graphics", ask_if_offered, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
-            ("compute", _ask, pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
-            ("mps", ask_if_offered, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
-        )
-        listed: dict[int, tuple[str, int | None]] = {}
-        for handle in self._process_handles:
-            here: dict[int, tuple[str, int | None]] = {}
-            for kind, ask, function in lists:
-                for entry in ask(f"{kind} processes", function, handle) or ():
-                    # pynvml turns NVML_VALUE_NOT_AVAILABLE into None.
-                    here[entry.pid] = (kind, entry.usedGpuMemory)
-            for pid, (kind, used) in here.items():
-                _, elsewhere = listed.get(pid, (kind, 0))
-                listed[pid] = (kind, None if used is None or elsewhere is None else used + elsewhere)
-        return listed
 
 
 def _start() -> bool:
@@ -324,15 +175,16 @@ def asking(what: str) -> Iterator[None]:
         raise NvmlError(f"NVML does not give {what}: {error}") from error
 
 
-def _ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+def ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function of NVML; NvmlError, which says what was asked, if it fails."""
     with asking(what):
         return function(*arguments)
 
 
 def ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """As `_ask`, but `None` for what this GPU or driver does not offer, or not to us (the whole GPU under MIG)."""
+    """As `ask`, but `None` for what this GPU or driver does not offer, or not to us (the whole GPU under MIG)."""
     try:
-        return _ask(what, function, *arguments)
+        return ask(what, function, *arguments)
     except NvmlError as error:
         kinds = (
             *(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NoPermission),
@@ -343,44 +195,11 @@ def ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) 
         raise
 
 
-def _performance_state(handle: object) -> int | None:
-    state: int = pynvml.nvmlDeviceGetPerformanceState(handle)
-    return None if state == pynvml.NVML_PSTATE_UNKNOWN else state
-
-
-def _process_handles(handle: object) -> list[object]:
-    """The handles whose process lists need no privilege: the GPU or, under MIG, its MIG devices."""
-    mode = ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
-    if mode is None or mode[0] == 0:
-        return [handle]
-    with asking("the MIG devices"):
-        return list(mig_handles(handle))
-
-
-def _instances(handle: object) -> dict[int, object]:
-    """Id of each GPU instance to the handle of one of its MIG devices, which share its memory; none without MIG."""
-    if not ((mode := ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)) and mode[0]):
-        return {}
-    with asking("the MIG devices"):
-        return {pynvml.nvmlDeviceGetGpuInstanceId(device): device for device in mig_handles(handle)}
-
-
 def mig_handles(handle: object) -> Iterator[object]:
     """The handle of each MIG device of a GPU, in NVML's order."""
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with suppress(pynvml.NVMLError_NotFound):
             yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-
-
-def _name(pid: int) -> str | None:
-    """Program of a process. The driver is asked first: in a container its PIDs are not those of /proc."""
-    try:
-        command: str = pynvml.nvmlSystemGetProcessName(pid)
-        return PurePosixPath(command.split(" ", 1)[0]).name or None
-    except pynvml.NVMLError:
-        with suppress(OSError):
-            return Path(f"/proc/{pid}/comm").read_text().strip()
-    return None
 
 
 def _device(index: int, handle: object) -> Device:
@@ -389,8 +208,8 @@ def _device(index: int, handle: object) -> Device:
     memory = ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle)
     return Device(
         kind="nvidia",
-        uuid=_ask("the UUID", pynvml.nvmlDeviceGetUUID, handle),
-        name=_ask("the name", pynvml.nvmlDeviceGetName, handle),
+        uuid=ask("the UUID", pynvml.nvmlDeviceGetUUID, handle),
+        name=ask("the name", pynvml.nvmlDeviceGetName, handle),
         index=index,
         memory_mib=None if memory is None else memory.total // _MIB,
         mig_enabled=mode is not None and mode[0] == 1,
@@ -428,9 +247,9 @@ def _mig_device(gpu: Device, handle: object) -> Device:
 
 
 def _details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None]:
-    cuda = _ask("the CUDA version", pynvml.nvmlSystemGetCudaDriverVersion)
-    pci = _ask("the PCI address", pynvml.nvmlDeviceGetPciInfo, handle)
-    capability = _ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    cuda = ask("the CUDA version", pynvml.nvmlSystemGetCudaDriverVersion)
+    pci = ask("the PCI address", pynvml.nvmlDeviceGetPciInfo, handle)
+    capability = ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     cores = ask_if_offered("the number of cores", pynvml.nvmlDeviceGetNumGpuCores, handle)
     cores_each = _CORES_PER_MULTIPROCESSOR.get(tuple(capability))
     persistence = ask_if_offered("the persistence mode", pynvml.nvmlDeviceGetPersistenceMode, handle)
@@ -460,7 +279,7 @@ def _state(handle: object) -> dict[str, str | None]:
         for kind, which in (("graphics", pynvml.NVML_CLOCK_GRAPHICS), ("memory", pynvml.NVML_CLOCK_MEM))
     }
     return {
-        "driver_version": _ask("the driver's version", pynvml.nvmlSystemGetDriverVersion),
+        "driver_version": ask("the driver's version", pynvml.nvmlSystemGetDriverVersion),
         "power_limit_w": None if power_limit_mw is None else f"{power_limit_mw / 1000:g}",
         "ecc_mode": None if ecc is None else _SWITCH.get(ecc[0]),
         **{f"{kind}_clock_setting_mhz": None if mhz is None else str(mhz) for kind, mhz in clocks_mhz.items()},

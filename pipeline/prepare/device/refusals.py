@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.base import entry_points, programs, words
 from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.records import Device, Group
-from pipeline.prepare.device import nvml
+from pipeline.prepare.device import gpu_reader
 
 
 def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
@@ -21,7 +21,7 @@ def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
         SharingError: there is one.
         NvmlError: the processes cannot be listed.
     """
-    clients = nvml.staying_processes(device.uuid, lambda p: p.kind == "mps" and p.name not in tolerated)
+    clients = gpu_reader.staying_processes(device.uuid, lambda p: p.kind == "mps" and p.name not in tolerated)
     if clients:
         listed = ", ".join(map(str, clients))
         raise SharingError(

@@ -16,7 +16,7 @@ from pipeline.base.errors import SharingError
 from pipeline.base.host import boot_id
 from pipeline.base.programs import Programs
 from pipeline.clean.kinds import undoes
-from pipeline.prepare.device import nvml
+from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.device.smi import Smi, await_last_write
 from pipeline.prepare.mig.state import GpuInstance, MigDevice, MigState, read_state
 
@@ -260,7 +260,7 @@ def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: Contr
 
 def _holders(uuid: str) -> str:
     """Who keeps a GPU in use, and what to do."""
-    if names := ", ".join(map(str, nvml.processes(uuid))):
+    if names := ", ".join(map(str, gpu_reader.processes(uuid))):
         return f"{names} holds it: end it"
     return (
         "No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it, or an administrator can "

@@ -13,7 +13,7 @@ from pipeline.base.host import boot_id
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.records import Commands, Device
 from pipeline.clean.journal import Journal
-from pipeline.prepare.device import nvml
+from pipeline.prepare.device import gpu_reader
 from pipeline.prepare.mig import compute
 from pipeline.prepare.mig.control import Control
 from pipeline.prepare.mig.partitions import Instance, Layout
@@ -37,7 +37,7 @@ def refuse_what_is_not_ours(device: Device, state: MigState) -> None:
             f"{entry_points.spell('gpu', 'destroy')}; those of an earlier run that was killed: "
             f"{entry_points.spell('gpu', 'clean')}"
         )
-    if clients := nvml.staying_processes(device.uuid, lambda process: True):
+    if clients := gpu_reader.staying_processes(device.uuid, lambda process: True):
         whom = ", ".join(map(str, clients))
         raise SharingError(
             f"{which} cannot be divided while it is in use by {whom}: end them, gpu.tolerate does not help here; or "

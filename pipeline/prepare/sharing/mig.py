@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import entry_points, mig_names
+from pipeline.base import entry_points
 from pipeline.base.errors import ConfigError, SharingError
 from pipeline.base.interrupts import UndoStack
 from pipeline.base.programs import Programs, of_group
@@ -84,14 +84,14 @@ class Mig:
         self._size_profile = {**SIZE_PROFILE, **dict(size_profile or ())}
         self._program = program
 
-    def check(self, group: Group) -> None:
+    def check(self, group: Group) -> Layout | None:
         self._check_request(group)
         if not group.device.details:  # it was not read: what it can do is not known before it is
-            return
+            return None
         if self._uses_existing:
-            self._existing(group)
-        else:
-            self._layout(group)
+            self._existing(group)  # which others can change until the group runs
+            return None
+        return self._plan_layout(group)
 
     def _check_request(self, group: Group) -> None:
         device, what = group.device, f"scenario={group.scenario}"
@@ -120,7 +120,7 @@ class Mig:
         if not group.device.details or self._uses_existing:
             return ()
         gpu = profiles.read_gpu(group.device)
-        layout, said = self._layout_on(gpu, group), []
+        layout, said = self._layout(group), []
         asked = ",".join(name for _, name in layout.devices)
         if any(instance.parts for instance in layout.instances):
             made = ", ".join(map(str, layout.instances))
@@ -178,13 +178,6 @@ class Mig:
             dataclasses.replace(Slot.on(each), facts=(("mig_profile", existing.profile_of(each)),)) for each in found
         )
 
-    def instances(self, group: Group) -> tuple[str, ...]:
-        """The profile of each GPU instance that the group's jobs will run on."""
-        if self._uses_existing:
-            there = {slot.gi_id: dict(slot.facts)["mig_profile"] for slot in self._existing(group)}
-            return tuple(mig_names.split(name)[0] for name in there.values())
-        return tuple(planned.profile.name for planned in self._layout(group).instances)
-
     def sizes(self, group: Group) -> Sequence[str | None]:
         """The mix letter for each instance, or `None`: here, as many instances a job, one job after another."""
         return [job.size for job in group.jobs for _ in range(self._per_job)]
@@ -193,9 +186,11 @@ class Mig:
         return of_group(group, {"nvidia-smi": self._program})
 
     def _layout(self, group: Group) -> Layout:
-        return self._layout_on(profiles.read_gpu(group.device), group)
+        """Return the layout that was planned for the group, or plan it if nobody has."""
+        return group.layout if isinstance(group.layout, Layout) else self._plan_layout(group)
 
-    def _layout_on(self, gpu: profiles.MigGpu, group: Group) -> Layout:
+    def _plan_layout(self, group: Group) -> Layout:
+        gpu = profiles.read_gpu(group.device)
         chosen = compute.choose(
             gpu,
             self.sizes(group),

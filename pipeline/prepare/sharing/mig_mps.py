@@ -19,7 +19,7 @@ from pipeline.base.protocols import Slots
 from pipeline.base.records import Device, Group, Job, Slot
 from pipeline.clean.journal import Journal
 from pipeline.prepare.mig.partitions import AUTO, Layout
-from pipeline.prepare.mig.profiles import MigGpu
+from pipeline.prepare.mig.profiles import read_gpu
 from pipeline.prepare.mps.clients import MpsSlots
 from pipeline.prepare.mps.control import CONTROL
 from pipeline.prepare.mps.daemon import daemon
@@ -86,8 +86,9 @@ class MigMps(Mig):
         """The number of instances: their profiles do not depend on the sizes of jobs."""
         return [None] * (len(self._profiles) or min(self._num_instances, group.degree))
 
-    def _layout_on(self, gpu: MigGpu, group: Group) -> Layout:
-        layout, num_jobs = super()._layout_on(gpu, group), Counter(self._dealt(group))
+    def _plan_layout(self, group: Group) -> Layout:
+        gpu = read_gpu(group.device)
+        layout, num_jobs = super()._plan_layout(group), Counter(self._dealt(group))
         for position, (instance, name) in enumerate(layout.devices):
             slices = mig_names.split(name)[1] or instance.profile.compute_slices
             refuse_too_many(group, num_jobs[position], f"a {name}", slices / gpu.compute_slices)

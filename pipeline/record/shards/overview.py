@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import layout, machine_state, secrets, squeue, words
+from pipeline.base import layout, machine_state, secrets, squeue, user_command, words
 from pipeline.base.errors import CommandError, TrackingError
 from pipeline.base.records import Result
 from pipeline.base.tags import Tag, facts_by_plan
-from pipeline.plan import user_command
 from pipeline.record import group_folder
 from pipeline.record.group_folder import RunRecord
 from pipeline.record.invocation import command_to_resume

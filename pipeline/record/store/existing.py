@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.base.errors import ConfigError, TrackingError
 from pipeline.base.layout import DATABASE, STORE_LOCK
-from pipeline.record.store.local import Store, is_server, open_store
+from pipeline.record.store.local import Store, is_server, open_store, set_mlflow_defaults
 from pipeline.record.store.relocate import relocate
 
 
@@ -41,6 +41,7 @@ def open_named(root_or_uri: Path | str) -> Store:
         ConfigError: there is none in the folder.
         TrackingError: it cannot be used.
     """
+    set_mlflow_defaults()
     store = open_if_there(root_or_uri)
     if store is None:
         raise ConfigError(

@@ -359,7 +359,6 @@ def _about(record: Record) -> About:
         device=device,
         instances={gi_id: mig_names.split(profile)[0] for gi_id, profile in profiles.items() if gi_id is not None},
         is_simulated=Tag.SIMULATED in tags,
-        replay=tags.get(Tag.REPLAY, ""),
     )
 
 

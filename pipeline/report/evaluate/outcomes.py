@@ -27,7 +27,7 @@ from pipeline.report.read import hosts
 from pipeline.report.read.records import JobRow, Row, Study
 
 FORMAT = 1
-SIMULATED, REPLAY = "simulated", "simulated replay"
+SIMULATED = "simulated"
 _LESS_IS_BETTER = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
 _FACTS = {
     "driver_version": "driver",
@@ -150,8 +150,6 @@ def _column(row: Row) -> tuple[str, str]:
 
 
 def _stamp(rows: Sequence[Row]) -> str:
-    if any("replay" in row.facts for row in rows):
-        return REPLAY
     return SIMULATED if any(row.is_simulated for row in rows) else ""
 
 

@@ -1,4 +1,4 @@
-"""The quantities of one row, the serial baselines of its block beside it (METHOD: normalise by the same GPU and block).
+"""The quantities of one row, beside the serial baselines of the same GPU and block.
 
 Recomputed from what each job measured, so that they hold for a half-run or resumed study, and for baselines in other
 step modes than the row's own.

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STAMP = "simulated, says nothing about a real GPU"
-REPLAY_STAMP = "simulated, a replay, says nothing about a real GPU"
 
 INK, FAINT, PAPER, WARNING = "#1b1b1c", "#8f8f92", "#fefefe", "#a8231c"
 SERIES_COLOURS = (("#1b1b1d", "#e8e8ea"), ("#2a8a86", "#4fc4be"), ("#7050b0", "#a98fe0"), ("#8a5a2b", "#c99a66"))
@@ -100,19 +99,15 @@ class Drawn:
     parts: tuple[Part, ...] = ()
 
 
-def draw(sketch: Sketch, name: str, *, is_simulated: bool, is_replay: bool = False) -> Drawn:
-    """Paint a figure once and write it as SVG and PDF; one that is simulated says so. Equal input gives equal bytes.
-
-    `is_replay` says that sensors of what is simulated repeated a recording.
-    """
+def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
+    """Paint a figure once and write it as SVG and PDF; one that is simulated says so. Equal input gives equal bytes."""
     import matplotlib as mpl
 
     style: Any = _STYLE | {"svg.hashsalt": name}
     with mpl.rc_context(style), _boxes_said_once():
         figure, title = sketch.paint(), []
         if is_simulated:
-            stamp = REPLAY_STAMP if is_replay else STAMP
-            title = [figure.suptitle(stamp, color=WARNING, fontsize=10, fontweight="bold", x=0.01, ha="left")]
+            title = [figure.suptitle(STAMP, color=WARNING, fontsize=10, fontweight="bold", x=0.01, ha="left")]
         engine = figure.get_layout_engine()
         if engine is not None:
             engine.execute(figure)

@@ -29,7 +29,7 @@ def every_figure(study: Study, cells: Sequence[Cell], timeline: GroupSeries | No
     found: list[Drawn] = []
     for sketch in (sketch for sketches in FIGURES for sketch in sketches(cells, timeline)):
         name = _file_name(sketch.name, {drawn.name for drawn in found})
-        found.append(draw(sketch, name, is_simulated=study.is_simulated, is_replay=bool(study.replays)))
+        found.append(draw(sketch, name, is_simulated=study.is_simulated))
     return found
 
 

@@ -56,7 +56,7 @@ def methods() -> list[tuple[str, str]]:
 def provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
     """What ran where: name, and every value that the study's runs have."""
     rows = study.rows
-    simulated = " (simulated, with a replay)" if study.replays else " (simulated)" if study.is_simulated else ""
+    simulated = " (simulated)" if study.is_simulated else ""
     found: list[tuple[str, tuple[str, ...]]] = [
         ("experiment", (study.experiment,)),
         ("devices", tuple(device + simulated for device in study.devices)),

@@ -14,7 +14,7 @@ from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.evaluate.doubts import doubts
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.figures import every
-from pipeline.report.figures.drawing import COLOURS, REPLAY_STAMP, STAMP, THEME, Drawn, plain
+from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, plain
 from pipeline.report.figures.parts import Part
 from pipeline.report.page import methods, publications
 from pipeline.report.page.answer import answer, missing, not_ranked, setup
@@ -71,8 +71,7 @@ def render(content: Content) -> str:
             title=plain(study.experiment, 120),
             colours=[(THEME[light], light, dark) for light, dark in COLOURS],
             swatches={cell.mode: THEME[cell.sharing.colour] for cell in content.cells},
-            stamp=(REPLAY_STAMP if study.replays else STAMP) if study.is_simulated else "",
-            replay=", ".join(study.replays),
+            stamp=STAMP if study.is_simulated else "",
             setup=setup(study),
             lead=lead,
             more=more,

@@ -71,8 +71,6 @@ def every_table(
         block_table(study),
     ]
     stamp = f"{SIMULATED_NOTE} " if study.is_simulated else ""
-    if study.replays:
-        stamp += f"Power, energy, temperature, clocks and counters: replay of {', '.join(study.replays)}. "
     return [dataclasses.replace(table, note=f"{stamp}{table.note}".strip()) for table in tables if table.rows]
 
 

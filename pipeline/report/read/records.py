@@ -240,11 +240,6 @@ class Study:
         return any(row.is_simulated for row in self.rows)
 
     @property
-    def replays(self) -> tuple[str, ...]:
-        """The recordings that sensors and counters of simulated GPUs repeated."""
-        return tuple(sorted({row.facts["replay"] for row in self.rows if "replay" in row.facts}))
-
-    @property
     def num_complete_blocks(self) -> int:
         """Blocks in which every group of the study has a result."""
         return sum(block.num_missing == 0 for block in self.blocks)

@@ -41,7 +41,7 @@ FACTS = {
     "cuda_version": "CUDA of the driver",
     "compute_capability": "compute capability",
     "multiprocessors": "multiprocessors",
-    "replay": "replay of sensors and counters",
+    "replay": "replay of sensors and counters",  # of studies of earlier versions
     "persistence_mode": "persistence mode",
     "compute_mode": "compute mode",
     "power_limit_w": "power limit (W)",

@@ -6,12 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.base import tracking_root
 from pipeline.base.errors import ConfigError
-from pipeline.plan.schema import TrackingConfig
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.results import experiment_names
-
-DEFAULT_ROOT = Path("mlruns")
 
 
 def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._MutuallyExclusiveGroup | None = None) -> None:
@@ -21,7 +19,7 @@ def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._Mutual
         parser: of the command.
         among: sources of which one must be given, and an experiment is one; if not given, it has a default.
     """
-    default = TrackingConfig().experiment if among is None else None
+    default = tracking_root.EXPERIMENT if among is None else None
     about = "as tracking.experiment" + (f"; {default}" if default else ": the runs of a study")
     (among or parser).add_argument("--experiment", default=default, metavar="NAME", help=about)
     parser.add_argument(
@@ -29,7 +27,7 @@ def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._Mutual
         type=Path,
         action="append",
         default=[],
-        help=f"folder of a local store; {DEFAULT_ROOT}. Given again, the blocks of that store count as further ones",
+        help=f"folder of a local store; {tracking_root.DEFAULT}. Given again, its blocks count as further ones",
     )
     parser.add_argument("--uri", action="append", default=[], help="tracking server, like --root")
 
@@ -41,7 +39,7 @@ def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
         ConfigError: one of them has not; it names those that there are.
         TrackingError: there is no such store.
     """
-    stores = [*arguments.root, *arguments.uri] or [DEFAULT_ROOT]
+    stores = [*arguments.root, *arguments.uri] or [tracking_root.DEFAULT]
     for store in stores:
         _check_experiment(store, arguments.experiment)
     return stores

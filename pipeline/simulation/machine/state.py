@@ -13,11 +13,10 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
-from pipeline.base import factory, mig_table, regular_files
+from pipeline.base import json_decoder, mig_table, regular_files
 from pipeline.base.errors import ConfigError
 from pipeline.base.factory import Spec
 from pipeline.base.host import boot_id, read_process
@@ -31,17 +30,10 @@ COUNTER_FAULTS = ("capped", "stuck", "swapped")
 """How counters can lie (`Health.counter_fault`): an instance shows at most the share of its smallest neighbour
 (NVIDIA/DCGM#248), they stay at 0, or SMACT and GRACT are each other's."""
 
-# By annotation.
-_PLAIN_TYPES: dict[object, tuple[type, ...]] = {
-    "bool": (bool,),
-    "int": (int,),
-    "int | None": (int, type(None)),
-    "str": (str,),
-}
-T = TypeVar("T")
-
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
 _FIRST_PCI_DEVICE = 6
+# Of earlier versions; a killed study left them in the file of a kept machine.
+_REMOVED_SOURCES = frozenset({"pipeline.simulation.machine.replay.Replay"})
 # Whose MIG mode is in its InfoROM, so that a restart of the computer does not end it. Source: NVIDIA MIG User Guide.
 _KEEPS_MIG_MODE = frozenset({"Ampere"})
 
@@ -255,10 +247,9 @@ class StateFile:
             raise ConfigError(
                 f"there is no simulated machine {self.path}; a study with gpu.machine={self.path} makes it"
             ) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            why = f"{type(error).__name__}: {error}"
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{self.path} does not hold a simulated machine ({why}); name one that a study made, or a new file"
+                f"{self.path} does not hold a simulated machine ({error}); name one that a study made, or a new file"
             ) from error
 
     @contextmanager
@@ -399,50 +390,10 @@ def _lives(pid: int, began: int | None) -> bool:
 
 @functools.lru_cache(maxsize=4)  # each call of the driver reads the file, and few of them change it
 def _from_json(text: str) -> State:
-    data: dict[str, Any] = json.loads(text)
-    branch = data.get("branch", RECORDED)  # which a machine kept by an earlier version does not have
-    if branch not in RELEASES:
-        raise ValueError(f"branch is {branch!r}, none of {', '.join(RELEASES)}")
-    return State(
-        gpus=tuple(_gpu(row) for row in data["gpus"]),
-        sessions=tuple(_checked(Session(**row)) for row in data["sessions"]),
-        faults=tuple(_checked(Fault(**row)) for row in data["faults"]),
-        mps_faults=tuple(data["mps_faults"]),
-        dcgm_is_paused=data["dcgm_is_paused"],
-        # Machines that were kept before there were sources have none.
-        sources=tuple(_source(row) for row in data.get("sources", ())),
-        branch=branch,
-        boot=data.get("boot", ""),
-    )
-
-
-def _source(row: dict[str, Any]) -> Spec:
-    return Spec(target=row["target"], options=tuple((key, factory.freeze(value)) for key, value in row["options"]))
-
-
-def _gpu(row: dict[str, Any]) -> Gpu:
-    instances = tuple(
-        _checked(GpuInstance(**{**i, "compute_instances": tuple(map(_compute_instance, i["compute_instances"]))}))
-        for i in row["instances"]
-    )
-    processes = tuple(_checked(Process(**p)) for p in row["processes"])
-    # A machine that was kept before there were health and settings has none in its file.
-    health = _checked(Health(**row.get("health", {})))
-    settings = _checked(Settings(**row.get("settings", {})))
-    if health.counter_fault not in ("", *COUNTER_FAULTS):
-        raise ValueError(f"counter_fault is {health.counter_fault!r}, none of {', '.join(COUNTER_FAULTS)}")
-    made = {"instances": instances, "processes": processes, "health": health, "settings": settings}
-    return _checked(Gpu(**{**row, **made}))
-
-
-def _compute_instance(row: dict[str, Any]) -> ComputeInstance:
-    return _checked(ComputeInstance(**row))
-
-
-def _checked(made: T) -> T:
-    """The same, whose plain attributes are of the types that they are declared to be; a file can hold others."""
-    for each in fields(made):  # type: ignore[arg-type]
-        value, declared = getattr(made, each.name), _PLAIN_TYPES.get(each.type)
-        if declared is not None and type(value) not in declared:
-            raise ValueError(f"{each.name} is {value!r}, which is not of type {each.type}")
-    return made
+    state = json_decoder.decode(State, json.loads(text))
+    if state.branch not in RELEASES:
+        raise ValueError(f"branch is {state.branch!r}, none of {', '.join(RELEASES)}")
+    for gpu in state.gpus:
+        if gpu.health.counter_fault not in ("", *COUNTER_FAULTS):
+            raise ValueError(f"counter_fault is {gpu.health.counter_fault!r}, none of {', '.join(COUNTER_FAULTS)}")
+    return replace(state, sources=tuple(spec for spec in state.sources if spec.target not in _REMOVED_SOURCES))

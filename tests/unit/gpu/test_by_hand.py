@@ -18,7 +18,7 @@ from pipeline.base.records import Device
 from pipeline.clean import leftovers, processes
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.__main__ import main
-from pipeline.prepare.device import lease, nvml
+from pipeline.prepare.device import gpu_reader, lease, nvml
 from pipeline.prepare.mig import control as mig_control
 from pipeline.prepare.mig import existing
 from pipeline.simulation.install import installed
@@ -87,7 +87,7 @@ def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     kept = Kept.make(tmp_path, "a100_40gb", locks=locks, run=run, run_as_real=run_as_real)
     fast_programs.use_in(tmp_path / "bin", kept.file.path)
     monkeypatch.setattr("pipeline.rehearsal.programs_beside", programs)
-    monkeypatch.setattr(nvml, "_STARTS_WITHIN_S", 0.05)
+    monkeypatch.setattr(gpu_reader, "_STARTS_WITHIN_S", 0.05)
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # what others leave there is none of ours
         monkeypatch.setattr(leftovers, "_PARENT", Path(folder))
         yield kept

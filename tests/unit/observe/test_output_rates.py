@@ -10,7 +10,8 @@ import pytest
 
 from pipeline.base import metric_unit
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import RateSource, Result
+from pipeline.base.records import Result
+from pipeline.base.workload import RateSource
 from pipeline.launch.state import Ending
 from pipeline.observe import endings, throughput
 from pipeline.observe.logged import output

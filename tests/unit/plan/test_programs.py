@@ -6,11 +6,12 @@ import re
 
 import pytest
 
+from pipeline.base import user_command
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import WindowKind
 from pipeline.plan import plan as planning
-from pipeline.plan import read, user_command
+from pipeline.plan import read
 from pipeline.plan.programs import refuse_unread
 from pipeline.reproduce.config import config_of
 from tests.conftest import GPU, inventory_of, sweep

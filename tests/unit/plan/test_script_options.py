@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.base.errors import ConfigError
-from pipeline.base.records import RateSource, WindowKind
+from pipeline.base.records import WindowKind
+from pipeline.base.workload import RateSource
 
 PATTERN = 'workload.metric_pattern="([0-9.]+) samples/s"'
 

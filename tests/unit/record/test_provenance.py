@@ -12,7 +12,7 @@ import pytest
 from pipeline.base import git
 from pipeline.base.factory import Spec
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Workload
+from pipeline.base.workload import Workload
 from pipeline.plan.source_digest import code_of
 from pipeline.record import invocation, provenance
 from pipeline.record.original import script_files

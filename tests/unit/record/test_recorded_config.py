@@ -67,6 +67,15 @@ def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refus
         config_of(recorded(OmegaConf.to_yaml(values)))
 
 
+def test_a_setting_of_earlier_versions_counts_only_where_it_asked_for_something(compose):
+    values = OmegaConf.to_container(OmegaConf.structured(read.read(compose([]))[0]), enum_to_str=True)
+    values["gpu"]["replay"] = None
+    assert config_of(recorded(OmegaConf.to_yaml(values)))[1] == []
+    values["gpu"]["replay"] = "samples.parquet"
+    with pytest.raises(ConfigError, match=r"gpu\.replay=samples\.parquet is of an earlier version"):
+        config_of(recorded(OmegaConf.to_yaml(values)))
+
+
 @pytest.mark.parametrize("text", ["degree: [", "[]", "\x00", "a: &a [*a]", "degree: !!python/object:os.system {}"])
 def test_a_damaged_configuration_is_refused_in_words(text):
     with pytest.raises(ConfigError, match=r"the artifact config\.yaml of run r is damaged"):

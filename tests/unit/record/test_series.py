@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.base.layout import SAMPLE_TABLE
@@ -30,9 +32,10 @@ def samples(tmp_path: Path) -> dict[SeriesKey, Series]:
 
 
 def test_the_table_gives_back_what_was_sampled(samples, tmp_path):
-    about = About(device="NVIDIA H100 80GB HBM3", instances={3: "1g.10gb"}, is_simulated=True, replay="x 12")
+    about = About(device="NVIDIA H100 80GB HBM3", instances={3: "1g.10gb"}, is_simulated=True)
     path = series.write_table(samples, CLOCK, tmp_path, about)
-    assert series.read_about(path) == about
+    told = pq.read_schema(path).metadata[b"collocation"]
+    assert json.loads(told) == {"device": about.device, "instances": {"3": "1g.10gb"}, "is_simulated": True}
     assert path.name == SAMPLE_TABLE
     assert series.read_table(path, {origin.field for origin in samples}) == samples
     assert series.read_table(path, set()) == {}

@@ -367,6 +367,44 @@ def test_a_record_that_names_another_folder_reads_nothing_there(root: Path) -> N
         upload.send(lambda uri: open_store(root), folder, series_points=10)
 
 
+@pytest.mark.parametrize(
+    ("damage", "place"),
+    [
+        (
+            lambda raw: raw["children"][0].update(series={"loss": [[1, "now", 0.5]]}),
+            r"children\[0\].series.loss\[0\]\[1\]",
+        ),
+        (
+            lambda raw: raw["children"][0].update(metrics={"loss": "low"}),
+            r"children\[0\].metrics.loss must be",
+        ),
+        (lambda raw: raw["children"].append("job"), r"children\[1\] must be an object"),
+        (lambda raw: raw["parent"].pop("name"), "parent: key 'name' is missing"),
+        (lambda raw: raw["clock"].update(wall_ns=True), "clock.wall_ns must be a whole number"),
+        (lambda raw: raw.update(parent=[]), "parent must be an object"),
+    ],
+)
+def test_a_record_that_somebody_changed_is_refused_by_the_place(root: Path, damage: Any, place: str) -> None:
+    folder = make_spool(root, record((child(0),)))
+    raw = json.loads((folder / "record.json").read_text())
+    damage(raw)
+    (folder / "record.json").write_text(json.dumps(raw))
+    with pytest.raises(TrackingError, match=place):
+        group_folder.read(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "3", "[]", "null", '{"version": 4}'])
+def test_what_is_no_record_is_refused_in_one_line(root: Path, text: str) -> None:
+    folder = make_spool(root, record((child(0),)))
+    (folder / "record.json").write_text(text)
+    with pytest.raises(TrackingError, match=r"could not read .*record\.json") as refused:
+        group_folder.read(folder)
+    assert "\n" not in str(refused.value)
+    (folder / "amendment.json").write_text(text)
+    with pytest.raises(TrackingError, match=r"could not read .*amendment\.json"):
+        group_folder.read_amendment(folder / "amendment.json")
+
+
 def test_figures_that_came_while_others_were_sent_are_not_lost(root: Path) -> None:
     plain = record(())
     tags = {**plain.parent.tags, "collocation.role": "group"}

@@ -14,7 +14,7 @@ from pipeline.base.modes import MODES, MPS, NAIVE, SERIAL
 from pipeline.base.records import Result, WindowKind
 from pipeline.report.evaluate.verdicts import Decision
 from pipeline.report.figures import drawing, over_time
-from pipeline.report.figures.drawing import REPLAY_STAMP, STAMP
+from pipeline.report.figures.drawing import STAMP
 from pipeline.report.page.answer import answer, missing, not_ranked, setup
 from pipeline.report.page.grid import BEST, OPEN, Entry, grids
 from pipeline.report.page.page import Content, content_of, render
@@ -282,16 +282,6 @@ def test_lines_of_instances_have_a_panel_for_each_quantity() -> None:
         svg = svg_of(content_of(study(), timeline), "over-time")
         assert [f"{name} (share)" for name in re.findall(r">([^<>]*) \(share\)<", svg)] == panels
     assert [svg.count(f">{place or 'whole GPU'}<") for place in places] == [2] * len(places), "a legend for each"
-
-
-def test_a_replay_is_stamped_on_the_page_in_its_tables_and_on_every_figure() -> None:
-    facts = {"replay": "samples.parquet 1a2b3c4d"}
-    rows = [dataclasses.replace(r, is_simulated=True, facts={**r.facts, **facts}) for r in collocation_study(2)]
-    content = content_of(study(*rows), TIMELINE)
-    assert all(REPLAY_STAMP in figure.svg and STAMP not in figure.svg for figure in content.figures)
-    assert all("replay of samples.parquet 1a2b3c4d" in table.note for table in content.tables)
-    banner = re.search(r'<p class="stamp">(.*?)</p>', render(content))
-    assert banner is not None and "repeat a recording, samples.parquet 1a2b3c4d" in banner[1]
 
 
 HOSTILE = "</title><script>alert('x')</script>$x_{1}$ \x00\x1b[31m <b onload=\"y\"> & #004488"

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from pipeline.base.factory import Spec
-from pipeline.prepare.device import nvml
+from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.simulation import dcgmi
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.readings import Quantity
@@ -76,7 +76,7 @@ def _divide(file: StateFile, profiles: str) -> None:
 
 def test_nvml_gives_what_the_source_says_in_its_own_units(state_file: StateFile) -> None:
     with installed(state_file.path), nvml.session():
-        read = nvml.GpuReader(state_file.read().gpus[0].uuid).quantities()
+        read = gpu_reader.GpuReader(state_file.read().gpus[0].uuid).quantities()
     assert {name: value for name, value in read.items() if "Memory" not in name} == {
         "nvmlDeviceGetUtilizationRates.gpu": 0.0,
         "nvmlDeviceGetUtilizationRates.memory": 0.0,
@@ -93,7 +93,7 @@ def test_nvml_gives_what_the_source_says_in_its_own_units(state_file: StateFile)
 def test_a_reading_that_the_source_lacks_is_not_supported(state_file: StateFile) -> None:
     _answer(state_file, Spec(target=f"{__name__}.Told", options=(("whole", (("power_w", 80.0),)),)))
     with installed(state_file.path), nvml.session():
-        read = nvml.GpuReader(state_file.read().gpus[0].uuid).quantities()
+        read = gpu_reader.GpuReader(state_file.read().gpus[0].uuid).quantities()
     assert [name for name in read if "Memory" not in name] == ["nvmlDeviceGetPowerUsage"]
 
 
@@ -101,8 +101,14 @@ def test_the_first_source_that_knows_a_reading_gives_it(state_file: StateFile) -
     first = Spec(target=f"{__name__}.Told", options=(("whole", (("temperature_c", 55.0),)),))
     _answer(state_file, first, *state_file.read().sources)
     with installed(state_file.path), nvml.session():
-        read = nvml.GpuReader(state_file.read().gpus[0].uuid).quantities()
+        read = gpu_reader.GpuReader(state_file.read().gpus[0].uuid).quantities()
     assert (read["nvmlDeviceGetTemperature"], read["nvmlDeviceGetClockInfo(SM)"]) == (55.0, 345.0)
+
+
+def test_a_replay_that_an_earlier_version_left_gives_no_reading(state_file: StateFile) -> None:
+    left = Spec(target="pipeline.simulation.machine.replay.Replay", options=(("path", "/gone.json"),))
+    _answer(state_file, left)
+    assert state_file.read().sources == ()
 
 
 def test_under_mig_sensors_are_of_the_whole_gpu_and_utilisation_is_of_nobody(state_file: StateFile) -> None:

@@ -413,7 +413,7 @@ def test_a_restart_of_the_computer_ends_what_a_gpu_does_not_keep(
     assert json.loads(state_file.path.read_text())["boot"] == "another"
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"gpus": [{"model": 1}], "sessions": [], "faults": []}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "[" * 100_000, '{"gpus": 3}', '{"gpus": [{"model": 1}]}'])
 def test_what_is_no_machine_is_refused(state_file: StateFile, text: str) -> None:
     state_file.path.write_text(text)
     with pytest.raises(ConfigError, match="does not hold a simulated machine"):
@@ -424,12 +424,16 @@ def test_what_is_no_machine_is_refused(state_file: StateFile, text: str) -> None
     ("of_machine", "health", "words"),
     [
         ({"branch": "620"}, {}, "branch is '620', none of 535, 550, 570, 580, 590, 615"),
-        ({"branch": 580}, {}, "branch is 580, none of"),
-        ({"faults": [{"function": "nvmlShutdown", "code": "19"}]}, {}, "code is '19', which is not of type int"),
+        ({"branch": 580}, {}, "branch must be a text, not 580"),
+        (
+            {"faults": [{"function": "nvmlShutdown", "code": "19"}]},
+            {},
+            r"faults\[0\]\.code must be a whole number",
+        ),
         ({}, {"counter_fault": "stuk"}, "counter_fault is 'stuk', none of capped, stuck, swapped"),
-        ({}, {"recovery_action": "1"}, "recovery_action is '1', which is not of type int"),
-        ({}, {"ecc_uncorrected_now": True}, "ecc_uncorrected_now is True, which is not of type int"),
-        ({}, {"is_remap_pending": "false"}, "is_remap_pending is 'false', which is not of type bool"),
+        ({}, {"recovery_action": "1"}, r"gpus\[0\]\.health\.recovery_action must be a whole number, not \"1\""),
+        ({}, {"ecc_uncorrected_now": True}, "ecc_uncorrected_now must be a whole number, not true"),
+        ({}, {"is_remap_pending": "false"}, 'is_remap_pending must be true or false, not "false"'),
     ],
 )
 def test_what_somebody_wrote_into_the_file_wrongly_is_named(

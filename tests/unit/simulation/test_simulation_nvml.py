@@ -13,7 +13,7 @@ import pynvml
 import pytest
 
 from pipeline.base.errors import ConfigError
-from pipeline.prepare.device import nvml
+from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.mig import profiles
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes, placement, queries
@@ -198,7 +198,7 @@ def test_the_project_sees_the_device_as_it_sees_a_real_one(state_file: StateFile
         "mig_mode_pending": "disabled",
     }
     with nvml.session():
-        quantities = nvml.GpuReader(device.uuid).quantities()
+        quantities = gpu_reader.GpuReader(device.uuid).quantities()
     assert set(quantities) == {f"nvmlDeviceGetMemoryInfo_v2.{name}" for name in ("total", "reserved", "free", "used")}
     assert library.num_open == 0
 
@@ -216,7 +216,7 @@ def test_what_the_file_says_was_set_is_the_state_of_the_device(state_file: State
     assert nvml.with_state_now(device) == device
     text["gpus"][0]["settings"] = {"power_limit_w": "500"}
     state_file.path.write_text(json.dumps(text))
-    with pytest.raises(ConfigError, match="power_limit_w is '500'"):
+    with pytest.raises(ConfigError, match='power_limit_w must be a whole number, not "500"'):
         state_file.read()
     text["gpus"][0]["settings"] = {"power_limit_w": 500, "is_ecc_on": False}
     state_file.path.write_text(json.dumps(text | {"boot": "an earlier one"}))
@@ -256,7 +256,7 @@ def test_mig_devices_from_making_to_destroying(state_file: StateFile, handle: ob
         (entry,) = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(mig)
         assert (entry.pid, entry.gpuInstanceId, entry.computeInstanceId) == (process.pid, 2, 0)
         assert entry.usedGpuMemory == 500 * MIB
-        assert nvml.processes(pynvml.nvmlDeviceGetUUID(handle))[0].memory_mib == 500
+        assert gpu_reader.processes(pynvml.nvmlDeviceGetUUID(handle))[0].memory_mib == 500
         process.kill()
     driver.destroy_compute_instance(0, 2, 0)
     driver.destroy_gpu_instance(0, 2)

@@ -14,7 +14,7 @@ import pytest
 from pipeline.gpu.__main__ import main
 from pipeline.gpu.selftest import command, measure, rehearsed
 from pipeline.gpu.selftest.steps import Step, plan
-from pipeline.prepare.device import lease, nvml
+from pipeline.prepare.device import gpu_reader, lease, nvml
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Health
 from tests import simulated
@@ -53,7 +53,7 @@ class Kept(simulated.Machine):
 
 @pytest.fixture
 def h100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Kept:
-    monkeypatch.setattr(nvml, "_STARTS_WITHIN_S", 0.05)
+    monkeypatch.setattr(gpu_reader, "_STARTS_WITHIN_S", 0.05)
     return Kept.make(tmp_path / "machine", "h100_80gb", capture=capsys)
 
 

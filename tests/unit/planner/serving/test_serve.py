@@ -252,7 +252,7 @@ BAD_TEXTS = {
     "no truth": (GOOD_TEXT.replace("bert", "!!bool perhaps"), "services.yaml: holds what cannot be read"),
     "a list in itself": ("services: &a [*a]", "services[0] must be an object, not a value of type list"),
     "nested too deep": (f"services: {'[' * 5000}{']' * 5000}", "services.yaml"),  # PyYAML before 6.0.4 reads it
-    "keys of two types": (f"{GOOD_TEXT}1: 2\nfoo: 3\n", "services.yaml: unknown key 1; known are services"),
+    "keys of two types": (f"{GOOD_TEXT}1: 2\nfoo: 3\n", "services.yaml: the key 1 must be a text"),
     "a model without a name": (f"{GOOD_TEXT}limits: {{gpus: {{1: 2}}}}", "limits.gpus: the key 1 must be a text"),
     "digits without end": (GOOD_TEXT.replace("rate_per_s: 1", f"rate_per_s: {'9' * 5000}"), "holds what cannot be re"),
     "digits in hex": (GOOD_TEXT.replace("rate_per_s: 1", f"rate_per_s: 0x{'9' * 5000}"), "not a value of type int"),

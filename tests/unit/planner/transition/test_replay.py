@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.base import command
 from pipeline.clean import own_file
-from pipeline.planner import typed_json
+from pipeline.planner import files
 from pipeline.planner.__main__ import main
 from pipeline.planner.deployment import Instance
 from pipeline.planner.transition import plan as planning
@@ -202,7 +202,7 @@ def test_after_a_failure_the_rest_is_planned_anew_and_reached(
     (failure,) = json.loads(capsys.readouterr().out)["failures"]
     assert "Insufficient Resources" in failure["reason"]
     lines = map(json.loads, (bench.folder / "cluster.json.replay" / "steps.jsonl").read_text().splitlines())
-    (anew,) = (typed_json.record(Transition, line["planned"], "log") for line in lines if "planned" in line)
+    (anew,) = (files.decode(Transition, line["planned"], "log") for line in lines if "planned" in line)
     assert proof.check(anew).broken == () and anew.set_aside == (failure["gpu"],)
     assert failure["gpu"] not in {step.gpu for step in anew.steps}
     there, reached = bench.there(), bench.reached(anew)

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from pipeline.base.errors import ConfigError
-from pipeline.plan.schema import GpuConfig, GpuKind
 from pipeline.prepare.device import chosen, nvml
 from tests.conftest import GPU
 
@@ -36,17 +35,17 @@ def _four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_is_the_gpu_that_is_granted(environ, uuid, monkeypatch) -> None:
     for variable, value in environ.items():
         monkeypatch.setenv(variable, value)
-    assert chosen.find_device(GpuConfig()).uuid == uuid
-    assert chosen.find_device(GpuConfig(device="2")).uuid == "GPU-22"
+    assert chosen.find_device(None, needs_gpu=False).uuid == uuid
+    assert chosen.find_device("2", needs_gpu=False).uuid == "GPU-22"
 
 
 @pytest.mark.parametrize("nothing", ["", "-1", "NoDevFiles"])
 def test_a_grant_of_nothing_is_the_cpus_or_an_error(nothing, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", nothing)
-    assert chosen.find_device(GpuConfig()).kind == "cpu"
+    assert chosen.find_device(None, needs_gpu=False).kind == "cpu"
     with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES=.* grants no GPU"):
-        chosen.find_device(GpuConfig(kind=GpuKind.nvidia))
-    assert chosen.find_device(GpuConfig(device="2")).uuid == "GPU-22"
+        chosen.find_device(None, needs_gpu=True)
+    assert chosen.find_device("2", needs_gpu=False).uuid == "GPU-22"
 
 
 def test_no_device_at_all_is_said_as_such() -> None:
@@ -61,4 +60,4 @@ def test_no_device_at_all_is_said_as_such() -> None:
 def test_a_grant_that_is_no_whole_gpu_of_this_machine_is_refused(granted, words, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", granted)
     with pytest.raises(ConfigError, match=words):
-        chosen.find_device(GpuConfig())
+        chosen.find_device(None, needs_gpu=False)

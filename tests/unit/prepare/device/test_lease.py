@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from pipeline.base.errors import GpuBusyError
-from pipeline.prepare.device import lease
+from pipeline.prepare.device import gpu_reader, lease
 from tests.conftest import GPU
 
 HOLDER = """
@@ -124,22 +124,18 @@ def test_the_holder_is_told_only_while_it_holds(tmp_path):
 
 
 def test_strangers_on_the_gpu_are_named(monkeypatch):
-    from pipeline.prepare.device import nvml
-
-    stranger = nvml.GpuProcess(pid=4242, name="python3", memory_mib=None, kind="compute")
-    monkeypatch.setattr(nvml, "processes", lambda uuid: (stranger,))
-    monkeypatch.setattr(nvml, "_STARTS_WITHIN_S", 0.01)
+    stranger = gpu_reader.GpuProcess(pid=4242, name="python3", memory_mib=None, kind="compute")
+    monkeypatch.setattr(gpu_reader, "processes", lambda uuid: (stranger,))
+    monkeypatch.setattr(gpu_reader, "_STARTS_WITHIN_S", 0.01)
     with pytest.raises(GpuBusyError, match=r"python3 \(pid 4242\)"):
         lease.refuse_strangers(GPU, [])
     lease.refuse_strangers(GPU, ["python3"])
 
 
 def test_a_process_that_only_starts_on_another_gpu_is_no_stranger(monkeypatch):
-    from pipeline.prepare.device import nvml
-
-    starting = [nvml.GpuProcess(pid=pid, name="python3", memory_mib=None, kind="compute") for pid in (1, 2, 3)]
+    starting = [gpu_reader.GpuProcess(pid=pid, name="python3", memory_mib=None, kind="compute") for pid in (1, 2, 3)]
     looks = iter([starting[:2], starting[1:], starting[2:]])
-    monkeypatch.setattr(nvml, "processes", lambda uuid: next(looks))
-    monkeypatch.setattr(nvml, "_LOOK_S", 0.001)
+    monkeypatch.setattr(gpu_reader, "processes", lambda uuid: next(looks))
+    monkeypatch.setattr(gpu_reader, "_LOOK_S", 0.001)
     lease.refuse_strangers(GPU, [])
     assert next(looks, None) is None

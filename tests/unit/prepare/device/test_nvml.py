@@ -11,9 +11,9 @@ import pynvml
 import pytest
 
 from pipeline.base.errors import ConfigError
-from pipeline.prepare.device import nvml
+from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.device.chosen import choose
-from pipeline.prepare.device.nvml import GpuProcess
+from pipeline.prepare.device.gpu_reader import GpuProcess
 from pipeline.simulation.machine.state import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill
 from tests.nvml_library import MIB, OTHER_UUID, PROCESSES, UUID, NvmlLibrary, installed
@@ -178,7 +178,7 @@ def test_a_session_ends_with_an_error_of_its_body(library: NvmlLibrary) -> None:
 
 
 def test_a_client_of_mps_counts_once_and_names_are_those_of_programs(library: NvmlLibrary) -> None:
-    assert nvml.processes(UUID) == (
+    assert gpu_reader.processes(UUID) == (
         GpuProcess(pid=538, name="python3", memory_mib=744.0, kind="mps"),
         GpuProcess(pid=539, name="python3", memory_mib=744.0, kind="mps"),
         GpuProcess(pid=577, name="nvidia-cuda-mps-server", memory_mib=66.0, kind="compute"),
@@ -190,7 +190,7 @@ def test_memory_that_the_driver_does_not_tell_is_none(library: NvmlLibrary) -> N
     ours = Process(pid=os.getpid(), name="unknown to the driver", memory_mib=7)
     library.change(processes=(ours, Process(pid=1, name="unknown as well", memory_mib=5, kind="G")))
     library.fail(nvmlSystemGetProcessName=pynvml.NVML_ERROR_NOT_FOUND)
-    first, second = nvml.processes(UUID)
+    first, second = gpu_reader.processes(UUID)
     assert (first.pid, first.kind, first.memory_mib) == (1, "graphics", 5.0)
     assert (second.kind, second.memory_mib) == ("compute", None)
     assert second.name == Path("/proc/self/comm").read_text().strip(), "the driver knows no name: /proc does"
@@ -199,18 +199,18 @@ def test_memory_that_the_driver_does_not_tell_is_none(library: NvmlLibrary) -> N
 def test_a_process_that_nobody_can_name_has_no_name(library: NvmlLibrary) -> None:
     library.change(processes=(Process(pid=2**22 + 1, name="unknown to the driver", memory_mib=1),))
     library.fail(nvmlSystemGetProcessName=pynvml.NVML_ERROR_NOT_FOUND)
-    assert [process.name for process in nvml.processes(UUID)] == [None]
+    assert [process.name for process in gpu_reader.processes(UUID)] == [None]
 
 
 def test_an_old_driver_without_the_mps_list_still_lists_processes(library: NvmlLibrary) -> None:
     library.fail(nvmlDeviceGetMPSComputeRunningProcesses_v3=pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    assert {process.kind for process in nvml.processes(UUID)} == {"compute"}
+    assert {process.kind for process in gpu_reader.processes(UUID)} == {"compute"}
 
 
 def test_a_list_of_processes_that_cannot_be_had_is_never_empty(library: NvmlLibrary) -> None:
     library.fail(nvmlDeviceGetComputeRunningProcesses_v3=pynvml.NVML_ERROR_NOT_SUPPORTED)
     with pytest.raises(nvml.NvmlError, match="compute processes"):
-        nvml.processes(UUID)
+        gpu_reader.processes(UUID)
 
 
 def test_under_mig_the_processes_are_those_of_the_mig_devices_whatever_their_index(library: NvmlLibrary) -> None:
@@ -222,12 +222,12 @@ def test_under_mig_the_processes_are_those_of_the_mig_devices_whatever_their_ind
     library.functions["nvmlDeviceGetMigDeviceHandleByIndex"] = lambda handle, index, mig: (
         by_index(handle, 0, mig) if index.value == 2 else pynvml.NVML_ERROR_NOT_FOUND
     )
-    assert [(process.pid, process.memory_mib) for process in nvml.processes(UUID)] == [(700, 10.0)]
+    assert [(process.pid, process.memory_mib) for process in gpu_reader.processes(UUID)] == [(700, 10.0)]
 
 
 def test_one_reading_holds_every_quantity_in_the_units_of_nvml(library: NvmlLibrary) -> None:
     with nvml.session():
-        reading = nvml.GpuReader(UUID).quantities()
+        reading = gpu_reader.GpuReader(UUID).quantities()
     assert reading["nvmlDeviceGetMemoryInfo_v2.used"] == 1554 * MIB, "without the 480 MiB that the driver reserves"
     assert reading["nvmlDeviceGetPowerUsage"] == 581023
     assert reading["nvmlDeviceGetTotalEnergyConsumption"] == 5637754
@@ -247,14 +247,14 @@ def test_a_quantity_that_is_not_offered_is_absent(library: NvmlLibrary, code: in
     library.fail(nvmlDeviceGetUtilizationRates=code, nvmlDeviceGetMemoryInfo_v2=code)
     library.functions["nvmlDeviceGetPerformanceState"] = lambda _, state: fill(state, pynvml.NVML_PSTATE_UNKNOWN)
     with nvml.session():
-        reading = nvml.GpuReader(UUID).quantities()
+        reading = gpu_reader.GpuReader(UUID).quantities()
     assert not [name for name in reading if "Utilization" in name or "Memory" in name or "PerformanceState" in name]
     assert "nvmlDeviceGetPowerUsage" in reading
 
 
 def test_a_gpu_that_is_lost_is_an_error(library: NvmlLibrary) -> None:
     with nvml.session():
-        reader = nvml.GpuReader(UUID)
+        reader = gpu_reader.GpuReader(UUID)
         library.fail(nvmlDeviceGetPowerUsage=pynvml.NVML_ERROR_GPU_IS_LOST)
         with pytest.raises(nvml.NvmlError, match="GPU is lost"):
             reader.quantities()
@@ -262,14 +262,14 @@ def test_a_gpu_that_is_lost_is_an_error(library: NvmlLibrary) -> None:
 
 def test_a_uuid_that_no_gpu_has_is_an_error(library: NvmlLibrary) -> None:
     with nvml.session(), pytest.raises(nvml.NvmlError, match="GPU-0"):
-        nvml.GpuReader("GPU-0")
+        gpu_reader.GpuReader("GPU-0")
 
 
 def test_memory_of_processes_is_by_pid_and_without_the_unknown(library: NvmlLibrary) -> None:
     library.change(processes=(*PROCESSES, Process(pid=999, name="python3", memory_mib=7)))
     library.hide_memory(of=999)
     with nvml.session():
-        assert nvml.GpuReader(UUID).process_memory_bytes() == {577: 66 * MIB, 538: 744 * MIB, 539: 744 * MIB}
+        assert gpu_reader.GpuReader(UUID).process_memory_bytes() == {577: 66 * MIB, 538: 744 * MIB, 539: 744 * MIB}
 
 
 def test_a_process_on_several_mig_devices_has_the_memory_of_all(
@@ -279,7 +279,7 @@ def test_a_process_on_several_mig_devices_has_the_memory_of_all(
     for kind in ("Graphics", "Compute", "MPSCompute"):
         monkeypatch.setattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v3", used.__getitem__)
     with nvml.session():
-        reader = nvml.GpuReader(UUID)
+        reader = gpu_reader.GpuReader(UUID)
         reader._process_handles = list(used)
         assert reader.process_memory_bytes() == {42: 4}
         assert reader.listed_processes() == {42: ("mps", 4)}

@@ -21,9 +21,8 @@ from pipeline.base.host import cpu_device
 from pipeline.base.records import Commands, Device, Group, Job
 from pipeline.clean import held_folder
 from pipeline.clean.journal import replay
-from pipeline.plan.schema import GpuConfig
 from pipeline.prepare.device import chosen, nvml
-from pipeline.prepare.mig import control, existing
+from pipeline.prepare.mig import compute, control, existing
 from pipeline.prepare.sharing.mig import Mig, MigSlots
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
@@ -160,7 +159,19 @@ def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None
         Mig(instances_per_job=2, profiles=["3g"]).check(a100.group(None, None))
     with pytest.raises(ConfigError, match="job 1 would get several compute instances of one GPU instance"):
         Mig(instances_per_job=2, profiles=["1g", "1g", "1c.3g", "2c.3g"]).check(a100.group(None, None))
-    assert Mig(profiles=["1c.3g", "2c.3g"]).instances(a100.group(None, None)) == ("3g.20gb",)
+    layout = Mig(profiles=["1c.3g", "2c.3g"]).check(a100.group(None, None))
+    assert [str(instance) for instance in layout.instances] == ["3g.20gb(1c+2c)"]
+
+
+def test_the_layout_is_worked_out_once_when_the_group_is_planned(a100, monkeypatch):
+    sharing, group = Mig(program=str(a100.program)), a100.group(None, None)
+    layout = sharing.check(group)
+    planned = dataclasses.replace(group, layout=layout)
+    assert planned == group, "what was worked out is no fact of the group"
+    monkeypatch.setattr(compute, "plan_layout", lambda *_: pytest.fail("worked out again"))
+    assert sharing.warnings(planned) and sharing.privileged(planned).do
+    with sharing.prepare(a100.device, planned, a100.folder) as slots:
+        assert len(slots.slots) == 2
 
 
 def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleeper: int) -> None:
@@ -568,7 +579,7 @@ def divided(a100: Machine) -> Machine:
 def granted(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The device of a study to which an allocation grants this one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuid)
-    return chosen.find_device(GpuConfig())
+    return chosen.find_device(None, needs_gpu=False)
 
 
 def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, monkeypatch) -> None:

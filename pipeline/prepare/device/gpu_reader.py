@@ -1,0 +1,198 @@
+"""Reads of one GPU by NVML what changes while programs run on it: its sensors, its memory, and who uses it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pipeline.prepare.device import nvml
+from pipeline.prepare.device.nvml import pynvml
+
+_MIB = 2**20
+_STARTS_WITHIN_S, _LOOK_S = 2.0, 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process that holds a context on a GPU.
+
+    Attributes:
+        pid: as the driver counts: of the host, even for a process in a container with PIDs of its own.
+        name: of its program; `None` when neither the driver nor /proc tells it.
+        memory_mib: GPU memory in MiB; `None` when the driver does not tell it.
+        kind: `mps` for a client of an MPS server, else `compute` (an MPS server too) or `graphics`.
+    """
+
+    pid: int
+    name: str | None
+    memory_mib: float | None
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.name or 'a program'} (pid {self.pid})"
+
+
+def processes(uuid: str) -> tuple[GpuProcess, ...]:
+    """Every process with a context on the GPU or, under MIG, on one of its MIG devices; in the order of PIDs.
+
+    A list that cannot be had is an error, never empty.
+    """
+    with nvml.session():
+        return tuple(
+            GpuProcess(pid=pid, name=_name(pid), memory_mib=None if used is None else used / _MIB, kind=kind)
+            for pid, (kind, used) in sorted(GpuReader(uuid).listed_processes().items())
+        )
+
+
+def staying_processes(uuid: str, is_meant: Callable[[GpuProcess], bool]) -> list[GpuProcess]:
+    """Those of the processes on a GPU that are meant and still there after two seconds; at once if there are none.
+
+    A process that starts CUDA is listed on every GPU of the machine for a moment, whichever it will compute on: four
+    studies on the four GPUs of one host saw each other's jobs.
+    """
+    staying = {process.pid: process for process in processes(uuid) if is_meant(process)}
+    until = time.monotonic() + _STARTS_WITHIN_S
+    while staying and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+        there = {process.pid for process in processes(uuid)}
+        staying = {pid: process for pid, process in staying.items() if pid in there}
+    return list(staying.values())
+
+
+class GpuReader:
+    """One GPU, opened for many readings; to be used within `session()`. Knows the MIG devices of its creation.
+
+    Of a MIG device, processes alone can be read.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        handle = nvml.ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        is_mig_device = uuid.startswith(nvml.MIG_PREFIX)
+        self._process_handles = [handle] if is_mig_device else _process_handles(handle)
+        self._instances = {} if is_mig_device else _instances(handle)
+        self._quantities: dict[str, Callable[[], Any]] = {
+            "nvmlDeviceGetMemoryInfo_v2": partial(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2),
+            "nvmlDeviceGetUtilizationRates": partial(pynvml.nvmlDeviceGetUtilizationRates, handle),
+            "nvmlDeviceGetPowerUsage": partial(pynvml.nvmlDeviceGetPowerUsage, handle),
+            "nvmlDeviceGetTotalEnergyConsumption": partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle),
+            "nvmlDeviceGetClockInfo(SM)": partial(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+            "nvmlDeviceGetClockInfo(MEM)": partial(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+            "nvmlDeviceGetTemperature": partial(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+            # The name of nvmlDeviceGetCurrentClocksEventReasons that drivers before 535 know as well.
+            "nvmlDeviceGetCurrentClocksThrottleReasons": partial(
+                pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle
+            ),
+            "nvmlDeviceGetPerformanceState": partial(_performance_state, handle),
+        }
+
+    def quantities(self) -> dict[str, float]:
+        """One reading of the whole GPU, by NVML function (and `.member` where it fills a structure), in NVML's units.
+
+        Memory is in bytes, and `used` leaves out what the driver keeps for itself (480 MiB on an H100), as nvidia-smi
+        does: version 1 of the structure counts that as used, so drivers before 510 (no version 2) give no value.
+        Power is in mW (mean of 1 s from Ampere on, instantaneous on GA100: nvml.h), energy in mJ since the driver
+        was loaded, clocks in MHz, temperature in degrees Celsius, utilisation in percent.
+        """
+        values: dict[str, float] = {}
+        for name, read in self._quantities.items():
+            answer = nvml.ask_if_offered(name, read)
+            if hasattr(answer, "_fields_"):
+                members = (member[0] for member in answer._fields_ if member[0] != "version")
+                values.update({f"{name}.{member}": float(getattr(answer, member)) for member in members})
+            elif answer is not None:
+                values[name] = float(answer)
+        return values
+
+    def instance_memory_bytes(self) -> dict[int, float]:
+        """Id of each GPU instance to its memory in use, in bytes, as `quantities` counts it; those that tell it."""
+        found = {}
+        for gi_id, handle in self._instances.items():
+            memory = nvml.ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+            if memory is not None:
+                found[gi_id] = float(memory.used)
+        return found
+
+    def process_memory_bytes(self) -> dict[int, int]:
+        """PID (of the host) to GPU memory in bytes, for each computing process whose memory the driver tells.
+
+        A client of MPS is in two of NVML's lists and counts once; a process on several MIG devices has that of all.
+        """
+        lists = (
+            pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
+            pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+        )
+        found: Counter[int] = Counter()
+        for handle in self._process_handles:
+            found.update(
+                {
+                    entry.pid: entry.usedGpuMemory
+                    for processes_of in lists
+                    for entry in nvml.ask_if_offered("the memory of processes", processes_of, handle) or ()
+                    if entry.usedGpuMemory is not None
+                }
+            )
+        return dict(found)
+
+    def listed_processes(self) -> dict[int, tuple[str, int | None]]:
+        """PID to kind and memory in bytes.
+
+        A client of MPS is in two of NVML's lists and counts once, as `mps`; a process on several MIG devices has the
+        memory of all.
+        """
+        # The list that says most about a process comes last and decides. By versioned names: with the others pynvml
+        # turns "function not found" into an exception that is no NVMLError.
+        lists = (
+            ("graphics", nvml.ask_if_offered, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
+            ("compute", nvml.ask, pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
+            ("mps", nvml.ask_if_offered, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
+        )
+        listed: dict[int, tuple[str, int | None]] = {}
+        for handle in self._process_handles:
+            here: dict[int, tuple[str, int | None]] = {}
+            for kind, ask, function in lists:
+                for entry in ask(f"{kind} processes", function, handle) or ():
+                    # pynvml turns NVML_VALUE_NOT_AVAILABLE into None.
+                    here[entry.pid] = (kind, entry.usedGpuMemory)
+            for pid, (kind, used) in here.items():
+                _, elsewhere = listed.get(pid, (kind, 0))
+                listed[pid] = (kind, None if used is None or elsewhere is None else used + elsewhere)
+        return listed
+
+
+def _performance_state(handle: object) -> int | None:
+    state: int = pynvml.nvmlDeviceGetPerformanceState(handle)
+    return None if state == pynvml.NVML_PSTATE_UNKNOWN else state
+
+
+def _process_handles(handle: object) -> list[object]:
+    """The handles whose process lists need no privilege: the GPU or, under MIG, its MIG devices."""
+    mode = nvml.ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
+    if mode is None or mode[0] == 0:
+        return [handle]
+    with nvml.asking("the MIG devices"):
+        return list(nvml.mig_handles(handle))
+
+
+def _instances(handle: object) -> dict[int, object]:
+    """Id of each GPU instance to the handle of one of its MIG devices, which share its memory; none without MIG."""
+    if not ((mode := nvml.ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)) and mode[0]):
+        return {}
+    with nvml.asking("the MIG devices"):
+        return {pynvml.nvmlDeviceGetGpuInstanceId(device): device for device in nvml.mig_handles(handle)}
+
+
+def _name(pid: int) -> str | None:
+    """Program of a process. The driver is asked first: in a container its PIDs are not those of /proc."""
+    try:
+        command: str = pynvml.nvmlSystemGetProcessName(pid)
+        return PurePosixPath(command.split(" ", 1)[0]).name or None
+    except pynvml.NVMLError:
+        with suppress(OSError):
+            return Path(f"/proc/{pid}/comm").read_text().strip()
+    return None
