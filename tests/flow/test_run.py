@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from pipeline.record import group_folder
 from tests.forks import Process
 from tests.run_cases import SHORT, TOY, groups
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures", "tests.studies"]
 IMPATIENT = PROJECT_DIR / "tests/impatient.py"
 # Its rate does not depend on how busy the machine is.
 KNOWN_RATE = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]
@@ -74,9 +75,9 @@ def test_the_main_job_lands_in_the_store(run, client, tmp_path):
     assert not (tmp_path / "mlruns/spool").exists()
 
 
-def test_a_dry_run_writes_nothing(run, tmp_path):
+def test_a_dry_run_writes_nothing(study_of, tmp_path):
     before = sorted(tmp_path.rglob("*"))
-    status, out, _ = run("-m", "degree=1,2", "dry_run=true")
+    status, out, _ = study_of("-m", "degree=1,2", "dry_run=true")
     assert status == 0
     assert "naive-2x-tiny" in out and "serial-1x-tiny" in out
     assert sorted(tmp_path.rglob("*")) == before
@@ -171,23 +172,24 @@ def test_a_study_ends_with_its_result_whatever_streams_folder_and_warnings_it_wa
     assert parent.data.tags["collocation.working_folder"] == f"{tmp_path}/caf\\udce9"
 
 
-def test_a_script_that_runs_out_of_memory_is_a_finding(run, client, tmp_path):
+def test_a_script_that_runs_out_of_memory_is_a_finding(study_of, tmp_path):
     (tmp_path / "train.py").write_text("raise MemoryError('CUDA out of memory. Tried to allocate 9 GiB')")
-    status, out, _ = run("workload=script", "baseline=never", "workload.script=train.py")
+    status, out, _ = study_of("workload=script", "baseline=never", "workload.script=train.py")
     assert status == 0
     assert "oom" in out and "Tried to allocate 9 GiB" in out
 
 
-def test_findings_alone_end_with_status_0(run):
-    assert run(*TOY, "baseline=never", *SHORT, "workload.args=[out_of_memory]")[0] == 0
+def test_findings_alone_end_with_status_0(study_of):
+    assert study_of(*TOY, "baseline=never", *SHORT, "workload.args=[out_of_memory]").status == 0
 
 
-def test_speed_up_is_stored_even_when_the_baseline_runs_last(run, client):
-    status, out, err = run("-m", *TOY, *KNOWN_RATE, *SHORT, "degree=2", "scenario=naive,serial", "order=listed")
-    assert status == 0, err
-    naive = next(run for run, _ in groups(client) if run.data.tags["collocation.scenario"] == "naive")
+def test_speed_up_is_recorded_even_when_the_baseline_runs_last(study_of):
+    done = study_of("-m", *TOY, *KNOWN_RATE, *SHORT, "degree=2", "scenario=naive,serial", "order=listed")
+    assert done.status == 0, done.err
+    (naive, _), (serial, _) = done.groups
+    assert [row.data.tags["collocation.scenario"] for row in (naive, serial)] == ["naive", "serial"]
     assert naive.data.metrics["speedup_vs_serial_ratio"] == pytest.approx(2, rel=0.02)
-    assert "speed-up" in out
+    assert "speed-up" in done.out
 
 
 @pytest.mark.parametrize(
@@ -204,16 +206,23 @@ def test_speed_up_is_stored_even_when_the_baseline_runs_last(run, client):
         (["workload=resnet26_cifar10"], "data.root=FOLDER"),
         (["-m", "degree=1,0"], "at least one job"),
         (["-m", "tracking.root=a,b"], "cannot be swept"),
-        (["tracking=server", "tracking.uri=http://me:s3cret@127.0.0.1:9"], "127.0.0.1:9"),
     ],
 )
-def test_a_wrong_configuration_ends_with_status_2_before_anything_is_touched(run, tmp_path, arguments, words):
+def test_a_wrong_configuration_ends_with_status_2_before_anything_is_touched(study_of, tmp_path, arguments, words):
+    status, _, err = study_of(*arguments)
+    assert status == 2, err
+    assert words in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_is_away_ends_with_status_2_before_anything_is_touched(run, tmp_path):
     before = sorted(tmp_path.rglob("*"))
-    status, _, err = run(*arguments)
+    status, _, err = run("tracking=server", "tracking.uri=http://me:s3cret@127.0.0.1:9")
     for lock in tmp_path.glob("collocation-*.lock"):
         lock.unlink()  # taken before the store is opened, and empty
     assert status == 2, err
-    assert words in err
+    assert "127.0.0.1:9" in err
     assert "Traceback" not in err and "s3cret" not in err
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -287,19 +296,16 @@ def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(sta
         pytest.param("pipeline.observe.measure.judge", "no figures: OSError: ", id="figures are computed"),
     ],
 )
-def test_what_the_machine_refuses_is_the_reason_of_a_row_and_no_error_of_ours(run, client, tmp_path, what, before):
-    (tmp_path / "refused.py").write_text(
-        f"import errno, os, runpy, sys; sys.path.insert(0, {str(PROJECT_DIR)!r})\n"
-        "import pipeline.launch.spawn, pipeline.observe.measure\n"
-        "def refused(*_): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), 'stdout.log')\n"
-        f"{what} = refused\n"
-        f"sys.argv[0] = {str(PROJECT_DIR / 'run.py')!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    status, _, err = run(*TOY, *SHORT, "baseline=never", script=tmp_path / "refused.py")
-    assert status == 1 and "Traceback" not in err
-    ((group, _),) = groups(client)
+def test_what_the_machine_refuses_is_the_reason_of_a_row_and_no_error_of_ours(study_of, monkeypatch, what, before):
+    def refused(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "stdout.log")
+
+    monkeypatch.setattr(what, refused)
+    done = study_of(*TOY, *SHORT, "baseline=never")
+    assert done.status == 1 and "Traceback" not in done.err
+    ((group, _),) = done.groups
     assert group.data.tags["collocation.reason"] == f"{before}[Errno 24] Too many open files: 'stdout.log'"
-    assert "orchestrator_error.txt" in {file.path for file in client.list_artifacts(group.info.run_id)}
+    assert (group.folder / "artifacts/orchestrator_error.txt").is_file()
 
 
 def test_a_users_script_runs_unchanged_and_its_own_mlflow_calls_land_in_its_run(run, client, tmp_path):
@@ -358,12 +364,12 @@ def test_a_mix_of_command_lines_says_what_it_gains_and_builds_on_its_own_record(
     assert status == 0 and "digest differs" not in err and "content has changed" not in err
 
 
-def test_a_script_that_fails_is_a_failed_row(run, client, tmp_path):
+def test_a_script_that_fails_is_a_failed_row(study_of, tmp_path):
     (tmp_path / "train.py").write_text("import sys; sys.exit(3)")
-    status, out, _ = run("workload=script", "degree=1", "baseline=never", "workload.script=train.py")
-    assert status == 1
-    assert "status 3" in out, out
-    assert groups(client)[0][0].info.status == "FAILED"
+    done = study_of("workload=script", "degree=1", "baseline=never", "workload.script=train.py")
+    assert done.status == 1
+    assert "status 3" in done.out, done.out
+    assert done.groups[0][0].info.status == "FAILED"
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
