@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shlex
 import sys
 import urllib.parse
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from omegaconf import DictConfig
 
 from pipeline import outcome, study
 from pipeline.base import layout
-from pipeline.base.errors import ConfigError
+from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.base.tags import Tag
 from pipeline.plan import command_line, user_command
@@ -174,37 +173,23 @@ def composed(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
     return [sweeper.launcher.compose(job) for job in jobs], is_sweep
 
 
-@pytest.fixture
-def study_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run the study of a command line in this process, in the folder of the test; as a `Study`."""
-    folder = tmp_path / "kept"
+def execute(arguments: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) -> tuple[int, KeptRows]:
+    """Run the study of a command line in the present directory: its exit status, and its rows, with files in `folder`.
 
-    def run(*arguments: str, gpu: str = "cpu") -> Study:
-        end = arguments.index("--") if "--" in arguments else len(arguments)
-        here = [f"gpu.lock_dir={tmp_path}", f"gpu={gpu}", "foreign_load=note"]
-        argv = [*arguments[:end], *here, *arguments[end:]]
-        rows = KeptRows(folder)
-        capsys.readouterr()
-        with monkeypatch.context() as patch, _messages():
-            patch.chdir(tmp_path)
-            patch.setattr(study, "take_sender", lambda: rows)
-            patch.setattr(outcome, "typed", [str(command_line.PROJECT_DIR / "run.py"), *argv])
-            for name, value in {"is_composed": False, "has_started": False, "exit_status": 0}.items():
-                patch.setattr(outcome, name, value)
-            status = _execute(argv)
-        out, err = capsys.readouterr()
-        return Study(status, out, err, list(rows.groups.values()))
-
-    return run
-
-
-def _execute(argv: Sequence[str]) -> int:
-    try:
-        configs, is_sweep = composed(argv)
-    except Exception as error:
-        sys.stderr.write(f"error: {command_line.explain(error)}\n")
-        return 2
-    return study.execute(configs, is_sweep=is_sweep)
+    What it changes in this process is put back by `patch`.
+    """
+    rows = KeptRows(folder)
+    patch.setattr(study, "take_sender", lambda: rows)
+    patch.setattr(outcome, "typed", [str(PROJECT_DIR / "run.py"), *arguments])
+    for name, value in {"is_composed": False, "has_started": False, "exit_status": 0}.items():
+        patch.setattr(outcome, name, value)
+    with _messages():
+        try:
+            configs, is_sweep = composed(arguments)
+        except Exception as error:  # noqa: BLE001  as `command_line.run` does
+            sys.stderr.write(f"error: {command_line.explain(error)}\n")
+            return 2, rows
+        return study.execute(configs, is_sweep=is_sweep), rows
 
 
 @contextlib.contextmanager

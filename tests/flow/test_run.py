@@ -23,7 +23,7 @@ from pipeline.record import group_folder
 from tests.forks import Process
 from tests.run_cases import SHORT, TOY, groups
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures", "tests.studies"]
+pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 IMPATIENT = PROJECT_DIR / "tests/impatient.py"
 # Its rate does not depend on how busy the machine is.
 KNOWN_RATE = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]
