@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mlflow import MlflowClient
 
 from pipeline.base.tags import Tag, stored_name
 from tests.run_cases import SHORT, TOY, groups
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 
@@ -69,11 +71,14 @@ def test_a_group_of_a_study_with_only_some_of_its_groups_is_planned_again(run, c
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_what_is_not_as_it_was_is_said_before_it_runs_or_refused(run, client, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     assert run("workload=script", "workload.script=train.py", "workload.args=[hello]", "degree=1")[0] == 0
     ((original, _),) = groups(client)
+    from mlflow import MlflowClient
+
     store = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     store.set_tag(original.info.run_id, "collocation.device", "NVIDIA A100-SXM4-40GB")
     store.set_tag(original.info.run_id, "collocation.git_commit", "0123456789")

@@ -45,6 +45,7 @@ def when_training(tmp_path: Path, process: Process) -> Iterator[str]:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_main_job_lands_in_the_store(run, client, tmp_path):
     small = ["workload.image_px=8", "workload.model_args.channels=[8,16,32,64]", "workload.batch_size=100"]
     # A number of epochs, and no time: on a busy machine not one may fit into seconds.

@@ -310,6 +310,7 @@ def timm_server() -> Iterator[ForkServer]:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_losses_are_the_same_and_so_are_the_threads(timm_server, tmp_path):
     """A real training, whose parallel operations would hang if the server had run one."""
     found = {}
@@ -327,6 +328,7 @@ def test_losses_are_the_same_and_so_are_the_threads(timm_server, tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", [None, "1"])
 def test_torch_gets_the_threads_that_it_would_have_had(request, tmp_path, monkeypatch, variable):
     with contextlib.ExitStack() as own:
