@@ -12,7 +12,7 @@ import contextlib
 import logging
 import sys
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from pipeline.base.tags import Tag
 from pipeline.plan import command_line, user_command
 from pipeline.record import group_folder
 from pipeline.record.group_folder import RunRecord
-from tests.experiments import sweeper_of
+from tests import experiments
 
 
 @dataclass(frozen=True)
@@ -168,12 +168,23 @@ def composed(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
         del words[at : at + 2]
     is_sweep = "-m" in words
     overrides = [word for word in words if word != "-m" and word not in of_hydra]
-    sweeper = sweeper_of(of_hydra)
+    sweeper = experiments.sweeper_of(of_hydra)
     jobs = sweeper.expand(overrides) if is_sweep else [overrides]
     return [sweeper.launcher.compose(job) for job in jobs], is_sweep
 
 
-def execute(arguments: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) -> tuple[int, KeptRows]:
+def composed_by_hydra(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
+    """The same of a single run by Hydra itself, which takes 0.1 s and refuses with its own words."""
+    words = list(map(command_line.readable, user_command.as_overrides(arguments)))
+    return [experiments.composed_by_hydra(words)], False
+
+
+def execute(
+    arguments: Sequence[str],
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    compose: Callable[[Sequence[str]], tuple[list[DictConfig], bool]] = composed,
+) -> tuple[int, KeptRows]:
     """Run the study of a command line in the present directory: its exit status, and its rows, with files in `folder`.
 
     What it changes in this process is put back by `patch`.
@@ -185,7 +196,7 @@ def execute(arguments: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) -
         patch.setattr(outcome, name, value)
     with _messages():
         try:
-            configs, is_sweep = composed(arguments)
+            configs, is_sweep = compose(arguments)
         except Exception as error:  # noqa: BLE001  as `command_line.run` does
             sys.stderr.write(f"error: {command_line.explain(error)}\n")
             return 2, rows
