@@ -34,35 +34,32 @@ def script(name: str) -> list[str]:
     return ["workload=script", f"workload.script={name}.py"]
 
 
-def test_a_file_that_two_copies_write_is_named(run, client, toys):
-    status, _, err = run(*script("writes"), "workload.args=[mine.txt,together]", "baseline=never")
-    assert status == 0, err
-    assert "changed while 2 jobs ran: mine.txt; workload.run_in=job_folder" in err
-    ((row, _),) = groups(client)
+def test_a_file_that_two_copies_write_is_named(study_of, toys):
+    done = study_of(*script("writes"), "workload.args=[mine.txt,together]", "baseline=never")
+    assert done.status == 0, done.err
+    assert "changed while 2 jobs ran: mine.txt; workload.run_in=job_folder" in done.err
+    ((row, _),) = done.groups
     assert row.data.tags["collocation.shared_files"] == "changed while 2 jobs ran: mine.txt"
 
 
 @pytest.mark.parametrize(
     "given", [["workload.args=['{output_dir}/mine.txt']"], ["workload.run_in=job_folder", "workload.args=[mine.txt]"]]
 )
-def test_copies_with_folders_of_their_own_keep_their_files(run, client, toys, tmp_path, given):
-    status, _, err = run(*script("writes"), *given, "baseline=never")
-    assert status == 0, err
-    assert "changed while" not in err and not (tmp_path / "mine.txt").exists()
-    ((_, children),) = groups(client)
-    texts = {
-        (tmp_path / client.download_artifacts(child.info.run_id, "output/mine.txt")).read_text() for child in children
-    }
+def test_copies_with_folders_of_their_own_keep_their_files(study_of, toys, tmp_path, given):
+    done = study_of(*script("writes"), *given, "baseline=never")
+    assert done.status == 0, done.err
+    assert "changed while" not in done.err and not (tmp_path / "mine.txt").exists()
+    texts = {(child.folder / "output/mine.txt").read_text() for child in done.jobs}
     assert {text[-len("jobs/0/output") :] for text in texts} == {"jobs/0/output", "jobs/1/output"}
 
 
-def test_speed_up_by_a_metric_in_tensorboard_files(run, client, toys):
+def test_speed_up_by_a_metric_in_tensorboard_files(study_of, toys):
     metric = "workload.metric=train/samples_per_second"
     long = "workload.args=['--steps=60']"  # so that the two meet on a busy machine as well
-    status, _, err = run("-m", *script("tensorboard_files"), metric, long, "degree=2")
-    assert status == 0, err
-    assert "measured while all jobs log" in err and "changed while" not in err
-    rows = {row.data.tags["collocation.scenario"]: row.data for row, _ in groups(client)}
+    done = study_of("-m", *script("tensorboard_files"), metric, long, "degree=2")
+    assert done.status == 0, done.err
+    assert "measured while all jobs log" in done.err and "changed while" not in done.err
+    rows = {row.data.tags["collocation.scenario"]: row.data for row, _ in done.groups}
     total = {scenario: row.metrics["throughput_total_samples_per_s"] for scenario, row in rows.items()}
     assert rows["naive"].params["window"] == "logged"
     assert total["naive"] > total["serial"]
