@@ -72,13 +72,15 @@ _IMPORTING_TORCH = {
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave alone what imports torch where it is not installed, or where none of it is to run."""
+    """Leave alone what imports torch where it is missing or none of it is to run, and what no change is about."""
     words = config.option.markexpr
     if collection_path == _HERE / "gpu" and (not HAS_TORCH or "not gpu" in words):
         return True
     if collection_path in _IMPORTING_TORCH and (not HAS_TORCH or "not slow" in words):
         return True
-    return None
+    if (revision := config.getoption("changed")) is None:
+        return None
+    return None if changed_rooms.may_be_about(collection_path, changed_rooms.changed_since(revision)) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -88,8 +90,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         if not HAS_TORCH and item.get_closest_marker("torch"):
             item.add_marker(pytest.mark.skip(reason="torch is not installed"))
-    if config.getoption("changed"):
-        changed_rooms.select(config, items)
+    if revision := config.getoption("changed"):
+        changed = changed_rooms.changed_since(revision)
+        others = [item for item in items if not changed_rooms.is_about(item, changed)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
 
 
 def pytest_configure() -> None:

@@ -11,6 +11,8 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from tests import forks, studies
 
+pytestmark = pytest.mark.covers("pipeline/plan", "hydra_plugins", "run.py")
+
 
 def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) -> tuple[int, str]:
     """run.py in an empty folder: exit status and errors."""
@@ -36,7 +38,6 @@ def refusal_of(tmp_path, monkeypatch, capsys):
     return refusal
 
 
-@pytest.mark.smoke
 def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
     message = "degre: there is no such setting; did you mean degree?"
     assert run(tmp_path, "degre=3") == (2, f"error: {message}\n")

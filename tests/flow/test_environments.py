@@ -16,6 +16,7 @@ from tests.packages import Channel, wheel
 from tests.studies import Study
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/prepare/env")
 for name in ("rattler", "uv"):
     pytest.importorskip(name)
 

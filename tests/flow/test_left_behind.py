@@ -30,6 +30,7 @@ from tests import forks, simulated
 from tests.simulated import set_faults
 
 pytest_plugins = ["tests.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/gpu")
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=host"]
 SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
 PROFILE_2G = 14

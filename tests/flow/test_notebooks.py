@@ -17,6 +17,8 @@ from benchmarks import report as scale
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.report.evaluate.verdicts import Decision
 
+pytestmark = pytest.mark.covers("docs/notebooks")
+
 NOTEBOOKS = PROJECT_DIR / "docs/notebooks"
 
 

@@ -22,6 +22,7 @@ from tests.studies import Study
 from tests.trace_format import problems
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/launch/profilers")
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
 SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60", "listeners=[host]"]
 

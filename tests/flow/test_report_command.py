@@ -24,6 +24,7 @@ from tests import forks
 from tests.tracking_cases import client, runs_of
 
 pytest_plugins = ["tests.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/report")
 NUM_RUNS = 14
 
 

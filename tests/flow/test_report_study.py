@@ -13,6 +13,7 @@ from pipeline.report.read import rows
 from tests import forks
 
 pytest_plugins = ["tests.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/report")
 
 
 def test_the_report_computes_what_the_orchestrator_recorded(tmp_path: Path, template_store: Path) -> None:

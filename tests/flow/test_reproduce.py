@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/reproduce")
 
 SCRIPT = "import json, sys\nprint(sys.argv[1])\n"
 

@@ -18,6 +18,7 @@ from pipeline.base.records import Result
 from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/record/resume.py")
 # Nine epochs of 0.1 s: in as many seconds a busy machine may not do a step.
 WORK = ["window=work", "window.epochs=9", *SHORT[2:]]
 STUDY = ["-m", *TOY, *WORK, "degree=2", "repeats=2", "listeners.host.interval_ms=200"]

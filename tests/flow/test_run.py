@@ -24,6 +24,9 @@ from tests.forks import Process
 from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers(
+    "run.py", "pipeline/study.py", "pipeline/executor.py", "pipeline/summary.py", "pipeline/outcome.py"
+)
 IMPATIENT = PROJECT_DIR / "tests/impatient.py"
 # Its rate does not depend on how busy the machine is.
 KNOWN_RATE = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]
@@ -184,6 +187,7 @@ def test_findings_alone_end_with_status_0(study_of):
     assert study_of(*TOY, "baseline=never", *SHORT, "workload.args=[out_of_memory]").status == 0
 
 
+@pytest.mark.smoke
 def test_speed_up_is_recorded_even_when_the_baseline_runs_last(study_of):
     done = study_of("-m", *TOY, *KNOWN_RATE, *SHORT, "degree=2", "scenario=naive,serial", "order=listed")
     assert done.status == 0, done.err
@@ -193,6 +197,7 @@ def test_speed_up_is_recorded_even_when_the_baseline_runs_last(study_of):
     assert "speed-up" in done.out
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -365,6 +370,7 @@ def test_a_mix_of_command_lines_says_what_it_gains_and_builds_on_its_own_record(
     assert status == 0 and "digest differs" not in err and "content has changed" not in err
 
 
+@pytest.mark.smoke
 def test_a_script_that_fails_is_a_failed_row(study_of, tmp_path):
     (tmp_path / "train.py").write_text("import sys; sys.exit(3)")
     done = study_of("workload=script", "degree=1", "baseline=never", "workload.script=train.py")

@@ -21,6 +21,7 @@ from tests.run_cases import SHORT, TOY
 from tests.tracking_cases import wait_for
 
 pytest_plugins = ["tests.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/scale")
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=1.5", "degree=2", "repeats=3", "listeners=[host]"]
 MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
 

@@ -10,6 +10,7 @@ from tests.conftest import TOYS
 from tests.run_cases import groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/observe/logged")
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def script(name: str) -> list[str]:
     return ["workload=script", f"workload.script={name}.py"]
 
 
+@pytest.mark.smoke
 def test_a_file_that_two_copies_write_is_named(study_of, toys):
     done = study_of(*script("writes"), "workload.args=[mine.txt,together]", "baseline=never")
     assert done.status == 0, done.err

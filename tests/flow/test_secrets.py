@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.run_cases import groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/base/secrets.py")
 
 SCRIPT = """\
 import os, sys

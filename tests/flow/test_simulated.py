@@ -39,6 +39,7 @@ from tests.simulated import set_faults
 from tests.studies import Study
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/simulation", "pipeline/rehearsal.py")
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
 BRIEF = ["window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
 OFTEN = [f"listeners.{name}.interval_ms=200" for name in ("host", "nvml", "smi")]
@@ -165,6 +166,7 @@ def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, t
     assert not (tmp_path / "mlruns/spool").exists()
 
 
+@pytest.mark.smoke
 def test_mps_is_rehearsed_alone_and_inside_mig(rehearse, tmp_path):
     scenarios = "scenario=mps,mps_percent,mps_static,mig_mps"
     often = ["degree=2", "baseline=never", "gpu.driver=590"]

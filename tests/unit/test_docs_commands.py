@@ -28,6 +28,8 @@ from pipeline.plan.schema import GpuConfig, GpuKind
 from tests.conftest import GPU
 from tests.experiments import sweeper_of
 
+pytestmark = pytest.mark.covers("docs", "README.md", "conf")
+
 PAGES = [PROJECT_DIR / "README.md", *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
 COMMENTED = sorted((PROJECT_DIR / "conf").glob("**/*.yaml"))
 # What these pages name is made by the reader: `tests/flow/test_extensions.py` makes it and runs their commands.

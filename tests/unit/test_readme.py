@@ -10,6 +10,8 @@ from omegaconf import OmegaConf
 
 from pipeline.base.paths import PROJECT_DIR
 
+pytestmark = pytest.mark.covers("README.md")
+
 README = PROJECT_DIR / "README.md"
 PAGES = [README, *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}

@@ -23,6 +23,8 @@ from tests import made_up_recording
 from tests.conftest import DATA
 from tests.experiments import planned
 
+pytestmark = pytest.mark.covers("pipeline/recording.py")
+
 IDLE = DATA / "replay/idle_h100.parquet"
 LAYOUT = ("3g.40gb", "1g.10gb", "1g.10gb")
 
