@@ -128,7 +128,7 @@ def test_a_setting_of_other_workloads_is_named_with_what_has_it(refusal_of, work
     assert status == 2 and re.match(f"error: workload.{setting}: {message}", err), err
 
 
-@pytest.mark.parametrize("argument", ["degre=1,2", "+degre=1,2"])
+@pytest.mark.parametrize("argument", ["degre=1,2", pytest.param("+degre=1,2", marks=pytest.mark.slow)])
 def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
     message = "degre: there is no such setting; did you mean degree?"
     assert run(tmp_path, "-m", argument, is_real=argument.startswith("+")) == (2, f"error: {message}\n")
@@ -178,6 +178,7 @@ def test_keys_that_nobody_has_explained_are_an_error_too(tmp_path):
     assert run(tmp_path, "--help-keys", "nothing") == (2, f"error: {message}\n")
 
 
+@pytest.mark.slow
 def test_hydra_tells_all_of_it_where_that_is_asked_for(tmp_path):
     status, err = run(tmp_path, "degre=3", HYDRA_FULL_ERROR="1", is_real=True)
     assert status == 2 and "Traceback" in err and err.endswith("did you mean degree?\n")

@@ -124,6 +124,7 @@ def test_a_script_in_a_conda_environment_runs_with_its_packages_and_not_the_orch
     assert status == 0 and "1 of 1 groups are finished" in err
 
 
+@pytest.mark.slow
 def test_both_jobs_of_a_group_have_an_environment_of_their_own(run, jobs, channel, tmp_path):
     for size, version in (("S", "0.1"), ("M", "0.2")):
         channel.environment_yml(tmp_path / f"{size}.yml", f"rich={version}")
@@ -137,6 +138,7 @@ def test_both_jobs_of_a_group_have_an_environment_of_their_own(run, jobs, channe
     assert small["environment_digest"] != medium["environment_digest"]
 
 
+@pytest.mark.slow
 def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(run, jobs, channel, tmp_path):
     for size, version in (("S", "0.1"), ("M", "0.2")):
         channel.environment_yml(tmp_path / f"{size}.yml", f"rich={version}")
@@ -196,6 +198,7 @@ class PaintedEnv(CurrentEnv):
 """
 
 
+@pytest.mark.slow
 def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, jobs, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "painted.py").write_text(KIND)

@@ -42,6 +42,7 @@ def execute(name: str) -> dict[str, Any]:
     return namespace
 
 
+@pytest.mark.slow
 def test_a_study_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import matplotlib as mpl
 

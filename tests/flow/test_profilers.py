@@ -154,6 +154,7 @@ def test_a_script_is_measured_without_the_time_that_its_profiler_takes(profiled,
     assert int(job.data.tags["collocation.end_ns"]) < int(report.split()[-1])
 
 
+@pytest.mark.slow
 def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(run, client):
     grid = ["-m", *TOY, *SHORT, "degree=2"]
     assert run(*grid)[0] == 0

@@ -261,7 +261,7 @@ def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, s
     assert parent.data.tags["collocation.result"] == "interrupted"
 
 
-@pytest.mark.parametrize("also_the_sender", [False, True])
+@pytest.mark.parametrize("also_the_sender", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, client, tmp_path, also_the_sender):
     process = start(*TOY, "baseline=never", "window.seconds=60", "workload.args=[forks]", is_real=not also_the_sender)
     with when_training(tmp_path, process) as mark:

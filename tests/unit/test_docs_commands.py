@@ -84,11 +84,17 @@ COMMANDS = {
 def typable(prefix: str) -> list[object]:
     """Return a parameter for each command that begins so and needs nothing, once."""
     pages = {command: path for (path, command), kind in reversed(COMMANDS.items()) if kind is None}
+
+    def is_slow(command: str, path: Path) -> bool:
+        return "+experiment=" in command or path.parent.name in ("experiment", "results")
+
     return [
         pytest.param(
             *(command, path),
             id=f"{path.stem}: {command.removeprefix(prefix).strip()}"[:80],
-            marks=pytest.mark.slow if path.parent.name in ("experiment", "results") else (),
+            marks=pytest.mark.slow
+            if "+experiment=" in command or path.parent.name in ("experiment", "results")
+            else (),
         )
         for command, path in pages.items()
         if command.startswith(prefix)

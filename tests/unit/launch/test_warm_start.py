@@ -379,6 +379,7 @@ def cold_words(tmp_path_factory, made_once) -> list[str]:
     return json.loads(made_once("cold_words.json", write).read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["numpy", "scipy.linalg"])
 def test_numpy_gets_the_threads_that_it_would_have_had(cold_words, tmp_path, module):
     with contextlib.closing(ForkServer(PYTHON, module)) as server:

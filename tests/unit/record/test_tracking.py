@@ -154,6 +154,7 @@ def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root:
     assert len(runs_of(MlflowClient(uri))) == 2
 
 
+@pytest.mark.slow
 def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
     folders = [make_spool(root, record((), number=n), name=f"000{n}-mig") for n in (1, 2)]
     with Sender() as sender:
@@ -167,6 +168,7 @@ def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
         assert list(sender.unsent) == [folders[1]] and "has ended" in sender.unsent[folders[1]]
 
 
+@pytest.mark.slow
 def test_senders_are_forked_from_one_process_and_need_it_no_more(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = max(os.sched_getaffinity(0))
     folders = [make_spool(root, record((), number=n), name=f"000{n}-mig") for n in (1, 2, 3)]

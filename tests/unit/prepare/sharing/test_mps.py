@@ -448,6 +448,7 @@ def run_killed(folder: Path, fatal: int | None) -> int:
         os._exit(1)
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_a_replay_leaves_no_process(folder):
     write_program(folder, init_s=0)
     left_behind = 0
