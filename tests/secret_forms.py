@@ -135,6 +135,26 @@ KNOWN_BY_FORM = (
 )
 """Tokens that give themselves away, whatever stands beside them."""
 
+IN_CODE = (
+    "token = 'TOK-{}'",
+    'API_KEY: str = "{}"',
+    "os.environ['HF_TOKEN'] = '{}'",
+    'os.environ.setdefault("WANDB_API_KEY", "{}")',
+    "def connect(password='{}'): pass",
+    'headers = {{"Authorization": "Bearer {}"}}',
+    'config = {{"db": {{"password": r"{}"}}}}',
+    "command = ['mysql', '--password', '{}']",
+    "command = 'mysql --password={} -h db'",
+    "url = f'https://me:{}@db/x'",
+    "url = 'https://h/?access_token={}'",
+    "dsn = 'Server=h;Password={}'",
+    "# HF_TOKEN={} python train.py",
+    "secret = '''{}\nand more'''",
+    "parser.add_argument('--token', type=str, default='{}', help='the token')",
+    "key = '''-----BEGIN RSA PRIVATE KEY-----\n{}\n-----END RSA PRIVATE KEY-----'''",
+)
+"""Lines of Python that hold a secret."""
+
 INNOCENT = (
     *("tokenizer", "tokenizer_name", "max_tokens", "max_new_tokens", "num_tokens", "tokens_per_batch", "token_dim"),
     *("pad_token", "eos_token", "cls_token", "class_token", "special_tokens", "prompt_tokens", "token_type", "PATH"),
@@ -246,26 +266,8 @@ def variables() -> Iterator[tuple[str, str]]:
 
 def program() -> tuple[list[str], str]:
     """Give the secrets of a script in Python, and the script, which does nothing with them."""
-    forms = (
-        "token = 'TOK-{}'",
-        'API_KEY: str = "{}"',
-        "os.environ['HF_TOKEN'] = '{}'",
-        'os.environ.setdefault("WANDB_API_KEY", "{}")',
-        "def connect(password='{}'): pass",
-        'headers = {{"Authorization": "Bearer {}"}}',
-        'config = {{"db": {{"password": r"{}"}}}}',
-        "command = ['mysql', '--password', '{}']",
-        "command = 'mysql --password={} -h db'",
-        "url = f'https://me:{}@db/x'",
-        "url = 'https://h/?access_token={}'",
-        "dsn = 'Server=h;Password={}'",
-        "# HF_TOKEN={} python train.py",
-        "secret = '''{}\nand more'''",
-        "parser.add_argument('--token', type=str, default='{}', help='the token')",
-        "key = '''-----BEGIN RSA PRIVATE KEY-----\n{}\n-----END RSA PRIVATE KEY-----'''",
-    )
-    secrets = [_alone(700 + number) for number in range(len(forms))]
-    body = "\n".join(form.format(secret) for form, secret in zip(forms, secrets, strict=True))
+    secrets = [_alone(700 + number) for number in range(len(IN_CODE))]
+    body = "\n".join(form.format(secret) for form, secret in zip(IN_CODE, secrets, strict=True))
     return secrets, f"import argparse, os\nparser = argparse.ArgumentParser()\n{body}\nprint('done')\n"
 
 

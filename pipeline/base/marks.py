@@ -25,8 +25,8 @@ class Marks(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Both, as one text."""
-        return join([f"invalid: {self.invalid}" if self.invalid else "", self.note])
+        """Both, as one text, which tells where the note begins."""
+        return f"invalid: {self.invalid}" + (f"; note: {self.note}" if self.note else "") if self.invalid else self.note
 
 
 NO_MARKS = Marks()

@@ -50,7 +50,7 @@ class Tag(StrEnum):
     RATES = f"{PREFIX}rates"
     FIGURES = f"{PREFIX}figures"
     SHARED_FILES = f"{PREFIX}shared_files"
-    ABSENT_FIGURES = f"{PREFIX}absent_figures"  # why, of those that a listener read for a part of the window
+    ABSENT_FIGURES = f"{PREFIX}absent_figures"  # why, of those that a listener read, but not for the whole window
     LEFT_OUT = f"{PREFIX}left_out"
     DAMAGED = f"{PREFIX}damaged_events"
     NOT_FINITE = f"{PREFIX}not_finite"

@@ -114,6 +114,7 @@ def _late_generators(batch: Batch, window: Window) -> Iterator[str]:
 
 def _short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
     """Name the jobs that tell their rate by few steps or values."""
+    few_steps = dict[str, int]()
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if group.window.kind is WindowKind.LOGGED and logged is not None:
             num_values = throughput.num_values(logged.points, window)
@@ -123,7 +124,11 @@ def _short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
         elif group.window.kind is WindowKind.STEADY and len(log.steps.t_ns):
             num_steps = bisect_right(log.steps.t_ns, window[1]) - bisect_right(log.steps.t_ns, window[0])
             if num_steps < MIN_STEPS:
-                yield f"job {state.job.name} made {counted(num_steps, 'step')} in the window; raise window.seconds"
+                few_steps[state.job.name] = num_steps
+    if few_steps:
+        fewest = min(few_steps, key=few_steps.__getitem__)
+        jobs = f"job {fewest}" if len(few_steps) == 1 else f"{len(few_steps)} jobs, such as {fewest},"
+        yield f"{jobs} made {counted(few_steps[fewest], 'step')} in the window; raise window.seconds"
 
 
 def _doubts(group: Group, batch: Batch) -> Iterator[str]:

@@ -41,7 +41,7 @@ def figures(
         read: what was read of the subject.
         fields: of the listeners, the best first.
         windows: from when to when it was measured.
-        absent: takes in why there is no figure, by its name, where something was read of it during the windows.
+        absent: takes in why there is no figure, by its name, where something was read of it at any time.
     """
     found: dict[str, float] = {}
     reasons: dict[str, str] = {}
@@ -104,17 +104,19 @@ class _NotCoveredError(Exception):
 
 
 def _summary(summary: Summary, read: Sequence[Reading], windows: Sequence[Window], asked_ns: int) -> float | None:
-    """Summarise a quantity over the windows; `None` if it was not read in them.
+    """Summarise a quantity over the windows; `None` without any window.
 
     Raises:
-        _NotCoveredError: it was read for a part of a window only, or is a counter that began anew.
+        _NotCoveredError: it was not read for the whole of a window, or is a counter that began anew.
     """
     if summary is Summary.PEAK:
         # Nothing but 0: no sample met the jobs, which may be gone at once, out of memory.
         return max((value for _, value in read), default=0.0) or None
     inside = [[(t_ns, value) for t_ns, value in read if begin <= t_ns <= end] for begin, end in windows]
-    if not windows or not any(inside):
+    if not windows:
         return None
+    if not any(inside):
+        raise _NotCoveredError("no reading in the window")
     interval_ns = _interval_ns(read, asked_ns)
     for window in windows:
         # A mean since the reading before covers the time before its own instant, too.

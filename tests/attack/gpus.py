@@ -9,11 +9,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from subprocess import Popen
 
 from pipeline.simulation.machine.state import StateFile
-from tests.attack.bench import PATIENT, Bench, Outcome
+from tests.attack.bench import ENDING_SIGNALS, PATIENT, Bench, Outcome
 
 _WINDOW = ["window.seconds=0.2", "window.settle_s=0.05"]
+_LAUNCHER = "launcher"
+_EVERYTHING_SHARE = 0.2
 _LATEST_S = 12.0  # after this a study of four groups on two GPUs is nearly over
 _FINISH_S = 120.0
 """In which workers finish their units after their launcher was killed."""
@@ -49,9 +52,18 @@ def attack(bench: Bench, random: Random) -> Outcome:
     study += [*_WINDOW, *PATIENT, f"tracking.experiment={experiment}"]
     process = two.start_real(*study)
     outcome = Outcome("")
-    killed = [_kill_one(two, process.pid, random, outcome) for _ in range(random.randint(1, 3))]
-    outcome.what = f"of a {killed[0]}"
+    if random.random() < _EVERYTHING_SHARE:
+        time.sleep(random.uniform(0, _LATEST_S))
+        outcome.what = "of everything at one instant"
+        outcome.num_kills += two.kill_everything(process)
+        sent = [signal.SIGKILL]
+    else:
+        killed = [_kill_one(two, process, random, outcome) for _ in range(random.randint(1, 3))]
+        outcome.what = f"of a {killed[0][0]}"
+        sent = [signum for kind, signum in killed if kind == _LAUNCHER]
     outcome.problems += two.end(process)
+    if process.returncode < 0 and signal.SIGKILL not in sent:
+        outcome.problems.append(f"the launcher ended with {process.returncode} after {sent}")
     two.rest()
     outcome.problems += two.problems_after()
     again = two.start_real(*study, "resume=true")
@@ -65,18 +77,19 @@ def attack(bench: Bench, random: Random) -> Outcome:
     return outcome
 
 
-def _kill_one(two: TwoGpus, launcher: int, random: Random, outcome: Outcome) -> str:
-    """Wait a random time; kill one of the processes that there are then, and say of what kind it was."""
+def _kill_one(two: TwoGpus, process: Popen[str], random: Random, outcome: Outcome) -> tuple[str, int]:
+    """Wait a random time; signal a process of those that there are then; return its kind, and the signal."""
     time.sleep(random.uniform(0, _LATEST_S) if outcome.num_kills == 0 else random.uniform(0, 3))
+    two.wait_until_handling(process)
+    signum = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, random.choice(ENDING_SIGNALS)))
     if not (commands := two.commands()):
-        return "study that had ended"
+        return "study that had ended", signum
     pid = random.choice(sorted(commands))
-    kind = "launcher" if pid == launcher else _kind(pid, commands[pid])
-    signum = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1))
+    kind = _LAUNCHER if pid == process.pid else _kind(pid, commands[pid])
     with suppress(ProcessLookupError):
         os.kill(pid, signum)
         outcome.num_kills += 1
-    return kind
+    return kind, signum
 
 
 def _kind(pid: int, command: str) -> str:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 from tests import forks
-from tests.attack.bench import SHORT, Bench, Outcome
+from tests.attack.bench import ENDING_SIGNALS, SHORT, Bench, Outcome, name_of
 
 SCENARIOS = ("naive", "mps", "mig", "mig_mps", "serial")
-_ORCHESTRATOR, _SENDER = "orchestrator", "sender"
+_ORCHESTRATOR, _SENDER, _EVERYTHING = "orchestrator", "sender", "everything at one instant"
 _FORKED, _HELPERS = "workload.preload=workloads.client", "listeners=[host,nvml,smi,dcgm]"
 VICTIMS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     _ORCHESTRATOR: (5, SCENARIOS, ()),
     _SENDER: (2, SCENARIOS, ()),
+    _EVERYTHING: (2, SCENARIOS, ()),
     "job": (2, SCENARIOS, ()),
     "forked job": (1, SCENARIOS, (_FORKED,)),
     "fork server": (2, SCENARIOS, (_FORKED,)),
@@ -27,7 +29,7 @@ VICTIMS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
 }
 """How often each kind of process is the victim, under which modes, and what it takes that there is one."""
 _HOW = {
-    _ORCHESTRATOR: [*(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU), signal.SIGKILL, signal.SIGKILL],
+    _ORCHESTRATOR: [*ENDING_SIGNALS, *[signal.SIGKILL] * len(ENDING_SIGNALS)],
     _SENDER: [signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP],
 }
 _HOW_OTHERS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP]
@@ -45,15 +47,18 @@ def attack(bench: Bench, random: Random) -> Outcome:
     study.append(f"tracking.experiment={experiment}")
     if random.random() < 0.3:
         study = ["-m", *study, f"repeats={random.randint(1, 2)}"]
-    outcome = Outcome(f"of the {victim}")
+    outcome = Outcome(f"of {victim}" if victim == _EVERYTHING else f"of the {victim}")
     process = bench.start(*study)
     possible = [kind for kind, (_, modes, needs) in VICTIMS.items() if scenario in modes and set(needs) <= {*words}]
+    sent: list[int] = []  # to the orchestrator
     for kind in (victim, *random.choices(possible, k=random.randrange(3))):
-        _signal(bench, process, kind, random, outcome)
+        sent += _signal(bench, process, kind, random, outcome)
     outcome.problems += bench.end(process)
+    if sent and signal.SIGKILL not in sent:
+        outcome.problems += _disorder(bench, process, sent)
     outcome.problems += bench.problems_after()
     outcome.problems += bench.wrong_figures(experiment)
-    if random.random() < 0.3:
+    if victim == _EVERYTHING or random.random() < 0.3:
         outcome.what += ", resumed"
         again = bench.start(*study, "resume=true")
         outcome.problems += bench.end(again)
@@ -65,20 +70,36 @@ def attack(bench: Bench, random: Random) -> Outcome:
     return outcome
 
 
-def _signal(bench: Bench, process: forks.Fork, victim: str, random: Random, outcome: Outcome) -> None:
-    """Wait until there is such a process, and a random time more; then signal it."""
+def _disorder(bench: Bench, process: forks.Fork, sent: Sequence[int]) -> Iterator[str]:
+    """Name what is wrong after signals that end a study in order, before anybody cleans up."""
+    names = " and ".join(name_of(signum) for signum in sent)
+    status = process.returncode
+    assert status is not None
+    if status < 0 or (status > 128 and status - 128 not in sent):
+        yield f"after {names} the exit status is {status}"
+    if bench.snapshot() != bench.before or bench.journals():
+        yield f"after {names} the machine is {bench.snapshot()}, with steps to undo in {bench.journals()}"
+
+
+def _signal(bench: Bench, process: forks.Fork, victim: str, random: Random, outcome: Outcome) -> list[int]:
+    """Wait until there is such a process, and a random time more; then signal it; return what the orchestrator got."""
     signum = random.choice(_HOW.get(victim, _HOW_OTHERS))
-    if victim in (_ORCHESTRATOR, _SENDER):
+    if victim in (_ORCHESTRATOR, _SENDER, _EVERYTHING):
         time.sleep(random.uniform(0, _LATEST_S) * random.random())
-        pid = {_ORCHESTRATOR: process.pid, _SENDER: bench.sender_pid}[victim]
+        pid = bench.sender_pid if victim == _SENDER else process.pid
+        if victim == _ORCHESTRATOR and signum != signal.SIGKILL:
+            bench.wait_until_handling(process)
         if process.poll() is not None:
-            return
+            return []
     else:
         found = _wait_for(bench, process, victim)
         if not found:
-            return
+            return []
         pid = random.choice(found)
         time.sleep(random.choice((0, 0.05, 0.3)) * random.random())
+    if victim == _EVERYTHING:
+        outcome.num_kills += bench.kill_everything(process)
+        return [signal.SIGKILL]
     with suppress(ProcessLookupError):
         os.kill(pid, signum)
         outcome.num_kills += signum != signal.SIGSTOP
@@ -88,6 +109,8 @@ def _signal(bench: Bench, process: forks.Fork, victim: str, random: Random, outc
             last = random.choice((signal.SIGCONT, signal.SIGKILL, *([0] if "job" in victim else [])))
             os.kill(pid, last)
             outcome.num_kills += last == signal.SIGKILL
+        return [signum] if victim == _ORCHESTRATOR else []
+    return []
 
 
 def _wait_for(bench: Bench, process: forks.Fork, victim: str) -> list[int]:

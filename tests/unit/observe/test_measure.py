@@ -283,6 +283,7 @@ def counting_energy(*stretches: tuple[int, int], watts: float = 300.0, base_j: f
         (counting_energy((0, 85)), "no reading within 3 s of the end of the window"),
         (counting_energy((0, 45), (80, 120)), "no reading for 4 s of the window"),
         (counting_energy((60, 61)), "no reading within 5 s of the begin of the window"),
+        (counting_energy((-50, -45)), "no reading in the window"),
         (counting_energy((0, 60)) + counting_energy((60, 120), base_j=-1500), "the counter began anew in the window"),
     ],
 )

@@ -50,7 +50,7 @@ def test_the_table_shows_what_there_is():
     assert lines[0].split() == ["group", "result", "samples/s", "overlap", "GPU", "MiB", "SMACT", "J/sample"]
     assert lines[1].split() == ["naive-a+a", "ok*", "1234.6", "0.900", "512", "0.12", "7.13e-09"]
     assert lines[2].split() == ["naive-b", "failed", "-", "-", "-", "-", "-"]
-    assert lines[3] == "* naive-a+a: invalid: overlap 0.900 is below 0.95; hot"
+    assert lines[3] == "* naive-a+a: invalid: overlap 0.900 is below 0.95; note: hot"
     assert lines[4] == "naive-b: job 0-b: ended with status 3"
 
 
