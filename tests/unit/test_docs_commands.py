@@ -92,9 +92,7 @@ def typable(prefix: str) -> list[object]:
         pytest.param(
             *(command, path),
             id=f"{path.stem}: {command.removeprefix(prefix).strip()}"[:80],
-            marks=pytest.mark.slow
-            if "+experiment=" in command or path.parent.name in ("experiment", "results")
-            else (),
+            marks=pytest.mark.slow if is_slow(command, path) else (),
         )
         for command, path in pages.items()
         if command.startswith(prefix)
