@@ -331,6 +331,7 @@ def test_a_users_script_runs_unchanged_and_its_own_mlflow_calls_land_in_its_run(
         assert [m.value for m in client.get_metric_history(child.info.run_id, "my_loss")] == [1, 1 / 2, 1 / 3]
 
 
+@pytest.mark.slow
 def test_a_command_line_of_the_users_own_is_measured_swept_resumed_and_reproduced(run, client, tmp_path):
     (tmp_path / "train.py").write_text("import sys, time\nprint(sys.argv[1:])\ntime.sleep(0.2)\n")
     study = ["workload.flags.batch-size=16,32", "--", "train.py", "--out", "it's"]

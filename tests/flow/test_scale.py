@@ -88,6 +88,7 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, tmp
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_workers_finish_their_units_if_the_launcher_is_killed(start, tmp_path):
     process = start("hydra/launcher=gpus", "repeats=2", "window.seconds=0.5")
     begun = set()
@@ -148,6 +149,7 @@ def test_a_worker_with_another_plan_is_refused(start, tmp_path):
     assert "measure another plan: its options differ" in err
 
 
+@pytest.mark.slow
 def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path):
     process = start("hydra/launcher=beside", "repeats=1", "window.seconds=0.5")
     out, err = process.communicate(timeout=600)

@@ -55,6 +55,7 @@ def test_copies_with_folders_of_their_own_keep_their_files(study_of, toys, tmp_p
     assert {text[-len("jobs/0/output") :] for text in texts} == {"jobs/0/output", "jobs/1/output"}
 
 
+@pytest.mark.slow
 def test_speed_up_by_a_metric_in_tensorboard_files(study_of, toys):
     metric = "workload.metric=train/samples_per_second"
     long = "workload.args=['--steps=60']"  # so that the two meet on a busy machine as well
@@ -85,11 +86,12 @@ def test_a_metric_that_a_program_logs_through_mlflow(run, client, toys, name, me
     assert child.data.metrics[metric] > 0
 
 
-def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(run, client, toys, tmp_path):
+def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(study_of, toys, tmp_path):
     mix = ["+workload@sizes.A=script", "sizes.A.script=writes.py", "sizes.A.args=['{output_dir}/x']"]
     mix += ["+workload@sizes.B=script", "sizes.B.script=with_a_bug.py", "sizes.B.args=['--steps','0']"]
-    status, out, err = run(*mix, "mix=[B,A]", "baseline=always", "order=listed")
-    assert status == 1
+    done = study_of(*mix, "mix=[B,A]", "baseline=always", "order=listed")
+    out, err = done.out, done.err
+    assert done.status == 1
     assert "jobs/*/stdout.log, stderr.log" in err
     assert out.count("KeyError: 'table.csv has no column named loss'") == 2  # the reason of both rows, and the lines
     assert 'raise KeyError(f"{path} has no column named loss")' in out
@@ -97,6 +99,6 @@ def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(run, cl
     named = next(line for line in out.splitlines() if "the end of its error output" in line)
     path = tmp_path / named.partition("(")[2].rstrip("):")
     assert "no column named loss" in path.read_text()
-    for row, children in groups(client):
+    for row, children in done.groups:
         assert row.data.tags["collocation.result"] == "failed"
         assert sorted(child.data.tags["collocation.result"] for child in children) == ["failed", "ok"]

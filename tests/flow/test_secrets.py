@@ -54,6 +54,7 @@ def test_no_secret_is_in_the_store_nor_said(run, client, tmp_path):
     assert job.data.params["environ.DSN"] == "Server=h;Password=<hidden>"
 
 
+@pytest.mark.slow
 def test_a_script_that_was_kept_without_its_secrets_is_not_run(run, client, tmp_path):
     script, code = tmp_path / "train.py", 'password = "s3cr3t-script"\nassert len(password) == 13\n'
     script.write_text(code)

@@ -238,6 +238,7 @@ def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path)
     assert not (tmp_path / "decoys-ran").exists()
 
 
+@pytest.mark.slow
 def test_a_replay_answers_instance_by_instance_and_is_called_one_everywhere(run, tmp_path):
     made_up = made_up_recording.write(tmp_path / "made_up.parquet", ["3g.40gb", "1g.10gb"], idle_s=0)
     mig = ["scenario=mig", "degree=2", "scenario.profiles=[3g,1g]", "listeners=[nvml,gpm]", "gpu.model=h100_80gb"]
@@ -416,6 +417,7 @@ def test_a_stranger_on_another_gpu_does_not_matter(rehearse, tmp_path):
     assert status == 2 and f"({uuids[1]}) is in use by stranger" in err
 
 
+@pytest.mark.slow
 def test_a_study_that_waits_begins_when_the_other_study_and_the_strangers_are_gone(start, run, tmp_path):
     kept = StateFile(tmp_path / "kept.json")
     (gpu,) = kept.keep(["a100_40gb"]).gpus
@@ -518,6 +520,7 @@ def test_a_dry_run_keeps_no_machine(temporary, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, tmp_path):
     kept = tmp_path / "kept.json"
     study = [*TOY, *SHORT, "degree=2", f"gpu.machine={kept}"]

@@ -80,6 +80,7 @@ def test_a_store_half_built_by_a_killed_process_is_built_again(tmp_path: Path) -
     assert open_store(tmp_path).experiment_id(EXPERIMENT) == "1"
 
 
+@pytest.mark.slow
 def test_what_was_written_ahead_of_a_database_that_was_removed_is_not_taken_for_the_new_ones(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.client._tracking_client.store.engine.dispose()

@@ -195,6 +195,7 @@ def test_senders_are_forked_from_one_process_and_need_it_no_more(root: Path, mon
     assert sorted(by_name(client(root))) == ["group 1", "group 2", "group 3"]
 
 
+@pytest.mark.slow
 def test_an_interruption_while_a_sender_is_started_again_loses_no_request(root: Path, monkeypatch) -> None:
     folder = make_spool(root, record(()))
     reads = iter(("let it see that the process has ended", "interrupt it"))
@@ -276,6 +277,7 @@ def sender_on_deleted_experiment(sender: Any, root: Path) -> str:
     return str(sender.ask("open", experiment="gone")["error"])
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_in_a_line_and_what_was_not_sent_is_sent_later(root: Path) -> None:
     folder = make_spool(root, replace(record((child(0),)), state="open"))
     code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); del sys.argv[0]"
@@ -307,6 +309,7 @@ runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)
 """
 
 
+@pytest.mark.slow
 def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, serve) -> None:
     num_points = [50, 50, 50, 500, 50, 50, 50]  # the fourth job takes several requests, and the first one is the last
     folder = make_spool(
@@ -376,6 +379,7 @@ def test_the_sender_imports_mlflow_without_what_it_never_uses_and_leaves_that_im
     subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
 
 
+@pytest.mark.slow
 def test_a_version_of_mlflow_that_needs_what_stands_in_is_imported_whole() -> None:
     code = (
         "from pipeline.record.store.server import import_mlflow\n"
