@@ -135,6 +135,7 @@ def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_sweep_sets_what_each_of_its_choices_has_and_names_the_one_that_lacks_it(tmp_path):
     asked = [PROJECT_DIR / "run.py", "gpu=simulated_a100_40gb", "workload=tiny", "scenario.profile=1g", "dry_run=true"]
     done = forks.run(*asked, "-m", "scenario=mig,mig_mps", cwd=tmp_path)

@@ -219,11 +219,12 @@ def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, 
     assert status == 2 and "is built from no file" in err
 
 
-def test_the_lock_of_the_orchestrators_own_environment_is_kept_with_each_job(run, jobs):
-    status, _, err = run(*TOY, *SHORT, "degree=1")
-    assert status == 0, err
-    ((params, artifacts),) = jobs()
-    assert "# environment lock: current\n" in artifacts["environment.txt"] and params["environment_digest"]
+def test_the_lock_of_the_orchestrators_own_environment_is_kept_with_each_job(begin):
+    done = begin(*TOY, *SHORT, "degree=1")
+    assert done.status == 0, done.err
+    (job,) = done.jobs
+    assert "# environment lock: current\n" in (job.folder / "environment.txt").read_text()
+    assert job.data.params["environment_digest"]
 
 
 def test_a_dry_run_says_what_would_be_built_and_builds_nothing(begin, channel, tmp_path):

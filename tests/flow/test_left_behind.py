@@ -201,6 +201,7 @@ def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
     assert a100.file.read() == before
 
 
+@pytest.mark.slow
 def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a100: Kept) -> None:
     before = a100.gpu
     a100.fail("nvmlGpuInstanceDestroy", codes.IN_USE, times=None)
@@ -221,6 +222,7 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
     assert not a100.journal.path.exists()
 
 
+@pytest.mark.slow
 def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept) -> None:
     before = a100.gpu
     study = a100.start("scenario=mig", "degree=2", "window.seconds=60", "workload.args=[forks]", "tracking.root=other")
@@ -237,6 +239,7 @@ def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept
     assert a100.gpu == before
 
 
+@pytest.mark.slow
 def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path: Path, template_store: Path) -> None:
     shutil.copytree(template_store, tmp_path / "mlruns")
     common = [*TOY, "gpu=simulated_a30_24gb", f"gpu.lock_dir={tmp_path}"]

@@ -28,11 +28,12 @@ from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.prepare.device import lease
 from pipeline.record.series import read_about
 from pipeline.record.store import results
+from pipeline.simulation.install import write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Fault, Settings, StateFile
 from pipeline.simulation.mps import control
-from tests import forks, made_up_recording
+from tests import fast_programs, forks, made_up_recording
 from tests.conftest import GPU
 from tests.rows import Gone, group
 from tests.simulated import set_faults
@@ -104,6 +105,13 @@ def rehearse(study_of, tmp_path, monkeypatch, decoys) -> Callable[..., Study]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("PATH", f"{decoys}:{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    def write_fast(folder: Path, state_file: Path) -> dict[str, Path]:
+        programs = write_programs(folder, state_file)
+        fast_programs.use_mps(programs[control.MPS_CONTROL])
+        return programs
+
+    monkeypatch.setattr(rehearsal, "write_programs", write_fast)
     return partial(study_of, gpu="simulated_a100_40gb")
 
 
@@ -166,7 +174,7 @@ def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, t
     assert not (tmp_path / "mlruns/spool").exists()
 
 
-@pytest.mark.smoke
+@pytest.mark.slow
 def test_mps_is_rehearsed_alone_and_inside_mig(rehearse, tmp_path):
     scenarios = "scenario=mps,mps_percent,mps_static,mig_mps"
     often = ["degree=2", "baseline=never", "gpu.driver=590"]
@@ -494,6 +502,7 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
         pass
 
 
+@pytest.mark.smoke
 def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(rehearse, tmp_path):
     kept = a100_in(tmp_path)
     set_faults(kept, Fault(function="nvmlDeviceCreateGpuInstance", code=codes.INSUFFICIENT_RESOURCES, skip=1))

@@ -52,6 +52,7 @@ def test_quick_is_rehearsed_with_tiny_networks(tmp_path):
     assert names == dict.fromkeys([*mixes, *copies, "serial-1x-tiny"], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "expected"),
     [("scenario=naive", {"naive", "serial"}), ("scenario=mig", {"mig", "serial"})],
