@@ -59,7 +59,7 @@ def client(tmp_path):
 
 @pytest.fixture
 def study_of(tmp_path, monkeypatch, capsys) -> Callable[..., Study]:
-    """Run the study of a command line in this process and the folder of the test, without a store (`tests/studies`)."""
+    """Run the study of a command line in this process and the folder of the test, without a store."""
 
     def run_here(*arguments: str, gpu: str = "cpu") -> Study:
         end = arguments.index("--") if "--" in arguments else len(arguments)

@@ -60,6 +60,7 @@ def test_a_report_lies_in_its_folder_and_in_a_run_that_disturbs_nothing(filled: 
     assert len(rows.read([filled], scale.EXPERIMENT).rows) == NUM_RUNS
 
 
+@pytest.mark.slow
 def test_the_same_store_gives_the_same_files_and_a_second_report_replaces_the_first(
     filled: Path, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: P
     assert thinned is not None and thinned.thinned_to == 5 and len(thinned.memory_mib[0].values) == 5
 
 
+@pytest.mark.slow
 def test_a_store_is_read_by_its_uri_too(filled: Path, tmp_path: Path) -> None:
     uri = f"sqlite:///{filled / DATABASE}"
     assert main(["--experiment", scale.EXPERIMENT, "--uri", uri, "--out", str(tmp_path / "by-uri")]) == 0
@@ -116,6 +118,7 @@ def test_a_store_is_read_by_its_uri_too(filled: Path, tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_several_stores_are_one_study_and_a_copy_of_a_store_is_refused(filled: Path, tmp_path: Path, capsys) -> None:
     other, copy = tmp_path / "other", tmp_path / "copy"
     open_store(other)

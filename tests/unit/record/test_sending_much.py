@@ -118,6 +118,7 @@ def test_the_half_of_a_file_that_a_killed_sender_left_is_removed(root: Path) -> 
     assert {path.name for path in artifacts.iterdir()} == {"job.json", "events.jsonl", "stdout.log", "stderr.log"}
 
 
+@pytest.mark.slow
 def test_who_waits_for_long_is_told_for_what_and_a_signal_ends_it(root: Path, capsys, monkeypatch) -> None:
     def interrupt(*_: object) -> None:
         raise Interrupted(signal.SIGALRM)
