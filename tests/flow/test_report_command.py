@@ -80,6 +80,7 @@ def test_the_same_store_gives_the_same_files_and_a_second_report_replaces_the_fi
     assert not [r for r in runs_of(client(filled), scale.EXPERIMENT) if r.data.tags["collocation.role"] == "report"]
 
 
+@pytest.mark.slow
 def test_a_board_reads_the_same_from_a_report_as_from_its_store(filled: Path, tmp_path: Path) -> None:
     assert command(filled, "--out", tmp_path / "report", "--no-log") == 0
     sources = ["--experiment", scale.EXPERIMENT, "--root", str(filled)], [str(tmp_path / "report")]
@@ -89,6 +90,7 @@ def test_a_board_reads_the_same_from_a_report_as_from_its_store(filled: Path, tm
     assert first == second and len(first.splitlines()) > 2
 
 
+@pytest.mark.slow
 def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: Path, monkeypatch) -> None:
     chosen = next(row for row in rows.read([filled], scale.EXPERIMENT).rows if row.name == "naive-3x-workloada")
     for path in filled.rglob("samples.parquet"):
@@ -155,6 +157,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_log", [True, False])
 def test_a_store_that_may_only_be_read_is_reported_also_from_another_place(
     has_log: bool, filled: Path, tmp_path: Path

@@ -108,6 +108,7 @@ def test_what_is_not_as_it_was_is_said_before_it_runs_or_refused(run, client, tm
     assert "makespan_s" in out
 
 
+@pytest.mark.slow
 def test_two_scripts_of_one_name_are_both_kept_and_told_apart(run, client, tmp_path):
     for folder in "ab":
         (tmp_path / folder).mkdir()
@@ -138,6 +139,7 @@ def test_two_scripts_of_one_name_are_both_kept_and_told_apart(run, client, tmp_p
     assert "train.py: its content has changed; the original is artifact script-1-train.py" in err
 
 
+@pytest.mark.slow
 def test_a_secret_reaches_the_program_and_no_file_and_is_given_again(run, client, tmp_path):
     (tmp_path / "train.py").write_text(
         "import os, sys\nassert [os.environ['HF_TOKEN'][::-1], sys.argv[2][::-1]] == ['terc3s'] * 2\n"

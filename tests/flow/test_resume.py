@@ -101,6 +101,7 @@ def test_after_a_reboot_the_block_that_was_begun_starts_again(start, run, client
     assert [boot == "another-boot" for boot in boots["2"]] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_results_of_another_plan_stay_are_not_used_and_are_counted(run, client):
     assert run(*BLOCK, "degree=2")[0] == 0
     status, _, err = run(*BLOCK, "degree=2,3", "resume=true")

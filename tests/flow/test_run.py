@@ -87,6 +87,7 @@ def test_a_dry_run_writes_nothing(study_of, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_for_programs_too_how_long_the_study_will_take(run):
     def plan():
         status, out, _ = run("-m", *TOY, *SHORT, "degree=2,3", "baseline=never", "dry_run=json")
@@ -123,6 +124,7 @@ def test_a_sweep_goes_on_past_a_failure_and_resumes_only_what_failed(run, client
     assert [run.info.status for run, _ in groups(client)] == ["FINISHED", "FAILED", "FAILED", "FAILED"]
 
 
+@pytest.mark.slow
 def test_figures_follow_when_the_baseline_runs_after_a_resume(run, client):
     grid = ["-m", *TOY, *KNOWN_RATE, *SHORT, "degree=2", "scenario=naive,serial", "order=listed"]
     assert run(*grid, "time_limit_s=0.1")[0] == 1  # a study that was cut has groups without a result
@@ -150,6 +152,7 @@ def test_with_another_launcher_every_combination_is_a_study_of_its_own(run, clie
     assert len({run.data.tags["collocation.study"] for run, _ in groups(client)}) == 3
 
 
+@pytest.mark.slow
 def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -162,6 +165,7 @@ def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
     assert process.returncode == 0, err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("start")  # which makes the store
 def test_a_study_ends_with_its_result_whatever_streams_folder_and_warnings_it_was_started_with(client, tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
@@ -314,6 +318,7 @@ def test_what_the_machine_refuses_is_the_reason_of_a_row_and_no_error_of_ours(st
     assert (group.folder / "artifacts/orchestrator_error.txt").is_file()
 
 
+@pytest.mark.slow
 def test_a_users_script_runs_unchanged_and_its_own_mlflow_calls_land_in_its_run(run, client, tmp_path):
     (tmp_path / "train.py").write_text(
         "import sys, mlflow\n"
@@ -358,6 +363,7 @@ def test_a_command_line_of_the_users_own_is_measured_swept_resumed_and_reproduce
     assert status == 0 and "digest differs" not in err and "content has changed" not in err
 
 
+@pytest.mark.slow
 def test_a_mix_of_command_lines_says_what_it_gains_and_builds_on_its_own_record(run, client, tmp_path):
     for name in ("train", "eval"):
         (tmp_path / f"{name}.py").write_text("import sys, time; print(sys.argv[1:]); time.sleep(0.3)")

@@ -121,6 +121,7 @@ def test_what_keeps_a_gpu_company_ends_with_a_launcher_that_is_killed(start, tmp
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
 
 
+@pytest.mark.slow
 def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(start, tmp_path):
     models = ["gpu=simulated_a100_40gb,simulated_h100_80gb", "gpu.count=1"]
     process = start("hydra/launcher=gpus", *models, "repeats=1", "window.seconds=0.5")
@@ -139,6 +140,7 @@ def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(sta
     ]
 
 
+@pytest.mark.slow
 def test_a_worker_with_another_plan_is_refused(start, tmp_path):
     plan_file = tmp_path / "plan.json"
     process = start("unit=1", f"plan_file={plan_file}")

@@ -368,6 +368,7 @@ def test_importing_the_tracking_modules_imports_no_mlflow() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_sender_imports_mlflow_without_what_it_never_uses_and_leaves_that_importable() -> None:
     code = (
         "import sys; from pipeline.record.store.server import import_mlflow; import_mlflow(with_database=True)\n"

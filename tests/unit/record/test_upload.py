@@ -220,6 +220,7 @@ with mlflow.start_run():
 """
 
 
+@pytest.mark.slow
 def test_what_a_script_logs_itself_lands_in_its_run(root: Path) -> None:
     folder = make_spool(root, record((child(0),)))
     script_store = folder / "jobs" / "0" / "mlflow"
