@@ -62,6 +62,7 @@ def test_a_baseline_of_a_sweep_is_run_again_beside_its_original(run, client):
     ]
 
 
+@pytest.mark.slow
 def test_a_group_of_a_study_with_only_some_of_its_groups_is_planned_again(run, client):
     only = 'only=["naive-1x-toy-environ.A=2"]'
     status, _, err = run("-m", *TOY, *SHORT, "degree=1", "baseline=never", "workload.environ.A=1,2", only)

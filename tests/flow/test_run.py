@@ -110,6 +110,7 @@ def test_a_dry_run_says_for_programs_too_how_long_the_study_will_take(run):
     assert "takes about" in run("-m", *TOY, *SHORT, "degree=2", "baseline=never", "dry_run=true")[1]
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_past_a_failure_and_resumes_only_what_failed(run, client):
     grid = ["-m", *TOY, *SHORT, "order=listed", "baseline=never"]
     manners = "workload.args=[well],[raises],[out_of_memory]"
@@ -137,6 +138,7 @@ def test_figures_follow_when_the_baseline_runs_after_a_resume(run, client):
     assert len(re.findall("^naive-2x-toy ", out, re.MULTILINE)) == 1  # the table holds the whole study
 
 
+@pytest.mark.slow
 def test_with_another_launcher_every_combination_is_a_study_of_its_own(run, client):
     status, _, err = run(
         "-m",
@@ -282,7 +284,7 @@ def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, clien
     assert [run.info.status for run in (parent, *children)] == ["KILLED"] * 3
 
 
-@pytest.mark.parametrize("is_store_gone", [False, True])
+@pytest.mark.parametrize("is_store_gone", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(start, client, tmp_path, is_store_gone):
     process = start(*TOY, "window.seconds=1", *SHORT[1:])
     with when_training(tmp_path, process):

@@ -184,6 +184,7 @@ def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path)
     assert overview(tmp_path / "mlruns", "collocation-rehearsal").is_done
 
 
+@pytest.mark.slow
 def test_what_failed_on_every_gpu_is_in_the_table_at_the_end(start, tmp_path):
     (script := tmp_path / "fails.py").write_text("import sys; sys.exit('no such dataset')\n")
     process = start("hydra/launcher=gpus", "workload=script", f"workload.script={script}", "degree=2", "repeats=2")

@@ -218,6 +218,7 @@ def test_an_interruption_while_a_sender_is_started_again_loses_no_request(root: 
     assert not folder.exists() and list(by_name(client(root))) == ["group 1"]
 
 
+@pytest.mark.slow
 def test_who_leaves_does_not_wait_for_a_new_store(tmp_path: Path) -> None:
     root = tmp_path / "new"
     with Sender() as sender:
@@ -255,6 +256,7 @@ def test_the_sender_finishes_the_group_of_an_orchestrator_that_died(root: Path, 
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_the_sender_answers_every_line_and_survives_ctrl_c(root: Path, serve) -> None:
     sender = serve("--root", root, is_real=True)
     assert "unknown request" in sender.ask("dance")["error"]
