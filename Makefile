@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 
-.PHONY: run test test-all lint
+.PHONY: run test test-all test-changed lint
 # Tests start hundreds of Python programs, which keep nothing that they compile where the environment forbids it.
 COMPILE = $(VENV)/bin/python -m compileall -q pipeline listeners workloads hydra_plugins tests
 PYTEST = $(VENV)/bin/python -m pytest -n 3 --dist worksteal
@@ -13,6 +13,11 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(COMPILE)
 	$(PYTEST) $(ARGS)
+
+# The tests of the folders that differ from SINCE, and some of everything else.
+SINCE ?= main
+test-changed: $(VENV)/.installed-dev
+	$(PYTEST) --changed $(SINCE) $(ARGS)
 
 test-all: $(VENV)/.installed-dev
 	$(COMPILE)

@@ -22,7 +22,7 @@ from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.inventory import take as take_inventory
 from pipeline.plan.schema import Config
-from tests import forks
+from tests import changed_rooms, forks
 from tests.experiments import composed
 
 _MEMORY = Path("/dev/shm")
@@ -55,23 +55,46 @@ GPU = Device(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--rewrite-golden` writes what a test found where it would have compared it."""
+    """`--rewrite-golden` writes what a test found where it would have compared it; `--changed` selects tests."""
     parser.addoption("--rewrite-golden", action="store_true", help="write golden files anew instead of comparing")
+    parser.addoption(
+        "--changed", metavar="REVISION", help="only tests of what changed since this revision, and some smoke tests"
+    )
 
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-OF_TORCH = [
-    "gpu",
-    *(f"unit/workloads/test_{name}.py" for name in ("canary", "image_data", "infer", "published", "train_timm")),
-]
-collect_ignore = [] if HAS_TORCH else OF_TORCH
+_HERE = Path(__file__).parent
+# They import torch, which takes a process of the runner seconds and half a gigabyte before the first test.
+_IMPORTING_TORCH = {
+    _HERE / "unit/workloads" / f"test_{name}.py"
+    for name in ("canary", "image_data", "infer", "micro", "published", "text_models", "train_text", "train_timm")
+}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave alone what imports torch where it is missing or none of it is to run, and what no change is about."""
+    words = config.option.markexpr
+    if collection_path == _HERE / "gpu" and (not HAS_TORCH or "not gpu" in words):
+        return True
+    if collection_path in _IMPORTING_TORCH and (not HAS_TORCH or "not slow" in words):
+        return True
+    if (revision := config.getoption("changed")) is None:
+        return None
+    return None if changed_rooms.may_be_about(collection_path, changed_rooms.changed_since(revision)) else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs torch where it is not installed, as on the newest Python in `.ci/run`."""
     for item in items:
+        if item.path in _IMPORTING_TORCH:
+            item.add_marker(pytest.mark.slow)
         if not HAS_TORCH and item.get_closest_marker("torch"):
             item.add_marker(pytest.mark.skip(reason="torch is not installed"))
+    if revision := config.getoption("changed"):
+        changed = changed_rooms.changed_since(revision)
+        others = [item for item in items if not changed_rooms.is_about(item, changed)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
 
 
 def pytest_configure() -> None:

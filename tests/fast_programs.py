@@ -23,9 +23,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.base.paths import PROJECT_DIR
-from pipeline.simulation.mps.control import write_executable
+from pipeline.simulation.mps.control import MPS_CONTROL, write_executable
 
-_MODULES = {"nvidia-smi": "pipeline.simulation.smi.program", "dcgmi": "pipeline.simulation.dcgmi"}
+_MODULES = {
+    "nvidia-smi": "pipeline.simulation.smi.program",
+    "dcgmi": "pipeline.simulation.dcgmi",
+    MPS_CONTROL: "pipeline.simulation.mps.control",
+}
+_OF_MPS = ("CUDA_MPS_PIPE_DIRECTORY", "SIMULATED_MPS")
+"""Variables that a command of MPS reads."""
 # Only what is compiled into the interpreter is imported.
 _CLIENT = """
 import sys, _socket
@@ -33,15 +39,37 @@ s = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 s.connect(sys.argv[1])
 s.sendmsg([chr(0).join(sys.argv[2:]).encode()], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, {fds!r})])
 sys.exit(int(s.recv(16) or 1))
-""".format(fds=array.array("i", [1, 2]).tobytes())
+""".format(fds=array.array("i", range(3)).tobytes())
 
 
 def use_in(folder: Path, state_file: Path) -> None:
     """Replace the programs that `write_programs` has written into the folder, for what ends by itself."""
-    _, path = _server()
-    for name in _MODULES:
-        argv = [sys.executable, "-I", "-S", "-c", _CLIENT, path, name, "--state-file", str(state_file.absolute())]
+    for name in ("nvidia-smi", "dcgmi"):
+        argv = [*_asking(name), "--state-file", str(state_file.absolute())]
         write_executable(folder / name, f"exec {shlex.join(argv)}")
+    use_mps(folder / MPS_CONTROL)
+
+
+def use_mps(program: Path) -> None:
+    """Have what is asked of this control program answered by forks; a daemon stays a process of its own.
+
+    Args:
+        program: that `write_program` has written.
+    """
+    started = program.read_text(encoding="utf-8").splitlines()[1]  # VARIABLES exec COMMAND "$@"
+    (settings,) = (word for word in shlex.split(started) if word.startswith("SIMULATED_MPS="))
+    variables = " ".join(f'"${name}"' for name in _OF_MPS)
+    write_executable(
+        program,
+        f'for word; do [ "$word" = -d ] && {started}; done\n'
+        f"SIMULATED_MPS={shlex.quote(settings.partition('=')[2])}\n"
+        f"exec {shlex.join(_asking(MPS_CONTROL))} {variables}",
+    )
+
+
+def _asking(name: str) -> list[str]:
+    """The command line that asks the server for a program."""
+    return [sys.executable, "-I", "-S", "-c", _CLIENT, _server()[1], name]
 
 
 @functools.cache
@@ -74,11 +102,14 @@ def _become(connection: socket.socket, mains: Mapping[str, Callable[[Sequence[st
     """Be the program that the other side asks for; does not return."""
     status = 1
     try:
-        data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 2)
-        for number, descriptor in enumerate(descriptors, start=1):
+        data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+        for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
         name, *arguments = data.decode().split("\0")
+        if name == MPS_CONTROL:
+            os.environ.update(zip(_OF_MPS, arguments, strict=False))
+            del arguments[: len(_OF_MPS)]
         status = mains[name](arguments)
         sys.stdout.flush()
     except BaseException:  # noqa: BLE001  an interpreter reports each

@@ -93,7 +93,8 @@ class Fork:
     def send_signal(self, signum: int) -> None:
         """Signal it, unless it is known to have ended."""
         if self.poll() is None:
-            os.kill(self.pid, signum)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(self.pid, signum)
 
     def kill(self) -> None:
         """End it, as `kill -9` does."""

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
-from tests import forks
+from tests import forks, studies
 from tests.forks import Process
+from tests.studies import Study
 
 
 @pytest.fixture
@@ -54,3 +55,20 @@ def client(tmp_path):
     from mlflow import MlflowClient
 
     return MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+
+
+@pytest.fixture
+def study_of(tmp_path, monkeypatch, capsys) -> Callable[..., Study]:
+    """Run the study of a command line in this process and the folder of the test, without a store."""
+
+    def run_here(*arguments: str, gpu: str = "cpu") -> Study:
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        here = [f"gpu.lock_dir={tmp_path}", f"gpu={gpu}", "foreign_load=note"]
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            status, rows = studies.execute([*arguments[:end], *here, *arguments[end:]], tmp_path / "kept", patch)
+        out, err = capsys.readouterr()
+        return Study(status, out, err, list(rows.groups.values()))
+
+    return run_here

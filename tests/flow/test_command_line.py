@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
-from tests import forks
+from tests import forks, studies
+
+pytestmark = pytest.mark.covers("pipeline/plan", "hydra_plugins", "run.py")
 
 
 def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) -> tuple[int, str]:
@@ -19,6 +21,27 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
         out, err = process.communicate(timeout=600)
     assert out == ""
     return process.returncode, err
+
+
+@pytest.fixture
+def refusal_of(tmp_path, monkeypatch, capsys):
+    """Exit status and errors of a command line without a sweep, which Hydra composes in this process."""
+
+    def refusal(*arguments: str) -> tuple[int, str]:
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            status, _ = studies.execute(arguments, tmp_path / "kept", patch, studies.composed_by_hydra)
+        out, err = capsys.readouterr()
+        assert out == ""
+        return status, err
+
+    return refusal
+
+
+def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
+    message = "degre: there is no such setting; did you mean degree?"
+    assert run(tmp_path, "degre=3") == (2, f"error: {message}\n")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -88,8 +111,8 @@ def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) ->
         ("~window.x", "Could not delete from config. 'window.x' does not exist"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_to_give_instead(tmp_path, argument, message):
-    assert run(tmp_path, argument) == (2, f"error: {message}\n")
+def test_a_mistake_is_one_line_that_says_what_to_give_instead(refusal_of, tmp_path, argument, message):
+    assert refusal_of(argument) == (2, f"error: {message}\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -100,18 +123,19 @@ def test_a_mistake_is_one_line_that_says_what_to_give_instead(tmp_path, argument
         ("micro", "model", "this workload has no such setting; add workload=bert_base or .* or others, which has it"),
     ],
 )
-def test_a_setting_of_other_workloads_is_named_with_what_has_it(tmp_path, workload, setting, message):
-    status, err = run(tmp_path, f"workload={workload}", f"workload.{setting}=3")
+def test_a_setting_of_other_workloads_is_named_with_what_has_it(refusal_of, workload, setting, message):
+    status, err = refusal_of(f"workload={workload}", f"workload.{setting}=3")
     assert status == 2 and re.match(f"error: workload.{setting}: {message}", err), err
 
 
-@pytest.mark.parametrize("argument", ["degre=1,2", "+degre=1,2"])
+@pytest.mark.parametrize("argument", ["degre=1,2", pytest.param("+degre=1,2", marks=pytest.mark.slow)])
 def test_a_mistake_in_a_sweep_is_the_same_line(tmp_path, argument):
     message = "degre: there is no such setting; did you mean degree?"
     assert run(tmp_path, "-m", argument, is_real=argument.startswith("+")) == (2, f"error: {message}\n")
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_sweep_sets_what_each_of_its_choices_has_and_names_the_one_that_lacks_it(tmp_path):
     asked = [PROJECT_DIR / "run.py", "gpu=simulated_a100_40gb", "workload=tiny", "scenario.profile=1g", "dry_run=true"]
     done = forks.run(*asked, "-m", "scenario=mig,mig_mps", cwd=tmp_path)
@@ -197,6 +221,7 @@ def test_keys_that_nobody_has_explained_are_an_error_too(tmp_path):
     assert run(tmp_path, "--help-keys", "nothing") == (2, f"error: {message}\n")
 
 
+@pytest.mark.slow
 def test_hydra_tells_all_of_it_where_that_is_asked_for(tmp_path):
     status, err = run(tmp_path, "degre=3", HYDRA_FULL_ERROR="1", is_real=True)
     assert status == 2 and "Traceback" in err and err.endswith("did you mean degree?\n")

@@ -13,8 +13,10 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from tests import forks
 from tests.packages import Channel, wheel
+from tests.studies import Study
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/prepare/env")
 for name in ("rattler", "uv"):
     pytest.importorskip(name)
 
@@ -54,6 +56,19 @@ def run(tmp_path, template_store) -> Callable[..., tuple[int, str, str]]:
         return process.returncode, out, err
 
     return to_the_end
+
+
+@pytest.fixture
+def begin(study_of, tmp_path) -> Callable[..., Study]:
+    """The same in this process, without a store."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def begin_here(*arguments: str) -> Study:
+        is_built = {"env=conda", "env=venv"} & set(arguments)
+        cache = [f"env.cache_root={tmp_path}/cache"] if is_built else []
+        return study_of(*arguments, "listeners=[host]", *cache)
+
+    return begin_here
 
 
 @pytest.fixture
@@ -109,6 +124,7 @@ def test_a_script_in_a_conda_environment_runs_with_its_packages_and_not_the_orch
     assert status == 0 and "1 of 1 groups are finished" in err
 
 
+@pytest.mark.slow
 def test_both_jobs_of_a_group_have_an_environment_of_their_own(run, jobs, channel, tmp_path):
     for size, version in (("S", "0.1"), ("M", "0.2")):
         channel.environment_yml(tmp_path / f"{size}.yml", f"rich={version}")
@@ -122,6 +138,7 @@ def test_both_jobs_of_a_group_have_an_environment_of_their_own(run, jobs, channe
     assert small["environment_digest"] != medium["environment_digest"]
 
 
+@pytest.mark.slow
 def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(run, jobs, channel, tmp_path):
     for size, version in (("S", "0.1"), ("M", "0.2")):
         channel.environment_yml(tmp_path / f"{size}.yml", f"rich={version}")
@@ -145,27 +162,27 @@ def test_a_reproduction_builds_each_environment_from_the_lock_of_its_original(ru
 
 
 @pytest.mark.parametrize("kind", ["conda", "venv"])
-def test_a_job_of_the_protocol_runs_where_neither_mlflow_nor_the_project_is(run, jobs, channel, tmp_path, kind):
+def test_a_job_of_the_protocol_runs_where_neither_mlflow_nor_the_project_is(begin, channel, tmp_path, kind):
     channel.environment_yml(tmp_path / "conda.yml")
     (tmp_path / "venv.txt").write_text("--no-index\n")
     file = "conda.yml" if kind == "conda" else "venv.txt"
-    status, _, err = run(*TOY, "baseline=never", *SHORT, "degree=2", f"env={kind}", f"env.file={file}")
-    assert status == 0 and "; 1 ok)" in err, err
-    assert err.count("is not built yet") == 1
-    found = jobs()
-    assert len(found) == 2 and all(f"# environment lock: {kind}\n" in files["environment.txt"] for _, files in found)
+    done = begin(*TOY, "baseline=never", *SHORT, "degree=2", f"env={kind}", f"env.file={file}")
+    assert done.status == 0 and "; 1 ok)" in done.err, done.err
+    assert done.err.count("is not built yet") == 1
+    locks = [(job.folder / "environment.txt").read_text() for job in done.jobs]
+    assert len(locks) == 2 and all(f"# environment lock: {kind}\n" in lock for lock in locks)
 
 
-def test_a_script_in_a_virtual_environment_runs_with_its_packages(run, jobs, tmp_path):
+def test_a_script_in_a_virtual_environment_runs_with_its_packages(begin, tmp_path):
     wheel(tmp_path / "wheels", "rich", "0.3")
     (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nrich\n")
-    status, _, err = run(
-        "workload=script", "workload.script=train.py", "degree=1", "env=venv", "env.file=requirements.txt"
-    )
-    assert status == 0, err
-    ((_, artifacts),) = jobs()
-    assert printed(artifacts)["rich"] == "0.3" and not printed(artifacts)["mlflow"]
-    assert "rich==0.3\n" in artifacts["environment.txt"]
+    script = ["workload=script", "workload.script=train.py", "degree=1"]
+    done = begin(*script, "env=venv", "env.file=requirements.txt")
+    assert done.status == 0, done.err
+    (job,) = done.jobs
+    said = json.loads((job.folder / "stdout.log").read_text())
+    assert said["rich"] == "0.3" and not said["mlflow"]
+    assert "rich==0.3\n" in (job.folder / "environment.txt").read_text()
 
 
 # A kind that nothing else knows: a class, and a YAML whose keys are its arguments.
@@ -181,6 +198,7 @@ class PaintedEnv(CurrentEnv):
 """
 
 
+@pytest.mark.slow
 def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, jobs, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "painted.py").write_text(KIND)
@@ -201,24 +219,25 @@ def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, 
     assert status == 2 and "is built from no file" in err
 
 
-def test_the_lock_of_the_orchestrators_own_environment_is_kept_with_each_job(run, jobs):
-    status, _, err = run(*TOY, *SHORT, "degree=1")
-    assert status == 0, err
-    ((params, artifacts),) = jobs()
-    assert "# environment lock: current\n" in artifacts["environment.txt"] and params["environment_digest"]
+def test_the_lock_of_the_orchestrators_own_environment_is_kept_with_each_job(begin):
+    done = begin(*TOY, *SHORT, "degree=1")
+    assert done.status == 0, done.err
+    (job,) = done.jobs
+    assert "# environment lock: current\n" in (job.folder / "environment.txt").read_text()
+    assert job.data.params["environment_digest"]
 
 
-def test_a_dry_run_says_what_would_be_built_and_builds_nothing(run, channel, tmp_path):
+def test_a_dry_run_says_what_would_be_built_and_builds_nothing(begin, channel, tmp_path):
     channel.environment_yml(tmp_path / "environment.yml")
     before = sorted(tmp_path.rglob("*"))
-    status, out, _ = run(*TOY, "baseline=never", "env=conda", "env.file=environment.yml", "dry_run=true")
+    status, out, _ = begin(*TOY, "baseline=never", "env=conda", "env.file=environment.yml", "dry_run=true")
     assert status == 0 and "is not built yet, and is built by py-rattler before the study starts" in out
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_solve_that_fails_is_one_refusal_and_nothing_was_started(run, channel, tmp_path):
+def test_a_solve_that_fails_is_one_refusal_and_nothing_was_started(begin, channel, tmp_path):
     channel.environment_yml(tmp_path / "environment.yml", "rich=7")
-    status, out, err = run(*TOY, "baseline=never", "env=conda", "env.file=environment.yml")
+    status, out, err = begin(*TOY, "baseline=never", "env=conda", "env.file=environment.yml")
     assert status == 2 and out == ""
     assert err.count("error: ") == 1 and "No candidates were found for rich 7" in err and "Traceback" not in err
     assert not (tmp_path / "mlruns/spool").exists()
@@ -235,9 +254,9 @@ def test_a_solve_that_fails_is_one_refusal_and_nothing_was_started(run, channel,
         (["env=conda", "env.file=environment.yml", "window.seconds=-1"], "window.seconds"),
     ],
 )
-def test_what_cannot_be_is_refused_before_an_environment_is_built(run, channel, tmp_path, arguments, words):
+def test_what_cannot_be_is_refused_before_an_environment_is_built(begin, channel, tmp_path, arguments, words):
     channel.environment_yml(tmp_path / "environment.yml")
     (tmp_path / "wheels").mkdir()
-    status, _, err = run(*TOY, "baseline=never", *arguments)
+    status, _, err = begin(*TOY, "baseline=never", *arguments)
     assert status == 2 and words in err and "builds it" not in err
     assert not (tmp_path / "cache").exists()

@@ -18,6 +18,7 @@ from tests.servers import refuse_or_skip
 from tests.tracking_cases import wait_for
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/observe/exporters")
 DASHBOARD = json.loads((PROJECT_DIR / "docs/grafana_dashboard.json").read_text(encoding="utf-8"))
 STUDY = [*TOY, *SHORT[1:], "window.seconds=2", "degree=2", "baseline=always", "listeners=[host]"]
 

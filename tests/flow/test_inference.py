@@ -10,6 +10,7 @@ import pytest
 from pipeline.record.store import results
 
 pytest_plugins = ["tests.run_fixtures", "tests.tracking_fixtures"]
+pytestmark = pytest.mark.covers("workloads")
 
 
 @pytest.mark.torch

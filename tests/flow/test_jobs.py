@@ -30,6 +30,8 @@ from tests.job_server import is_alive, wait_until
 from tests.rows import group
 from tests.toys.waiting import waited_ms
 
+pytestmark = pytest.mark.covers("pipeline/launch", "workloads/client.py")
+
 PYTHON = Interpreter(python=Path(sys.executable))
 PATIENT = Limits(ready_s=60, group_s=60, stop_s=60)
 
@@ -110,6 +112,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
     return run_toys
 
 
+@pytest.mark.smoke
 def test_jobs_that_behave_run_together_until_they_are_told_to_stop(run):
     row = run("well", "well", "well")
     assert row.result is Result.OK, row.reason

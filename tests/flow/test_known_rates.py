@@ -6,10 +6,11 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.tags import Tag
-from tests.run_cases import TOY, groups
+from tests.run_cases import TOY
 from tests.toys.stalling import done_by
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytest_plugins = ["tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/observe", "pipeline/executor.py")
 WINDOW = ["window.settle_s=0.3", "window.seconds=1.2", "limits.ready_s=60", "limits.stop_s=60"]  # from 0.3 s to 1.5 s
 HELD_UP_S = 0.05 * 1.2 - 0.005  # less than what counts as a stall in this window, by a step
 PROGRAM = f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"
@@ -27,11 +28,11 @@ PROGRAM = f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"
         pytest.param(1.2, 1.5, True, id="to its end and beyond"),
     ],
 )
-def test_a_stall_is_slow_or_flagged_and_never_fast(run, client, begin_s, length_s, is_flagged):
+def test_a_stall_is_slow_or_flagged_and_never_fast(study_of, begin_s, length_s, is_flagged):
     stall = f"workload.args=['--from={begin_s}','--for={length_s}','--only=0']"
-    status, _, err = run(*TOY, "-m", PROGRAM, stall, *WINDOW, "degree=1,2", "baseline=never")
-    assert status == 0, err
-    found = groups(client)
+    done = study_of(*TOY, "-m", PROGRAM, stall, *WINDOW, "degree=1,2", "baseline=never")
+    assert done.status == 0, done.err
+    found = done.groups
     assert sorted(len(jobs) for _, jobs in found) == [1, 2]
     for group, jobs in found:
         stalled = group.data.tags.get(Tag.INVALID, "")
@@ -47,11 +48,11 @@ def test_a_stall_is_slow_or_flagged_and_never_fast(run, client, begin_s, length_
             assert job.data.metrics["throughput_samples_per_s"] == pytest.approx(truth, rel=0.01)
 
 
-def test_a_job_that_ends_early_has_failed_and_the_group_has_no_total(run, client):
+def test_a_job_that_ends_early_has_failed_and_the_group_has_no_total(study_of):
     leave = "workload.args=['--leave=0.9','--only=0']"
-    status, _, err = run(*TOY, "-m", PROGRAM, leave, *WINDOW, "degree=1,2", "baseline=never")
-    assert status == 1, err
-    found = groups(client)
+    done = study_of(*TOY, "-m", PROGRAM, leave, *WINDOW, "degree=1,2", "baseline=never")
+    assert done.status == 1, done.err
+    found = done.groups
     assert sorted(len(jobs) for _, jobs in found) == [1, 2]
     for group, _ in found:
         assert group.data.tags[Tag.RESULT] == "failed"

@@ -30,6 +30,7 @@ from tests import forks, simulated
 from tests.simulated import set_faults
 
 pytest_plugins = ["tests.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/gpu")
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=host"]
 SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
 PROFILE_2G = 14
@@ -200,6 +201,7 @@ def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
     assert a100.file.read() == before
 
 
+@pytest.mark.slow
 def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a100: Kept) -> None:
     before = a100.gpu
     a100.fail("nvmlGpuInstanceDestroy", codes.IN_USE, times=None)
@@ -220,6 +222,7 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
     assert not a100.journal.path.exists()
 
 
+@pytest.mark.slow
 def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept) -> None:
     before = a100.gpu
     study = a100.start("scenario=mig", "degree=2", "window.seconds=60", "workload.args=[forks]", "tracking.root=other")
@@ -236,6 +239,7 @@ def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept
     assert a100.gpu == before
 
 
+@pytest.mark.slow
 def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path: Path, template_store: Path) -> None:
     shutil.copytree(template_store, tmp_path / "mlruns")
     common = [*TOY, "gpu=simulated_a30_24gb", f"gpu.lock_dir={tmp_path}"]

@@ -17,6 +17,8 @@ from benchmarks import report as scale
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.report.evaluate.verdicts import Decision
 
+pytestmark = pytest.mark.covers("docs/notebooks")
+
 NOTEBOOKS = PROJECT_DIR / "docs/notebooks"
 
 
@@ -40,6 +42,7 @@ def execute(name: str) -> dict[str, Any]:
     return namespace
 
 
+@pytest.mark.slow
 def test_a_study_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import matplotlib as mpl
 

@@ -13,6 +13,7 @@ from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 from tests import forks
 
 pytest_plugins = ["tests.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/planner")
 
 
 @pytest.mark.torch

@@ -18,9 +18,11 @@ from pipeline.clean import processes
 from pipeline.simulation.machine.state import StateFile
 from tests import forks
 from tests.job_server import wait_until
+from tests.studies import Study
 from tests.trace_format import problems
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/launch/profilers")
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
 SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60", "listeners=[host]"]
 
@@ -54,6 +56,18 @@ def start(tmp_path, template_store, profilers) -> Callable[..., forks.Fork]:
     return begin
 
 
+@pytest.fixture
+def profiled(study_of, profilers, monkeypatch) -> Callable[..., Study]:
+    """Run a study in this process, with profilers of this manner."""
+
+    def run_here(*arguments: str, manner: str = "") -> Study:
+        monkeypatch.setenv("FAKE_PROFILER", manner)
+        monkeypatch.setenv("PATH", f"{profilers}:{os.environ['PATH']}")
+        return study_of(*arguments)
+
+    return run_here
+
+
 def runs(client, role: str, experiment: str = "collocation"):
     found = client.get_experiment_by_name(experiment)
     return client.search_runs(
@@ -61,41 +75,34 @@ def runs(client, role: str, experiment: str = "collocation"):
     )
 
 
-def artifact(client, run, name: str, folder: Path) -> str:
-    return Path(client.download_artifacts(run.info.run_id, name, str(folder))).read_text()
-
-
 @pytest.mark.parametrize(("name", "suffix"), [("nsys", "nsys-rep"), ("ncu", "ncu-rep")])
-def test_the_report_of_each_job_is_its_artifact(run, client, tmp_path, name, suffix):
-    status, out, err = run(*TOY, "baseline=never", *SHORT, f"profiler={name}")
-    assert status == 0, err
-    assert f"naive-2x-toy-{name}" in out
-    assert f"profiler={name}: what the profiler costs is in every figure" in err
-    assert ("say nothing about running together" in err) == (name == "ncu")
-    (group,) = runs(client, "group")
+def test_the_report_of_each_job_is_among_its_files(profiled, name, suffix):
+    done = profiled(*TOY, "baseline=never", *SHORT, f"profiler={name}")
+    assert done.status == 0, done.err
+    assert f"naive-2x-toy-{name}" in done.out
+    assert f"profiler={name}: what the profiler costs is in every figure" in done.err
+    assert ("say nothing about running together" in done.err) == (name == "ncu")
+    ((group, jobs),) = done.groups
     assert group.data.tags["collocation.profiler"] == group.data.params["profiler"] == name
-    jobs = runs(client, "job")
     assert len(jobs) == 2
     for job in jobs:
         assert job.data.tags["collocation.profiler"] == name
         assert job.data.metrics["throughput_samples_per_s"] > 0
-        words = artifact(client, job, f"profile.{suffix}", tmp_path).split()
+        words = (job.folder / f"profile.{suffix}").read_text().split()
         assert words[-1] != "--only" and str(PROJECT_DIR / "tests/toys/toy.py") in words
-    trace = json.loads(artifact(client, group, "timeline.json", tmp_path))
-    assert problems(trace) == []
+    assert problems(json.loads((group.folder / "artifacts/timeline.json").read_text())) == []
 
 
-def test_a_missing_profiler_is_refused_before_anything_is_touched(run, tmp_path):
-    before = sorted(path for path in tmp_path.rglob("*") if "mlruns" not in path.parts)
-    status, _, err = run(*TOY, "baseline=never", "profiler=nsys", f"profiler.program={tmp_path}/nothing")
+def test_a_missing_profiler_is_refused_before_anything_is_touched(profiled, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    status, _, err = profiled(*TOY, "baseline=never", "profiler=nsys", f"profiler.program={tmp_path}/nothing")
     assert status == 2
     assert f"profiler.program={tmp_path}/nothing is not a program that can be run" in err
     assert "NVIDIA Nsight Systems" in err
     (tmp_path / "nothing").write_text("not executable")
-    assert run(*TOY, "baseline=never", "profiler=ncu", f"profiler.program={tmp_path}/nothing")[0] == 2
+    assert profiled(*TOY, "baseline=never", "profiler=ncu", f"profiler.program={tmp_path}/nothing").status == 2
     (tmp_path / "nothing").unlink()
-    assert sorted(path for path in tmp_path.rglob("*") if "mlruns" not in path.parts) == before
-    assert not (tmp_path / "mlruns/spool").exists()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -105,30 +112,30 @@ def test_a_missing_profiler_is_refused_before_anything_is_touched(run, tmp_path)
         ("fails_at_once", "nsys ended with status 9 before the job spoke: no permission for the counters"),
     ],
 )
-def test_a_profiler_that_fails_is_the_reason_of_the_row(run, client, manner, reason):
-    status, _, err = run(*TOY, *SHORT, "degree=1", "profiler=nsys", manner=manner)
-    assert status == 1, err
-    (group,) = runs(client, "group")
+def test_a_profiler_that_fails_is_the_reason_of_the_row(profiled, manner, reason):
+    done = profiled(*TOY, *SHORT, "degree=1", "profiler=nsys", manner=manner)
+    assert done.status == 1, done.err
+    ((group, _),) = done.groups
     assert group.data.tags["collocation.result"] == "failed"
     assert reason in group.data.tags["collocation.reason"]
     assert "collocation.no_report" not in group.data.tags  # that is for jobs that ended well
 
 
-def test_a_profiler_without_a_report_is_said_in_the_row(run, client):
-    status, _, err = run(*TOY, "baseline=never", *SHORT, "profiler=ncu", manner="no_report")
-    assert status == 0
+def test_a_profiler_without_a_report_is_said_in_the_row(profiled):
+    done = profiled(*TOY, "baseline=never", *SHORT, "profiler=ncu", manner="no_report")
+    assert done.status == 0
     said = "ncu made no report of 0-toy, 1-toy"
-    assert said in err
-    (group,) = runs(client, "group")
+    assert said in done.err
+    ((group, _),) = done.groups
     assert said in group.data.tags["collocation.no_report"]
     assert group.data.tags["collocation.result"] == "ok"
 
 
 @pytest.mark.parametrize("manner", ["dies_before_hello", "dies_before_ready", "raises", "ends_before_ready"])
-def test_a_job_that_goes_wrong_below_a_profiler_is_a_failed_row(run, client, manner):
-    status, _, err = run(*TOY, "baseline=never", *SHORT, f"workload.args=[{manner}]", "profiler=nsys")
-    assert status == 1, err
-    (group,) = runs(client, "group")
+def test_a_job_that_goes_wrong_below_a_profiler_is_a_failed_row(profiled, manner):
+    done = profiled(*TOY, "baseline=never", *SHORT, f"workload.args=[{manner}]", "profiler=nsys")
+    assert done.status == 1, done.err
+    ((group, _),) = done.groups
     assert group.data.tags["collocation.result"] == "failed"
     said = {"raises": "something went wrong", "ends_before_ready": "ended before it was ready"}.get(
         manner, "nsys ended"
@@ -136,17 +143,18 @@ def test_a_job_that_goes_wrong_below_a_profiler_is_a_failed_row(run, client, man
     assert said in group.data.tags["collocation.reason"]
 
 
-def test_a_script_is_measured_without_the_time_that_its_profiler_takes(run, client, tmp_path):
+def test_a_script_is_measured_without_the_time_that_its_profiler_takes(profiled, tmp_path):
     (tmp_path / "script.py").write_text("import time; time.sleep(0.3)")
     script = ["workload=script", "workload.script=script.py", "degree=1"]
-    status, _, err = run(*script, "profiler=nsys", *SHORT[2:], manner="slow")
-    assert status == 0, err
-    (job,) = runs(client, "job")
+    done = profiled(*script, "profiler=nsys", *SHORT[2:], manner="slow")
+    assert done.status == 0, done.err
+    (job,) = done.jobs
     assert job.data.metrics["makespan_s"] >= 0.3
-    report = tmp_path / client.download_artifacts(job.info.run_id, "profile.nsys-rep")
-    assert int(job.data.tags["collocation.end_ns"]) < int(report.read_text().split()[-1])
+    report = (job.folder / "profile.nsys-rep").read_text()
+    assert int(job.data.tags["collocation.end_ns"]) < int(report.split()[-1])
 
 
+@pytest.mark.slow
 def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(run, client):
     grid = ["-m", *TOY, *SHORT, "degree=2"]
     assert run(*grid)[0] == 0

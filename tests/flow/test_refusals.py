@@ -17,6 +17,7 @@ from pipeline.simulation.machine import codes
 from tests import forks, simulated
 
 pytest_plugins = ["tests.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/prepare")
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
 RUN = str(PROJECT_DIR / "run.py")
 WITH_SIMULATED_DRIVER = f"""

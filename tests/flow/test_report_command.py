@@ -24,6 +24,7 @@ from tests import forks
 from tests.tracking_cases import client, runs_of
 
 pytest_plugins = ["tests.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/report")
 NUM_RUNS = 14
 
 
@@ -59,6 +60,7 @@ def test_a_report_lies_in_its_folder_and_in_a_run_that_disturbs_nothing(filled: 
     assert len(rows.read([filled], scale.EXPERIMENT).rows) == NUM_RUNS
 
 
+@pytest.mark.slow
 def test_the_same_store_gives_the_same_files_and_a_second_report_replaces_the_first(
     filled: Path, tmp_path: Path
 ) -> None:
@@ -78,6 +80,7 @@ def test_the_same_store_gives_the_same_files_and_a_second_report_replaces_the_fi
     assert not [r for r in runs_of(client(filled), scale.EXPERIMENT) if r.data.tags["collocation.role"] == "report"]
 
 
+@pytest.mark.slow
 def test_a_board_reads_the_same_from_a_report_as_from_its_store(filled: Path, tmp_path: Path) -> None:
     assert command(filled, "--out", tmp_path / "report", "--no-log") == 0
     sources = ["--experiment", scale.EXPERIMENT, "--root", str(filled)], [str(tmp_path / "report")]
@@ -87,6 +90,7 @@ def test_a_board_reads_the_same_from_a_report_as_from_its_store(filled: Path, tm
     assert first == second and len(first.splitlines()) > 2
 
 
+@pytest.mark.slow
 def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: Path, monkeypatch) -> None:
     chosen = next(row for row in rows.read([filled], scale.EXPERIMENT).rows if row.name == "naive-3x-workloada")
     for path in filled.rglob("samples.parquet"):
@@ -107,6 +111,7 @@ def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: P
     assert thinned is not None and thinned.thinned_to == 5 and len(thinned.memory_mib[0].values) == 5
 
 
+@pytest.mark.slow
 def test_a_store_is_read_by_its_uri_too(filled: Path, tmp_path: Path) -> None:
     uri = f"sqlite:///{filled / DATABASE}"
     assert main(["--experiment", scale.EXPERIMENT, "--uri", uri, "--out", str(tmp_path / "by-uri")]) == 0
@@ -115,6 +120,7 @@ def test_a_store_is_read_by_its_uri_too(filled: Path, tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_several_stores_are_one_study_and_a_copy_of_a_store_is_refused(filled: Path, tmp_path: Path, capsys) -> None:
     other, copy = tmp_path / "other", tmp_path / "copy"
     open_store(other)
@@ -151,6 +157,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_log", [True, False])
 def test_a_store_that_may_only_be_read_is_reported_also_from_another_place(
     has_log: bool, filled: Path, tmp_path: Path

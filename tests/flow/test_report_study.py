@@ -13,8 +13,10 @@ from pipeline.report.read import rows
 from tests import forks
 
 pytest_plugins = ["tests.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/report")
 
 
+@pytest.mark.slow
 def test_the_report_computes_what_the_orchestrator_recorded(tmp_path: Path, template_store: Path) -> None:
     shutil.copytree(template_store, tmp_path / "mlruns")
     overrides = ["scenario=serial,naive", "degree=1,2", "repeats=2", "window.seconds=0.3", "window.settle_s=0.1"]

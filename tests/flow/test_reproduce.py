@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mlflow import MlflowClient
 
 from pipeline.base.tags import Tag, stored_name
 from tests.run_cases import SHORT, TOY, groups
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/reproduce")
 
 SCRIPT = "import json, sys\nprint(sys.argv[1])\n"
 
@@ -59,6 +62,7 @@ def test_a_baseline_of_a_sweep_is_run_again_beside_its_original(run, client):
     ]
 
 
+@pytest.mark.slow
 def test_a_group_of_a_study_with_only_some_of_its_groups_is_planned_again(run, client):
     only = 'only=["naive-1x-toy-environ.A=2"]'
     status, _, err = run("-m", *TOY, *SHORT, "degree=1", "baseline=never", "workload.environ.A=1,2", only)
@@ -69,11 +73,14 @@ def test_a_group_of_a_study_with_only_some_of_its_groups_is_planned_again(run, c
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_what_is_not_as_it_was_is_said_before_it_runs_or_refused(run, client, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     assert run("workload=script", "workload.script=train.py", "workload.args=[hello]", "degree=1")[0] == 0
     ((original, _),) = groups(client)
+    from mlflow import MlflowClient
+
     store = MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     store.set_tag(original.info.run_id, "collocation.device", "NVIDIA A100-SXM4-40GB")
     store.set_tag(original.info.run_id, "collocation.git_commit", "0123456789")
@@ -102,6 +109,7 @@ def test_what_is_not_as_it_was_is_said_before_it_runs_or_refused(run, client, tm
     assert "makespan_s" in out
 
 
+@pytest.mark.slow
 def test_two_scripts_of_one_name_are_both_kept_and_told_apart(run, client, tmp_path):
     for folder in "ab":
         (tmp_path / folder).mkdir()
@@ -132,6 +140,7 @@ def test_two_scripts_of_one_name_are_both_kept_and_told_apart(run, client, tmp_p
     assert "train.py: its content has changed; the original is artifact script-1-train.py" in err
 
 
+@pytest.mark.slow
 def test_a_secret_reaches_the_program_and_no_file_and_is_given_again(run, client, tmp_path):
     (tmp_path / "train.py").write_text(
         "import os, sys\nassert [os.environ['HF_TOKEN'][::-1], sys.argv[2][::-1]] == ['terc3s'] * 2\n"

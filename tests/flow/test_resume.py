@@ -18,6 +18,7 @@ from pipeline.base.records import Result
 from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/record/resume.py")
 # Nine epochs of 0.1 s: in as many seconds a busy machine may not do a step.
 WORK = ["window=work", "window.epochs=9", *SHORT[2:]]
 STUDY = ["-m", *TOY, *WORK, "degree=2", "repeats=2", "listeners.host.interval_ms=200"]
@@ -84,6 +85,7 @@ def test_a_killed_and_resumed_study_has_the_rows_of_an_uninterrupted_one(start, 
     assert "naive runs 2 toy" in out and ", 2 blocks; an interval needs 3, a verdict 5." in out
 
 
+@pytest.mark.slow
 def test_after_a_reboot_the_block_that_was_begun_starts_again(start, run, client, tmp_path):
     (tmp_path / "boot_id").write_text("another-boot\n")
     kill_after(start(*STUDY), 3, inside=True)
@@ -99,6 +101,7 @@ def test_after_a_reboot_the_block_that_was_begun_starts_again(start, run, client
     assert [boot == "another-boot" for boot in boots["2"]] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_results_of_another_plan_stay_are_not_used_and_are_counted(run, client):
     assert run(*BLOCK, "degree=2")[0] == 0
     status, _, err = run(*BLOCK, "degree=2,3", "resume=true")
@@ -113,6 +116,7 @@ def test_results_of_another_plan_stay_are_not_used_and_are_counted(run, client):
     assert [group.to_dictionary() for group, _ in groups(client)][:3] == before
 
 
+@pytest.mark.slow
 def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_path):
     status, _, err = run(*STUDY, "time_limit_s=0.1")
     assert status == 1
@@ -146,6 +150,7 @@ def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
     assert f"of 4 groups, {left} did not run to the end; to run them: " in err and "resume=true" in err
 
 
+@pytest.mark.slow
 def test_what_has_changed_since_a_result_is_said_by_file_and_package(run, client, tmp_path):
     def git(*arguments):
         settings = ["-c", "user.name=me", "-c", "user.email=me@example.org"]

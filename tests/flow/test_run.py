@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -23,6 +24,9 @@ from tests.forks import Process
 from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers(
+    "run.py", "pipeline/study.py", "pipeline/executor.py", "pipeline/summary.py", "pipeline/outcome.py"
+)
 IMPATIENT = PROJECT_DIR / "tests/impatient.py"
 # Its rate does not depend on how busy the machine is.
 KNOWN_RATE = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]
@@ -44,6 +48,7 @@ def when_training(tmp_path: Path, process: Process) -> Iterator[str]:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_main_job_lands_in_the_store(run, client, tmp_path):
     small = ["workload.image_px=8", "workload.model_args.channels=[8,16,32,64]", "workload.batch_size=100"]
     # A number of epochs, and no time: on a busy machine not one may fit into seconds.
@@ -74,14 +79,15 @@ def test_the_main_job_lands_in_the_store(run, client, tmp_path):
     assert not (tmp_path / "mlruns/spool").exists()
 
 
-def test_a_dry_run_writes_nothing(run, tmp_path):
+def test_a_dry_run_writes_nothing(study_of, tmp_path):
     before = sorted(tmp_path.rglob("*"))
-    status, out, _ = run("-m", "degree=1,2", "dry_run=true")
+    status, out, _ = study_of("-m", "degree=1,2", "dry_run=true")
     assert status == 0
     assert "naive-2x-tiny" in out and "serial-1x-tiny" in out
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_for_programs_too_how_long_the_study_will_take(run):
     def plan():
         status, out, _ = run("-m", *TOY, *SHORT, "degree=2,3", "baseline=never", "dry_run=json")
@@ -104,6 +110,7 @@ def test_a_dry_run_says_for_programs_too_how_long_the_study_will_take(run):
     assert "takes about" in run("-m", *TOY, *SHORT, "degree=2", "baseline=never", "dry_run=true")[1]
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_past_a_failure_and_resumes_only_what_failed(run, client):
     grid = ["-m", *TOY, *SHORT, "order=listed", "baseline=never"]
     manners = "workload.args=[well],[raises],[out_of_memory]"
@@ -118,6 +125,7 @@ def test_a_sweep_goes_on_past_a_failure_and_resumes_only_what_failed(run, client
     assert [run.info.status for run, _ in groups(client)] == ["FINISHED", "FAILED", "FAILED", "FAILED"]
 
 
+@pytest.mark.slow
 def test_figures_follow_when_the_baseline_runs_after_a_resume(run, client):
     grid = ["-m", *TOY, *KNOWN_RATE, *SHORT, "degree=2", "scenario=naive,serial", "order=listed"]
     assert run(*grid, "time_limit_s=0.1")[0] == 1  # a study that was cut has groups without a result
@@ -130,6 +138,7 @@ def test_figures_follow_when_the_baseline_runs_after_a_resume(run, client):
     assert len(re.findall("^naive-2x-toy ", out, re.MULTILINE)) == 1  # the table holds the whole study
 
 
+@pytest.mark.slow
 def test_with_another_launcher_every_combination_is_a_study_of_its_own(run, client):
     status, _, err = run(
         "-m",
@@ -145,6 +154,7 @@ def test_with_another_launcher_every_combination_is_a_study_of_its_own(run, clie
     assert len({run.data.tags["collocation.study"] for run, _ in groups(client)}) == 3
 
 
+@pytest.mark.slow
 def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -157,6 +167,7 @@ def test_nohup_survives_the_end_of_the_terminal(start, tmp_path):
     assert process.returncode == 0, err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("start")  # which makes the store
 def test_a_study_ends_with_its_result_whatever_streams_folder_and_warnings_it_was_started_with(client, tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
@@ -171,25 +182,28 @@ def test_a_study_ends_with_its_result_whatever_streams_folder_and_warnings_it_wa
     assert parent.data.tags["collocation.working_folder"] == f"{tmp_path}/caf\\udce9"
 
 
-def test_a_script_that_runs_out_of_memory_is_a_finding(run, client, tmp_path):
+def test_a_script_that_runs_out_of_memory_is_a_finding(study_of, tmp_path):
     (tmp_path / "train.py").write_text("raise MemoryError('CUDA out of memory. Tried to allocate 9 GiB')")
-    status, out, _ = run("workload=script", "baseline=never", "workload.script=train.py")
+    status, out, _ = study_of("workload=script", "baseline=never", "workload.script=train.py")
     assert status == 0
     assert "oom" in out and "Tried to allocate 9 GiB" in out
 
 
-def test_findings_alone_end_with_status_0(run):
-    assert run(*TOY, "baseline=never", *SHORT, "workload.args=[out_of_memory]")[0] == 0
+def test_findings_alone_end_with_status_0(study_of):
+    assert study_of(*TOY, "baseline=never", *SHORT, "workload.args=[out_of_memory]").status == 0
 
 
-def test_speed_up_is_stored_even_when_the_baseline_runs_last(run, client):
-    status, out, err = run("-m", *TOY, *KNOWN_RATE, *SHORT, "degree=2", "scenario=naive,serial", "order=listed")
-    assert status == 0, err
-    naive = next(run for run, _ in groups(client) if run.data.tags["collocation.scenario"] == "naive")
+@pytest.mark.smoke
+def test_speed_up_is_recorded_even_when_the_baseline_runs_last(study_of):
+    done = study_of("-m", *TOY, *KNOWN_RATE, *SHORT, "degree=2", "scenario=naive,serial", "order=listed")
+    assert done.status == 0, done.err
+    (naive, _), (serial, _) = done.groups
+    assert [row.data.tags["collocation.scenario"] for row in (naive, serial)] == ["naive", "serial"]
     assert naive.data.metrics["speedup_vs_serial_ratio"] == pytest.approx(2, rel=0.02)
-    assert "speed-up" in out
+    assert "speed-up" in done.out
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -204,16 +218,23 @@ def test_speed_up_is_stored_even_when_the_baseline_runs_last(run, client):
         (["workload=resnet26_cifar10"], "data.root=FOLDER"),
         (["-m", "degree=1,0"], "at least one job"),
         (["-m", "tracking.root=a,b"], "cannot be swept"),
-        (["tracking=server", "tracking.uri=http://me:s3cret@127.0.0.1:9"], "127.0.0.1:9"),
     ],
 )
-def test_a_wrong_configuration_ends_with_status_2_before_anything_is_touched(run, tmp_path, arguments, words):
+def test_a_wrong_configuration_ends_with_status_2_before_anything_is_touched(study_of, tmp_path, arguments, words):
+    status, _, err = study_of(*arguments)
+    assert status == 2, err
+    assert words in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_is_away_ends_with_status_2_before_anything_is_touched(run, tmp_path):
     before = sorted(tmp_path.rglob("*"))
-    status, _, err = run(*arguments)
+    status, _, err = run("tracking=server", "tracking.uri=http://me:s3cret@127.0.0.1:9")
     for lock in tmp_path.glob("collocation-*.lock"):
         lock.unlink()  # taken before the store is opened, and empty
     assert status == 2, err
-    assert words in err
+    assert "127.0.0.1:9" in err
     assert "Traceback" not in err and "s3cret" not in err
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -246,7 +267,7 @@ def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, s
     assert parent.data.tags["collocation.result"] == "interrupted"
 
 
-@pytest.mark.parametrize("also_the_sender", [False, True])
+@pytest.mark.parametrize("also_the_sender", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, client, tmp_path, also_the_sender):
     process = start(*TOY, "baseline=never", "window.seconds=60", "workload.args=[forks]", is_real=not also_the_sender)
     with when_training(tmp_path, process) as mark:
@@ -263,7 +284,7 @@ def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, clien
     assert [run.info.status for run in (parent, *children)] == ["KILLED"] * 3
 
 
-@pytest.mark.parametrize("is_store_gone", [False, True])
+@pytest.mark.parametrize("is_store_gone", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(start, client, tmp_path, is_store_gone):
     process = start(*TOY, "window.seconds=1", *SHORT[1:])
     with when_training(tmp_path, process):
@@ -287,21 +308,19 @@ def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(sta
         pytest.param("pipeline.observe.measure.judge", "no figures: OSError: ", id="figures are computed"),
     ],
 )
-def test_what_the_machine_refuses_is_the_reason_of_a_row_and_no_error_of_ours(run, client, tmp_path, what, before):
-    (tmp_path / "refused.py").write_text(
-        f"import errno, os, runpy, sys; sys.path.insert(0, {str(PROJECT_DIR)!r})\n"
-        "import pipeline.launch.spawn, pipeline.observe.measure\n"
-        "def refused(*_): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), 'stdout.log')\n"
-        f"{what} = refused\n"
-        f"sys.argv[0] = {str(PROJECT_DIR / 'run.py')!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    status, _, err = run(*TOY, *SHORT, "baseline=never", script=tmp_path / "refused.py")
-    assert status == 1 and "Traceback" not in err
-    ((group, _),) = groups(client)
+def test_what_the_machine_refuses_is_the_reason_of_a_row_and_no_error_of_ours(study_of, monkeypatch, what, before):
+    def refused(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "stdout.log")
+
+    monkeypatch.setattr(what, refused)
+    done = study_of(*TOY, *SHORT, "baseline=never")
+    assert done.status == 1 and "Traceback" not in done.err
+    ((group, _),) = done.groups
     assert group.data.tags["collocation.reason"] == f"{before}[Errno 24] Too many open files: 'stdout.log'"
-    assert "orchestrator_error.txt" in {file.path for file in client.list_artifacts(group.info.run_id)}
+    assert (group.folder / "artifacts/orchestrator_error.txt").is_file()
 
 
+@pytest.mark.slow
 def test_a_users_script_runs_unchanged_and_its_own_mlflow_calls_land_in_its_run(run, client, tmp_path):
     (tmp_path / "train.py").write_text(
         "import sys, mlflow\n"
@@ -319,6 +338,7 @@ def test_a_users_script_runs_unchanged_and_its_own_mlflow_calls_land_in_its_run(
         assert [m.value for m in client.get_metric_history(child.info.run_id, "my_loss")] == [1, 1 / 2, 1 / 3]
 
 
+@pytest.mark.slow
 def test_a_command_line_of_the_users_own_is_measured_swept_resumed_and_reproduced(run, client, tmp_path):
     (tmp_path / "train.py").write_text("import sys, time\nprint(sys.argv[1:])\ntime.sleep(0.2)\n")
     study = ["workload.flags.batch-size=16,32", "--", "train.py", "--out", "it's"]
@@ -345,6 +365,7 @@ def test_a_command_line_of_the_users_own_is_measured_swept_resumed_and_reproduce
     assert status == 0 and "digest differs" not in err and "content has changed" not in err
 
 
+@pytest.mark.slow
 def test_a_mix_of_command_lines_says_what_it_gains_and_builds_on_its_own_record(run, client, tmp_path):
     for name in ("train", "eval"):
         (tmp_path / f"{name}.py").write_text("import sys, time; print(sys.argv[1:]); time.sleep(0.3)")
@@ -358,12 +379,13 @@ def test_a_mix_of_command_lines_says_what_it_gains_and_builds_on_its_own_record(
     assert status == 0 and "digest differs" not in err and "content has changed" not in err
 
 
-def test_a_script_that_fails_is_a_failed_row(run, client, tmp_path):
+@pytest.mark.smoke
+def test_a_script_that_fails_is_a_failed_row(study_of, tmp_path):
     (tmp_path / "train.py").write_text("import sys; sys.exit(3)")
-    status, out, _ = run("workload=script", "degree=1", "baseline=never", "workload.script=train.py")
-    assert status == 1
-    assert "status 3" in out, out
-    assert groups(client)[0][0].info.status == "FAILED"
+    done = study_of("workload=script", "degree=1", "baseline=never", "workload.script=train.py")
+    assert done.status == 1
+    assert "status 3" in done.out, done.out
+    assert done.groups[0][0].info.status == "FAILED"
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:

@@ -21,6 +21,7 @@ from tests.run_cases import SHORT, TOY
 from tests.tracking_cases import wait_for
 
 pytest_plugins = ["tests.tracking_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/scale")
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=1.5", "degree=2", "repeats=3", "listeners=[host]"]
 MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
 
@@ -92,6 +93,7 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, wor
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_workers_finish_their_units_if_the_launcher_is_killed(start, tmp_path):
     process = start("hydra/launcher=gpus", "repeats=2", "window.seconds=0.5")
     begun = set()
@@ -124,6 +126,7 @@ def test_what_keeps_a_gpu_company_ends_with_a_launcher_that_is_killed(start, tmp
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
 
 
+@pytest.mark.slow
 def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(start, tmp_path):
     models = ["gpu=simulated_a100_40gb,simulated_h100_80gb", "gpu.count=1"]
     process = start("hydra/launcher=gpus", *models, "repeats=1", "window.seconds=0.5")
@@ -142,6 +145,7 @@ def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(sta
     ]
 
 
+@pytest.mark.slow
 def test_a_worker_with_another_plan_is_refused(start, tmp_path):
     plan_file = tmp_path / "plan.json"
     process = start("unit=1", f"plan_file={plan_file}")
@@ -152,6 +156,7 @@ def test_a_worker_with_another_plan_is_refused(start, tmp_path):
     assert "measure another plan: its options differ" in err
 
 
+@pytest.mark.slow
 def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path):
     process = start("hydra/launcher=beside", "repeats=1", "window.seconds=0.5")
     out, err = process.communicate(timeout=600)
@@ -184,6 +189,7 @@ def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path)
     assert overview(tmp_path / "mlruns", "collocation-rehearsal").is_done
 
 
+@pytest.mark.slow
 def test_what_failed_on_every_gpu_is_in_the_table_at_the_end(start, tmp_path):
     (script := tmp_path / "fails.py").write_text("import sys; sys.exit('no such dataset')\n")
     process = start("hydra/launcher=gpus", "workload=script", f"workload.script={script}", "degree=2", "repeats=2")

@@ -10,6 +10,7 @@ from tests.conftest import TOYS
 from tests.run_cases import groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/observe/logged")
 
 
 @pytest.fixture
@@ -34,35 +35,34 @@ def script(name: str) -> list[str]:
     return ["workload=script", f"workload.script={name}.py"]
 
 
-def test_a_file_that_two_copies_write_is_named(run, client, toys):
-    status, _, err = run(*script("writes"), "workload.args=[mine.txt,together]", "baseline=never")
-    assert status == 0, err
-    assert "changed while 2 jobs ran: mine.txt; workload.run_in=job_folder" in err
-    ((row, _),) = groups(client)
+@pytest.mark.smoke
+def test_a_file_that_two_copies_write_is_named(study_of, toys):
+    done = study_of(*script("writes"), "workload.args=[mine.txt,together]", "baseline=never")
+    assert done.status == 0, done.err
+    assert "changed while 2 jobs ran: mine.txt; workload.run_in=job_folder" in done.err
+    ((row, _),) = done.groups
     assert row.data.tags["collocation.shared_files"] == "changed while 2 jobs ran: mine.txt"
 
 
 @pytest.mark.parametrize(
     "given", [["workload.args=['{output_dir}/mine.txt']"], ["workload.run_in=job_folder", "workload.args=[mine.txt]"]]
 )
-def test_copies_with_folders_of_their_own_keep_their_files(run, client, toys, tmp_path, given):
-    status, _, err = run(*script("writes"), *given, "baseline=never")
-    assert status == 0, err
-    assert "changed while" not in err and not (tmp_path / "mine.txt").exists()
-    ((_, children),) = groups(client)
-    texts = {
-        (tmp_path / client.download_artifacts(child.info.run_id, "output/mine.txt")).read_text() for child in children
-    }
+def test_copies_with_folders_of_their_own_keep_their_files(study_of, toys, tmp_path, given):
+    done = study_of(*script("writes"), *given, "baseline=never")
+    assert done.status == 0, done.err
+    assert "changed while" not in done.err and not (tmp_path / "mine.txt").exists()
+    texts = {(child.folder / "output/mine.txt").read_text() for child in done.jobs}
     assert {text[-len("jobs/0/output") :] for text in texts} == {"jobs/0/output", "jobs/1/output"}
 
 
-def test_speed_up_by_a_metric_in_tensorboard_files(run, client, toys):
+@pytest.mark.slow
+def test_speed_up_by_a_metric_in_tensorboard_files(study_of, toys):
     metric = "workload.metric=train/samples_per_second"
     long = "workload.args=['--steps=60']"  # so that the two meet on a busy machine as well
-    status, _, err = run("-m", *script("tensorboard_files"), metric, long, "degree=2")
-    assert status == 0, err
-    assert "measured while all jobs log" in err and "changed while" not in err
-    rows = {row.data.tags["collocation.scenario"]: row.data for row, _ in groups(client)}
+    done = study_of("-m", *script("tensorboard_files"), metric, long, "degree=2")
+    assert done.status == 0, done.err
+    assert "measured while all jobs log" in done.err and "changed while" not in done.err
+    rows = {row.data.tags["collocation.scenario"]: row.data for row, _ in done.groups}
     total = {scenario: row.metrics["throughput_total_samples_per_s"] for scenario, row in rows.items()}
     assert rows["naive"].params["window"] == "logged"
     assert total["naive"] > total["serial"]
@@ -86,11 +86,12 @@ def test_a_metric_that_a_program_logs_through_mlflow(run, client, toys, name, me
     assert child.data.metrics[metric] > 0
 
 
-def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(run, client, toys, tmp_path):
+def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(study_of, toys, tmp_path):
     mix = ["+workload@sizes.A=script", "sizes.A.script=writes.py", "sizes.A.args=['{output_dir}/x']"]
     mix += ["+workload@sizes.B=script", "sizes.B.script=with_a_bug.py", "sizes.B.args=['--steps','0']"]
-    status, out, err = run(*mix, "mix=[B,A]", "baseline=always", "order=listed")
-    assert status == 1
+    done = study_of(*mix, "mix=[B,A]", "baseline=always", "order=listed")
+    out, err = done.out, done.err
+    assert done.status == 1
     assert "jobs/*/stdout.log, stderr.log" in err
     assert out.count("KeyError: 'table.csv has no column named loss'") == 2  # the reason of both rows, and the lines
     assert 'raise KeyError(f"{path} has no column named loss")' in out
@@ -98,6 +99,6 @@ def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(run, cl
     named = next(line for line in out.splitlines() if "the end of its error output" in line)
     path = tmp_path / named.partition("(")[2].rstrip("):")
     assert "no column named loss" in path.read_text()
-    for row, children in groups(client):
+    for row, children in done.groups:
         assert row.data.tags["collocation.result"] == "failed"
         assert sorted(child.data.tags["collocation.result"] for child in children) == ["failed", "ok"]

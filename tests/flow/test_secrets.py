@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.run_cases import groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/base/secrets.py")
 
 SCRIPT = """\
 import os, sys
@@ -51,6 +54,7 @@ def test_no_secret_is_in_the_store_nor_said(run, client, tmp_path):
     assert job.data.params["environ.DSN"] == "Server=h;Password=<hidden>"
 
 
+@pytest.mark.slow
 def test_a_script_that_was_kept_without_its_secrets_is_not_run(run, client, tmp_path):
     script, code = tmp_path / "train.py", 'password = "s3cr3t-script"\nassert len(password) == 13\n'
     script.write_text(code)

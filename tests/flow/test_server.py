@@ -35,7 +35,11 @@ def missing():
     return f"{', '.join(absent)}: not installed (pip install '.[dev]')" if absent else postgres_cluster.missing()
 
 
-pytestmark = [refuse_or_skip(missing()), pytest.mark.slow]
+pytestmark = [
+    refuse_or_skip(missing()),
+    pytest.mark.slow,
+    pytest.mark.covers("pipeline/record/store", "pipeline/tracking.py"),
+]
 
 
 class Bucket:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
@@ -26,16 +27,19 @@ from pipeline.plan import describe, read
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.prepare.device import lease
 from pipeline.record.store import results
+from pipeline.simulation.install import write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Fault, Settings, StateFile
 from pipeline.simulation.mps import control
-from tests import forks
+from tests import fast_programs, forks
 from tests.conftest import GPU
 from tests.rows import Gone, group
 from tests.simulated import set_faults
+from tests.studies import Study
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("pipeline/simulation", "pipeline/rehearsal.py")
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
 BRIEF = ["window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
 OFTEN = [f"listeners.{name}.interval_ms=200" for name in ("host", "nvml", "smi")]
@@ -91,6 +95,23 @@ def run(start) -> Callable[..., tuple[int, str, str]]:
         return process.returncode, out, err
 
     return to_the_end
+
+
+@pytest.fixture
+def rehearse(study_of, tmp_path, monkeypatch, decoys) -> Callable[..., Study]:
+    """The same in this process, with rows in files instead of a store."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("PATH", f"{decoys}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    def write_fast(folder: Path, state_file: Path) -> dict[str, Path]:
+        programs = write_programs(folder, state_file)
+        fast_programs.use_mps(programs[control.MPS_CONTROL])
+        return programs
+
+    monkeypatch.setattr(rehearsal, "write_programs", write_fast)
+    return partial(study_of, gpu="simulated_a100_40gb")
 
 
 @pytest.fixture
@@ -152,18 +173,19 @@ def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, t
     assert not (tmp_path / "mlruns/spool").exists()
 
 
-def test_mps_is_rehearsed_alone_and_inside_mig(run, tmp_path):
+@pytest.mark.slow
+def test_mps_is_rehearsed_alone_and_inside_mig(rehearse, tmp_path):
     scenarios = "scenario=mps,mps_percent,mps_static,mig_mps"
     often = ["degree=2", "baseline=never", "gpu.driver=590"]
-    status, out, err = run("-m", *TOY, *SHORT, scenarios, *often, "gpu.admin=[sudo,-n]")
-    assert status == 0, err
-    groups, jobs = stored(tmp_path)
-    assert [run_.data.tags["collocation.result"] for run_ in groups] == ["ok"] * 4, out
+    done = rehearse("-m", *TOY, *SHORT, scenarios, *often, "gpu.admin=[sudo,-n]")
+    assert done.status == 0, done.err
+    groups = [row for row, _ in done.groups]
+    assert [row.data.tags["collocation.result"] for row in groups] == ["ok"] * 4, done.out
     # Two jobs and a server, or two servers, one an instance.
-    memory = {run_.data.params["scenario"]: run_.data.metrics["memory_peak_mib"] for run_ in groups}
+    memory = {row.data.params["scenario"]: row.data.metrics["memory_peak_mib"] for row in groups}
     assert memory == {"mps": 1090, "mps_percent": 1090, "mps_static": 1090, "mig_mps": 1156}
     # Of 27 chunks of 4 multiprocessors.
-    told = [job.data.params.get("place.mps_multiprocessors") for job in jobs]
+    told = [job.data.params.get("place.mps_multiprocessors") for job in done.jobs]
     assert sorted(filter(None, told)) == ["52", "52"]
     assert not (tmp_path / "decoys-ran").exists()
     assert [path.name for path in tmp_path.glob("*.journal")] == []
@@ -177,32 +199,34 @@ def test_mps_is_rehearsed_alone_and_inside_mig(run, tmp_path):
         ("fault_on_client", "job 0-toy: MpsClientFault: simulated fatal fault"),
     ],
 )
-def test_mps_that_fails_is_a_row_that_says_why(run, tmp_path, fault, words):
+def test_mps_that_fails_is_a_row_that_says_why(rehearse, tmp_path, fault, words):
     set_faults(kept := a100_in(tmp_path), of_mps=(fault,))
-    status, out, err = run(*TOY, "baseline=never", *SHORT, "scenario=mps", f"gpu.machine={kept.path}")
-    assert status == 1, err
-    assert words in out
-    (group,), _ = stored(tmp_path)
+    done = rehearse(*TOY, "baseline=never", *SHORT, "scenario=mps", f"gpu.machine={kept.path}")
+    assert done.status == 1, done.err
+    assert words in done.out
+    ((group, _),) = done.groups
     assert group.data.tags["collocation.result"] == "failed"
 
 
-def test_more_memory_than_mps_allows_is_a_row_oom(run, tmp_path):
-    status, out, err = run(*TOY, "baseline=never", *SHORT, "scenario=mps", "scenario.pinned_mem_limit=256M")
-    assert status == 0, err
-    assert "512 MiB are over the MPS limit of 256 MiB" in out
-    (group,), _ = stored(tmp_path)
+def test_more_memory_than_mps_allows_is_a_row_oom(rehearse):
+    done = rehearse(*TOY, "baseline=never", *SHORT, "scenario=mps", "scenario.pinned_mem_limit=256M")
+    assert done.status == 0, done.err
+    assert "512 MiB are over the MPS limit of 256 MiB" in done.out
+    ((group, _),) = done.groups
     assert group.data.tags["collocation.result"] == "oom"
 
 
-def test_a_dry_run_prints_the_commands_that_change_the_gpu(run):
-    status, out, err = run("-m", "scenario=naive,mps,mig", "degree=2", "dry_run=true", "gpu.exclusive_process=false")
+def test_a_dry_run_prints_the_commands_that_change_the_gpu(rehearse):
+    status, out, err = rehearse(
+        "-m", "scenario=naive,mps,mig", "degree=2", "dry_run=true", "gpu.exclusive_process=false"
+    )
     assert status == 0, err
     _, _, commands = out.partition("settings of the GPU are changed, and put back, by group ")
     words = [line.split()[1:] for line in commands.splitlines()[1:] if line.startswith("    ")]
     assert [line[0] for line in words] == ["-i", "mig", "mig", "mig", "mig", "mig", "mig", "-i"]
-    status, out, _ = run("scenario=naive", "dry_run=true")
+    status, out, _ = rehearse("scenario=naive", "dry_run=true")
     assert "no command changes the settings of a GPU" in out
-    status, out, _ = run("scenario=mps", "gpu.exclusive_process=true", "dry_run=true")
+    status, out, _ = rehearse("scenario=mps", "gpu.exclusive_process=true", "dry_run=true")
     words = [line.split()[3:] for line in out.splitlines() if line.startswith("    ") and " -c " in line]
     assert words == [["-c", "EXCLUSIVE_PROCESS"], ["-c", "DEFAULT"]]
 
@@ -221,17 +245,16 @@ def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path)
     assert not (tmp_path / "decoys-ran").exists()
 
 
-def test_a_listener_that_is_left_out_is_said_once_a_study_and_by_the_tags_of_every_group(run, tmp_path):
+def test_a_listener_that_is_left_out_is_said_once_a_study_and_by_the_tags_of_every_group(rehearse):
     listeners = ["listeners=[host,gpm]", "listeners.gpm.required=false"]
-    status, _, err = run("-m", *TOY, *BRIEF, "window.seconds=0.3", *listeners, "scenario=naive", "degree=1,2")
-    assert status == 0, err
-    assert err.count("left out: listener gpm: ") == 1
-    groups, _ = stored(tmp_path)
-    assert len(groups) == 3
-    assert all(run_.data.tags["collocation.listener.gpm"].startswith("absent: ") for run_ in groups)
+    done = rehearse("-m", *TOY, *BRIEF, "window.seconds=0.3", *listeners, "scenario=naive", "degree=1,2")
+    assert done.status == 0, done.err
+    assert done.err.count("left out: listener gpm: ") == 1
+    assert len(done.groups) == 3
+    assert all(row.data.tags["collocation.listener.gpm"].startswith("absent: ") for row, _ in done.groups)
 
 
-def test_a_listener_that_is_not_required_may_end_during_a_group(run, tmp_path):
+def test_a_listener_that_is_not_required_may_end_during_a_group(rehearse, tmp_path):
     text = """
         import psutil, time
         time.sleep(0.5)
@@ -241,36 +264,36 @@ def test_a_listener_that_is_not_required_may_end_during_a_group(run, tmp_path):
         """
     (tmp_path / "train.py").write_text(dedent(text))
     listeners = ["listeners=[host,smi]", "listeners.smi.required=false"]
-    status, _, err = run("workload=script", "workload.script=train.py", "degree=1", "baseline=never", *listeners)
-    assert status == 0, err
-    assert err.count("left out: listener smi: ") == 1
-    ((found,), _) = stored(tmp_path)
+    done = rehearse("workload=script", "workload.script=train.py", "degree=1", "baseline=never", *listeners)
+    assert done.status == 0, done.err
+    assert done.err.count("left out: listener smi: ") == 1
+    ((found, _),) = done.groups
     assert "ended with status -9" in found.data.tags["collocation.listener.smi"]
     assert found.data.metrics["orchestrator_cpu_pct"] >= 0
 
 
-def test_jobs_see_no_gpu(run, tmp_path):
+def test_jobs_see_no_gpu(rehearse, tmp_path):
     text = "import os, pathlib\npathlib.Path('seen').write_text(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))\n"
     (tmp_path / "train.py").write_text(text)
-    status, _, err = run("workload=script", "workload.script=train.py", "degree=1")
-    assert status == 0, err
+    done = rehearse("workload=script", "workload.script=train.py", "degree=1")
+    assert done.status == 0, done.err
     assert (tmp_path / "seen").read_text() == "''"
 
 
-def test_too_much_memory_is_a_row_oom_and_the_next_group_is_unharmed(run, tmp_path):
+def test_too_much_memory_is_a_row_oom_and_the_next_group_is_unharmed(rehearse):
     memory = "gpu.job_memory_mib=20000,300"
-    status, out, err = run("-m", *TOY, *SHORT, "degree=3", memory, "order=listed", "baseline=never")
-    assert status == 0, err
-    groups, jobs = stored(tmp_path)
-    assert [run_.data.tags["collocation.result"] for run_ in groups] == ["oom", "ok"]
-    assert "no room for 20000 MiB (gpu.job_memory_mib)" in groups[0].data.tags["collocation.reason"]
-    assert "beside 2 jobs that hold 40000 MiB" in out
-    assert sorted(job.data.tags["collocation.result"] for job in jobs) == ["interrupted"] * 2 + ["ok"] * 3 + ["oom"]
+    done = rehearse("-m", *TOY, *SHORT, "degree=3", memory, "order=listed", "baseline=never")
+    assert done.status == 0, done.err
+    assert [row.data.tags["collocation.result"] for row, _ in done.groups] == ["oom", "ok"]
+    assert "no room for 20000 MiB (gpu.job_memory_mib)" in done.groups[0][0].data.tags["collocation.reason"]
+    assert "beside 2 jobs that hold 40000 MiB" in done.out
+    results = sorted(job.data.tags["collocation.result"] for job in done.jobs)
+    assert results == ["interrupted"] * 2 + ["ok"] * 3 + ["oom"]
 
 
-def test_a_dry_run_leaves_nothing(run, tmp_path):
+def test_a_dry_run_leaves_nothing(rehearse, tmp_path):
     before = sorted(tmp_path.rglob("*"))
-    status, out, err = run("-m", "degree=1,2", "dry_run=true")
+    status, out, err = rehearse("-m", "degree=1,2", "dry_run=true")
     assert status == 0, err
     assert "groups on simulated NVIDIA A100-SXM4-40GB" in out
     assert sorted(tmp_path.rglob("*")) == before
@@ -364,18 +387,19 @@ def test_a_machine_with_several_gpus_has_one_chosen_by_index_or_uuid(temporary):
         pass
 
 
-def test_a_stranger_on_another_gpu_does_not_matter(run, tmp_path):
+def test_a_stranger_on_another_gpu_does_not_matter(rehearse, tmp_path):
     kept = StateFile(tmp_path / "kept.json")
     uuids = [gpu.uuid for gpu in kept.keep(["a100_40gb"] * 2).gpus]
     Clients(kept).hold(uuids[1], os.getpid(), "stranger", 100)
     study = [*TOY, *SHORT, "scenario=naive", "degree=1", f"gpu.machine={kept.path}"]
-    status, _, err = run(*study, "gpu.device=0")
-    assert status == 0, err
-    assert stored(tmp_path)[0][0].data.metrics["memory_peak_mib"] == 512
-    status, _, err = run(*study, "gpu.device=1")
+    done = rehearse(*study, "gpu.device=0")
+    assert done.status == 0, done.err
+    assert done.groups[0][0].data.metrics["memory_peak_mib"] == 512
+    status, _, err = rehearse(*study, "gpu.device=1")
     assert status == 2 and f"({uuids[1]}) is in use by stranger" in err
 
 
+@pytest.mark.slow
 def test_a_study_that_waits_begins_when_the_other_study_and_the_strangers_are_gone(start, run, tmp_path):
     kept = StateFile(tmp_path / "kept.json")
     (gpu,) = kept.keep(["a100_40gb"]).gpus
@@ -452,10 +476,11 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
         pass
 
 
-def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(run, tmp_path):
+@pytest.mark.smoke
+def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(rehearse, tmp_path):
     kept = a100_in(tmp_path)
     set_faults(kept, Fault(function="nvmlDeviceCreateGpuInstance", code=codes.INSUFFICIENT_RESOURCES, skip=1))
-    status, out, err = run(*TOY, "baseline=never", "scenario=mig", "degree=2", f"gpu.machine={kept.path}")
+    status, out, err = rehearse(*TOY, "baseline=never", "scenario=mig", "degree=2", f"gpu.machine={kept.path}")
     assert status == 1, err
     assert "failed" in out and "Insufficient Resources" in out
     (gpu,), (fault,) = kept.read().gpus, kept.read().faults
@@ -478,6 +503,7 @@ def test_a_dry_run_keeps_no_machine(temporary, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, tmp_path):
     kept = tmp_path / "kept.json"
     study = [*TOY, *SHORT, "degree=2", f"gpu.machine={kept}"]
@@ -496,6 +522,7 @@ def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, t
     assert (gpu.instances, gpu.mig_current) == ((), False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

@@ -30,7 +30,7 @@ from tests.tracking_cases import wait_for
 MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=4", "degree=2", "repeats=3", "listeners=[host]"]
 
-pytestmark = [refuse_or_skip(slurm_cluster.missing()), pytest.mark.slow]
+pytestmark = [refuse_or_skip(slurm_cluster.missing()), pytest.mark.slow, pytest.mark.covers("pipeline/scale")]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pytest
 from tests.run_cases import groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("workloads")
 
 
 @pytest.mark.torch

@@ -12,6 +12,7 @@ from pipeline.base.paths import PROJECT_DIR
 from tests.conftest import TOYS
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytestmark = pytest.mark.covers("docs/your_own_script.md")
 PAGE = (PROJECT_DIR / "docs/your_own_script.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(text|sh)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 

@@ -13,6 +13,8 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 
+pytestmark = pytest.mark.covers("pyproject.toml")
+
 CONTRACTS = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
 CIRCLES = "no circle of imports"
 # What is added: to which file, the module that it must not import, and the contract that this breaks.

@@ -29,6 +29,8 @@ from pipeline.plan.schema import GpuConfig, GpuKind
 from tests.conftest import GPU
 from tests.experiments import sweeper_of
 
+pytestmark = pytest.mark.covers("docs", "README.md", "conf")
+
 PAGES = [PROJECT_DIR / "README.md", *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
 COMMENTED = sorted((PROJECT_DIR / "conf").glob("**/*.yaml"))
 # What these pages name is made by the reader: `tests/flow/test_extensions.py` makes it and runs their commands.
@@ -82,11 +84,15 @@ COMMANDS = {
 def typable(prefix: str) -> list[object]:
     """Return a parameter for each command that begins so and needs nothing, once."""
     pages = {command: path for (path, command), kind in reversed(COMMANDS.items()) if kind is None}
+
+    def is_slow(command: str, path: Path) -> bool:
+        return "+experiment=" in command or path.parent.name in ("experiment", "results")
+
     return [
         pytest.param(
             *(command, path),
             id=f"{path.stem}: {command.removeprefix(prefix).strip()}"[:80],
-            marks=pytest.mark.slow if path.parent.name in ("experiment", "results") else (),
+            marks=pytest.mark.slow if is_slow(command, path) else (),
         )
         for command, path in pages.items()
         if command.startswith(prefix)

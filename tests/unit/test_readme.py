@@ -12,6 +12,8 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.plan import option_classes, option_tables, schema
 from workloads.model_options import DataSource
 
+pytestmark = pytest.mark.covers("README.md")
+
 README = PROJECT_DIR / "README.md"
 PAGES = [README, *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}

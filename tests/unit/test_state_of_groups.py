@@ -17,6 +17,8 @@ from pipeline.simulation.machine.state import Settings
 from tests.nvml_library import NvmlLibrary, installed
 from tests.rows import group
 
+pytestmark = pytest.mark.covers("pipeline/executor.py")
+
 
 @pytest.fixture
 def library(tmp_path: Path) -> Iterator[NvmlLibrary]:

@@ -77,6 +77,7 @@ print(sum(end - begin for begin, end in watch.record.pauses) / 1e9)
 """
 
 
+@pytest.mark.slow
 def test_a_suspension_is_measured_and_a_busy_machine_is_none() -> None:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
     try:

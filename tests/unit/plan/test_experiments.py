@@ -22,6 +22,7 @@ def dry_run(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]
     return [line.split()[3] for line in out.splitlines() if " block " in line]
 
 
+@pytest.mark.slow
 def test_quick_is_a_sweep_of_its_blocks_without_m(tmp_path):
     names = dry_run(
         tmp_path, "+experiment=robroek_quick", "gpu=simulated_h100_80gb", "workload.step_mode=eager", is_real=True
@@ -31,6 +32,7 @@ def test_quick_is_a_sweep_of_its_blocks_without_m(tmp_path):
     assert Counter(names)["serial-M+S+S"] == Counter(names)["naive-3x-resnet26_cifar10"] == blocks
 
 
+@pytest.mark.slow
 def test_quick_is_planned_as_it_is_for_a_gpu_that_is_not_there(tmp_path):
     asked = ["+experiment=robroek_quick", "gpu=simulated_h100_80gb", "scenario=naive,mig", "unit=2"]
     with forks.start("run.py", *asked, "dry_run=true", f"gpu.lock_dir={tmp_path}") as process:
@@ -42,6 +44,7 @@ def test_quick_is_planned_as_it_is_for_a_gpu_that_is_not_there(tmp_path):
     assert out.splitlines()[-1].startswith("takes at least ")
 
 
+@pytest.mark.slow
 def test_quick_is_rehearsed_with_tiny_networks(tmp_path):
     names = Counter(dry_run(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", "scenario=naive,mps,mig"))
     mixes = [f"{mode}-{mix}" for mode in ("serial", "naive", "mps", "mig") for mix in ("M+S", "M+S+S", "L+S")]
@@ -49,6 +52,7 @@ def test_quick_is_rehearsed_with_tiny_networks(tmp_path):
     assert names == dict.fromkeys([*mixes, *copies, "serial-1x-tiny"], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "expected"),
     [("scenario=naive", {"naive", "serial"}), ("scenario=mig", {"mig", "serial"})],
@@ -58,6 +62,7 @@ def test_the_command_line_wins_over_the_blocks(tmp_path, override, expected):
     assert {name.split("-")[0] for name in names} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "expected"),
     [

@@ -90,6 +90,7 @@ def test_an_environment_that_cannot_be_built_is_an_answer_of_probes_only(compose
         inventory_of(others).with_environments()
 
 
+@pytest.mark.slow
 def test_the_experiment_gives_each_an_environment_of_its_own():
     configs = configs_of(["+experiment=migperf_frameworks"])
     files = {config.workload.framework: config.workload.env_file for config in configs}

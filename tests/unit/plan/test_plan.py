@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import study
 from pipeline.base import layout
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
@@ -22,6 +21,7 @@ from pipeline.plan.inventory import take as take_inventory
 from pipeline.prepare.device import nvml
 from pipeline.record.original import Original
 from pipeline.reproduce.config import config_of
+from pipeline.study import plans
 from tests.conftest import DATA, GPU, inventory_of, sweep
 from tests.experiments import configs_of
 
@@ -302,10 +302,10 @@ def test_a_file_that_is_not_there_is_named_with_each_folder_once(make_plan, monk
 def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):
     monkeypatch.setattr(nvml, "list_devices", list)
     (config,) = read.read(compose(["gpu=auto"]))
-    assert take_inventory([config], study.find_device).device_of(config.gpu).kind == "cpu"
+    assert take_inventory([config], plans.find_device).device_of(config.gpu).kind == "cpu"
     (config,) = read.read(compose(["gpu=auto", "gpu.device=1"]))
     with pytest.raises(ConfigError, match=r"gpu\.device='1' names a GPU"):
-        take_inventory([config], study.find_device)
+        take_inventory([config], plans.find_device)
 
 
 @pytest.mark.parametrize("workload", ["tiny", "bert_base", "infer_bert_base"])

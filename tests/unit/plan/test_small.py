@@ -41,6 +41,7 @@ def conf(tmp_path: Path) -> Path:
     return tmp_path / "conf"
 
 
+@pytest.mark.slow
 def test_each_job_stays_what_it_is_and_keeps_its_axes(conf):
     def said(config: Config) -> tuple[object, ...]:
         keys = ("batch_size", "sequence_tokens", "rate_per_s")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from pipeline.base.mlflow_internals import pages
 from pipeline.record.store.local import open_store
 
 
+@pytest.mark.slow
 def test_the_page_shows_each_unit_that_any_study_of_the_experiment_counts(tmp_path: Path) -> None:
     def columns() -> list[str]:
         experiment = open_store(tmp_path).client.get_experiment_by_name("e")

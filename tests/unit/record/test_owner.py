@@ -136,6 +136,7 @@ def test_nobody_waits_for_what_has_been_silent_for_an_hour(tmp_path, monkeypatch
     assert group_folder.survey(folder.parents[1]).ready == (folder,)
 
 
+@pytest.mark.slow
 def test_flush_says_what_it_leaves_with_the_command_that_closes_it(tmp_path, monkeypatch, capsys):
     folder = left_open(tmp_path, host="there", boot_id=OTHER_BOOT, machine_id="")
     root = folder.parents[2]

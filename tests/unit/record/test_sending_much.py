@@ -89,6 +89,7 @@ def test_the_table_of_requests_is_written_in_portions(tmp_path, monkeypatch):
     assert table["sent_ns"].tolist() == list(range(1, 36)) and table["begun_ns"].isna().all()
 
 
+@pytest.mark.slow
 def test_who_gives_up_leaves_what_is_not_sent_in_the_spool(root: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sending, "_TELL_S", 0.05)
     folders = [make_spool(root, record((), number=number), name=f"000{number}-mig") for number in (1, 2)]
@@ -118,6 +119,7 @@ def test_the_half_of_a_file_that_a_killed_sender_left_is_removed(root: Path) -> 
     assert {path.name for path in artifacts.iterdir()} == {"job.json", "events.jsonl", "stdout.log", "stderr.log"}
 
 
+@pytest.mark.slow
 def test_who_waits_for_long_is_told_for_what_and_a_signal_ends_it(root: Path, capsys, monkeypatch) -> None:
     def interrupt(*_: object) -> None:
         raise Interrupted(signal.SIGALRM)

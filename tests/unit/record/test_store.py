@@ -41,6 +41,7 @@ def log_a_file(root: Path, tmp_path: Path, experiment: str = EXPERIMENT) -> str:
     return run_id
 
 
+@pytest.mark.slow
 def test_a_fresh_store_keeps_everything_in_its_folder(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "a b#%é" / "mlruns", tmp_path / "cwd"
     elsewhere.mkdir()
@@ -73,11 +74,13 @@ def test_only_a_database_that_is_written_ahead_waits_seldom_for_the_disk(
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == synchronous
 
 
+@pytest.mark.slow
 def test_a_store_half_built_by_a_killed_process_is_built_again(tmp_path: Path) -> None:
     (tmp_path / f".{DATABASE}.new").write_text("half a database")
     assert open_store(tmp_path).experiment_id(EXPERIMENT) == "1"
 
 
+@pytest.mark.slow
 def test_what_was_written_ahead_of_a_database_that_was_removed_is_not_taken_for_the_new_ones(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.client._tracking_client.store.engine.dispose()
@@ -190,6 +193,7 @@ def test_every_command_ends_with_2_on_a_database_that_cannot_be_used(root: Path,
     assert "shared with Optuna" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_upgrade_that_fails_changes_nothing_and_leaves_no_copy(root: Path, capsys, monkeypatch) -> None:
     """A half-migrated database has tables that the upgrade makes again."""
     query(root / DATABASE, f"UPDATE alembic_version SET version_num = '{OLDER}'")

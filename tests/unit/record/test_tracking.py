@@ -154,6 +154,7 @@ def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root:
     assert len(runs_of(MlflowClient(uri))) == 2
 
 
+@pytest.mark.slow
 def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
     folders = [make_spool(root, record((), number=n), name=f"000{n}-mig") for n in (1, 2)]
     with Sender() as sender:
@@ -196,6 +197,7 @@ def test_one_process_sends_for_one_study_after_another_and_each_begins_with_noth
     assert sorted(by_name(client(root))) == ["group 1", "group 2"]
 
 
+@pytest.mark.slow
 def test_an_interruption_while_a_sender_is_started_again_loses_no_request(root: Path, monkeypatch) -> None:
     folder = make_spool(root, record(()))
     reads = iter(("let it see that the process has ended", "interrupt it"))
@@ -218,6 +220,7 @@ def test_an_interruption_while_a_sender_is_started_again_loses_no_request(root: 
     assert not folder.exists() and list(by_name(client(root))) == ["group 1"]
 
 
+@pytest.mark.slow
 def test_who_leaves_does_not_wait_for_a_new_store(tmp_path: Path) -> None:
     root = tmp_path / "new"
     with Sender() as sender:
@@ -255,6 +258,7 @@ def test_the_sender_finishes_the_group_of_an_orchestrator_that_died(root: Path, 
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_the_sender_answers_every_line_and_survives_ctrl_c(root: Path, serve) -> None:
     sender = serve("--root", root, is_real=True)
     assert "unknown request" in sender.ask("dance")["error"]
@@ -277,6 +281,7 @@ def sender_on_deleted_experiment(sender: Any, root: Path) -> str:
     return str(sender.ask("open", experiment="gone")["error"])
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_in_a_line_and_what_was_not_sent_is_sent_later(root: Path) -> None:
     folder = make_spool(root, replace(record((child(0),)), state="open"))
     code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); del sys.argv[0]"
@@ -308,6 +313,7 @@ runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)
 """
 
 
+@pytest.mark.slow
 def test_a_sender_killed_while_it_sends_is_repeated_without_a_trace(root: Path, serve) -> None:
     num_points = [50, 50, 50, 500, 50, 50, 50]  # the fourth job takes several requests, and the first one is the last
     folder = make_spool(

@@ -79,6 +79,7 @@ def test_a_folder_that_another_process_sends_meanwhile_is_not_sent_again(root: P
     assert not runs_of(store.client)
 
 
+@pytest.mark.slow
 def test_whatever_call_is_the_last_one_repeating_gives_each_group_once(root: Path) -> None:
     store = open_store(root)
 
@@ -219,6 +220,7 @@ with mlflow.start_run():
 """
 
 
+@pytest.mark.slow
 def test_what_a_script_logs_itself_lands_in_its_run(root: Path) -> None:
     folder = make_spool(root, record((child(0),)))
     script_store = folder / "jobs" / "0" / "mlflow"

@@ -224,6 +224,7 @@ def test_what_gains_nothing_is_said_so_and_is_no_gain(rates: dict[int, float], s
     assert "least gain of a fastest mode" not in " ".join(sentences)
 
 
+@pytest.mark.slow
 def test_figures_are_vector_graphics_without_dates_and_the_same_every_time(whole: Content) -> None:
     again = content_of(study(*collocation_study()), TIMELINE)
     assert [figure.svg for figure in again.figures] == [figure.svg for figure in whole.figures]
@@ -259,6 +260,7 @@ def test_each_mode_has_its_colour_in_every_figure(whole: Content, page: str) -> 
     assert [colour for colour in colours if colour in others] == []
 
 
+@pytest.mark.slow
 def test_a_simulated_study_is_stamped_on_the_page_and_on_every_figure(whole: Content, page: str) -> None:
     simulated = content_of(study(*(dataclasses.replace(r, is_simulated=True) for r in collocation_study(2))), TIMELINE)
     assert len(simulated.figures) == len(whole.figures)
@@ -401,6 +403,7 @@ def test_a_line_with_one_point_in_view_has_a_marker_and_one_with_none_is_missing
     assert says in texts and markers == (["o"] if says == "GRACT" else [])
 
 
+@pytest.mark.slow
 def test_letters_that_the_font_lacks_are_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     drawing._say_boxes.cache_clear()
     named = dataclasses.replace(TIMELINE, spans=(dataclasses.replace(TIMELINE.spans[0], label="\u6a21\u578b"),))

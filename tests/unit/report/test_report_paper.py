@@ -324,6 +324,7 @@ def test_a_publication_speaks_of_what_there_is() -> None:
     assert "robroek" in {path.stem for path in FOLDER.glob("*.yaml")}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_workloads_that_a_publication_names_have_its_settings(make_plan) -> None:
     any_settings = Finding(text="", kind="quantity", modes=())

@@ -64,6 +64,7 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, action: Callable[[], o
     return False
 
 
+@pytest.mark.slow
 def test_a_report_that_was_killed_at_any_moment_is_replaced_by_the_next(
     content: Content, before: Content, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

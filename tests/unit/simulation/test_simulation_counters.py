@@ -318,6 +318,7 @@ def test_a_machine_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.
     assert "simulated machine" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_listener_dcgm_runs_without_a_value_and_says_so(
     state_file: StateFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -123,6 +123,7 @@ def test_what_is_missing_within_a_framework_is_no_missing_framework(tmp_path, mo
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_server_before_torch_answers_right_by_hand():
     pytest.importorskip("torch")
     argv = [sys.executable, PROJECT_DIR / "workloads/framework.py", "--framework=http", "--rows=8", "--rounds=1"]

@@ -84,6 +84,7 @@ def test_one_that_cannot_run_with_what_is_installed_is_refused(scratch: Path) ->
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_real_one_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["occupy.py"])

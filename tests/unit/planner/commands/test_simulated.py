@@ -22,6 +22,7 @@ ROW = Row(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("searches_by_rounds")
 @pytest.mark.parametrize("is_simulated", [True, False])
 def test_plans_transitions_pictures_and_exports_are_marked(tmp_path: Path, capsys, is_simulated: bool) -> None:

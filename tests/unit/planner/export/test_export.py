@@ -84,6 +84,7 @@ def test_no_p99_is_asked_of_a_process_that_gets_too_few_requests_for_one(tmp_pat
         assert "objective_percentile" not in dict(group.jobs[0].workload.params) and group.window.seconds == 600
 
 
+@pytest.mark.slow
 def test_the_exported_experiment_is_what_was_planned(tmp_path: Path, capsys) -> None:
     assert export(tmp_path, plan_of(divided(), divided(), WHOLE), "experiment", "--out", str(tmp_path / "conf")) == 0
     run = f"python run.py --config-dir {tmp_path / 'conf'} +experiment=mine"

@@ -99,6 +99,7 @@ def test_loads_are_drawn_in_their_order_with_a_gap_where_there_is_no_plan() -> N
     assert "not every plan" in load.sketch(loads, "l").caption
 
 
+@pytest.mark.slow
 def test_files_are_drawn_by_what_they_hold_the_same_every_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

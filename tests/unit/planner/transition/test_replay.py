@@ -176,6 +176,7 @@ def kill_everywhere(bench: Bench, capsys: pytest.CaptureFixture[str], stride: in
     return points, put_back
 
 
+@pytest.mark.slow
 def test_killed_anywhere_the_next_start_goes_on_or_puts_back(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     points, put_back = kill_everywhere(bench, capsys, stride=17)
     assert points > 4 and put_back > 0

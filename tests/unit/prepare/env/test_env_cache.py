@@ -156,6 +156,7 @@ def leave_nothing(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -96,6 +96,7 @@ def test_the_lock_names_every_package_exactly(channel, resolve, tmp_path):
     assert env_lock.kind_of("\n".join(interpreter.lock)) == "conda"
 
 
+@pytest.mark.slow
 def test_an_environment_built_from_a_lock_is_the_same_one(channel, resolve, tmp_path):
     wheel(tmp_path / "wheels", "tinywheel", "3.0")
     pip = ["--no-index", "--find-links wheels", "tinywheel"]
@@ -115,6 +116,7 @@ def test_an_environment_built_from_a_lock_is_the_same_one(channel, resolve, tmp_
     assert resolve(lock).python == again.python
 
 
+@pytest.mark.slow
 def test_a_wheel_of_the_pip_part_that_changed_is_installed_again(channel, resolve, tmp_path):
     path = wheel(tmp_path / "wheels", "tinywheel", "3.0")
     file = channel.environment_yml(tmp_path / "e.yml", pip=[f"./wheels/{path.name}"])
@@ -142,6 +144,7 @@ def test_a_package_with_another_content_than_recorded_is_refused(channel, resolv
     assert archive.exists() and not list((tmp_path / "cache").glob("*/environment.json"))[1:]
 
 
+@pytest.mark.slow
 def test_the_digest_tells_packages_apart_and_not_where_they_came_from(channel, resolve, tmp_path):
     one = resolve(channel.environment_yml(tmp_path / "one.yml", "tiny=1"))
     two = resolve(channel.environment_yml(tmp_path / "two.yml", "tiny=2"))
@@ -261,6 +264,7 @@ sys.exit(subprocess.run([sys.executable, "-P", RATTLER], input=json.dumps(task),
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["conda", "mamba", "micromamba"])
 def test_another_tool_is_called_by_its_own_command_line_and_gives_the_same_lock(
     channel, resolve, tmp_path, monkeypatch, tool

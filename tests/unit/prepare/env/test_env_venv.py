@@ -82,6 +82,7 @@ def test_an_environment_built_from_its_lock_is_the_same_one_from_another_folder_
     assert env_lock.kind_of(text) == "venv" and env_lock.python_of(text) == VERSION
 
 
+@pytest.mark.slow
 def test_a_wheel_named_by_its_path_is_locked_with_its_digest(resolve, tmp_path, wheels):
     path = wheels / "tiny-1.0-py3-none-any.whl"
     file = write(tmp_path / "requirements.txt", "./wheels/tiny-1.0-py3-none-any.whl\n")
@@ -140,6 +141,7 @@ def test_an_interpreter_is_named_from_the_working_directory(resolve, tmp_path, m
     assert version_of(resolve(file, python="./mypython")) == "1.0"
 
 
+@pytest.mark.slow
 def test_the_dependencies_of_a_pyproject_are_installed(resolve, tmp_path, wheels):
     text = f'{PROJECT}["tiny==1.0"]\n[tool.uv]\nno-index = true\nfind-links = ["../wheels"]\n'
     file = write(tmp_path / "mine/pyproject.toml", text)

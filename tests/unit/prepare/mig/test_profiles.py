@@ -224,6 +224,7 @@ def test_a_gpu_that_does_not_answer_is_no_refused_question(
     assert "does not give the MIG profiles" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_marks_what_is_not_known() -> None:
     def ask(*arguments: str) -> str:
         command = ["-m", "pipeline.gpu", "profiles", "--gpu", "simulated_b200_180gb", *arguments]

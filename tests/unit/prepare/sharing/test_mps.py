@@ -36,6 +36,7 @@ from pipeline.prepare.mps.clients import MpsSlots
 from pipeline.prepare.mps.control import Control
 from pipeline.prepare.sharing.mps import Mps, MpsPercent
 from pipeline.simulation.mps.control import connect, write_program
+from tests import fast_programs
 from tests.conftest import GPU
 from tests.rows import gpu_settings, workload
 from tests.rows import group as make_group
@@ -90,6 +91,7 @@ def prepared(
     **options: Any,
 ):
     program = write_program(folder, faults=faults, branch=branch)
+    fast_programs.use_mps(program)
     with sharing(program=str(program), **options).prepare(group.device, group, folder) as slots:
         yield slots
 
@@ -446,6 +448,7 @@ def run_killed(folder: Path, fatal: int | None) -> int:
         os._exit(1)
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_a_replay_leaves_no_process(folder):
     write_program(folder, init_s=0)
     left_behind = 0
