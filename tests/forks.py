@@ -292,7 +292,7 @@ def _prepare_senders(num_senders: int) -> int:
 
     class Popen(subprocess.Popen[Any]):
         def _execute_child(self, args: Any, *others: Any) -> None:
-            is_sender = isinstance(args, list) and [sys.executable, *_SENDER] == args[:3]
+            is_sender = isinstance(args, list) and [sys.executable, "-P", *_SENDER] == args[:4]
             if not prepared or not is_sender:
                 super()._execute_child(args, *others)  # type: ignore[misc]
                 return
@@ -301,7 +301,7 @@ def _prepare_senders(num_senders: int) -> int:
             reading, writing = others[9], others[12]
             assert cwd is None and min(reading, writing) >= 0
             sys.audit("subprocess.Popen", args[0], args, cwd, env)
-            request = {"argv": args[1:], "env": dict(env), "has_session": has_session}
+            request = {"argv": args[2:], "env": dict(env), "has_session": has_session}
             with ours:
                 socket.send_fds(ours, [json.dumps(request).encode()], [reading, writing, 2])
             self._child_created = True

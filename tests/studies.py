@@ -1,4 +1,4 @@
-"""Studies in this process, as `run.py` runs them: what is composed goes to `execution.execute`, and rows are kept in files.
+"""Studies in this process, as `run.py` runs them: what is composed goes to `execution.execute`; rows are files.
 
 The process that talks to MLflow is not there: what it would send is read from each group's `record.json`, which a study
 leaves in its spool. Jobs, their listeners and the simulated driver's programs are real. It costs a third of the CPU
@@ -191,7 +191,8 @@ def execute(
     What it changes in this process is put back by `patch`.
     """
     rows = KeptRows(folder)
-    patch.setattr(invocation, "_current", Invocation(words=[str(PROJECT_DIR / "run.py"), *arguments]))
+    patch.setattr(sys, "argv", [str(PROJECT_DIR / "run.py"), *arguments])
+    patch.setattr(invocation, "_current", Invocation(words=tuple(sys.argv)))
     with _messages():
         try:
             configs, is_sweep = compose(arguments)

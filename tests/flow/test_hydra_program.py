@@ -13,6 +13,8 @@ import yaml
 from pipeline.base.paths import PROJECT_DIR
 from tests import forks
 
+pytestmark = pytest.mark.covers("run.py", "hydra_plugins")
+
 RUN = PROJECT_DIR / "run.py"
 COMPLETE = """
 eval "$(python run.py -sc install=bash)"
@@ -30,6 +32,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from omegaconf import open_dict
+
 
 
 class OutsideLauncher(Launcher):

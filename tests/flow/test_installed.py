@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.covers("collocate.py", "setup.py")]
 SCRIPT = """
 import os, sys, time
 import pipeline, workloads

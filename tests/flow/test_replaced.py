@@ -12,6 +12,8 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from tests import replaced
 
+pytestmark = pytest.mark.covers("pipeline/base/library_internals.py")
+
 ALLOWED = {
     # The simulated machine: pynvml loads libnvidia-ml by its name and offers no way to give it another library.
     "pynvml:nvmlLib": "object of us: pipeline.simulation.nvml.library.NvmlLibrary",
@@ -45,6 +47,7 @@ PROGRAM = """
 import functools, time, yaml
 from omegaconf import DictConfig, OmegaConf, grammar_parser
 from sqlalchemy import engine
+
 time.sleep(0.6)
 open("/dev/null").close()
 def ours(*args): ...

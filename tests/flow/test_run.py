@@ -25,7 +25,7 @@ from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
 pytestmark = pytest.mark.covers(
-    "run.py", "pipeline/study.py", "pipeline/executor.py", "pipeline/summary.py", "pipeline/outcome.py"
+    "run.py", "pipeline/study", "pipeline/executor.py"
 )
 IMPATIENT = PROJECT_DIR / "tests/impatient.py"
 # Its rate does not depend on how busy the machine is.

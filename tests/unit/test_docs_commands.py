@@ -44,13 +44,14 @@ KINDS = {
     "weights of the reader's": r"\bworkload\.weights=",
     "a program at the place where NVIDIA installs it": r"=/opt/nvidia/",
     "nothing, as it prints help": r" --(help|help-keys)\b",
+    "nothing, as it prints code for a shell": r" -sc install=",
 }
 """Commands that cannot be planned as they stand, by what they need."""
 _COMMAND = re.compile(
     r"(?<![\w/])python ((?:run\.py|-m (?:pipeline|benchmarks|tests)[.\w]*)(?: [^`\n]*|(?=`|$)))", re.M
 )
 _ASSIGNMENT = re.compile(r'^(?P<name>[A-Z])="(?P<value>[^"]*)"$', re.M)
-_NAME_OF_A_PROGRAM = re.compile(r"python -m [\w.]+( \w+)?")  # that a sentence speaks of
+_NAME_OF_A_PROGRAM = re.compile(r"python (run\.py|-m [\w.]+( \w+)?)")  # that a sentence speaks of
 _CODE = re.compile(r"^ *```\w*\n(.*?)^ *```|`(python [^`]+)`", re.M | re.S)
 
 

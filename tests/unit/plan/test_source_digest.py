@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from pipeline.base import paths
 from pipeline.base.errors import ConfigError
 from pipeline.base.machine_state import MachineState
 from pipeline.base.paths import PROJECT_DIR
@@ -24,7 +25,8 @@ MOVED = "from pipeline.prepare.sharing.naive import Naive\n\nclass Moved(Naive):
 def project(tmp_path, monkeypatch):
     """A copy of the programs, which a test may change."""
     shutil.copytree(PROJECT_DIR / "workloads", tmp_path / "workloads", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(inventory, "PROJECT_DIR", tmp_path)
+    for module in (inventory, paths):
+        monkeypatch.setattr(module, "PROJECT_DIR", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -183,8 +185,6 @@ def test_only_the_fork_server_imports_a_module_that_no_import_names():
 
 
 def test_a_program_of_ours_that_is_no_python_is_one_error(make_plan, project):
-    from pipeline.base.errors import ConfigError
-
     (project / "workloads/training/steps.py").write_text("def")
     with pytest.raises(ConfigError, match=r"train_timm.py: .*steps.py is not valid Python"):
         make_plan([])

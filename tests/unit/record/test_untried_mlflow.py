@@ -87,7 +87,7 @@ def test_a_store_is_made_used_and_upgraded_without_what_is_private(
     assert ui_link("http://h:1", "3") == "http://h:1/#/experiments/3/runs?workflowType=machine_learning"
     assert tables.read_groups(root / DATABASE, EXPERIMENT, [Tag.ROLE]) == []
     ended = SimpleNamespace(returncode=0)
-    monkeypatch.setattr(schema.subprocess, "run", lambda argv, **_: upgrades.append(argv[2:5]) or ended)
+    monkeypatch.setattr(schema.subprocess, "run", lambda argv, **_: upgrades.append(argv[3:6]) or ended)
     assert tracking.main(["upgrade", "--root", str(root)]) == 0
     assert upgrades == [["mlflow", "db", "upgrade"]]
     assert f"upgraded {root / DATABASE} for MLflow 3.99.1" in capsys.readouterr().out
