@@ -24,9 +24,7 @@ from tests.forks import Process
 from tests.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
-pytestmark = pytest.mark.covers(
-    "run.py", "pipeline/study", "pipeline/executor.py"
-)
+pytestmark = pytest.mark.covers("run.py", "pipeline/study", "pipeline/executor.py")
 IMPATIENT = PROJECT_DIR / "tests/impatient.py"
 # Its rate does not depend on how busy the machine is.
 KNOWN_RATE = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]
