@@ -22,8 +22,8 @@ from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.inventory import take as take_inventory
 from pipeline.plan.schema import Config
-from tests import changed_rooms, forks
-from tests.experiments import composed
+from tests.support import changed_rooms, forks
+from tests.support.experiments import composed
 
 _MEMORY = Path("/dev/shm")
 _MEMORY_GIB = 4
@@ -44,7 +44,7 @@ _keep_files_in_memory()
 sys.dont_write_bytecode = False
 forks.shorten_waits()
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # tests run beside each other: threads that spin take their CPUs
-pytest.register_assert_rewrite("tests.listener_contract")
+pytest.register_assert_rewrite("tests.support.listener_contract")
 GPU = Device(
     kind="nvidia",
     uuid="GPU-11111111-2222-3333-4444-555555555555",

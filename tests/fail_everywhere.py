@@ -8,7 +8,7 @@ an exception, SIGTERM or SIGKILL, for k = 1, 2, ... until a study comes to its e
 is the next start, and the simulated GPU must equal its snapshot, no process of the study may live, no folder be left,
 and in the end every MLflow run be terminal. `by_hand` fails `pipeline.gpu create` and `destroy` in the same way: the
 GPU is then as it was found or as it was asked for, or becomes that when the command is run again. It all runs as a user
-runs it, but for the audit hook, and that the processes are forks (`tests/forks.py`).
+runs it, but for the audit hook, and that the processes are forks (`tests/support/forks.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.simulation.machine.state import Gpu, StateFile
-from tests import forks
+from tests.support import forks
 
 SCENARIOS = ("naive", "timeslice", "mps", "mps_static", "mig", "mig_mps", "mig_parts")
 BY_HAND = "by_hand"

@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
-from tests import forks
 from tests.attack import (
     container,
     damage,
@@ -35,6 +34,7 @@ from tests.attack import (
     volumes,
 )
 from tests.attack.bench import Bench, Outcome, kill_studies
+from tests.support import forks
 
 ATTACKS: dict[str, tuple[float, Callable[[Bench, Random], Outcome]]] = {
     "damage": (15, damage.attack),

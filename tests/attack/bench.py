@@ -19,8 +19,9 @@ import psutil
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.base.tags import GROUP, Tag, stored_name
-from tests import fail_everywhere, forks
+from tests import fail_everywhere
 from tests.attack import container, figures
+from tests.support import forks
 
 ENDING_SIGNALS = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),

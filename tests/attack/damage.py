@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from random import Random
 
-from tests import forks
 from tests.attack.bench import PATIENT, SHORT, Bench, Outcome
+from tests.support import forks
 
 _EXPERIMENT = "damaged-rehearsal"
 _READERS = {

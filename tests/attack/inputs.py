@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 
 from pipeline.base.paths import PROJECT_DIR
-from tests import forks
 from tests.attack.bench import Bench, Outcome
+from tests.support import forks
 
 _AT_ONCE = 20
 _PAGE = (PROJECT_DIR / "docs/configuration.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from tests import forks
 from tests.attack.bench import ENDING_SIGNALS, SHORT, Bench, Outcome, name_of
+from tests.support import forks
 
 SCENARIOS = ("naive", "mps", "mig", "mig_mps", "serial")
 _ORCHESTRATOR, _SENDER, _EVERYTHING = "orchestrator", "sender", "everything at one instant"

@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 from random import Random
 
-from tests import secret_forms
 from tests.attack.bench import PATIENT, Bench, Outcome
+from tests.support import secret_forms
 
 _TAILS = (
     "no access with password={}",

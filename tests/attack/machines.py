@@ -17,10 +17,10 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
 from pipeline.plan import schema
 from pipeline.simulation.machine.state import Settings, StateFile
-from tests import forks
 from tests.attack import container
 from tests.attack.bench import PATIENT, Bench, Outcome
 from tests.attack.store_reader import StoredRun, groups_of, read_runs
+from tests.support import forks
 
 _JOB = PROJECT_DIR / "tests/toys/paced.py"
 _WINDOW = ["window.seconds=0.2", "window.settle_s=0.05"]

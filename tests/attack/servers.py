@@ -16,8 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from tests import fail_everywhere, forks
+from tests import fail_everywhere
 from tests.attack.bench import SHORT, Bench, Outcome
+from tests.support import forks
 
 _START_LIMIT_S = 300
 _ERROR = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"

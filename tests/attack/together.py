@@ -15,9 +15,9 @@ from random import Random
 
 from pipeline.base.records import Result
 from pipeline.plan import schema
-from tests import forks
 from tests.attack.bench import PATIENT, Bench, Outcome
 from tests.attack.store_reader import groups_of, read_runs
+from tests.support import forks
 
 _WINDOW = ["window.seconds=0.2", "window.settle_s=0.05"]
 _KINDS = ("of two experiments", "of one experiment on two machines", "of one experiment on one machine")

@@ -15,10 +15,10 @@ from pipeline.base.factory import Spec
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.plan import schema
 from pipeline.simulation.machine.state import Fault, State, StateFile
-from tests import forks
 from tests.attack import true_rows
 from tests.attack.bench import Bench, Outcome
 from tests.attack.true_rows import Faults
+from tests.support import forks
 from tests.toys import known
 
 _JOB = PROJECT_DIR / "tests/toys/known.py"

@@ -13,9 +13,9 @@ from pathlib import Path
 from random import Random
 
 from pipeline.base.paths import PROJECT_DIR
-from tests import forks
 from tests.attack.bench import SHORT, Bench, Outcome
 from tests.attack.store_reader import groups_of, read_runs
+from tests.support import forks
 
 _PATTERN = "([0-9.]+) samples/s"
 _SIZES_MB = (10, 50, 300)

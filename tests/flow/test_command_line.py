@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
-from tests import forks, studies
+from tests.support import forks, studies
 
 pytestmark = pytest.mark.covers("pipeline/plan", "hydra_plugins", "run.py")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
-from tests import forks
-from tests.packages import Channel, wheel
-from tests.studies import Study
+from tests.support import forks
+from tests.support.packages import Channel, wheel
+from tests.support.studies import Study
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/prepare/env")
 for name in ("rattler", "uv"):
     pytest.importorskip(name)

@@ -12,12 +12,12 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.observe.exporters.prometheus import PrometheusExporter
-from tests import live_groups, prometheus_server
-from tests.run_cases import SHORT, TOY
-from tests.servers import refuse_or_skip
-from tests.tracking_cases import wait_for
+from tests.support import live_groups, prometheus_server
+from tests.support.run_cases import SHORT, TOY
+from tests.support.servers import refuse_or_skip
+from tests.support.tracking_cases import wait_for
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/observe/exporters")
 DASHBOARD = json.loads((PROJECT_DIR / "docs/grafana_dashboard.json").read_text(encoding="utf-8"))
 STUDY = [*TOY, *SHORT[1:], "window.seconds=2", "degree=2", "baseline=always", "listeners=[host]"]

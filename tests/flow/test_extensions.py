@@ -22,13 +22,13 @@ import pytest
 import yaml
 
 from pipeline.base.paths import PROJECT_DIR
-from tests import forks
+from tests.support import forks
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("docs/architecture.md", "docs/your_own_listener.md", "docs/your_own_workload.md")
 PAGE = PROJECT_DIR / "docs/architecture.md"
 CODE = ("pipeline", "listeners", "workloads", "hydra_plugins", "conf", "run.py")
-OF_FORKS = ("tests/__init__.py", "tests/forks.py", "tests/experiments.py")
+OF_FORKS = ("tests/__init__.py", "tests/support/__init__.py", "tests/support/forks.py", "tests/support/experiments.py")
 
 FAIR = """
     from contextlib import contextmanager

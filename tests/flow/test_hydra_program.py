@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pipeline.base.paths import PROJECT_DIR
-from tests import forks
+from tests.support import forks
 
 pytestmark = pytest.mark.covers("run.py", "hydra_plugins")
 

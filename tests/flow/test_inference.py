@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.record.store import results
 
-pytest_plugins = ["tests.run_fixtures", "tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("workloads")
 
 

@@ -26,8 +26,8 @@ from pipeline.observe import measure
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
 from tests.conftest import TOYS
-from tests.job_server import is_alive, wait_until
-from tests.rows import group
+from tests.support.job_server import is_alive, wait_until
+from tests.support.rows import group
 from tests.toys.waiting import waited_ms
 
 pytestmark = pytest.mark.covers("pipeline/launch", "workloads/client.py")

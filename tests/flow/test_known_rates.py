@@ -6,10 +6,10 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.tags import Tag
-from tests.run_cases import TOY
+from tests.support.run_cases import TOY
 from tests.toys.stalling import done_by
 
-pytest_plugins = ["tests.run_fixtures"]
+pytest_plugins = ["tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/observe", "pipeline/executor.py")
 WINDOW = ["window.settle_s=0.3", "window.seconds=1.2", "limits.ready_s=60", "limits.stop_s=60"]  # from 0.3 s to 1.5 s
 HELD_UP_S = 0.05 * 1.2 - 0.005  # less than what counts as a stall in this window, by a step

@@ -26,10 +26,10 @@ from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state import Fault
 from pipeline.simulation.mps.control import write_program
-from tests import forks, simulated
-from tests.simulated import set_faults
+from tests.support import forks, simulated
+from tests.support.simulated import set_faults
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/gpu")
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy", "listeners=host"]
 SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]

@@ -10,9 +10,9 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.planner import __main__, deployment
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
-from tests import forks
+from tests.support import forks
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/planner")
 
 

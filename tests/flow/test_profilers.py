@@ -16,12 +16,12 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.simulation.machine.state import StateFile
-from tests import forks
-from tests.job_server import wait_until
-from tests.studies import Study
-from tests.trace_format import problems
+from tests.support import forks
+from tests.support.job_server import wait_until
+from tests.support.studies import Study
+from tests.support.trace_format import problems
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/launch/profilers")
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
 SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60", "listeners=[host]"]
@@ -169,7 +169,7 @@ def test_profiled_groups_have_profiled_baselines_and_are_not_finished_by_others(
 @pytest.mark.parametrize("manner", ["", "ignores_term"])
 def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tmp_path, manner):
     study = [*TOY, "baseline=never", "window.seconds=60", "profiler=nsys", "listeners=[host]"]
-    process = start(*study, manner=manner, script="tests/impatient.py")
+    process = start(*study, manner=manner, script="tests/support/impatient.py")
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("mlruns/spool/*/*/jobs/*/events.jsonl"))) < 2 and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()

@@ -14,9 +14,9 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.simulation.machine import codes
-from tests import forks, simulated
+from tests.support import forks, simulated
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/prepare")
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
 RUN = str(PROJECT_DIR / "run.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
-from tests import replaced
+from tests.support import replaced
 
 pytestmark = pytest.mark.covers("pipeline/base/library_internals.py")
 

@@ -20,10 +20,10 @@ from pipeline.record.store import results
 from pipeline.record.store.local import open_store
 from pipeline.report.__main__ import main
 from pipeline.report.read import rows, samples
-from tests import forks
-from tests.tracking_cases import client, runs_of
+from tests.support import forks
+from tests.support.tracking_cases import client, runs_of
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/report")
 NUM_RUNS = 14
 

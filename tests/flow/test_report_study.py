@@ -10,9 +10,9 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.read import rows
-from tests import forks
+from tests.support import forks
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/report")
 
 

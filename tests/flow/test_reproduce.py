@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.base.tags import Tag, stored_name
-from tests.run_cases import SHORT, TOY, groups
+from tests.support.run_cases import SHORT, TOY, groups
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/reproduce")
 
 SCRIPT = "import json, sys\nprint(sys.argv[1])\n"

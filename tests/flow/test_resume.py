@@ -15,9 +15,9 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Result
-from tests.run_cases import SHORT, TOY, groups
+from tests.support.run_cases import SHORT, TOY, groups
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/record/resume.py")
 # Nine epochs of 0.1 s: in as many seconds a busy machine may not do a step.
 WORK = ["window=work", "window.epochs=9", *SHORT[2:]]
@@ -89,7 +89,7 @@ def test_a_killed_and_resumed_study_has_the_rows_of_an_uninterrupted_one(start, 
 def test_after_a_reboot_the_block_that_was_begun_starts_again(start, run, client, tmp_path):
     (tmp_path / "boot_id").write_text("another-boot\n")
     kill_after(start(*STUDY), 3, inside=True)
-    process = start(*STUDY, "resume=true", script=PROJECT_DIR / "tests/rebooted.py")
+    process = start(*STUDY, "resume=true", script=PROJECT_DIR / "tests/support/rebooted.py")
     _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert "resume: 2 of 4 groups are finished" in err

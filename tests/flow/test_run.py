@@ -20,12 +20,12 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.tags import Tag
 from pipeline.clean import processes
 from pipeline.record import group_folder
-from tests.forks import Process
-from tests.run_cases import SHORT, TOY, groups
+from tests.support.forks import Process
+from tests.support.run_cases import SHORT, TOY, groups
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("run.py", "pipeline/study", "pipeline/executor.py")
-IMPATIENT = PROJECT_DIR / "tests/impatient.py"
+IMPATIENT = PROJECT_DIR / "tests/support/impatient.py"
 # Its rate does not depend on how busy the machine is.
 KNOWN_RATE = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]
 

@@ -16,11 +16,11 @@ from pipeline.record.shards.overview import overview
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.read import rows
 from pipeline.simulation.machine.state import StateFile
-from tests import forks
-from tests.run_cases import SHORT, TOY
-from tests.tracking_cases import wait_for
+from tests.support import forks
+from tests.support.run_cases import SHORT, TOY
+from tests.support.tracking_cases import wait_for
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/scale")
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=1.5", "degree=2", "repeats=3", "listeners=[host]"]
 MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from tests.conftest import TOYS
-from tests.run_cases import groups
+from tests.support.run_cases import groups
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/observe/logged")
 
 

@@ -16,11 +16,11 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.tags import Tag, stored_name
 from pipeline.record.shards.overview import overview
-from tests import forks, postgres_cluster
-from tests.mlflow_server import kill, start_server
-from tests.run_cases import SHORT, TOY, groups
-from tests.servers import refuse_or_skip
-from tests.slurm_cluster import free_ports
+from tests.support import forks, postgres_cluster
+from tests.support.mlflow_server import kill, start_server
+from tests.support.run_cases import SHORT, TOY, groups
+from tests.support.servers import refuse_or_skip
+from tests.support.slurm_cluster import free_ports
 
 WORKERS = 8
 KEYS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_DEFAULT_REGION": "us-east-1"}

@@ -32,13 +32,13 @@ from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Fault, Settings, StateFile
 from pipeline.simulation.mps import control
-from tests import fast_programs, forks
 from tests.conftest import GPU
-from tests.rows import Gone, group
-from tests.simulated import set_faults
-from tests.studies import Study
+from tests.support import fast_programs, forks
+from tests.support.rows import Gone, group
+from tests.support.simulated import set_faults
+from tests.support.studies import Study
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/simulation", "pipeline/rehearsal.py")
 TOY = ["--config-dir", str(PROJECT_DIR / "tests/conf"), "workload=toy"]
 BRIEF = ["window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]

@@ -21,11 +21,11 @@ from pipeline.record.shards.overview import overview
 from pipeline.record.shards.shard_states import NOT_BEGUN, RUNNING, WAITING
 from pipeline.report.read import rows
 from pipeline.simulation.machine.state import StateFile
-from tests import forks, slurm_cluster
-from tests.mlflow_server import start_server
-from tests.run_cases import SHORT, TOY, groups
-from tests.servers import refuse_or_skip
-from tests.tracking_cases import wait_for
+from tests.support import forks, slurm_cluster
+from tests.support.mlflow_server import start_server
+from tests.support.run_cases import SHORT, TOY, groups
+from tests.support.servers import refuse_or_skip
+from tests.support.tracking_cases import wait_for
 
 MACHINE = ["gpu=simulated_a100_40gb", "gpu.count=2", "gpu.machine=machine.json"]
 STUDY = ["-m", *TOY, *SHORT[1:], "window.seconds=4", "degree=2", "repeats=3", "listeners=[host]"]

@@ -8,11 +8,11 @@ import pytest
 
 from pipeline.base.tags import PREFIX, restore_names
 from pipeline.record.sender import Sender
-from tests.run_cases import SHORT, TOY, groups
-from tests.studies import KeptRows
+from tests.support.run_cases import SHORT, TOY, groups
+from tests.support.studies import KeptRows
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
-pytestmark = pytest.mark.covers("tests/studies.py", "pipeline/record/sender.py", "pipeline/record/spool.py")
+pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
+pytestmark = pytest.mark.covers("tests/support/studies.py", "pipeline/record/sender.py", "pipeline/record/spool.py")
 # Of a run, what no two starts share, and the flag, which says how evenly this machine let the jobs run.
 PASSING = ("study", "spool_id", "command_line", "rates", "pid", "flag", "index")
 # Whether rows can be compared depends on that as well.

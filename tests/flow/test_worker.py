@@ -16,13 +16,13 @@ import pytest
 
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.record.invocation import STUDY as TYPED
-from tests import forks
-from tests.run_cases import SHORT, TOY, groups
-from tests.tracking_cases import wait_for
+from tests.support import forks
+from tests.support.run_cases import SHORT, TOY, groups
+from tests.support.tracking_cases import wait_for
 
 pytestmark = pytest.mark.covers("pipeline/scale")
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 
 STUDY = ["-m", *TOY, *SHORT, "unit_of=case", "scenario=naive", "degree=1", "foreign_load=note", "listeners=[]"]
 STUDY += ["workload.args=[well],[dies_before_hello]", "gpu=simulated_a100_40gb", "hydra/launcher=worker"]

@@ -11,7 +11,7 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from tests.conftest import TOYS
 
-pytest_plugins = ["tests.tracking_fixtures", "tests.run_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
 pytestmark = pytest.mark.covers("docs/your_own_script.md")
 PAGE = (PROJECT_DIR / "docs/your_own_script.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(text|sh)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from pipeline.base.command import run
-from tests.recordings import IDLE, masked, recording
+from tests.support.recordings import IDLE, masked, recording
 
 pytestmark = pytest.mark.gpu
 

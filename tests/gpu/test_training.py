@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from tests.training import train
+from tests.support.training import train
 from workloads.training.steps import StepClock
 
 pytestmark = [

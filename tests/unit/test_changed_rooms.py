@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
-from tests import changed_rooms
+from tests.support import changed_rooms
 
-pytestmark = pytest.mark.covers("tests/changed_rooms.py")
+pytestmark = pytest.mark.covers("tests/support/changed_rooms.py")
 ROOMS = re.compile(r"mark\.covers\(([^)]*)\)")
 
 

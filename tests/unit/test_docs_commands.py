@@ -27,7 +27,7 @@ from pipeline.plan.inventory import take
 from pipeline.plan.programs import refuse_unread
 from pipeline.plan.schema import GpuConfig, GpuKind
 from tests.conftest import GPU
-from tests.experiments import sweeper_of
+from tests.support.experiments import sweeper_of
 
 pytestmark = pytest.mark.covers("docs", "README.md", "conf")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tests import forks
+from tests.support import forks
 
 
 def test_a_script_that_is_interrupted_before_its_first_lines_shows_nothing(tmp_path):

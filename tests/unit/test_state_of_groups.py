@@ -14,8 +14,8 @@ import pytest
 from pipeline import executor
 from pipeline.prepare.device import nvml
 from pipeline.simulation.machine.state import Settings
-from tests.nvml_library import NvmlLibrary, installed
-from tests.rows import group
+from tests.support.nvml_library import NvmlLibrary, installed
+from tests.support.rows import group
 
 pytestmark = pytest.mark.covers("pipeline/executor.py")
 

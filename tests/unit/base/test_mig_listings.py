@@ -12,7 +12,7 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.prepare.mig import control
 from pipeline.simulation.machine.state import Gpu
 from pipeline.simulation.smi import output
-from tests.mig_listings import LISTINGS, parse_placements, parse_profiles
+from tests.support.mig_listings import LISTINGS, parse_placements, parse_profiles
 
 # Model by listing. Of a model's listings, the memory of the first is the table's.
 MODELS = {

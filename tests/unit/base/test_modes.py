@@ -10,7 +10,7 @@ from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.figures import every
 from pipeline.report.figures.drawing import THEME
 from tests.conftest import GPU
-from tests.report_rows import copies, study
+from tests.support.report_rows import copies, study
 
 
 def test_modes_have_colours_and_markers_of_their_own() -> None:

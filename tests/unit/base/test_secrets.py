@@ -15,7 +15,7 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.secret_names import Secrecy, secrecy_of
 from pipeline.base.secret_sources import mask_diff, mask_source
-from tests import secret_forms
+from tests.support import secret_forms
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Fault
 from pipeline.simulation.mps.control import write_executable
-from tests import fast_programs, simulated
+from tests.support import fast_programs, simulated
 
 PROFILE_2G = 14
 Ask = Callable[..., tuple[int, Any]]

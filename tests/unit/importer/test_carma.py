@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline.importer import __main__
-from tests.experiments import configs_of, planned
+from tests.support.experiments import configs_of, planned
 
 # As the files of CARMA's repository are, with and without the comment and the memory.
 LINES = (

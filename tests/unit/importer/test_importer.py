@@ -12,7 +12,7 @@ import yaml
 from pipeline.base import placeholders
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.importer import __main__, radt_table
-from tests.experiments import configs_of, planned
+from tests.support.experiments import configs_of, planned
 from workloads.model_options import DataSource
 
 HEADER = ["Experiment", "Workload", "Status", "Run", "Devices", "Collocation", "File", "Listeners", "Params"]

@@ -16,7 +16,7 @@ import pytest
 from pipeline.base import layout
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.launch import requests
-from tests.job_server import JobServer, is_alive, wait_until
+from tests.support.job_server import JobServer, is_alive, wait_until
 from workloads import client
 
 # A grandchild that only SIGKILL ends, and says so once it does.
@@ -255,7 +255,7 @@ def test_a_killed_orchestrator_takes_the_whole_group_along(tmp_path):
     orchestrator = f"""
 import sys
 sys.path.insert(0, {str(PROJECT_DIR)!r})
-from tests.job_server import JobServer
+from tests.support.job_server import JobServer
 with JobServer() as server:
     server.start("-c", {job!r})
     assert server.receive() == {{"type": "ready"}}

@@ -15,9 +15,9 @@ from pipeline.clean.journal import replay
 from pipeline.launch.profilers.none import NoProfiler
 from pipeline.launch.profilers.nsight import Nsys
 from pipeline.simulation import dcgmi
-from tests import simulated
-from tests.rows import gpu_settings
-from tests.rows import group as make_group
+from tests.support import simulated
+from tests.support.rows import gpu_settings
+from tests.support.rows import group as make_group
 
 
 @dataclasses.dataclass(kw_only=True)

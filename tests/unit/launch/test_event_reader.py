@@ -15,7 +15,7 @@ from pipeline.launch.lifetime import Lifetime
 from pipeline.observe import measure
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
-from tests.rows import FIELDS, S, group, state
+from tests.support.rows import FIELDS, S, group, state
 
 Lines = list[dict[str, Any]]
 END_S = 11.0

@@ -12,7 +12,7 @@ from pipeline.base.records import Result
 from pipeline.launch import event_reader, events
 from pipeline.observe import measure
 from pipeline.observe.observation import Observation
-from tests.rows import FIELDS, S, group, state, steps
+from tests.support.rows import FIELDS, S, group, state, steps
 
 ODD = [
     b"",

@@ -14,7 +14,7 @@ from pipeline.launch.profilers.none import NoProfiler
 from pipeline.launch.profilers.nsight import Ncu, Nsys
 from pipeline.observe import compare
 from tests.conftest import GPU
-from tests.rows import group as make_group
+from tests.support.rows import group as make_group
 
 
 def program(folder: Path, name: str) -> Path:

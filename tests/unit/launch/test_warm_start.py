@@ -26,8 +26,8 @@ from pipeline.launch import warm_start
 from pipeline.launch.environ import inherited_environ
 from pipeline.launch.spawn import Process, Spawn, Starter
 from pipeline.launch.warm_start import ForkServer, WarmStart
-from tests.job_server import is_alive, wait_until
-from tests.rows import workload
+from tests.support.job_server import is_alive, wait_until
+from tests.support.rows import workload
 
 PYTHON = Interpreter(python=Path(sys.executable))
 FACTS = """

@@ -27,8 +27,8 @@ from pipeline.base.host import read_process
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Device, Slot
 from tests.conftest import DATA
-from tests.listener_contract import CPU, Collected, OneDevice, ProgramListenerContract, thread_of, wait_until
-from tests.nvml_library import UUID
+from tests.support.listener_contract import CPU, Collected, OneDevice, ProgramListenerContract, thread_of, wait_until
+from tests.support.nvml_library import UUID
 
 # Short name and width of each field in DCGM 4.6.
 FIELDS = {

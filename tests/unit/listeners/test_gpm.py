@@ -20,8 +20,8 @@ from listeners.gpm import GpmListener
 from pipeline.base.errors import ListenerError
 from pipeline.base.records import Slot
 from tests.conftest import DATA
-from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, wait_until
-from tests.nvml_library import UUID, NvmlLibrary, installed
+from tests.support.listener_contract import CPU, Collected, ListenerContract, OneDevice, wait_until
+from tests.support.nvml_library import UUID, NvmlLibrary, installed
 
 IDS: dict[str, int] = json.loads((DATA / "gpm_metric_ids.json").read_text())
 # Seven ResNets under MPS on an H100 80GB HBM3 (driver 580.159.04), in percent; the traffic is made up, in MiB/s.

@@ -17,7 +17,7 @@ from listeners import host, threads
 from listeners.base import ThreadedListener
 from listeners.host import HostListener, JobProcesses, growth, job_of
 from pipeline.base.host import ProcessReading, read_file, read_process
-from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
+from tests.support.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
 
 
 class TestHostListener(ListenerContract):

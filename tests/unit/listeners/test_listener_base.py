@@ -14,7 +14,7 @@ from listeners.base import PollingListener, StopSignal, ticks
 from pipeline.base.errors import ListenerError
 from pipeline.base.protocols import Watch
 from pipeline.base.samples import Field, Sample
-from tests.listener_contract import CPU, GPU, Collected, OneDevice, thread_of, wait_until
+from tests.support.listener_contract import CPU, GPU, Collected, OneDevice, thread_of, wait_until
 
 
 class _Slow(PollingListener):

@@ -16,8 +16,8 @@ from pipeline.base.mig_table import find
 from pipeline.base.records import Slot
 from pipeline.simulation.machine.state import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill
-from tests.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
-from tests.nvml_library import NvmlLibrary, installed
+from tests.support.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
+from tests.support.nvml_library import NvmlLibrary, installed
 
 
 class TestNvmlListener(ListenerContract):

@@ -19,9 +19,17 @@ from pipeline.base.errors import ListenerError
 from pipeline.base.host import read_process
 from pipeline.base.samples import Field
 from tests.conftest import DATA
-from tests.listener_contract import CONF, CPU, Collected, OneDevice, ProgramListenerContract, thread_of, wait_until
-from tests.nvml_library import UUID
-from tests.simulated import Machine
+from tests.support.listener_contract import (
+    CONF,
+    CPU,
+    Collected,
+    OneDevice,
+    ProgramListenerContract,
+    thread_of,
+    wait_until,
+)
+from tests.support.nvml_library import UUID
+from tests.support.simulated import Machine
 
 
 def _recorded() -> tuple[dict[str, str], dict[str, str]]:

@@ -14,7 +14,7 @@ from pipeline.observe import changed_files, measure
 from pipeline.observe.changed_files import Changed
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.observation import Observation
-from tests.rows import S, group, state
+from tests.support.rows import S, group, state
 
 CLOCK = ClockRecord(offsets=((0, 1_000_000 * S),))
 

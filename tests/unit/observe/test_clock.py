@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.observe import clock
 from pipeline.observe.clock import ClockRecord, ClockWatch
-from tests.rows import S
+from tests.support.rows import S
 
 HOUR = 3600 * S
 

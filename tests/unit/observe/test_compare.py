@@ -15,7 +15,7 @@ from pipeline.observe.compare import Comparison, loss_difference
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import resume
 from pipeline.record.original import FinishedGroup
-from tests.rows import group
+from tests.support.rows import group
 
 
 def row(the_group, *rates, result=Result.OK) -> GroupResult:

@@ -14,7 +14,7 @@ from pipeline import executor
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.records import Result
 from pipeline.observe import measure
-from tests.rows import FIELDS, S, group, state, steps
+from tests.support.rows import FIELDS, S, group, state, steps
 
 SIGNAL_WHILE_JUDGING = """
 import os, signal, time

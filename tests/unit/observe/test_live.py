@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.observe.live import LiveJobs
-from tests.rows import S, group
+from tests.support.rows import S, group
 
 
 class Jobs:

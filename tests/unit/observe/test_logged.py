@@ -16,7 +16,7 @@ from pipeline.observe.changed_files import Changed
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.logged import output, tensorboard
 from pipeline.observe.observation import Observation
-from tests.rows import FIELDS, S, group, state
+from tests.support.rows import FIELDS, S, group, state
 from tests.toys.event_writer import SummaryWriter
 
 METRIC = RateSource(metric="train/samples_per_second")

@@ -15,7 +15,7 @@ from pipeline.observe import compare, endings, fields, measure, sampled
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
-from tests.rows import FIELDS, S, group, state, steps, workload
+from tests.support.rows import FIELDS, S, group, state, steps, workload
 
 
 def judge(tmp_path, the_group, *states, **seen) -> GroupResult:

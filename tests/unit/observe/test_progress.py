@@ -13,7 +13,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.progress import Progress, Ran
 from pipeline.observe.view import PlainView
 from pipeline.record import invocation
-from tests.rows import group
+from tests.support.rows import group
 
 
 class Clock:

@@ -14,7 +14,7 @@ from pipeline.launch.state import JobState
 from pipeline.observe import measure
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
-from tests.rows import FIELDS, S, group, state, steps
+from tests.support.rows import FIELDS, S, group, state, steps
 from workloads import client
 
 MS = 1_000_000

@@ -20,7 +20,7 @@ from pipeline.observe.observation import Watched
 from pipeline.observe.progress import Progress
 from pipeline.observe.table import table
 from pipeline.observe.view import make_view
-from tests.rows import FIELDS, group
+from tests.support.rows import FIELDS, group
 
 
 class Terminal(io.StringIO):

@@ -8,7 +8,7 @@ from pipeline import rehearsal as rehearsal_of
 from pipeline.base.errors import ConfigError
 from pipeline.plan import read
 from tests.conftest import GPU, sweep
-from tests.experiments import composed
+from tests.support.experiments import composed
 
 
 def test_a_mode_that_cannot_hold_a_single_group_refuses_it(make_plan):

@@ -7,7 +7,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from pipeline.plan import read
 from pipeline.plan.experiment_names import name_company, name_rehearsal, name_reproductions, separate_rehearsals
-from tests.experiments import configs_of
+from tests.support.experiments import configs_of
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 
 from hydra_plugins.study import _as_override
 from pipeline.base import override_values
-from tests import forks
-from tests.experiments import composed, composed_by_hydra
+from tests.support import forks
+from tests.support.experiments import composed, composed_by_hydra
 
 
 def dry_run(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]:

@@ -11,7 +11,7 @@ from pipeline.base.records import Interpreter
 from pipeline.plan import inventory, read
 from pipeline.plan.inventory import Inventory
 from tests.conftest import inventory_of
-from tests.experiments import configs_of
+from tests.support.experiments import configs_of
 from workloads.framework import FRAMEWORKS
 from workloads.frameworks.options import Framework
 

@@ -23,7 +23,7 @@ from pipeline.record.original import Original
 from pipeline.reproduce.config import config_of
 from pipeline.study import plans
 from tests.conftest import DATA, GPU, inventory_of, sweep
-from tests.experiments import configs_of
+from tests.support.experiments import configs_of
 
 SYNTHETIC = "data.source=synthetic_device"
 

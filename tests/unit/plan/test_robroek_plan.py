@@ -13,7 +13,7 @@ import pytest
 from pipeline.base.records import Group, Plan, WindowKind
 from pipeline.prepare.mig import compute, profiles
 from tests.conftest import DATA
-from tests.experiments import configs_of, planned
+from tests.support.experiments import configs_of, planned
 
 EXPERIMENTS = {"resnet_bs128": 39, "resnet_bs32": 39, "cait": 39, "efficientnet": 39, "mixes": 42}
 GPUS = ("a100_40gb", "h100_80gb")

@@ -10,7 +10,7 @@ import pytest
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.plan.schema import Config
-from tests.experiments import configs_of
+from tests.support.experiments import configs_of
 
 EXPERIMENT = """
 # @package _global_

@@ -13,9 +13,9 @@ from pipeline.record import group_folder
 from pipeline.record.shards import orphaned_runs
 from pipeline.record.store import upload
 from pipeline.record.store.local import open_store
-from tests.tracking_cases import as_running, make_spool, record
+from tests.support.tracking_cases import as_running, make_spool, record
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from pipeline.record.invocation import Invocation
 from pipeline.record.server import RequestHandler
 from pipeline.record.spool import Spool
 from pipeline.record.store.content import RunContent
-from tests import secret_forms
 from tests.conftest import inventory_of
-from tests.experiments import composed
-from tests.tracking_cases import Recorded
+from tests.support import secret_forms
+from tests.support.experiments import composed
+from tests.support.tracking_cases import Recorded
 
 FORMS = dict(secret_forms.word_forms())
 VARIABLES = dict(secret_forms.variables())

@@ -22,7 +22,7 @@ from pipeline.record.store import content, results
 from pipeline.record.store.local import open_store
 
 NOW_S = 1000.0
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
 def run(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> Told:

@@ -14,7 +14,7 @@ from pipeline import tracking
 from pipeline.base import host
 from pipeline.record import group_folder, owner
 from pipeline.record.owner import Owner, Standing
-from tests.tracking_cases import child, make_spool, record
+from tests.support.tracking_cases import child, make_spool, record
 
 BOOT, OTHER_BOOT = "d73c7570-fee9-44f5-abbd-6fd97157cc4a", "00000000-1111-2222-3333-444444444444"
 MACHINE, OTHER_MACHINE = "3d1219c7c4c5404aaa1f6d2a48adfda4", "0" * 31 + "1"

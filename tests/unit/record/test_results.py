@@ -14,9 +14,9 @@ from pipeline.base.layout import DATABASE
 from pipeline.base.records import Result
 from pipeline.record.store import results
 from pipeline.record.store.local import open_store
-from tests.tracking_cases import EXPERIMENT, tags_of
+from tests.support.tracking_cases import EXPERIMENT, tags_of
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
 @pytest.fixture

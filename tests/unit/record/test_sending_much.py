@@ -20,10 +20,10 @@ from pipeline.record.group_folder import Clock
 from pipeline.record.sender import Sender
 from pipeline.record.store import upload
 from pipeline.record.store.local import open_store
-from tests.tracking_cases import EXPERIMENT, by_name, child, client, make_spool, record, runs_of
+from tests.support.tracking_cases import EXPERIMENT, by_name, child, client, make_spool, record, runs_of
 from workloads import client as job_client
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 100, 101, 102, 399, 1000, 12345])

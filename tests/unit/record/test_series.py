@@ -11,7 +11,7 @@ import pytest
 from pipeline.base.layout import SAMPLE_TABLE
 from pipeline.record import series
 from pipeline.record.series import About, Series, SeriesKey
-from tests.tracking_cases import CLOCK, SECOND, START, sample
+from tests.support.tracking_cases import CLOCK, SECOND, START, sample
 
 POWER, MEMORY, OF_JOB, OF_INSTANCE = (
     SeriesKey("nvml", None, None, "power_w"),

@@ -16,8 +16,8 @@ from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import group_folder
 from pipeline.record.spool import Spool
 from pipeline.record.store.content import RunContent
-from tests.rows import group
-from tests.tracking_cases import Recorded
+from tests.support.rows import group
+from tests.support.tracking_cases import Recorded
 
 
 @pytest.fixture

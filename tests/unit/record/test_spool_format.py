@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.base.errors import TrackingError
 from pipeline.record import group_folder
-from tests.tracking_cases import (
+from tests.support.tracking_cases import (
     CLOCK,
     SECOND,
     START,

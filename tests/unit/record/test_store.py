@@ -23,9 +23,9 @@ from pipeline.record.store.existing import open_if_there
 from pipeline.record.store.local import is_local, is_ready, open_store
 from pipeline.record.store.relocate import relocate
 from pipeline.report.__main__ import main as report
-from tests.tracking_cases import EXPERIMENT, PROJECT, client, make_spool, record, runs_of
+from tests.support.tracking_cases import EXPERIMENT, PROJECT, client, make_spool, record, runs_of
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
 def query(database: Path, statement: str, *values: object) -> list[tuple]:

@@ -13,7 +13,7 @@ from pipeline.record.shards import group_runs
 from pipeline.record.store import results
 from pipeline.record.store.local import open_store
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 DIGEST = "0123456789abcdef" * 4
 
 

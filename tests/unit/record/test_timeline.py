@@ -18,13 +18,13 @@ from pipeline.record import trace as traces
 from pipeline.record.group_folder import Clock, Record, RunRecord
 from pipeline.record.store import upload
 from pipeline.record.store.local import open_store
-from tests.rows import FIELDS, S
-from tests.rows import group as make_group
-from tests.trace_format import problems
-from tests.tracking_cases import EXPERIMENT, make_spool
-from tests.tracking_cases import record as stored
+from tests.support.rows import FIELDS, S
+from tests.support.rows import group as make_group
+from tests.support.trace_format import problems
+from tests.support.tracking_cases import EXPERIMENT, make_spool
+from tests.support.tracking_cases import record as stored
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
 def record(study: str = "first", wall_s: int = 1_000_000, monotonic_s: int = 0) -> Record:

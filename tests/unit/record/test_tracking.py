@@ -28,9 +28,9 @@ from pipeline.record.group_folder import Amendment, Record, write_amendment
 from pipeline.record.sender import Sender
 from pipeline.record.store.links import hint_of, run_link, ui_hint, ui_link
 from pipeline.record.store.local import set_mlflow_defaults
-from tests import forks
-from tests.mlflow_server import start_server
-from tests.tracking_cases import (
+from tests.support import forks
+from tests.support.mlflow_server import start_server
+from tests.support.tracking_cases import (
     EXPERIMENT,
     PROJECT,
     by_name,
@@ -42,7 +42,7 @@ from tests.tracking_cases import (
     sample,
 )
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
 def flush(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -18,9 +18,9 @@ from pipeline.base.tags import Tag
 from pipeline.record.store import schema
 from pipeline.record.store.links import ui_link
 from pipeline.record.store.local import open_store, set_mlflow_defaults
-from tests.tracking_cases import EXPERIMENT, PROJECT, client
+from tests.support.tracking_cases import EXPERIMENT, PROJECT, client
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
 @pytest.fixture

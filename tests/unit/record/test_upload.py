@@ -23,7 +23,7 @@ from pipeline.record import group_folder
 from pipeline.record.group_folder import Amendment
 from pipeline.record.store import upload
 from pipeline.record.store.local import Store, open_store
-from tests.tracking_cases import (
+from tests.support.tracking_cases import (
     CLOCK,
     EXPERIMENT,
     SECOND,
@@ -38,7 +38,7 @@ from tests.tracking_cases import (
     sample,
 )
 
-pytest_plugins = ["tests.tracking_fixtures"]
+pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
 class Killed(BaseException):

@@ -22,7 +22,7 @@ from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.outcomes import Measured, from_json, to_json
 from pipeline.report.page import board as page
 from pipeline.report.read.records import Row, Study
-from tests.report_rows import collocation_study, copies, job, params, row, study
+from tests.support.report_rows import collocation_study, copies, job, params, row, study
 
 H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-40GB"
 FASTER_MPS, FASTER_NAIVE, EQUAL = {"naive": 1.2, "mps": 1.8}, {"naive": 1.8, "mps": 1.2}, {"naive": 1.5, "mps": 1.5}

@@ -15,7 +15,7 @@ from pipeline.report.page.answer import answer, left_out, setup
 from pipeline.report.read import environments, rows
 from pipeline.report.read.choice import Choice
 from pipeline.report.read.records import Row
-from tests.report_rows import GPU, copies, params, study
+from tests.support.report_rows import GPU, copies, params, study
 
 A100 = "NVIDIA A100-SXM4-40GB"
 OLD, NEW, REHEARSED = "20261101-090000-aaaaaa", "20261102-090000-bbbbbb", "20261103-090000-cccccc"

@@ -10,7 +10,7 @@ from pipeline.base.records import Result
 from pipeline.base.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.report.closing import closing
-from tests.rows import group
+from tests.support.rows import group
 
 MPS = {"scenario": "mps", "sharing": Spec(target="pipeline.prepare.sharing.mps.Mps"), "name": "mps-2x-a", "key": "mps"}
 

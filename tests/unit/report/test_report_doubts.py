@@ -9,7 +9,7 @@ from pipeline.report.evaluate.doubts import bound_by_host, doubts, host_loops
 from pipeline.report.page.page import content_of, render
 from pipeline.report.page.tables import block_table, drift_table, host_table
 from pipeline.report.read.records import Study
-from tests.report_rows import copies, params, study
+from tests.support.report_rows import copies, params, study
 
 LOOPS_MS = (2.0, 2.2, 2.1, 2.7, 1.0)
 STOOD_STILL = "job 0-resnet26 made no step in the last 3 s of the window (a step takes 10 ms)"

@@ -8,7 +8,7 @@ from pipeline.base.records import Result
 from pipeline.report.page.frameworks import framework_lines, framework_table
 from pipeline.report.page.tables import every_table
 from pipeline.report.read.records import JobRow
-from tests.report_rows import copies, job, params, row, study
+from tests.support.report_rows import copies, job, params, row, study
 
 
 def probe(index: int, framework: str, place: dict[str, str], **said: Any) -> JobRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.report.page.instances import instance_table
-from tests.report_rows import job, params, row, study
+from tests.support.report_rows import job, params, row, study
 
 
 def _job(index: int, gi_id: int, profile: str, gract: float, memory: float):

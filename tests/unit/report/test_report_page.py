@@ -20,7 +20,7 @@ from pipeline.report.page.grid import BEST, OPEN, Entry, grids
 from pipeline.report.page.page import Content, content_of, render
 from pipeline.report.read.records import Row, Study
 from pipeline.report.read.samples import GroupSeries, JobSpan, Line, choose_group
-from tests.report_rows import collocation_study, copies, job, params, row, study
+from tests.support.report_rows import collocation_study, copies, job, params, row, study
 
 VOID = {"meta", "br", "link", "img", "hr"}
 TIMELINE = GroupSeries(

@@ -20,7 +20,7 @@ from pipeline.report.evaluate.publication import FOLDER, Finding, publications
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.read.records import Row
 from tests.conftest import GPU
-from tests.report_rows import collocation_study, copies, job, params, row, study
+from tests.support.report_rows import collocation_study, copies, job, params, row, study
 
 BLOCKS = range(1, 7)
 SEVEN = "time per epoch of seven ResNet26"

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.base.records import Result
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.figures import parameters
-from tests.report_rows import copies, job, params, row, study
+from tests.support.report_rows import copies, job, params, row, study
 
 
 def sketches(*rows: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from pipeline.base.errors import ConfigError
 from pipeline.report import publish
 from pipeline.report.page.page import Content, content_of
-from tests.report_rows import copies, study
+from tests.support.report_rows import copies, study
 
 STEPS = ("write_bytes", "write_text", "replace", "unlink", "mkdir")
 

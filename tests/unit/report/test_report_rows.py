@@ -25,8 +25,8 @@ from pipeline.report.read import labels, rows
 from pipeline.report.read.records import JobRow, Row
 from pipeline.report.read.rows import study_of
 from tests.conftest import GPU
-from tests.report_rows import copies, job, params, row, study
-from tests.tracking_cases import Recorded
+from tests.support.report_rows import copies, job, params, row, study
+from tests.support.tracking_cases import Recorded
 
 
 def test_the_newest_finding_of_a_group_counts_and_a_failure_only_while_there_is_no_finding() -> None:

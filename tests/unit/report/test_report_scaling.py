@@ -15,7 +15,7 @@ from pipeline.report.evaluate.publication import publications
 from pipeline.report.page.answer import answer
 from pipeline.report.page.scaling import neighbour_table, scaling_table
 from pipeline.report.read.records import Row
-from tests.report_rows import job, params, row, study
+from tests.support.report_rows import job, params, row, study
 
 MULTIPROCESSORS = {"full": 108, "7g.40gb": 98, "4g.20gb": 56, "3g.20gb": 42, "2g.10gb": 28, "1g.5gb": 14}
 SETTINGS = (("device", "A100"), ("window", "steady, 5 s after 1 s"), ("seed", "0"), ("pinned CPUs", "false"))

@@ -22,7 +22,7 @@ from pipeline.report.page.page import content_of, render
 from pipeline.report.page.services import beside_table, objective_table
 from pipeline.report.page.tables import every_table
 from pipeline.report.read.records import JobRow, Row
-from tests.report_rows import job, params, row, study
+from tests.support.report_rows import job, params, row, study
 
 
 def service(index: int, rate: float, latency_ms: float, **changes: Any) -> JobRow:

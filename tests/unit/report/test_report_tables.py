@@ -18,7 +18,7 @@ from pipeline.report.page import tables as report_tables
 from pipeline.report.page.table_format import with_interval
 from pipeline.report.read import labels
 from pipeline.report.read.records import Row
-from tests.report_rows import copies, job, params, row, study
+from tests.support.report_rows import copies, job, params, row, study
 
 
 def cell(found: list[Cell], mode: str, degree: int, label: str = "") -> Cell:

@@ -19,7 +19,7 @@ from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.page import tables as report_tables
 from pipeline.report.page.table_format import Table, escape, to_csv, to_latex
 from pipeline.report.read.records import Row
-from tests.report_rows import collocation_study, copies, study
+from tests.support.report_rows import collocation_study, copies, study
 
 
 def judged(rows: list[Row]) -> list[Verdict]:

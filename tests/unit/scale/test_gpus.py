@@ -29,7 +29,7 @@ from pipeline.scale import fleet as fleets
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study.request import StudyRequest
 from tests.conftest import GPU
-from tests.rows import group
+from tests.support.rows import group
 
 
 def test_a_worker_gets_what_was_typed_but_for_what_is_decided_for_it() -> None:

@@ -18,7 +18,7 @@ from pipeline.simulation.install import installed
 from pipeline.simulation.machine.readings import Quantity
 from pipeline.simulation.machine.state import Gpu, GpuInstance, StateFile
 from pipeline.simulation.smi import program as nvidia_smi
-from tests.recordings import recording
+from tests.support.recordings import recording
 
 # What the recorded nvidia-smi says of an idle H100 (tests/data/h100/query_nounits.txt).
 IDLE = {

@@ -27,7 +27,7 @@ from pipeline.simulation.machine.state import Fault, StateFile
 from pipeline.simulation.nvml.library import NvmlLibrary
 from pipeline.simulation.smi import program as nvidia_smi
 from tests.conftest import DATA
-from tests.listener_contract import Collected, OneDevice
+from tests.support.listener_contract import Collected, OneDevice
 
 Dcgmi = Callable[..., tuple[int, str]]
 NO_ENGINE = "Unable to connect to host engine"

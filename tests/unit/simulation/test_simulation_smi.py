@@ -25,7 +25,7 @@ from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Fault, StateFile
 from pipeline.simulation.smi import program as nvidia_smi
-from tests.recordings import RECORDINGS, masked, recording
+from tests.support.recordings import RECORDINGS, masked, recording
 
 PROCESSES = ((538, "python3", 744, "M+C"), (539, "python3", 744, "M+C"), (577, "nvidia-cuda-mps-server", 66, "C"))
 Smi = Callable[..., tuple[int, str]]

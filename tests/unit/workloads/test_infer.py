@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 
-from tests.training import Notebook
+from tests.support.training import Notebook
 from workloads import infer
 from workloads.program import UsageError
 from workloads.serving import answers

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
-from tests.job_server import JobServer, is_alive, wait_until
+from tests.support.job_server import JobServer, is_alive, wait_until
 from workloads import script as runner
 
 SCRIPT_WORKLOAD = PROJECT_DIR / "workloads" / "script.py"

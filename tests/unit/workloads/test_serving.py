@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.job_server import is_alive, wait_until
+from tests.support.job_server import is_alive, wait_until
 from workloads import client
 from workloads.serving import server as serving
 from workloads.serving.arrivals import Answer, ClosedLoop, OpenLoop, Request, seed_of_instants

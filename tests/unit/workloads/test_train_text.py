@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipeline.plan import read
-from tests.training import Notebook, train_on_text
+from tests.support.training import Notebook, train_on_text
 from workloads import program, train_text
 from workloads.data.batches import PASSED_OVER
 from workloads.model_options import DataSource

@@ -11,8 +11,8 @@ import sys
 import pytest
 import torch
 
-from tests.job_server import JobServer, wait_until
-from tests.training import DATA, SMALL, TRAIN, train
+from tests.support.job_server import JobServer, wait_until
+from tests.support.training import DATA, SMALL, TRAIN, train
 from workloads import train_timm
 from workloads.images import synthetic_files
 from workloads.model_options import Precision

@@ -17,7 +17,7 @@ from pipeline.gpu.selftest.steps import Step, plan
 from pipeline.prepare.device import gpu_reader, lease, nvml
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Health
-from tests import simulated
+from tests.support import simulated
 
 Told = tuple[int, Any]
 

@@ -14,8 +14,8 @@ import pytest
 from pipeline.base.errors import ConfigError
 from pipeline.observe.exporters import prometheus
 from pipeline.observe.exporters.prometheus import PrometheusExporter
-from tests import live_groups
-from tests.live_groups import mig_group
+from tests.support import live_groups
+from tests.support.live_groups import mig_group
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.samples import Sample
 from pipeline.observe.exporters import series
 from pipeline.observe.exporters.series import LABELS, GroupSeries
-from tests import live_groups
 from tests.conftest import GPU
-from tests.live_groups import mig_group
-from tests.rows import FIELDS
+from tests.support import live_groups
+from tests.support.live_groups import mig_group
+from tests.support.rows import FIELDS
 
 DASHBOARD = json.loads((PROJECT_DIR / "docs/grafana_dashboard.json").read_text(encoding="utf-8"))
 S = 1_000_000_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.planner.commands import check
 from pipeline.planner.results import against
-from tests.report_rows import study
+from tests.support.report_rows import study
 from tests.unit.planner.results.test_check import PLAN, runs_of
 
 

@@ -14,8 +14,8 @@ from pipeline.planner import __main__, deployment
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 from pipeline.planner.export.experiment import groups_of, programs_of, rates_per_s
 from tests.conftest import DATA
-from tests.experiments import configs_of, planned
-from tests.json_schema import violations
+from tests.support.experiments import configs_of, planned
+from tests.support.json_schema import violations
 
 H100 = "h100_80gb"
 

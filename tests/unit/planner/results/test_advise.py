@@ -22,7 +22,7 @@ from pipeline.report.evaluate.cells import Case, Cell, cells_of
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Decision, Verdict, slower_pairs, verdicts, winners
 from pipeline.report.read.records import Row
-from tests.report_rows import collocation_study, copies, job, params, row, study
+from tests.support.report_rows import collocation_study, copies, job, params, row, study
 from tests.unit.report.test_report_services import served, service
 
 RESULTS = PROJECT_DIR / "docs/results"

@@ -13,7 +13,7 @@ from pipeline.planner import profile
 from pipeline.planner.results.measured import profile_of
 from pipeline.report.read.records import JobRow, Row
 from pipeline.report.read.rows import study_of
-from tests.report_rows import copies, job, params, row, study
+from tests.support.report_rows import copies, job, params, row, study
 from tests.unit.report.test_report_services import served
 
 OWN = params("train")

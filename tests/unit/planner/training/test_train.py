@@ -23,8 +23,8 @@ from pipeline.planner.training.jobs import Group, Job, Problem
 from pipeline.planner.training.schedule import Schedule
 from pipeline.planner.training.speed import Place, Speeds, fitted
 from pipeline.prepare.mig import profiles
-from tests.report_rows import job, params, study
-from tests.report_rows import row as report_row
+from tests.support.report_rows import job, params, study
+from tests.support.report_rows import row as report_row
 
 H100 = Model(name="h100_80gb", mig=profiles.load_model("h100_80gb"))
 

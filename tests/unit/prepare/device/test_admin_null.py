@@ -25,7 +25,7 @@ from pipeline.base.records import Commands, Group, Plan
 from pipeline.plan import describe
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.state import Gpu
-from tests import fast_programs, simulated
+from tests.support import fast_programs, simulated
 
 SCENARIOS = sorted(path.stem for path in (PROJECT_DIR / "conf/scenario").glob("*.yaml"))
 # Every scenario that changes a setting of the GPU, with and without gpu.exclusive_process.

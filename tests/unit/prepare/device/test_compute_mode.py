@@ -21,9 +21,9 @@ from pipeline.prepare.sharing.naive import Naive
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.codes import NO_PERMISSION, DriverError
-from tests import simulated
-from tests.rows import gpu_settings
-from tests.rows import group as make_group
+from tests.support import simulated
+from tests.support.rows import gpu_settings
+from tests.support.rows import group as make_group
 
 
 class Machine(simulated.Machine):

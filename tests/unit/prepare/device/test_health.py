@@ -15,7 +15,7 @@ from pipeline.prepare.device.health import Health, Xid
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.state import Health as SimulatedHealth
-from tests import simulated
+from tests.support import simulated
 
 # As the kernel has them: of this GPU, of another one, and of a switch.
 LOG = """\

@@ -16,7 +16,7 @@ from pipeline.prepare.device.chosen import choose
 from pipeline.prepare.device.gpu_reader import GpuProcess
 from pipeline.simulation.machine.state import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill
-from tests.nvml_library import MIB, OTHER_UUID, PROCESSES, UUID, NvmlLibrary, installed
+from tests.support.nvml_library import MIB, OTHER_UUID, PROCESSES, UUID, NvmlLibrary, installed
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.queries import mig_devices
 from pipeline.simulation.machine.state import Fault, StateFile, mig_uuid
 from pipeline.simulation.mps.control import write_program
-from tests import simulated
+from tests.support import simulated
 
 PROFILE_2G = 14
 

@@ -21,9 +21,9 @@ from pipeline.prepare.device.smi import Smi
 from pipeline.prepare.sharing.timeslice import Timeslice
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.codes import NO_PERMISSION, NOT_SUPPORTED
-from tests import fast_programs, simulated
-from tests.rows import gpu_settings
-from tests.rows import group as make_group
+from tests.support import fast_programs, simulated
+from tests.support.rows import gpu_settings
+from tests.support.rows import group as make_group
 
 
 class Machine(simulated.Machine):

@@ -17,7 +17,7 @@ from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.base.records import Interpreter
 from pipeline.prepare.env.venv import VenvEnv
-from tests.packages import wheel
+from tests.support.packages import wheel
 
 pytest.importorskip("uv")
 

@@ -22,7 +22,7 @@ from pipeline.prepare.env import conda_file
 from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env.conda import CondaEnv
 from pipeline.prepare.env.venv import VenvEnv
-from tests.packages import VERSION, Channel, project, wheel
+from tests.support.packages import VERSION, Channel, project, wheel
 
 pytest.importorskip("rattler")
 

@@ -17,7 +17,7 @@ from pipeline.prepare.env import existing, lock
 from pipeline.prepare.env.conda import CondaEnv
 from pipeline.prepare.env.existing import ExistingEnv
 from pipeline.prepare.env.venv import VenvEnv
-from tests.packages import Channel, wheel
+from tests.support.packages import Channel, wheel
 
 
 @pytest.fixture

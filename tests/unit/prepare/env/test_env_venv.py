@@ -17,7 +17,7 @@ from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env import probe, requirements
 from pipeline.prepare.env.current import CurrentEnv
 from pipeline.prepare.env.venv import VenvEnv
-from tests.packages import VERSION, project, wheel
+from tests.support.packages import VERSION, project, wheel
 
 pytest.importorskip("uv")
 OFFLINE = "--no-index\n--find-links wheels\n"

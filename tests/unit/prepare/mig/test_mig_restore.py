@@ -29,9 +29,9 @@ from pipeline.simulation.install import installed
 from pipeline.simulation.machine import placement
 from pipeline.simulation.machine.state import GpuInstance, State, StateFile
 from pipeline.simulation.smi import program as nvidia_smi
-from tests.rows import gpu_settings
-from tests.rows import group as make_group
-from tests.simulated import Machine
+from tests.support.rows import gpu_settings
+from tests.support.rows import group as make_group
+from tests.support.simulated import Machine
 
 Places = tuple[tuple[int, int], ...]  # profile id and start of each instance
 

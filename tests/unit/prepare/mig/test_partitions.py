@@ -19,7 +19,7 @@ from pipeline.gpu.__main__ import main
 from pipeline.prepare.mig import compute, partitions, profiles
 from pipeline.prepare.mig.partitions import Layout
 from pipeline.prepare.mig.profiles import MigGpu, Profile
-from tests import forks
+from tests.support import forks
 
 TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/mig_profiles.json").read_text())["gpus"]
 MODELS = tuple(mig_table.models())

@@ -17,8 +17,8 @@ from pipeline.base.paths import PROJECT_DIR
 from pipeline.gpu.__main__ import main
 from pipeline.prepare.device.nvml import NvmlError
 from pipeline.prepare.mig import profiles
-from tests import forks
-from tests.nvml_library import OTHER_UUID, UUID, NvmlLibrary, installed
+from tests.support import forks
+from tests.support.nvml_library import OTHER_UUID, UUID, NvmlLibrary, installed
 
 TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/mig_profiles.json").read_text())
 ROWS = [

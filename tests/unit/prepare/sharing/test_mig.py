@@ -29,9 +29,9 @@ from pipeline.prepare.sharing.naive import Naive
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
-from tests import fast_programs, simulated
-from tests.rows import gpu_settings
-from tests.rows import group as make_group
+from tests.support import fast_programs, simulated
+from tests.support.rows import gpu_settings
+from tests.support.rows import group as make_group
 
 KINDS = ("-mig", "-cgi", "-cci", "-dci", "-dgi")
 FOREIGN = 14  # profile id of 2g on A100 and H100

@@ -19,10 +19,10 @@ from pipeline.simulation.install import installed
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import StateFile
 from pipeline.simulation.mps import control
-from tests import fast_programs
-from tests.rows import gpu_settings
-from tests.rows import group as make_group
-from tests.simulated import Machine
+from tests.support import fast_programs
+from tests.support.rows import gpu_settings
+from tests.support.rows import group as make_group
+from tests.support.simulated import Machine
 
 
 @pytest.fixture

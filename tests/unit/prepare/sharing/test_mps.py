@@ -36,10 +36,10 @@ from pipeline.prepare.mps.clients import MpsSlots
 from pipeline.prepare.mps.control import Control
 from pipeline.prepare.sharing.mps import Mps, MpsPercent
 from pipeline.simulation.mps.control import connect, write_program
-from tests import fast_programs
 from tests.conftest import GPU
-from tests.rows import gpu_settings, workload
-from tests.rows import group as make_group
+from tests.support import fast_programs
+from tests.support.rows import gpu_settings, workload
+from tests.support.rows import group as make_group
 
 H100 = dataclasses.replace(GPU, details=(("compute_capability", "9.0"), ("multiprocessors", "132")))
 LOGS, environ = "CUDA_MPS_LOG_DIRECTORY", Control.environ

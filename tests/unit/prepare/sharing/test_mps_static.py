@@ -20,9 +20,9 @@ from pipeline.prepare.sharing.mps_static import MpsStatic
 from pipeline.simulation.install import installed
 from pipeline.simulation.mps.control import connect
 from pipeline.simulation.mps.partitions import Device, Partitions
-from tests import fast_programs, simulated
-from tests.rows import gpu_settings
-from tests.rows import group as make_group
+from tests.support import fast_programs, simulated
+from tests.support.rows import gpu_settings
+from tests.support.rows import group as make_group
 from tests.unit.prepare.sharing.test_mps import client, daemons, folder  # noqa: F401
 
 VARIABLE, INVALID = "CUDA_MPS_SM_PARTITION", "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"

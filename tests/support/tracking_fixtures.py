@@ -13,7 +13,7 @@ import pytest
 from pipeline.base.layout import DATABASE, STORE_LOCK
 from pipeline.record.store.local import open_store
 from pipeline.record.store.relocate import relocate
-from tests.tracking_cases import Serve
+from tests.support.tracking_cases import Serve
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.tracking_cases import wait_for
+from tests.support.tracking_cases import wait_for
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo")
 _PLACES = "/usr/sbin:/usr/bin"

@@ -29,7 +29,7 @@ from pipeline.record import group_folder, invocation
 from pipeline.record.group_folder import RunRecord
 from pipeline.record.invocation import Invocation
 from pipeline.study import execution
-from tests import experiments
+from tests.support import experiments
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from pipeline.base.host import read_process
 from pipeline.base.protocols import Listener
 from pipeline.base.records import Device
 from pipeline.base.samples import Sample
-from tests.nvml_library import UUID
+from tests.support.nvml_library import UUID
 
-CONF = Path(__file__).parent.parent / "conf" / "listeners"
+CONF = Path(__file__).parents[2] / "conf" / "listeners"
 GPU = Device(kind="nvidia", uuid=UUID, name="NVIDIA H100 80GB HBM3", index=0)
 CPU = Device(kind="cpu", uuid="CPU-here", name="this machine")
 # How a name must end for each unit.

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pipeline.base.paths import PROJECT_DIR
-from tests import forks, studies
-from tests.forks import Process
-from tests.studies import Study
+from tests.support import forks, studies
+from tests.support.forks import Process
+from tests.support.studies import Study
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import runpy
 import sys
 from pathlib import Path
 
-PROJECT_DIR = Path(__file__).resolve().parent.parent
+PROJECT_DIR = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT_DIR))
 sys.argv[0] = str(PROJECT_DIR / "run.py")
 

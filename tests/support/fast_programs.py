@@ -79,7 +79,7 @@ def _server() -> tuple[subprocess.Popen[bytes], str]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(path)
         listening.listen(16)
-        argv = [sys.executable, "-m", "tests.fast_programs", str(listening.fileno())]
+        argv = [sys.executable, "-m", "tests.support.fast_programs", str(listening.fileno())]
         # Its input is a pipe that nobody writes: it is at its end when this process is gone.
         server = subprocess.Popen(argv, cwd=PROJECT_DIR, pass_fds=[listening.fileno()], stdin=subprocess.PIPE)
     return server, path

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_PROJECT_DIR = str(Path(__file__).resolve().parent.parent)
+_PROJECT_DIR = str(Path(__file__).resolve().parents[2])
 _OURS = "us"
 _PYTHON = (os.path.dirname(os.__file__), sys.base_prefix)
 _LIBRARIES = frozenset(

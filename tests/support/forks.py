@@ -32,7 +32,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn
 
-_PROJECT_DIR = Path(__file__).resolve().parent.parent
+_PROJECT_DIR = Path(__file__).resolve().parents[2]
 # What run.py, the process that talks to MLflow and the commands of the project import, sooner or later.
 _MODULES = (
     *("hydra", "hydra.main", "hydra._internal.hydra", "pipeline.study.execution", "pipeline.scale.gpus"),
@@ -196,7 +196,7 @@ def _server(project: Path) -> socket.socket:
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        argv = [sys.executable, "-m", "tests.forks", str(theirs.fileno())]
+        argv = [sys.executable, "-m", "tests.support.forks", str(theirs.fileno())]
         environ = os.environ | _WITHOUT_THREADS
         server = subprocess.Popen(argv, cwd=project, env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
 
@@ -260,7 +260,7 @@ def _compose() -> None:
     from hydra.core.config_store import ConfigStore
     from hydra.core.singleton import Singleton
 
-    from tests import experiments
+    from tests.support import experiments
 
     before = Singleton.get_state()
     experiments.composed_by_hydra([])

@@ -15,9 +15,9 @@ from pipeline.base.tags import Tag, stored_name
 from pipeline.record import group_folder
 from pipeline.record.group_folder import ChildRecord, Clock, Record, RunRecord
 from pipeline.record.store.local import database_uri
-from tests import forks
+from tests.support import forks
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 EXPERIMENT = "collocation"
 CLOCK = Clock(wall_ns=1_700_000_000_000_000_000, monotonic_ns=5_000_000_000)
 SECOND = 1_000_000_000

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.slurm_cluster import free_ports
+from tests.support.slurm_cluster import free_ports
 
 _OWNER = "postgres"
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.slurm_cluster import free_ports
-from tests.tracking_cases import wait_for
+from tests.support.slurm_cluster import free_ports
+from tests.support.tracking_cases import wait_for
 
 _CONF = """\
 global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}

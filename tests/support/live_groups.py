@@ -12,7 +12,7 @@ from pipeline.base.records import Group, ListenerSpec, Required, Slot
 from pipeline.base.samples import Sample
 from pipeline.observe.observation import Watched
 from tests.conftest import GPU
-from tests.rows import FIELDS, group
+from tests.support.rows import FIELDS, group
 
 # Quantities that listeners give of each job, and of each GPU instance.
 _OF_JOB = {"process_memory_mib", "cpu_pct", "rss_mib"}
