@@ -17,7 +17,7 @@ from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
 from pipeline.prepare.device import chosen, lease
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Survey
-from pipeline.reproduce.agreement import agree
+from pipeline.study.reproduce.agreement import agree
 from pipeline.study.request import StudyRequest
 
 

@@ -30,8 +30,8 @@ from pipeline.record.invocation import Invocation
 from pipeline.record.sender import Sender
 from pipeline.record.store import local
 from pipeline.rehearsal import Rehearsal
-from pipeline.reproduce import reproduce
-from pipeline.reproduce.reproduce import Reproduction
+from pipeline.study.reproduce import reproduce
+from pipeline.study.reproduce.reproduce import Reproduction
 
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = (

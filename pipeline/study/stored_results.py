@@ -14,8 +14,8 @@ from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
 from pipeline.record.original import FinishedGroup
 from pipeline.record.shards import overview
-from pipeline.reproduce import unused
 from pipeline.study import summary
+from pipeline.study.reproduce import unused
 from pipeline.study.request import StudyRequest
 
 

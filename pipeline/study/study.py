@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline import executor
 from pipeline.base import entry_points, host, interrupts, layout, words
 from pipeline.base.errors import TrackingError
 from pipeline.base.interrupts import Interrupted, UndoStack
@@ -33,7 +32,7 @@ from pipeline.record.group_folder import Survey
 from pipeline.record.owner import close_command
 from pipeline.record.spool import Spool
 from pipeline.record.store import local
-from pipeline.study import plans, stored_results, summary
+from pipeline.study import executor, plans, stored_results, summary
 from pipeline.study.request import StudyRequest
 
 _BUSY_SHARE = 0.25

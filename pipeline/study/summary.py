@@ -16,7 +16,7 @@ from pipeline.plan.schema import TrackingConfig
 from pipeline.record.invocation import python
 from pipeline.record.sender import Sender
 from pipeline.record.store import links
-from pipeline.reproduce.reproduce import Reproduction
+from pipeline.study.reproduce.reproduce import Reproduction
 
 _MOST_LINKS = 3
 

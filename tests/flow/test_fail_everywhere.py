@@ -11,7 +11,7 @@ import pytest
 from tests.fail_everywhere import HOWS, SCENARIOS, Bench, fail_by_hand, fail_everywhere
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
-pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/executor.py")
+pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/study/executor.py")
 CASES = [(scenario, how) for scenario in SCENARIOS for how in HOWS]
 SOME = [number * len(HOWS) + number % len(HOWS) for number in range(len(SCENARIOS))]
 """Each scenario once, and each way to fail as often as the others."""

@@ -10,7 +10,7 @@ from tests.support.run_cases import TOY
 from tests.toys.stalling import done_by
 
 pytest_plugins = ["tests.support.run_fixtures"]
-pytestmark = pytest.mark.covers("pipeline/observe", "pipeline/executor.py")
+pytestmark = pytest.mark.covers("pipeline/observe", "pipeline/study/executor.py")
 WINDOW = ["window.settle_s=0.3", "window.seconds=1.2", "limits.ready_s=60", "limits.stop_s=60"]  # from 0.3 s to 1.5 s
 HELD_UP_S = 0.05 * 1.2 - 0.005  # less than what counts as a stall in this window, by a step
 PROGRAM = f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"

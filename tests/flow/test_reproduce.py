@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
-pytestmark = pytest.mark.covers("pipeline/reproduce")
+pytestmark = pytest.mark.covers("pipeline/study/reproduce")
 
 SCRIPT = "import json, sys\nprint(sys.argv[1])\n"
 

@@ -24,7 +24,7 @@ from tests.support.forks import Process
 from tests.support.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
-pytestmark = pytest.mark.covers("run.py", "pipeline/study", "pipeline/executor.py")
+pytestmark = pytest.mark.covers("run.py", "pipeline/study", "pipeline/study/executor.py")
 IMPATIENT = PROJECT_DIR / "tests/support/impatient.py"
 # Its rate does not depend on how busy the machine is.
 KNOWN_RATE = [f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"]

@@ -36,7 +36,7 @@ TURNED = [
     ("pipeline/study/study.py", "workloads.client", "the pipeline names neither listeners nor workloads"),
     ("pipeline/study/study.py", "mlflow", "record.store alone imports mlflow"),
     ("pipeline/planner/deployment.py", "pipeline.prepare.mig.control", "a plan is made without a GPU"),
-    ("pipeline/executor.py", "pipeline.plan.schema", "only what asks for a study knows its configuration"),
+    ("pipeline/study/executor.py", "pipeline.plan.schema", "only what asks for a study knows its configuration"),
     ("pipeline/plan/read.py", "pipeline.prepare.device.nvml", "a study is read and planned without its machine"),
     ("pipeline/base/errors.py", "pipeline.base.paths", CIRCLES),
 ]

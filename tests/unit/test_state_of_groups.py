@@ -11,13 +11,13 @@ from typing import Any
 import pynvml
 import pytest
 
-from pipeline import executor
 from pipeline.prepare.device import nvml
 from pipeline.simulation.machine.state import Settings
+from pipeline.study import executor
 from tests.support.nvml_library import NvmlLibrary, installed
 from tests.support.rows import group
 
-pytestmark = pytest.mark.covers("pipeline/executor.py")
+pytestmark = pytest.mark.covers("pipeline/study/executor.py")
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline import executor
 from pipeline.base.interrupts import Interrupted
 from pipeline.base.records import Result
 from pipeline.observe import measure
+from pipeline.study import executor
 from tests.support.rows import FIELDS, S, group, state, steps
 
 SIGNAL_WHILE_JUDGING = """

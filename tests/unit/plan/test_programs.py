@@ -13,7 +13,7 @@ from pipeline.base.records import WindowKind
 from pipeline.plan import plan as planning
 from pipeline.plan import read
 from pipeline.plan.programs import refuse_unread
-from pipeline.reproduce.config import config_of
+from pipeline.study.reproduce.config import config_of
 from tests.conftest import GPU, inventory_of, sweep
 from tests.unit.plan.test_plan import recorded
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline.base.errors import ConfigError
 from pipeline.plan import plan as planning
 from pipeline.plan import read, units
-from pipeline.reproduce.agreement import agree
+from pipeline.study.reproduce.agreement import agree
 from tests.conftest import GPU, inventory_of
 
 

@@ -15,9 +15,9 @@ from pipeline.base.package_locks import lock_difference
 from pipeline.plan import plan as planning
 from pipeline.plan import read
 from pipeline.record.original import Original
-from pipeline.reproduce import reproduce
-from pipeline.reproduce.config import config_of
-from pipeline.reproduce.differences import find
+from pipeline.study.reproduce import reproduce
+from pipeline.study.reproduce.config import config_of
+from pipeline.study.reproduce.differences import find
 from tests.conftest import GPU, inventory_of
 
 

@@ -15,7 +15,7 @@ from pipeline.plan import read
 from pipeline.prepare.env import lock
 from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.spool import _group_json
-from pipeline.reproduce import differences, unused
+from pipeline.study.reproduce import differences, unused
 from tests.conftest import GPU, inventory_of
 
 STUDY = ["workload=script", "workload.script=train.py", "degree=1"]

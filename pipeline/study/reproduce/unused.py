@@ -10,7 +10,7 @@ from pipeline.base.words import counted
 from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
 from pipeline.record.original import FinishedGroup, Original
-from pipeline.reproduce import differences
+from pipeline.study.reproduce import differences
 
 # Each is read from the store with its artifacts.
 _MOST_COMPARED = 4

@@ -26,8 +26,8 @@ from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config
 from pipeline.record.original import Original
 from pipeline.record.sender import Sender
-from pipeline.reproduce import config as recorded_config
-from pipeline.reproduce import differences
+from pipeline.study.reproduce import config as recorded_config
+from pipeline.study.reproduce import differences
 
 # What may be given beside `reproduce`: where it runs, who observes it and where the result goes.
 _MAY_BE_GIVEN = (
