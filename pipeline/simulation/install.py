@@ -11,9 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipeline.base import library_internals
 from pipeline.base.paths import PROJECT_DIR
 from pipeline.simulation.mps import control
 
@@ -34,11 +33,32 @@ def installed(state_file: Path) -> Iterator[NvmlLibrary]:
     from pipeline.simulation.nvml.library import NvmlLibrary
 
     library = NvmlLibrary(state_file)
-    with library_internals.nvml_answered_by(library):
+    with nvml_answered_by(library):
         try:
             yield library
         finally:
             library.close_all()
+
+
+@contextmanager
+def nvml_answered_by(library: Any) -> Iterator[None]:
+    """Let pynvml call this library instead of libnvidia-ml; afterwards pynvml is as it was.
+
+    pynvml looks for the library by its name alone, and keeps every function that it has looked up: those of another
+    library must not be called. No documented interface gives it another library.
+    """
+    import pynvml
+
+    functions = pynvml._nvmlGetFunctionPointer_cache
+    before = pynvml.nvmlLib, dict(functions)
+    functions.clear()
+    pynvml.nvmlLib = library
+    try:
+        yield
+    finally:
+        pynvml.nvmlLib = before[0]
+        functions.clear()
+        functions.update(before[1])
 
 
 def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:

@@ -12,7 +12,7 @@ import pytest
 from pipeline.base.paths import PROJECT_DIR
 from tests.support import replaced
 
-pytestmark = pytest.mark.covers("pipeline/base/library_internals.py")
+pytestmark = pytest.mark.covers("pipeline/simulation/install.py")
 
 ALLOWED = {
     # The simulated machine: pynvml loads libnvidia-ml by its name and offers no way to give it another library.

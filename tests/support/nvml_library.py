@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from pipeline.base.library_internals import nvml_answered_by
+from pipeline.simulation.install import nvml_answered_by
 from pipeline.simulation.machine.state import Process, StateFile
 from pipeline.simulation.nvml import library as simulated
 from pipeline.simulation.nvml.calls import fill, pointee

@@ -1,10 +1,10 @@
-"""What is used of other libraries beyond their documented interfaces still has the effect that it is used for."""
+"""pynvml can be answered by another library than the driver's."""
 
 from __future__ import annotations
 
 import pynvml
 
-from pipeline.base import library_internals
+from pipeline.simulation.install import nvml_answered_by
 
 
 class _Library:
@@ -15,8 +15,8 @@ class _Library:
 
 
 def test_nvml_is_answered_by_another_library_and_then_as_before():
-    with library_internals.nvml_answered_by(_Library(3)):
+    with nvml_answered_by(_Library(3)):
         assert pynvml.nvmlDeviceGetCount() == 3
-        with library_internals.nvml_answered_by(_Library(5)):
+        with nvml_answered_by(_Library(5)):
             assert pynvml.nvmlDeviceGetCount() == 5
         assert pynvml.nvmlDeviceGetCount() == 3
