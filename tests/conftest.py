@@ -22,7 +22,7 @@ from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.inventory import take as take_inventory
 from pipeline.plan.schema import Config
-from tests.support import changed_rooms, forks
+from tests.support import changed_rooms, experiments, forks
 from tests.support.experiments import composed
 
 _MEMORY = Path("/dev/shm")
@@ -123,6 +123,13 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
         return path
 
     return path_of
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _share_compositions(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let one worker of this run compose a choice of groups for all: 0.1 s, of which there are hundreds."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        experiments.share_with_other_workers(tmp_path_factory.getbasetemp().parent / "composed")
 
 
 @pytest.fixture
