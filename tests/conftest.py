@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import os
@@ -83,8 +84,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if changed_rooms.may_be_about(collection_path, changed_rooms.changed_since(revision)) else True
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs torch where it is not installed, as on the newest Python in `.ci/run`."""
+    """Skip what needs torch where it is not installed, as on the newest Python in `.ci/run`; mark what is slow."""
+    _leave_cases_to_ci(items)
     for item in items:
         if item.path in _IMPORTING_TORCH:
             item.add_marker(pytest.mark.slow)
@@ -95,6 +98,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if not changed_rooms.is_about(item, changed)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of every search for garbage from here on: it stays until the end."""
+    gc.freeze()
+
+
+def _leave_cases_to_ci(items: list[pytest.Item]) -> None:
+    """Mark cases of a test that is marked `sampled(N)` as slow, but for N that are spread evenly over its cases."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None and item.get_closest_marker("slow") is None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for family in cases.values():
+        (num_kept,) = next(family[0].iter_markers("sampled")).args
+        kept = {index * len(family) // num_kept for index in range(num_kept)}
+        for index, item in enumerate(family):
+            if index not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_configure() -> None:

@@ -114,6 +114,7 @@ def test_workers_finish_their_units_if_the_launcher_is_killed(start, tmp_path):
     wait_for(lambda: not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus), 60)
 
 
+@pytest.mark.slow
 def test_what_keeps_a_gpu_company_ends_with_a_launcher_that_is_killed(start, tmp_path):
     process = start("hydra/launcher=beside", "repeats=1", "window.seconds=30")
     for line in process.stderr:
@@ -200,6 +201,7 @@ def test_what_failed_on_every_gpu_is_in_the_table_at_the_end(start, tmp_path):
     assert "4 of 4 groups without a result; to run what is left: " in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
     process = start("hydra/launcher=gpus", "window.seconds=60")
     waiting = {1, 2}
@@ -217,6 +219,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
     assert "2 groups, 2 did not run to the end\n" in err
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -238,6 +241,7 @@ def test_what_no_worker_can_run_is_refused_in_one_line(study_of, tmp_path, argum
     assert not (tmp_path / "mlruns/spool").exists()
 
 
+@pytest.mark.slow
 def test_devices_without_brackets_are_refused(start):
     process = start("hydra/launcher=gpus", "hydra.launcher.devices=0,1")
     _, err = process.communicate(timeout=300)

@@ -191,6 +191,7 @@ def test_mps_is_rehearsed_alone_and_inside_mig(rehearse, tmp_path):
     assert [path.name for path in tmp_path.glob("*.journal")] == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -231,6 +232,7 @@ def test_a_dry_run_prints_the_commands_that_change_the_gpu(rehearse):
     assert words == [["-c", "EXCLUSIVE_PROCESS"], ["-c", "DEFAULT"]]
 
 
+@pytest.mark.slow
 def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path):
     listeners = "listeners=[host,nvml,smi,gpm,dcgm]"
     often = ["window.seconds=0.3", listeners]
@@ -299,6 +301,7 @@ def test_a_dry_run_leaves_nothing(rehearse, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_finds_its_gpu(compose, temporary, choice):
     typed = read.read(compose([f"gpu={choice}"]))

@@ -167,6 +167,7 @@ def uv(*arguments: str, folder: Path) -> None:
     subprocess.run([find_uv_bin(), "--quiet", "--offline", *arguments], cwd=folder, check=True, timeout=300)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("text", ['["tiny"]' + SOURCES + f'Tiny = {{ path = "{WHEEL}" }}', '["tiny @ {uri}"]'])
 def test_a_wheel_that_a_pyproject_names_decides_as_well(resolve, tmp_path, wheels, text):
     path = tmp_path / WHEEL
@@ -177,6 +178,7 @@ def test_a_wheel_that_a_pyproject_names_decides_as_well(resolve, tmp_path, wheel
     assert resolve(file).lock_digest != first.lock_digest
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["uv.lock", "pylock.toml"])
 def test_an_archive_that_a_lock_names_and_that_changed_is_refused(resolve, tmp_path, capsys, name):
     write(tmp_path / "pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ path = "{WHEEL}" }}')
@@ -206,6 +208,7 @@ def test_sources_of_what_is_not_installed_are_no_obstacle(resolve, tmp_path):
     assert version_of(resolve(file)) == version_of(resolve(tmp_path / "uv.lock")) == "1.0"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "text"),
     [
