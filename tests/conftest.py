@@ -41,6 +41,7 @@ def _keep_files_in_memory() -> None:
 
 
 _keep_files_in_memory()
+gc.disable()  # what is collected stays: searching it for garbage would take a third of the time
 # Asserts are rewritten once and kept: else half of what it takes to collect the tests, in every process.
 sys.dont_write_bytecode = False
 forks.shorten_waits()
@@ -100,9 +101,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(others)]
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was collected out of every search for garbage from here on: it stays until the end."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Search for garbage again, but not among what was collected: it stays until the end."""
     gc.freeze()
+    gc.enable()
 
 
 def _leave_cases_to_ci(items: list[pytest.Item]) -> None:
