@@ -151,10 +151,11 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _share_compositions(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let one worker of this run compose a choice of groups for all: 0.1 s, of which there are hundreds."""
+def _share_between_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let one worker of this run compose a choice of groups for all, and import what programs of all workers do."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         experiments.share_with_other_workers(tmp_path_factory.getbasetemp().parent / "composed")
+        forks.share_with_other_workers(tmp_path_factory.getbasetemp().parent)
 
 
 @pytest.fixture
