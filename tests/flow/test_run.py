@@ -191,6 +191,7 @@ def test_findings_alone_end_with_status_0(study_of):
     assert study_of(*TOY, "baseline=never", *SHORT, "workload.args=[out_of_memory]").status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_speed_up_is_recorded_even_when_the_baseline_runs_last(study_of):
     done = study_of("-m", *TOY, *KNOWN_RATE, *SHORT, "degree=2", "scenario=naive,serial", "order=listed")

@@ -98,6 +98,7 @@ def test_a_wheel_named_by_its_path_is_locked_with_its_digest(resolve, tmp_path, 
         resolve(lock)
 
 
+@pytest.mark.slow
 def test_a_lock_names_a_wheel_of_a_local_version(resolve, tmp_path, wheels):
     path = wheel(wheels, "tiny", "1.0+cu121")
     original = resolve(write(tmp_path / "requirements.txt", f"{path}\n"))
@@ -106,6 +107,7 @@ def test_a_lock_names_a_wheel_of_a_local_version(resolve, tmp_path, wheels):
     assert resolve(lock).lock_digest == original.lock_digest
 
 
+@pytest.mark.slow
 def test_what_a_file_includes_decides_as_well(resolve, tmp_path):
     base = write(tmp_path / "base.txt", OFFLINE + "tiny==1.0\n")
     file = write(tmp_path / "requirements.txt", "-r base.txt\n")
@@ -198,6 +200,7 @@ def test_an_archive_that_is_gone_is_said_by_a_dry_run(tmp_path):
     assert f"was built from {tmp_path / WHEEL}, which has changed since" in str(env.preview().to_build)
 
 
+@pytest.mark.slow
 def test_sources_of_what_is_not_installed_are_no_obstacle(resolve, tmp_path):
     project(tmp_path / "other", "other")
     sources = f'{SOURCES}other = {{ workspace = true }}\ntiny = {{ path = "{WHEEL}" }}\n'

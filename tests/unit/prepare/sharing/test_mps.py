@@ -326,6 +326,7 @@ def wrap_program(folder: Path, script: str) -> str:
 PASS_ON = 'printf "%s\\n" "$line" | exec $real'
 
 
+@pytest.mark.slow
 def test_answers_that_the_daemon_drops_are_asked_for_again(folder):
     """As real ones do while a server exits: nothing is printed, and the exit status is 1."""
     dropped = f'count={folder}/"${{line%% *}}"; if [ ! -e "$count" ]; then : > "$count"; exit 1; fi; {PASS_ON}'
