@@ -38,7 +38,6 @@ def test_a_mode_that_is_in_no_table_is_planned_by_its_name_and_options(make_plan
     assert [group.name for group in make_plan(mode, device=GPU).groups] == ["turns-2x-tiny-priority=1"]
 
 
-@pytest.mark.slow
 def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> None:
     def turns(rate: float, block: int):
         made = copies("naive", 2, rate, block, options={"slice_ms": "2"})
