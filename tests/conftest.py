@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import os
@@ -22,7 +23,7 @@ from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.inventory import take as take_inventory
 from pipeline.plan.schema import Config
-from tests.support import changed_rooms, forks
+from tests.support import changed_rooms, experiments, forks
 from tests.support.experiments import composed
 
 _MEMORY = Path("/dev/shm")
@@ -40,6 +41,7 @@ def _keep_files_in_memory() -> None:
 
 
 _keep_files_in_memory()
+gc.disable()  # what is collected stays: searching it for garbage would take a third of the time
 # Asserts are rewritten once and kept: else half of what it takes to collect the tests, in every process.
 sys.dont_write_bytecode = False
 forks.shorten_waits()
@@ -83,8 +85,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if changed_rooms.may_be_about(collection_path, changed_rooms.changed_since(revision)) else True
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs torch where it is not installed, as on the newest Python in `.ci/run`."""
+    """Skip what needs torch where it is not installed, as on the newest Python in `.ci/run`; mark what is slow."""
+    _leave_cases_to_ci(items)
     for item in items:
         if item.path in _IMPORTING_TORCH:
             item.add_marker(pytest.mark.slow)
@@ -95,6 +99,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if not changed_rooms.is_about(item, changed)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Search for garbage again, but not among what was collected: it stays until the end."""
+    gc.freeze()
+    gc.enable()
+
+
+def _leave_cases_to_ci(items: list[pytest.Item]) -> None:
+    """Mark cases of a test that is marked `sampled(N)` as slow, but for N that are spread evenly over its cases."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None and item.get_closest_marker("slow") is None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for family in cases.values():
+        (num_kept,) = next(family[0].iter_markers("sampled")).args
+        kept = {index * len(family) // num_kept for index in range(num_kept)}
+        for index, item in enumerate(family):
+            if index not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_configure() -> None:
@@ -123,6 +148,14 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
         return path
 
     return path_of
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _share_between_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let one worker of this run compose a choice of groups for all, and import what programs of all workers do."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        experiments.share_with_other_workers(tmp_path_factory.getbasetemp().parent / "composed")
+        forks.share_with_other_workers(tmp_path_factory.getbasetemp().parent)
 
 
 @pytest.fixture

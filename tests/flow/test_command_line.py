@@ -160,6 +160,7 @@ def test_blocks_without_a_sweep_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("blocks", ["3", "[3]", "{degree: 2}"])
 def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
     message = "blocks: must be a list of grids, as in 'blocks=[{scenario: mps, degree: 2}]'"
@@ -168,6 +169,7 @@ def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
     assert run(tmp_path, "-m", "blocks=[],[]") == (2, f"error: blocks=[],[]: {message}\n")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("content", "message"),
     [

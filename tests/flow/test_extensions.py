@@ -464,6 +464,7 @@ def test_one_of_each_kind_is_added_and_runs(study: Study) -> None:
         check(study)
 
 
+@pytest.mark.slow
 def test_a_workload_in_a_repository_of_its_own_is_checked_rehearsed_and_run(tmp_path: Path) -> None:
     for path, code in OWN_WORKLOAD.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

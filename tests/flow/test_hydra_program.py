@@ -92,6 +92,7 @@ def test_hydra_informs_about_itself(tmp_path):
     assert done.returncode == 0 and "experiment/robroek_quick" in done.stdout
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
@@ -141,6 +142,7 @@ def test_a_launcher_of_others_runs_each_job_as_a_study_of_its_own(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_job_that_another_launcher_starts_may_have_blocks_and_fail(tmp_path):
     grids = "blocks=[{scenario: mig, degree: '9,1'}]"
     done = launch(tmp_path, "-m", grids, "scenario.profile=1g", "dry_run=true")

@@ -144,6 +144,7 @@ def test_seven_jobs_start_within_ten_milliseconds_and_what_they_and_we_waited_fo
     assert max(late_ms) <= 10, late_ms
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [WindowKind.WORK, WindowKind.STEADY])
 def test_neighbours_run_from_before_to_after_what_is_measured_and_are_no_part_of_its_figures(run, kind):
     row = run("well", "well", "well", kind=kind, num_neighbours=2)
@@ -178,6 +179,7 @@ def test_a_work_window_ends_when_the_jobs_do(run):
     assert [len(job.series["epoch_time_s"]) for job in row.jobs] == [2, 2]
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(
     ("manner", "result", "words"),
     [
@@ -215,6 +217,7 @@ def test_a_job_that_is_never_ready_runs_into_its_deadline(run):
     assert "not ready within 1 s (last phase: setup)" in row.reason
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", list(WindowKind))
 def test_a_job_that_hangs_runs_into_its_deadline(run, kind):
     row = run("hangs", "well", kind=kind, limits=Limits(ready_s=60, group_s=1, stop_s=1))

@@ -119,6 +119,7 @@ def kill_with_its_sender(study: forks.Fork) -> None:
     study.communicate()
 
 
+@pytest.mark.slow
 def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreign_daemon: daemon.Control) -> None:
     before = a100.gpu
     servers = foreign_daemon.list_pids("get_server_list")
@@ -176,6 +177,7 @@ def test_a_foreign_process_on_the_gpu_is_named_and_lives_on(a100: Kept, sleeper:
     assert sleeper.poll() is None
 
 
+@pytest.mark.slow
 def test_a_foreign_gpu_instance_is_named_and_stays(a100: Kept) -> None:
     driver = Driver(a100.file)
     driver.set_mig_mode(0, is_on=True)

@@ -108,6 +108,7 @@ def test_mig_without_permission_is_one_line_that_names_the_command_to_allow(mach
     assert list(machine.folder.glob("*.journal")) == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("overrides", [["scenario=mig"], ["scenario=mps", "gpu.exclusive_process=true"]], ids=" ".join)
 def test_what_would_change_settings_is_refused_where_that_is_forbidden(machine: Machine, overrides: list[str]) -> None:
     before = machine.file.read().gpus

@@ -139,6 +139,7 @@ def test_several_stores_are_one_study_and_a_copy_of_a_store_is_refused(filled: P
     assert not (tmp_path / "twice").exists()
 
 
+@pytest.mark.slow
 def test_damaged_samples_cost_one_figure(filled: Path, tmp_path: Path, caplog) -> None:
     for path in filled.rglob("samples.parquet"):
         path.write_bytes(path.read_bytes()[:-40] + bytes(40))

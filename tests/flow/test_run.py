@@ -191,6 +191,7 @@ def test_findings_alone_end_with_status_0(study_of):
     assert study_of(*TOY, "baseline=never", *SHORT, "workload.args=[out_of_memory]").status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_speed_up_is_recorded_even_when_the_baseline_runs_last(study_of):
     done = study_of("-m", *TOY, *KNOWN_RATE, *SHORT, "degree=2", "scenario=naive,serial", "order=listed")
@@ -249,6 +250,7 @@ def test_a_second_orchestrator_is_refused(start, tmp_path):
     assert first.returncode == 130
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, signum, status):
     is_real = signum == signal.SIGINT  # whose handler is Python's own unless the program is told otherwise
@@ -282,6 +284,7 @@ def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, clien
     assert [run.info.status for run in (parent, *children)] == ["KILLED"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_store_gone", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(start, client, tmp_path, is_store_gone):
     process = start(*TOY, "window.seconds=1", *SHORT[1:])
@@ -299,6 +302,7 @@ def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(sta
         assert {run.data.tags["collocation.result"] for run, _ in groups(client)} == {"ok"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("what", "before"),
     [

@@ -44,6 +44,7 @@ def test_a_file_that_two_copies_write_is_named(study_of, toys):
     assert row.data.tags["collocation.shared_files"] == "changed while 2 jobs ran: mine.txt"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "given", [["workload.args=['{output_dir}/mine.txt']"], ["workload.run_in=job_folder", "workload.args=[mine.txt]"]]
 )

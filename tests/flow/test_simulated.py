@@ -191,6 +191,7 @@ def test_mps_is_rehearsed_alone_and_inside_mig(rehearse, tmp_path):
     assert [path.name for path in tmp_path.glob("*.journal")] == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -216,6 +217,7 @@ def test_more_memory_than_mps_allows_is_a_row_oom(rehearse):
     assert group.data.tags["collocation.result"] == "oom"
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_commands_that_change_the_gpu(rehearse):
     status, out, err = rehearse(
         "-m", "scenario=naive,mps,mig", "degree=2", "dry_run=true", "gpu.exclusive_process=false"
@@ -231,6 +233,7 @@ def test_a_dry_run_prints_the_commands_that_change_the_gpu(rehearse):
     assert words == [["-c", "EXCLUSIVE_PROCESS"], ["-c", "DEFAULT"]]
 
 
+@pytest.mark.slow
 def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path):
     listeners = "listeners=[host,nvml,smi,gpm,dcgm]"
     often = ["window.seconds=0.3", listeners]
@@ -245,6 +248,7 @@ def test_listeners_without_any_reading_let_a_group_run_to_its_end(run, tmp_path)
     assert not (tmp_path / "decoys-ran").exists()
 
 
+@pytest.mark.slow
 def test_a_listener_that_is_left_out_is_said_once_a_study_and_by_the_tags_of_every_group(rehearse):
     listeners = ["listeners=[host,gpm]", "listeners.gpm.required=false"]
     done = rehearse("-m", *TOY, *BRIEF, "window.seconds=0.3", *listeners, "scenario=naive", "degree=1,2")
@@ -254,6 +258,7 @@ def test_a_listener_that_is_left_out_is_said_once_a_study_and_by_the_tags_of_eve
     assert all(row.data.tags["collocation.listener.gpm"].startswith("absent: ") for row, _ in done.groups)
 
 
+@pytest.mark.slow
 def test_a_listener_that_is_not_required_may_end_during_a_group(rehearse, tmp_path):
     text = """
         import psutil, time
@@ -299,6 +304,7 @@ def test_a_dry_run_leaves_nothing(rehearse, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_finds_its_gpu(compose, temporary, choice):
     typed = read.read(compose([f"gpu={choice}"]))
@@ -387,6 +393,7 @@ def test_a_machine_with_several_gpus_has_one_chosen_by_index_or_uuid(temporary):
         pass
 
 
+@pytest.mark.slow
 def test_a_stranger_on_another_gpu_does_not_matter(rehearse, tmp_path):
     kept = StateFile(tmp_path / "kept.json")
     uuids = [gpu.uuid for gpu in kept.keep(["a100_40gb"] * 2).gpus]

@@ -102,6 +102,7 @@ def test_two_studies_in_one_worker_are_as_in_two(run: Callable[..., Seen]) -> No
     assert together.messages == second.messages + first.messages
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_second_study_of_a_worker_as_it_ends_the_first(
     start: Callable[..., forks.Fork], tmp_path: Path
 ) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import os
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,9 +63,45 @@ def sweeper_of(arguments: Sequence[str]) -> Any:
     return _kept_sweeper(tuple(arguments))
 
 
+class _Shared(dict[tuple[str, ...], Any]):
+    """What a launcher has composed, or that of another worker of this run of pytest, which costs a fiftieth."""
+
+    def __init__(self, arguments: tuple[str, ...]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+    def __contains__(self, choices: object) -> bool:
+        if not super().__contains__(choices) and (path := self._path(choices)) is not None and path.exists():
+            super().__setitem__(choices, pickle.loads(path.read_bytes()))  # type: ignore[index]
+        return super().__contains__(choices)
+
+    def __setitem__(self, choices: tuple[str, ...], composed: Any) -> None:
+        super().__setitem__(choices, composed)
+        if (path := self._path(choices)) is not None:
+            new = path.with_suffix(f".{os.getpid()}")
+            new.write_bytes(pickle.dumps(composed))
+            new.rename(path)
+
+    def _path(self, choices: object) -> Path | None:
+        name = hashlib.sha256(repr((self.arguments, choices)).encode()).hexdigest()
+        return _common_folder / name if _common_folder is not None else None
+
+
+_common_folder: Path | None = None
+
+
+def share_with_other_workers(folder: Path) -> None:
+    """Keep what is composed in a folder that all workers of this run of pytest have."""
+    global _common_folder
+    folder.mkdir(exist_ok=True)
+    _common_folder = folder
+
+
 @functools.cache
 def _kept_sweeper(arguments: tuple[str, ...]) -> Any:
-    return _sweeper(arguments, PROJECT_DIR / "conf")
+    sweeper = _sweeper(arguments, PROJECT_DIR / "conf")
+    sweeper.launcher.composed = _Shared(arguments)
+    return sweeper
 
 
 def _sweeper(arguments: Sequence[str], conf: Path) -> Any:

@@ -20,6 +20,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -188,28 +189,52 @@ def run(*argv: object, timeout: float = 600, **options: Any) -> subprocess.Compl
     return subprocess.CompletedProcess(argv, fork.wait(), out, err)
 
 
+_common_folder: Path | None = None
+
+
+def share_with_other_workers(folder: Path) -> None:
+    """Take the process that forks programs of this project from a folder that all workers of this pytest have."""
+    global _common_folder
+    _common_folder = folder
+
+
 @functools.cache
 def _server(project: Path) -> socket.socket:
     """Our end of the socket of the process that forks the programs of a folder.
 
-    It starts with the first program and ends with this process.
+    It starts with the first program of any worker and ends with the last of them.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        argv = [sys.executable, "-m", "tests.support.forks", str(theirs.fileno())]
-        environ = os.environ | _WITHOUT_THREADS
-        server = subprocess.Popen(argv, cwd=project, env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    from pipeline.base import locks
+
+    is_common = _common_folder is not None and project == _PROJECT_DIR
+    path = (_common_folder if is_common and _common_folder else Path(tempfile.mkdtemp(prefix="forks-"))) / "forks"
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with locks.held(path.with_suffix(".lock")):
+        server = None if path.exists() else _start_server(project, path)
+        ours.connect(str(path))
 
     @atexit.register
     def end() -> None:
         ours.close()
-        server.wait()
+        if server is not None:
+            server.wait()
+            if not is_common:
+                shutil.rmtree(path.parent)
 
     return ours
 
 
-def serve(control: socket.socket) -> None:
-    """Fork a program for each request, until the other side is closed, and say how each ends."""
+def _start_server(project: Path, path: Path) -> subprocess.Popen[bytes]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(path))
+        listening.listen(64)
+        argv = [sys.executable, "-m", "tests.support.forks", str(listening.fileno())]
+        environ = os.environ | _WITHOUT_THREADS
+        return subprocess.Popen(argv, cwd=project, env=environ, pass_fds=[listening.fileno()], stdin=subprocess.DEVNULL)
+
+
+def serve(listening: socket.socket) -> None:
+    """Fork a program for each request, until everyone who has asked for some is gone, and say how each ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in _MODULES:
         importlib.import_module(module)
@@ -221,11 +246,16 @@ def serve(control: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     running: dict[int, tuple[int, int]] = {}  # of the descriptor of each process: its number, and who hears its end
+    num_clients = 0
     with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
+        selector.register(listening, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj is not control:
+                if key.fileobj is listening:
+                    selector.register(listening.accept()[0], selectors.EVENT_READ)
+                    num_clients += 1
+                    continue
+                if key.fd in running:
                     selector.unregister(key.fd)
                     pid, hears = running.pop(key.fd)
                     os.close(key.fd)
@@ -234,9 +264,16 @@ def serve(control: socket.socket) -> None:
                         os.write(hears, f"{status}\n".encode())
                     os.close(hears)
                     continue
-                data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 4)
+                client = key.fileobj
+                assert isinstance(client, socket.socket)
+                data, descriptors, _, _ = socket.recv_fds(client, 1 << 20, 4)
                 if not data:
-                    return
+                    selector.unregister(client)
+                    client.close()
+                    num_clients -= 1
+                    if num_clients == 0:
+                        return
+                    continue
                 *standard, hears = descriptors
                 if (pid := os.fork()) == 0:
                     selector.close()

@@ -41,8 +41,18 @@ _FUNCTIONS = (
     functools.partial,
     type(functools.cache(id)),
 )
-_START = "import sys; sys.path.append({project!r}); from tests import replaced; sys.path.pop(); replaced.look_often()\n"
-_IMPORT = "import json, sys; from tests import replaced; json.dump(replaced.describe_imported(sys.argv[1]), sys.stdout)"
+_START = """
+import sys
+sys.path.append({project!r})
+from tests.support import replaced
+sys.path.pop()
+replaced.look_often()
+"""
+_IMPORT = """
+import json, sys
+from tests.support import replaced
+json.dump(replaced.describe_imported(sys.argv[1]), sys.stdout)
+"""
 
 
 def watch(folder: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ tested through `run.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import urllib.parse
@@ -161,6 +162,13 @@ def composed(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
     Raises:
         HydraException, OmegaConfBaseException, ConfigError: as from Hydra.
     """
+    sweeper, overrides, is_sweep = _read(arguments)
+    jobs = sweeper.expand(overrides) if is_sweep else [overrides]
+    return [sweeper.launcher.compose(job) for job in jobs], is_sweep
+
+
+def _read(arguments: Sequence[str]) -> tuple[Any, list[str], bool]:
+    """Return the sweeper of a command line, its overrides but those of Hydra, and whether it is a sweep."""
     words = list(map(command_line.readable, user_command.as_overrides(arguments)))
     of_hydra = [word for word in words if word.startswith(("hydra.", "hydra/"))]
     while "--config-dir" in words:
@@ -169,9 +177,7 @@ def composed(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
         del words[at : at + 2]
     is_sweep = "-m" in words
     overrides = [word for word in words if word != "-m" and word not in of_hydra]
-    sweeper = experiments.sweeper_of(of_hydra)
-    jobs = sweeper.expand(overrides) if is_sweep else [overrides]
-    return [sweeper.launcher.compose(job) for job in jobs], is_sweep
+    return experiments.sweeper_of(of_hydra), overrides, is_sweep
 
 
 def composed_by_hydra(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
@@ -199,7 +205,11 @@ def execute(
         except Exception as error:  # noqa: BLE001  as `command_line.run` does
             sys.stderr.write(f"error: {command_line.explain(error)}\n")
             return 2, rows
-        return execution.execute(configs, is_sweep=is_sweep, take_sender=lambda: rows), rows
+        execute_here = functools.partial(execution.execute, take_sender=lambda: rows)
+        if not is_sweep:
+            return execute_here(configs, is_sweep=False), rows
+        patch.setattr(execution, "execute", execute_here)
+        return _read(arguments)[0].launcher.execute(configs), rows
 
 
 @contextlib.contextmanager

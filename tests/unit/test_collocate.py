@@ -86,6 +86,7 @@ def test_what_is_wrong_on_the_command_line_is_said_in_its_words(site, mine):
     assert done.stderr.endswith("limits.NAME=VALUE; collocate run --help-keys limits prints them\n")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("line", "proposals"),
     [
@@ -115,6 +116,7 @@ def test_the_shell_gets_proposals(site, mine, line, proposals):
     assert answer.read_text().split() == proposals
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_gets_code_that_completes(site, mine, shell):
     pytest.importorskip("argcomplete")

@@ -222,6 +222,7 @@ def notes_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[list
     return capsys.readouterr().err
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("devices", "kept", "note"),
     [

@@ -67,6 +67,7 @@ def of_this_process(is_enough: Callable[[Collected], bool]) -> Collected:
 class TestHostListenerOnJobs:
     """Real process trees."""
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
         "script",
         [

@@ -16,6 +16,7 @@ def test_a_mode_that_cannot_hold_a_single_group_refuses_it(make_plan):
         make_plan(["scenario=mps"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("scenario", "rehearsal"),
     [

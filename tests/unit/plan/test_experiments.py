@@ -89,6 +89,7 @@ def test_a_rehearsal_without_an_experiment_is_one_too(tmp_path):
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -53,6 +53,7 @@ def outcome_of(make: Any) -> tuple[str, Any]:
         return "refused", command_line.explain(error)
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(
     "words",
     [

@@ -350,6 +350,7 @@ def marks_of(path: Path) -> list[pytest.MarkDecorator]:
 CHOICES = [pytest.param(choice_of(path), marks=marks_of(path)) for path in sorted(CONF.glob("*/*.yaml"))]
 
 
+@pytest.mark.sampled(41)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch):
     uv = dict.fromkeys(("env=venv", "workload=framework_env", "workload=infer_unet"), "uv")
@@ -422,6 +423,7 @@ def test_a_job_gets_whole_paths_because_its_current_folder_is_another_one(make_p
         assert argv[argv.index("--data-root") + 1] == str(tmp_path / "data")
 
 
+@pytest.mark.slow
 def test_a_thousand_groups_are_planned_in_seconds(compose):
     import time
 
@@ -513,6 +515,7 @@ def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_y
     assert [(config.workload.length, config.workload.environ) for config in rehearsed] == [(2, {"A": "b"})]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("code", "why"),
     [

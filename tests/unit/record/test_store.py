@@ -143,6 +143,7 @@ SHARED = [f"INSERT INTO alembic_version VALUES ('{OPTUNA}')"]
 NO_MLFLOW = ["DROP TABLE runs", "DROP TABLE experiments"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("statements", "words"),
     [

@@ -126,6 +126,7 @@ def test_figures_that_are_known_later_reach_a_group_that_waits_and_one_that_was_
     assert run.data.metrics == {"makespan_s": 60.25, "speedup_vs_serial_ratio": 1.5, "late_ratio": 2.5}
 
 
+@pytest.mark.slow
 def test_each_group_goes_where_its_study_was_sending_unless_told_otherwise(root: Path) -> None:
     from mlflow import MlflowClient
 

@@ -70,6 +70,7 @@ def test_one_line_says_what_is_lost(untried, caplog) -> None:
     assert line.endswith("; pip install 'mlflow>=3.17,<3.18' to have all") and "\n" not in line
 
 
+@pytest.mark.slow
 def test_a_store_is_made_used_and_upgraded_without_what_is_private(
     untried, tmp_path: Path, monkeypatch, capsys
 ) -> None:

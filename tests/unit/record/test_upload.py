@@ -151,6 +151,7 @@ def test_the_spool_keeps_a_group_until_the_disk_has_its_rows(root: Path, monkeyp
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_group_whose_store_was_removed_stays_in_the_spool(root: Path) -> None:
     store = open_store(root)
     first, second = (make_spool(root, record((), number), f"000{number}") for number in (1, 2))

@@ -134,6 +134,7 @@ def test_the_page_says_what_all_jobs_share_and_which_gpus_the_blocks_are_of() ->
     assert answer(pooled(first, second), [], [])[0].startswith("On 2 NVIDIA H100 80GB HBM3 no group")
 
 
+@pytest.mark.slow
 def test_the_answer_counts_the_gpus_of_a_case_not_of_the_study() -> None:
     first, second = "GPU-11111111-aaaa", "GPU-22222222-aaaa"
     modes = [("serial", 1, 10.0), ("naive", 2, 8.0)]
@@ -208,6 +209,7 @@ def test_the_first_paragraph_is_short_and_letters_are_explained_in_it() -> None:
     assert first is not None and len(first[1].split()) <= 30
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("rates", "said"),
     [
@@ -270,6 +272,7 @@ def test_a_simulated_study_is_stamped_on_the_page_and_on_every_figure(whole: Con
     assert '<p class="stamp">' not in page
 
 
+@pytest.mark.slow
 def test_lines_of_instances_have_a_panel_for_each_quantity() -> None:
     places = ("", "3g.40gb (1)", *(f"1g.10gb ({number})" for number in range(7, 11)))
     divided = dataclasses.replace(
@@ -335,6 +338,7 @@ def test_an_empty_study_is_a_page_that_says_so() -> None:
     assert "There is no result yet." in text
 
 
+@pytest.mark.slow
 def test_a_panel_that_no_group_has_is_left_out_and_a_missing_figure_of_some_is_said() -> None:
     rows = [copies(s, d, 10.0, b) for b in (1, 2, 3) for s, d in (("serial", 1), ("naive", 2))]
     svg = svg_of(content_of(study(*rows)), "workload")
@@ -354,12 +358,14 @@ def test_a_steady_window_is_told_by_rates_and_not_by_its_own_length() -> None:
     assert ">throughput of all jobs<" in svg and "total time" not in svg
 
 
+@pytest.mark.slow
 def test_a_group_over_time_without_activity_keeps_its_time_axis() -> None:
     rows = [copies(s, d, 10.0) for s, d in (("serial", 1), ("naive", 2))]
     svg = svg_of(content_of(study(*rows), dataclasses.replace(TIMELINE, activity=())), "over-time")
     assert "activity" not in svg and ">8<" in svg  # seconds
 
 
+@pytest.mark.slow
 def test_small_energies_are_in_millijoules_and_files_for_machines_in_joules() -> None:
     rows = [
         copies(scenario, degree, 10.0, b, metrics={"energy_per_sample_j": 0.00456})

@@ -184,6 +184,7 @@ def _layouts(
             yield from _layouts(model, (*instances, new), position + 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["a30_24gb", "a100_40gb", "h100_80gb", "rtxpro6000_96gb"])
 def test_making_a_layout_and_destroying_it_changes_nothing(state_file: StateFile, name: str) -> None:
     """A sample of the layouts; the ids of instances that exist together differ in every single one."""

@@ -20,6 +20,7 @@ OF_A_FILE = {
 FILES = {kind: name for name, kind in OF_A_FILE.items() if kind is not None}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", FILES)
 def test_a_program_gets_the_options_that_were_planned(compose, kind):
     needed = ["workload.command='serve {port}'"] if kind.endswith("Server") else []

@@ -47,6 +47,7 @@ def blocks(number: int, **speeds: float) -> list[Row]:
     return made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("num_blocks", "noise"), [(5, 0.01), (5, 0.04), (9, 0.002), (3, 0.01)])
 def test_advice_agrees_with_the_verdicts_of_the_report(num_blocks: int, noise: float) -> None:
     for seed in range(4):

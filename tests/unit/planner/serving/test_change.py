@@ -52,6 +52,7 @@ def fewest_changes(today, rates, speed, num_gpus):
     return min(found)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "seed", [*range(1, 8), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (0, *range(8, 60)))]
 )

@@ -68,6 +68,7 @@ def test_the_scenarios_of_parvagpu_take_no_more_gpus_than_published(tmp_path, ca
     assert num_gpus["exact"] == plan["num_gpus"] <= num_gpus["tree"] <= num_gpus["greedy"] <= num_gpus["7x 1g.10gb"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(12, 400))]
 )

@@ -93,6 +93,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_replay_ends_in_the_state_that_was_planned(
     bench: Bench, seed: int, capsys: pytest.CaptureFixture[str]
@@ -190,6 +191,7 @@ def test_killed_everywhere_the_next_start_goes_on_or_puts_back(
     assert points > 90 and put_back > 9
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("skip", [0, 2, 5])
 def test_after_a_failure_the_rest_is_planned_anew_and_reached(
     bench: Bench, skip: int, capsys: pytest.CaptureFixture[str]

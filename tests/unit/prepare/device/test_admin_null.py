@@ -96,6 +96,7 @@ def machine(make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> 
         shutil.rmtree(folder)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("scenario", "exclusive"), CHANGES)
 def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenario: str, exclusive: bool) -> None:
     before = machine.settings
@@ -114,6 +115,7 @@ def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenar
     assert sorted(machine.folder.iterdir()) == there  # no journal, no pipe folder
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("scenario", "exclusive"), CHANGES_NOTHING)
 def test_what_needs_no_change_runs_and_changes_nothing(machine: Machine, scenario: str, exclusive: bool) -> None:
     before = machine.settings
@@ -124,6 +126,7 @@ def test_what_needs_no_change_runs_and_changes_nothing(machine: Machine, scenari
     assert machine.commands == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("scenario", "exclusive"), CHANGES)
 def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
     machine: Machine, scenario: str, exclusive: bool
@@ -140,6 +143,7 @@ def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
     assert commands.do and commands.undo
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("scenario", "exclusive"), [*CHANGES, ("naive", False)])
 def test_what_a_dry_run_prints_is_what_is_run(machine: Machine, scenario: str, exclusive: bool) -> None:
     overrides = [f"scenario={scenario}", f"gpu.lock_dir={machine.folder}", f"gpu.exclusive_process={exclusive}"]

@@ -263,6 +263,7 @@ def test_several_at_once_build_it_once_and_the_others_wait_and_say_so(start, tmp
     assert len(builds(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_who_waits_goes_on_while_the_builder_still_uses_it(start, tmp_path):
     first = start()
     wait_for(lambda: builds(tmp_path))
@@ -289,6 +290,7 @@ def test_a_build_whose_orchestrator_was_killed_is_waited_for_and_done_again(star
     assert out.strip() and len(builds(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_used_is_not_taken_away_from_its_jobs(start, env, tmp_path):
     let_builds_go_on(tmp_path)
     user = start()

@@ -128,6 +128,7 @@ def test_a_wheel_of_the_pip_part_that_changed_is_installed_again(channel, resolv
     assert run(second, "import more; print(more.VERSION)") == "changed"
 
 
+@pytest.mark.slow
 def test_a_folder_in_the_pip_part_is_refused_and_leaves_nothing(channel, resolve, tmp_path):
     folder = project(tmp_path / "ours", "ours")
     with pytest.raises(ConfigError, match=f"ours comes from {folder.as_uri()}: .*build a wheel"):
@@ -135,6 +136,7 @@ def test_a_folder_in_the_pip_part_is_refused_and_leaves_nothing(channel, resolve
     assert not list((tmp_path / "cache").glob("conda-*[!k]"))
 
 
+@pytest.mark.slow
 def test_a_package_with_another_content_than_recorded_is_refused(channel, resolve, tmp_path):
     lock = tmp_path / "environment.txt"
     lock.write_text("\n".join(resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=1")).lock))

@@ -98,6 +98,7 @@ def test_a_wheel_named_by_its_path_is_locked_with_its_digest(resolve, tmp_path, 
         resolve(lock)
 
 
+@pytest.mark.slow
 def test_a_lock_names_a_wheel_of_a_local_version(resolve, tmp_path, wheels):
     path = wheel(wheels, "tiny", "1.0+cu121")
     original = resolve(write(tmp_path / "requirements.txt", f"{path}\n"))
@@ -106,6 +107,7 @@ def test_a_lock_names_a_wheel_of_a_local_version(resolve, tmp_path, wheels):
     assert resolve(lock).lock_digest == original.lock_digest
 
 
+@pytest.mark.slow
 def test_what_a_file_includes_decides_as_well(resolve, tmp_path):
     base = write(tmp_path / "base.txt", OFFLINE + "tiny==1.0\n")
     file = write(tmp_path / "requirements.txt", "-r base.txt\n")
@@ -167,6 +169,7 @@ def uv(*arguments: str, folder: Path) -> None:
     subprocess.run([find_uv_bin(), "--quiet", "--offline", *arguments], cwd=folder, check=True, timeout=300)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("text", ['["tiny"]' + SOURCES + f'Tiny = {{ path = "{WHEEL}" }}', '["tiny @ {uri}"]'])
 def test_a_wheel_that_a_pyproject_names_decides_as_well(resolve, tmp_path, wheels, text):
     path = tmp_path / WHEEL
@@ -177,6 +180,7 @@ def test_a_wheel_that_a_pyproject_names_decides_as_well(resolve, tmp_path, wheel
     assert resolve(file).lock_digest != first.lock_digest
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["uv.lock", "pylock.toml"])
 def test_an_archive_that_a_lock_names_and_that_changed_is_refused(resolve, tmp_path, capsys, name):
     write(tmp_path / "pyproject.toml", f'{PROJECT}["tiny"]{SOURCES}tiny = {{ path = "{WHEEL}" }}')
@@ -196,6 +200,7 @@ def test_an_archive_that_is_gone_is_said_by_a_dry_run(tmp_path):
     assert f"was built from {tmp_path / WHEEL}, which has changed since" in str(env.preview().to_build)
 
 
+@pytest.mark.slow
 def test_sources_of_what_is_not_installed_are_no_obstacle(resolve, tmp_path):
     project(tmp_path / "other", "other")
     sources = f'{SOURCES}other = {{ workspace = true }}\ntiny = {{ path = "{WHEEL}" }}\n'
@@ -206,6 +211,7 @@ def test_sources_of_what_is_not_installed_are_no_obstacle(resolve, tmp_path):
     assert version_of(resolve(file)) == version_of(resolve(tmp_path / "uv.lock")) == "1.0"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -258,6 +258,7 @@ def test_a_mode_that_was_on_stays_on(h100: Machine) -> None:
     assert before.mig_current
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("sizes", "options", "made"),
     [

@@ -256,6 +256,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
@@ -282,6 +283,7 @@ def test_a_daemon_that_does_not_become_ready_is_an_error_and_leaves_nothing(fold
     assert not Journal(folder, GPU.uuid).path.exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("branch", ["535", "550", "615"])
 def test_the_program_of_each_branch_runs_a_group(folder, branch):
     group = group_in(folder, "a", "b")
@@ -324,6 +326,7 @@ def wrap_program(folder: Path, script: str) -> str:
 PASS_ON = 'printf "%s\\n" "$line" | exec $real'
 
 
+@pytest.mark.slow
 def test_answers_that_the_daemon_drops_are_asked_for_again(folder):
     """As real ones do while a server exits: nothing is printed, and the exit status is 1."""
     dropped = f'count={folder}/"${{line%% *}}"; if [ ! -e "$count" ]; then : > "$count"; exit 1; fi; {PASS_ON}'
@@ -467,6 +470,7 @@ def test_killed_at_any_step_a_replay_leaves_no_process(folder):
     assert left_behind > 3, "the kills hardly ever left a daemon behind"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("is_folder_gone", "knows_program"), [(True, True), (False, True), (False, False)])
 def test_a_replay_ends_the_daemon_with_or_without_its_folder_and_program(folder, is_folder_gone, knows_program):
     write_program(folder)
