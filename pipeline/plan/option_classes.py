@@ -59,8 +59,14 @@ def load(name: str) -> type[WorkloadConfig]:
         OmegaConf.structured(joined)
     except (OmegaConfBaseException, TypeError, NameError, ValueError) as error:
         raise ConfigError(f"/schema/{name}: {str(error).splitlines()[0]}") from error
-    globals()[joined.__qualname__] = joined  # where pickle finds it
     return joined
+
+
+def __getattr__(name: str) -> type[WorkloadConfig]:
+    """Return a joined class by its name here, where pickle looks for it: also in a process that has not loaded it."""
+    if "__" not in name.strip("_"):
+        raise AttributeError(name)
+    return load(name.replace("__", "."))
 
 
 def node_of(name: str) -> DictConfig:
