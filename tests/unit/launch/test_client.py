@@ -312,11 +312,13 @@ def test_events_of_a_killed_job_are_not_lost(server):
 import os, signal
 from workloads import client
 with client.attach() as job:
+    job.ready()
     for number in range(100):
         job.step(samples=1)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     server.start("-c", code)
+    server.go()
     assert server.end()[0] == -signal.SIGKILL
     assert [step["total"] for step in server.events("step")] == list(range(1, 101))
     assert json.loads((server.folder / "job.json").read_text())["index"] == 0
