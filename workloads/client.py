@@ -138,6 +138,7 @@ class Job(NullJob):
         self._events = os.open(os.path.join(folder, EVENTS_FILE), flags, 0o644)
         self._stop = threading.Event()
         self._go = threading.Event()
+        self._is_ready = False
         self._start_ns: int | None = None
         self._leaving = False
         self._total: float = 0
@@ -191,6 +192,7 @@ class Job(NullJob):
         self.metric("host_loop_before_ms", host_loop_ms(_LOOPS_BEFORE))
         self._send(type="ready")
         self._go.wait()
+        self._is_ready = True
         if self._start_ns is not None:
             delay = (self._start_ns - time.monotonic_ns()) / 1e9
             if delay > 0:
@@ -240,7 +242,12 @@ class Job(NullJob):
         """Record that a step over `samples` samples was complete at `t_ns` (now, if not given).
 
         What is counted need not come in whole numbers, as TFLOP do not.
+
+        Raises:
+            RuntimeError: the job has not called `ready`, so the others of its group would wait for it.
         """
+        if not self._is_ready:
+            raise RuntimeError("job.step() came before job.ready(); call job.ready() once, before the first step")
         self._total += samples
         instant_ns = time.monotonic_ns() if t_ns is None else t_ns
         number = "null" if epoch is None else int(epoch)

@@ -11,11 +11,12 @@ import importlib.metadata
 import importlib.util
 import json
 import logging
+import math
 import os
 import sys
 import types
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -82,16 +83,21 @@ def parse(kind: type[Any], argv: Sequence[str] | None = None) -> argparse.Namesp
     is_gpu = values.get("device") != "cpu"
     args.options = kind(**{field.name: values[field.name] for field in options})
     check(args, Device(name="a GPU" if is_gpu else "the CPUs", is_gpu=is_gpu), parser.error)
-    values |= args.options.derive_values() if hasattr(kind, "derive_values") else {}
+    # What a job gets was derived when it was planned.
+    if hasattr(kind, "derive_values") and client.FOLDER_VARIABLE not in os.environ:
+        defaults = {field.name: _default_of(field) for field in options}
+        derived = args.options.derive_values().items()
+        derived = {name: value for name, value in derived if getattr(args.options, name) == defaults[name]}
+        args.options = replace(args.options, **derived)
+        values |= derived
     values = {name: value.name if isinstance(value, enum.Enum) else value for name, value in values.items()}
     return argparse.Namespace(**values, options=args.options)
 
 
 def _describe_flag(field: Field[Any], hint: Any) -> dict[str, Any]:
     """Return what argparse needs to know of an option: its type, choices and default."""
-    factory = field.default_factory
-    is_required = field.default is MISSING and factory is MISSING
-    default = field.default if factory is MISSING else factory()
+    default = _default_of(field)
+    is_required = default is MISSING
     settings: dict[str, Any] = {"required": is_required, "default": None if is_required else default}
     kind = _without_none(hint)
     if kind is bool:
@@ -104,6 +110,10 @@ def _describe_flag(field: Field[Any], hint: Any) -> dict[str, Any]:
         return {**settings, "choices": list(kind.__members__), "default": getattr(default, "name", None)}
     is_path = bool(field.metadata.get("path"))
     return {**settings, "type": Path if is_path else kind, "choices": field.metadata.get("choices") or None}
+
+
+def _default_of(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _without_none(hint: Any) -> Any:
@@ -120,8 +130,10 @@ def check(args: argparse.Namespace, device: Device, refuse: Callable[[str], NoRe
     """Check the options of a command line for a device; `refuse` says what is wrong with them."""
     for field in fields(args.options):
         value, least = getattr(args.options, field.name), field.metadata.get("least")
-        if least is not None and value is not None and not value >= least:
-            refuse(f"{field.name}={value} must {'not be negative' if least == 0 else f'be at least {least}'}")
+        for part in value if isinstance(value, list) else [value]:
+            if least is not None and part is not None and not least <= part < math.inf:
+                bound = "not be negative" if least == 0 else f"be at least {least}"
+                refuse(f"{field.name}={part} must {bound if part < least else 'be finite'}")
     try:
         if hasattr(args.options, "check"):
             args.options.check(device)

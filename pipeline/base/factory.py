@@ -44,6 +44,12 @@ def find(name: str, key: str) -> Any:
     try:
         return getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and not f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{key}: {module_name} cannot be imported: {error}") from error
+        if isinstance(error, ModuleNotFoundError) and module_name.startswith("workloads."):
+            raise ConfigError(
+                f"{key}: this project's package workloads has no {error.name}; give a package of yours another name"
+            ) from error
         outside = (
             ""
             if importlib.util.find_spec(module_name.partition(".")[0] or "?")

@@ -34,7 +34,7 @@ _DELETION = re.compile(
     r"|Config group override deletion value must be a string : .*key_or_group='(?P<group>.*?)'"
 )
 _WANTED = {IntegerNode: "a whole number", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
-_MOVED = {"hydra.sweeper.blocks": "blocks: [...] beside hydra:, without sweeper:"}
+_MOVED = {f"hydra.sweeper.{key}": "blocks: [...] beside hydra:, without sweeper:" for key in ("blocks", "params")}
 _MOST_NAMED = 4
 _SEARCH_PATH = "Config search path"
 
@@ -212,6 +212,9 @@ def why_refused(key: str, cause: OmegaConfBaseException) -> str:
         group = key.partition(".")[0]
         help_command = entry_points.spell("run", "--help-keys", group)
         return f"this has settings of its own, {key}.NAME=VALUE; {help_command} prints them"
+    if isinstance(cause.parent_node, ListConfig) and isinstance(cause.key, int):
+        wanted = next((words for kind, words in _WANTED.items() if f" to {kind.__name__[:-4]}" in said), None)
+        return f"{cause.value} in this list {f'must be {wanted}' if wanted else f'is not taken: {said}'}"
     if "is not a ListConfig" in said or isinstance(cause.parent_node, ListConfig):
         return f"a list is written '{key}=[A,B]'"
     node = cause.child_node

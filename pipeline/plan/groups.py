@@ -216,7 +216,7 @@ def _lacking(workload: WorkloadConfig, interpreter: Interpreter) -> str | None:
     # Whether it is `-` or `_` is up to how the package was made.
     every = [] if interpreter.to_build is not None else interpreter.lock
     lines = [line.lower().replace("_", "-") for line in every]
-    for package in workload.packages() if lines else ():
+    for package in workload.needed_packages() if lines else ():
         names = "|".join(map(re.escape, package.split("|")))
         if not any(re.match(rf"(?:.*/)?(?:{names})(?:[-=@ ]|$)", line) for line in lines):
             return workload.explain_lack(package.partition("|")[0], interpreter.python)

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.base import factory
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import PROJECT_DIR
+from pipeline.plan import option_values
 from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workloads import WorkloadConfig
 
@@ -48,6 +49,8 @@ def load(name: str) -> type[WorkloadConfig]:
         raise ConfigError(f"/schema/{name}: an option cannot be called {taken[0]}; give it another name")
     try:
         hints = typing.get_type_hints(options)
+        flags = [field.name for field in dataclasses.fields(options) if field.metadata.get("is_flag", True)]
+        option_values.refuse_types({name: hints[name] for name in flags})
         own = [(field.name, hints[field.name], _redeclared(options, field)) for field in dataclasses.fields(options)]
         common = [
             (key, _HINTS[key], dataclasses.field(default=default, metadata=field.metadata))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -38,8 +39,8 @@ def make_small(config: DictConfig, fixed: Collection[str], wanted: Mapping[str, 
         assert isinstance(workload, WorkloadConfig)
         if workload.options is None and place in fixed:
             continue
-        options = option_classes.load(wanted["stand_in"])() if workload.options is None else workload.small()
-        small = OmegaConf.structured(option_classes.join(options))
+        options = _small(workload) if workload.options else option_classes.load(wanted["stand_in"])()
+        small = OmegaConf.structured(options)
         for key, value in wanted["sets"].items():
             if key.startswith(f"{place}.") and key.removeprefix(f"{place}.") in small:
                 OmegaConf.update(small, key.removeprefix(f"{place}."), value)
@@ -50,3 +51,19 @@ def make_small(config: DictConfig, fixed: Collection[str], wanted: Mapping[str, 
                 known = [str(name) for name in small]
                 raise ConfigError(command_line.no_such_setting(f"{place}.{key}", known)) from error
         OmegaConf.update(config, place, option_classes.open_maps(small), merge=False, force_add=True)
+
+
+def _small(workload: WorkloadConfig) -> WorkloadConfig:
+    """Return what a workload says that a rehearsal runs; ConfigError if that cannot be run."""
+    with workload.hook("small"):
+        options = workload.small()
+        if not dataclasses.is_dataclass(options) or isinstance(options, type):
+            raise ValueError(f"small returns {options!r}, which is no workload; return replace(self, KEY=VALUE)")
+        small = option_classes.join(options)
+        try:
+            OmegaConf.structured(small)
+        except OmegaConfBaseException as error:
+            raise ValueError(f"small: {error.full_key}: {str(error).splitlines()[0]}") from error
+    if any(getattr(workload, option.name, None) != getattr(small, option.name) for option in small.option_fields()):
+        small.refuse_values("small: ")
+    return small

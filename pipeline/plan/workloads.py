@@ -10,20 +10,23 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
+from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base import services, units, user_command
 from pipeline.base.errors import ConfigError
 from pipeline.base.paths import expanded, is_file
 from pipeline.base.records import Device, Window
 from pipeline.base.workload import Objective, RateSource
-from pipeline.plan import service_windows, source_digest
+from pipeline.plan import option_values, service_windows, source_digest
 
 # Variables that only the orchestrator sets. One that hides a job from MPS may be given: its group fails and says so.
 _OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
@@ -97,7 +100,8 @@ class WorkloadConfig:
 
     def __post_init__(self) -> None:
         self.name = self.name or self.derive_name()
-        self.unit = self.unit or self.derive_unit()
+        with self.hook("derive_unit"):
+            self.unit = self.unit or self.derive_unit()
 
     # The hooks of an option class.
 
@@ -110,7 +114,7 @@ class WorkloadConfig:
         return ""
 
     def derive_values(self) -> Mapping[str, object]:
-        """Return options that follow from others."""
+        """Return values of options that follow from others; they are for options that have their defaults."""
         return {}
 
     def check(self, device: Any) -> None:
@@ -155,11 +159,31 @@ class WorkloadConfig:
 
     def own_options(self) -> dict[str, Any]:
         """The options that the program gets, with whole paths: a job's current folder is another one."""
-        options = {}
-        for option in self.option_fields():
-            if option.metadata.get("is_flag", True):
-                options[option.name] = self._value_for_job(option)
-        return options | dict(self.derive_values())
+        planned = self._with_derived()
+        options = [option for option in self.option_fields() if option.metadata.get("is_flag", True)]
+        return {option.name: planned._value_for_job(option) for option in options}
+
+    def _with_derived(self) -> WorkloadConfig:
+        """Return the workload with the options that follow from others, where these have their defaults.
+
+        Raises:
+            ConfigError: it has a value that cannot be used, or `derive_values` returns one.
+        """
+        self.refuse_values()
+        with self.hook("derive_values"):
+            derived: dict[str, Any] = dict(self.derive_values())
+        options = {option.name: option for option in self.option_fields() if option.metadata.get("is_flag", True)}
+        for key in derived:
+            if key not in options:
+                raise self._refused(f"derive_values returns {key}, which is no option of the program; add the field")
+            try:
+                derived[key] = option_values.converted(type(self), key, derived[key])
+            except OmegaConfBaseException as error:
+                raise self._refused(f"derive_values: {key}={derived[key]}: {str(error).splitlines()[0]}") from error
+        kept = [key for key in derived if getattr(self, key) != option_values.default_of(options[key])]
+        planned = dataclasses.replace(self, **{key: value for key, value in derived.items() if key not in kept})
+        planned.refuse_values("derive_values: ")
+        return planned
 
     def study_settings(self) -> dict[str, Any]:
         """The options that are for us and not for the program."""
@@ -267,13 +291,14 @@ class WorkloadConfig:
                 f"unit={self.unit} must be a plural of letters, digits and underscores, such as sequences: it is part "
                 "of the names of metrics"
             )
-        for option in self.option_fields():
-            self._refuse_value(option.name, getattr(self, option.name), option.metadata)
-        if (unit := self.derive_unit()) and unit != self.unit:
+        planned = self._with_derived()
+        with self.hook("derive_unit"):
+            unit = self.derive_unit()
+        if unit and unit != self.unit:
             raise self._refused(f"unit={self.unit}: its work is counted in {unit}")
         capability = dict(device.details).get("compute_capability")
-        try:
-            self.check(
+        with self.hook("check"):
+            planned.check(
                 JobDevice(
                     name=device.name,
                     is_gpu=device.is_gpu,
@@ -282,28 +307,43 @@ class WorkloadConfig:
                     compute_capability=None if capability is None else tuple(map(int, capability.split("."))),
                 )
             )
-        except ValueError as error:
-            raise self._refused(str(error)) from error
 
     def refuse_missing_data(self) -> None:
         """Refuse with `ConfigError` if data that the program will read is not there, or nobody said where it is."""
-        paths = {
-            option.name: self._value_for_job(option) for option in self.option_fields() if option.metadata.get("path")
-        }
+        planned = self._with_derived()
+        paths = [option for option in self.option_fields() if option.metadata.get("path")]
+        whole = {option.name: planned._value_for_job(option) for option in paths}
+        with self.hook("check_data"):
+            dataclasses.replace(planned, **whole).check_data()
+
+    def needed_packages(self) -> tuple[str, ...]:
+        """Return what `packages` does; ConfigError if it fails."""
+        with self.hook("packages"):
+            return tuple(self.packages())
+
+    def refuse_values(self, source: str = "") -> None:
+        """Refuse with `ConfigError` a value that its option does not take; what set it, if not a user, comes first."""
+        for option in self.option_fields():
+            if (wrong := option_values.explain_wrong(option, getattr(self, option.name))) is not None:
+                raise self._refused(f"{source}{wrong}")
+
+    @contextmanager
+    def hook(self, name: str) -> Iterator[None]:
+        """Raise as ConfigError what a hook of an option class raises, with the place in its file if it is a mistake."""
         try:
-            dataclasses.replace(self, **paths).check_data()
+            yield
         except ValueError as error:
             raise self._refused(str(error)) from error
-        except OSError as error:
-            raise self._refused(f"{error.filename} cannot be read: {error.strerror}") from error
-
-    def _refuse_value(self, key: str, value: Any, metadata: Mapping[str, Any]) -> None:
-        least, choices = metadata.get("least"), metadata.get("choices")
-        if least is not None and value is not None and not value >= least:
-            raise self._refused(f"{key}={value} must {'not be negative' if least == 0 else f'be at least {least}'}")
-        if choices and value is not None and value not in choices:
-            known = ", ".join(f"{choice:g}" if isinstance(choice, float) else str(choice) for choice in choices)
-            raise self._refused(f"{key}={value} must be one of {known}")
+        except Exception as error:
+            if isinstance(error, OSError) and error.filename:
+                raise self._refused(f"{error.filename} cannot be read: {error.strerror}") from error
+            code = getattr(getattr(self, name), "__code__", None)
+            if code is None:
+                raise self._refused(f"{name} must be a method") from error
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
+            where = f"{Path(code.co_filename).name}:{lines[-1] if lines else code.co_firstlineno}"
+            raise self._refused(f"{name} failed: {type(error).__name__}: {error} ({where})") from error
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(f"workload {self.name}: {why}")

@@ -189,13 +189,21 @@ def test_the_time_of_the_host_loop_is_the_shortest_of_its_repetitions(monkeypatc
 
 
 def test_a_step_without_instant_and_epoch_is_stamped_now(server):
-    code = "from workloads import client\nwith client.attach() as job: job.step(samples=1)"
+    code = "from workloads import client\nwith client.attach() as job:\n    job.ready()\n    job.step(samples=1)"
     before = time.monotonic_ns()
     server.start("-c", code)
+    server.go()
     server.end()
     (step,) = server.events("step")
     assert before < step["t_ns"] < time.monotonic_ns()
     assert step["epoch"] is None
+
+
+def test_a_step_before_ready_fails_at_once(server):
+    server.start("-c", "from workloads import client\nwith client.attach() as job: job.step(samples=1)")
+    assert server.end()[0] == 1
+    (error,) = server.events("error")
+    assert "call job.ready() once, before the first step" in error["message"]
 
 
 def test_a_stop_at_the_barrier_ends_the_wait(server):
@@ -304,11 +312,13 @@ def test_events_of_a_killed_job_are_not_lost(server):
 import os, signal
 from workloads import client
 with client.attach() as job:
+    job.ready()
     for number in range(100):
         job.step(samples=1)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     server.start("-c", code)
+    server.go()
     assert server.end()[0] == -signal.SIGKILL
     assert [step["total"] for step in server.events("step")] == list(range(1, 101))
     assert json.loads((server.folder / "job.json").read_text())["index"] == 0

@@ -1,0 +1,67 @@
+"""Values of options: their defaults, what they may be, and of which types."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+
+TYPES = "int, float, bool, str, an Enum, each of these | None, list of int, float or str, and dict[str, Any]"
+
+
+def is_supported(hint: Any) -> bool:
+    """Tell whether a program can read options of this type from its command line."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] if is_union else [hint]
+    kind, origin = kinds[0], typing.get_origin(kinds[0])
+    if len(kinds) > 1 or origin is list:
+        return len(kinds) == 1 and typing.get_args(kind)[0] in (int, float, str)
+    is_plain = isinstance(kind, type) and issubclass(kind, int | float | bool | str | Path | enum.Enum)
+    return origin is dict or is_plain
+
+
+def refuse_types(hints: Mapping[str, Any]) -> None:
+    """Raise `TypeError` if an option is of a type that a program cannot read."""
+    for name, hint in hints.items():
+        if not is_supported(hint):
+            raise TypeError(f"{name} is {inspect.formatannotation(hint)}; types are {TYPES}")
+
+
+def default_of(option: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field; that of dataclasses for none, if it has none."""
+    return option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+
+
+def converted(kind: type[Any], key: str, value: object) -> Any:
+    """Return a value as an option of a class has it, such as an `Enum` for its name.
+
+    Raises:
+        OmegaConfBaseException: it is of another type.
+    """
+    node = OmegaConf.structured(kind)
+    OmegaConf.update(node, key, value, merge=False)
+    return OmegaConf.to_object(node[key]) if OmegaConf.is_config(node[key]) else node[key]
+
+
+def explain_wrong(option: dataclasses.Field[Any], given: Any) -> str | None:
+    """Say what a value, or each of a list, must be instead; `None` if the option takes it."""
+    least, choices = option.metadata.get("least"), option.metadata.get("choices")
+    for value in given if isinstance(given, list) else [given]:
+        if value is None or value == MISSING:
+            continue
+        if least is not None and value < least:
+            return f"{option.name}={value} must {'not be negative' if least == 0 else f'be at least {least}'}"
+        if least is not None and not math.isfinite(value):
+            return f"{option.name}={value} must be finite"
+        if choices and value not in choices:
+            known = ", ".join(f"{choice:g}" if isinstance(choice, float) else str(choice) for choice in choices)
+            return f"{option.name}={value} must be one of {known}"
+    return None
