@@ -36,7 +36,8 @@ def main() -> None:
 
     if _COMPLETING in os.environ:
         sys.exit(_complete(os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]))
-    os.environ[entry_points.VARIABLE] = "1"
+    if __name__ != "__main__":  # not `python CLONE/collocate.py`, which may be all that there is
+        os.environ[entry_points.VARIABLE] = "1"
     words = sys.argv[1:]
     if words[:1] == [_COMPLETION]:
         sys.exit(_print_completion(words[1:]))

@@ -20,15 +20,15 @@ from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from workloads import client
-from workloads.options import Device
+from . import client  # relative: also as gpu_collocation.workloads, by hand
+from .options import Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
-    from workloads.client import NullJob
+    from .client import NullJob
 
 T = TypeVar("T")
 

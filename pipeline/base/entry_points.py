@@ -1,6 +1,7 @@
 """The programs that a user calls, and how they are spelled where a message or a record names one.
 
-From a clone they are `python run.py` and `python -m pipeline.NAME`; below the command `collocate`, which announces
+In the folder of a clone they are `python run.py` and `python -m pipeline.NAME`, elsewhere `python CLONE/run.py` and
+`python CLONE/collocate.py NAME`, which finds the modules by itself; below the command `collocate`, which announces
 itself in the environment, they are `collocate run` and `collocate NAME`. Workers and tracking processes inherit that.
 """
 
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+
+from pipeline.base.paths import PROJECT_DIR
 
 COMMAND = "collocate"
 VARIABLE = "COLLOCATION_COMMAND"
@@ -47,9 +50,22 @@ def spell(name: str, *words: str, python: str = "python") -> str:
     """
     if is_by_command():
         start = [_command(), name]
-    else:
+    elif _is_in_clone():
         start = [python, "run.py"] if name == RUN else [python, "-m", module_of(name)]
+    else:
+        start = [python, *([f"{PROJECT_DIR}/run.py"] if name == RUN else [f"{PROJECT_DIR}/collocate.py", name])]
     return shlex.join([*start, *words])
+
+
+def spell_again(start: Sequence[str], *words: str, python: str = "python") -> str:
+    """Return a command line with the start of a recorded one, as `divide` gives it: from here, where that was a clone.
+
+    Args:
+        start: of the recorded command line.
+        words: the arguments now.
+        python: the interpreter, where `collocate` was not used.
+    """
+    return shlex.join([*start, *words]) if len(start) > 1 and not is_by_command() else spell(RUN, *words, python=python)
 
 
 def is_by_command() -> bool:
@@ -65,6 +81,14 @@ def divide(command_line: Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(command_line)
     start = 2 if len(words) > 1 and Path(words[0]).name == COMMAND and words[1] == RUN else 1
     return words[:start], words[start:]
+
+
+def _is_in_clone() -> bool:
+    """Tell whether the working directory is the project's folder, where its names are the first that Python finds."""
+    try:
+        return Path.cwd() == PROJECT_DIR
+    except OSError:  # it was removed
+        return False
 
 
 @cache

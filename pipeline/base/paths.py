@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base.errors import ConfigError
@@ -10,6 +13,18 @@ from pipeline.base.errors import ConfigError
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 MAX_NAME_BYTES = 255  # Source: NAME_MAX and PATH_MAX of linux/limits.h
 _MAX_PATH_BYTES = 4095
+
+
+def config_folders(arguments: Sequence[str] | None = None) -> list[Path]:
+    """Return the folders that choices are looked for in: the project's own, and those of `--config-dir`.
+
+    Args:
+        arguments: those of this process if not given.
+    """
+    words = list(itertools.takewhile(lambda word: word != "--", sys.argv[1:] if arguments is None else arguments))
+    given = [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
+    given += [word.partition("=")[2] for word in words if word.startswith(("--config-dir=", "-cd="))]
+    return [PROJECT_DIR / "conf", *map(Path, given)]
 
 
 def expanded(key: str, given: str) -> Path:

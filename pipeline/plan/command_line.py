@@ -46,7 +46,8 @@ def run(main: Callable[[], None]) -> int:
         SystemExit: a study ended with another status than 0.
     """
     try:
-        sys.argv[1:] = hydra_arguments.arrange([readable(word) for word in user_command.as_overrides(sys.argv[1:])])
+        given = [*hydra_arguments.folder_to_complete(sys.argv[1:]), *sys.argv[1:]]
+        sys.argv[1:] = hydra_arguments.arrange([readable(word) for word in user_command.as_overrides(given)])
         main()
     except Interrupted as interrupted:
         words.say(str(interrupted))

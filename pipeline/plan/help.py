@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.base import entry_points, startup, words
 from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.paths import PROJECT_DIR, config_folders
 
 _CONF, _KEYS = PROJECT_DIR / "conf", PROJECT_DIR / "docs/configuration.md"
 _WIDTH = 118
@@ -87,7 +87,8 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
 def overview() -> str:
     """What the program does, what can be chosen, and the keys that one needs most."""
     defaults = set(re.findall(r"^  - (\w+: .*)$", (_CONF / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE))
-    there = sorted(path.name for path in _CONF.iterdir() if path.is_dir() and path.name not in _NOT_SHOWN)
+    folders = [path for folder in config_folders() if folder.is_dir() for path in folder.iterdir() if path.is_dir()]
+    there = sorted({path.name for path in folders} - _NOT_SHOWN)
     known = {name.lstrip("+"): name for name in _GROUPS}
     shown = [*_GROUPS, *(name for name in there if name not in known)]
     groups = "\n".join(_group(name, defaults) for name in shown if name.lstrip("+") in there)
@@ -126,7 +127,7 @@ def meanings() -> dict[str, list[str]]:
 
 def _group(name: str, defaults: set[str]) -> str:
     group = name.lstrip("+")
-    choices = sorted(path.stem for path in (_CONF / group).glob("*.yaml"))
+    choices = sorted({path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")})
     marked = [f"{choice}*" if _is_default(group, choice, defaults) else choice for choice in choices]
     head, listed = f"  {name:<12} {_GROUPS.get(name, '')}".rstrip(), ", ".join(marked)
     in_one_line = f"{head} ({listed})"
@@ -153,12 +154,16 @@ def _rows_of_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
     """The options of workloads that `--config-dir` brings."""
     from pipeline.plan import option_classes, option_tables  # which take longer than `--help` may
 
-    for folder in option_classes.config_folders()[1:]:
+    for folder in config_folders()[1:]:
         for name, kind in option_classes.list_classes([folder], is_strict=True).items():
             if name not in option_classes.KINDS:
                 section = f"Of {name}: {(kind.__mro__[1].__doc__ or '').partition(chr(10))[0]}"
                 rows = option_tables.rows_of(kind, is_whole=True)
-                yield from ((section, f"`{key}`", cells) for key, *cells in rows)
+                settings = option_classes.read_settings(folder, name)
+                for key, type_name, default, meaning in rows:
+                    option = key.removeprefix("workload.")
+                    set_to = [f"{file[option]} in {choice}" for choice, file in settings.items() if option in file]
+                    yield section, f"`{key}`", [type_name, ", ".join([default, *set_to]), meaning]
 
 
 def _plain(cell: str) -> str:

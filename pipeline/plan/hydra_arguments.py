@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
@@ -10,7 +11,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from pipeline.base import entry_points
 from pipeline.base.errors import ConfigError
+from pipeline.base.paths import config_folders
 
 COMPLETION = ("--shell-completion", "-sc")
 _MODES = (("--run", "-r"), ("--multirun", "-m"), COMPLETION)
@@ -31,7 +34,8 @@ _WITH_VALUE: tuple[tuple[str, ...], ...] = (
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; python run.py --help prints what can be chosen, --hydra-help the options")
+        help_command = entry_points.spell("run", "--help")
+        raise ConfigError(f"{message}; {help_command} prints what can be chosen, --hydra-help the options")
 
 
 def arrange(arguments: Sequence[str]) -> list[str]:
@@ -47,6 +51,14 @@ def arrange(arguments: Sequence[str]) -> list[str]:
     options = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value}
     words = [name if value is True else f"{name}={value}" for name, value in options.items()]
     return [*words, *defer_settings(overrides)]
+
+
+def folder_to_complete(arguments: Sequence[str]) -> list[str]:
+    """Return `--config-dir` as the line has it that a shell wants completed: Hydra reads no option of that line."""
+    if not set(COMPLETION) & set(arguments):
+        return []
+    typed = config_folders(os.environ.get("COMP_LINE", "").split())[1:]
+    return [f"--config-dir={folder.expanduser()}" for folder in typed[-1:]]
 
 
 def defer_settings(overrides: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """The command `python -m pipeline.plan.json_schema`: JSON schemas of experiment files and workload files, for editors.
 
 They are made from the option classes (`schema.py` and the kinds of workloads), so that they know the keys of this very
-installation. An experiment may use a value of a run's own, so wherever a value stands, `${...}` may stand too.
+installation and of the workloads in the folder of `--config-dir`. An experiment may use a value of a run's own, so
+wherever a value stands, `${...}` may stand too.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
 
-from pipeline.base import entry_points, startup
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base import entry_points, startup, words
+from pipeline.base.errors import ConfigError
+from pipeline.base.paths import config_folders
 from pipeline.plan import help as explained
 from pipeline.plan import option_classes, schema
 
@@ -92,7 +95,14 @@ KINDS: dict[str, Callable[[], Schema]] = {"experiment": make_experiment_schema, 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a schema; return the exit status."""
-    options = make_parser().parse_args(arguments)
+    options = (parser := make_parser()).parse_args(arguments)
+    if options.config_dir and not Path(options.config_dir).is_dir():
+        parser.error(f"--config-dir {options.config_dir}: there is no such folder; check the name")
+    try:
+        option_classes.list_classes(is_strict=True)  # which reads the folder from the command line, as all that follows
+    except ConfigError as error:
+        words.say(f"error: {error}")
+        return 2
     sys.stdout.write(json.dumps(KINDS[options.kind](), indent=1) + "\n")
     return 0
 
@@ -101,9 +111,11 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
     parser = argparse.ArgumentParser(
         prog=entry_points.spell("schema"),
+        allow_abbrev=False,
         description="Print a JSON schema, by which an editor completes and checks YAML files (docs/installation.md).",
     )
     parser.add_argument("kind", nargs="?", choices=KINDS, default="experiment", help="what the files are (%(default)s)")
+    parser.add_argument("--config-dir", "-cd", metavar="FOLDER", help="one with workloads of your own")
     return parser
 
 
@@ -230,11 +242,11 @@ def _choices_schema() -> Schema:
 
 
 def _groups() -> list[str]:
-    return sorted(path.name for path in (PROJECT_DIR / "conf").iterdir() if path.is_dir())
+    return sorted({path.name for folder in config_folders() for path in folder.iterdir() if path.is_dir()})
 
 
 def _choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (PROJECT_DIR / "conf" / group).glob("*.yaml"))
+    return sorted({path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")})
 
 
 @cache

@@ -7,7 +7,6 @@ it here when a file that names it is composed. So this package names no workload
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 import sys
 import typing
@@ -16,12 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base import factory
 from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.paths import PROJECT_DIR, config_folders
 from pipeline.plan import option_values
 from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workloads import WorkloadConfig
@@ -114,12 +114,20 @@ def list_classes(folders: Sequence[Path] | None = None, *, is_strict: bool = Fal
     return kinds
 
 
-def config_folders() -> list[Path]:
-    """Return the folders that choices are looked for in: the project's own, and those of `--config-dir`."""
-    words = sys.argv[1:]
-    given = [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
-    given += [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
-    return [PROJECT_DIR / "conf", *map(Path, given)]
+def read_settings(folder: Path, name: str) -> dict[str, dict[str, Any]]:
+    """Return what the files of a folder that name a class set, by the choices that they are.
+
+    Raises:
+        ConfigError: one is no YAML with keys.
+    """
+    settings: dict[str, dict[str, Any]] = {}
+    for file in sorted(_files(folder)):
+        if name in _NAMED.findall(text := file.read_text(encoding="utf-8")):
+            try:
+                settings[file.stem] = dict(yaml.safe_load(text))
+            except (yaml.YAMLError, TypeError, ValueError) as error:
+                raise ConfigError(f"{file}: this is no YAML with keys: {str(error).splitlines()[0]}") from error
+    return settings
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -18,7 +18,7 @@ _CANNOT_DELETE = "Could not delete from config"
 def list_combinations(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the overrides of every combination of a grid, the last key varied first.
 
-    Of a key that is given twice, the last one counts; a value that is given twice is taken once.
+    Of a key that is given twice, the last one counts; `null,null`, by which a sweep leaves null to its jobs, is one.
 
     Raises:
         ConfigError: values of a sweep cannot be counted.
@@ -29,7 +29,8 @@ def list_combinations(overrides: Sequence[Override]) -> list[list[str]]:
         if not override.is_sweep_override():
             values[key] = [f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
-            values[key] = [f"{key}={value}" for value in dict.fromkeys(override.sweep_string_iterator())]
+            texts = list(override.sweep_string_iterator())
+            values[key] = [f"{key}={text}" for text in (texts[:1] if set(texts) == {"null"} else texts)]
         else:
             raise ConfigError(f"{override.input_line}: no single values; write A,B or range(START,STOP,STEP)")
     return [list(combination) for combination in itertools.product(*values.values())]

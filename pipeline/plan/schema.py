@@ -16,8 +16,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from pipeline.base import locks, tracking_root
+from pipeline.base.paths import config_folders
 from pipeline.base.records import EnvTool, WindowKind
-from pipeline.plan.option_classes import KINDS, config_folders, list_classes, open_maps
+from pipeline.plan.option_classes import KINDS, list_classes, open_maps
 from pipeline.plan.workloads import WorkloadConfig
 
 Baseline = enum.Enum("Baseline", "auto always never", start=0)

@@ -100,9 +100,7 @@ def command_to_resume(words: Sequence[str]) -> str:
     ours, theirs = options[:end], options[end:]
     resume = next((option for option in ours if option.lstrip("+") == "resume=accept_environment"), "resume=true")
     kept = [option for option in ours if option.partition("=")[0].lstrip("+") != "resume"]
-    if entry_points.is_by_command():
-        return entry_points.spell(entry_points.RUN, *kept, resume, *theirs)
-    return shlex.join([*(start if len(start) > 1 else [python(), *start]), *kept, resume, *theirs])
+    return entry_points.spell_again(start, *kept, resume, *theirs, python=python())
 
 
 def python() -> str:

@@ -12,6 +12,7 @@ from pipeline.base.paths import PROJECT_DIR
 from tests.support import forks, studies
 
 pytestmark = pytest.mark.covers("pipeline/plan", "hydra_plugins", "run.py")
+RUN = f"python {PROJECT_DIR}/run.py"
 
 
 def run(folder: Path, *arguments: str, is_real: bool = False, **environ: str) -> tuple[int, str]:
@@ -78,7 +79,7 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
         ("env.file=a.txt", "env.file: this env has no such setting; add env=conda or venv, which has it"),
         (
             "limits=3",
-            "limits=3: this has settings of its own, limits.NAME=VALUE; python run.py --help-keys limits prints them",
+            f"limits=3: this has settings of its own, limits.NAME=VALUE; {RUN} --help-keys limits prints them",
         ),
         ("mix={a: 1}", "mix={a: 1}: a list is written 'mix=[A,B]'"),
         ("mix=S", "mix=S: a list is written 'mix=[A,B]'"),
@@ -87,13 +88,13 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
         ("degree=two", "degree=two: the value must be a whole number"),
         (
             "scenario=naive,mps",
-            "scenario=naive,mps: these are 2 values; for a run of each, add -m (python run.py -m scenario=naive,mps)",
+            f"scenario=naive,mps: these are 2 values; for a run of each, add -m ({RUN} -m scenario=naive,mps)",
         ),
         ("mix=[S,", "mix=[S,: Hydra cannot read this value; write the list as \"mix=['S']\""),
         ("data.root=~/a b", "data.root=~/a b: Hydra cannot read this value; write the text as \"data.root='~/a b'\""),
         (
             "scenario=null",
-            "a group of options takes the name of a choice, as in gpu=cpu; python run.py --help prints all",
+            f"a group of options takes the name of a choice, as in gpu=cpu; {RUN} --help prints all",
         ),
         ("order={a: 1}", "order={a: 1}: the value must be one of random, listed"),
         ("pin_cpus=[a]", "pin_cpus=[a]: the value must be true or false"),
@@ -223,7 +224,7 @@ def test_a_damaged_file_of_the_configuration_is_one_line_that_names_it(tmp_path)
 
 
 def test_keys_that_nobody_has_explained_are_an_error_too(tmp_path):
-    message = "--help-keys nothing: no key begins like that; python run.py --help-keys prints all"
+    message = f"--help-keys nothing: no key begins like that; {RUN} --help-keys prints all"
     assert run(tmp_path, "--help-keys", "nothing") == (2, f"error: {message}\n")
 
 

@@ -320,6 +320,7 @@ def study(tmp_path: Path, template_store: Path) -> Study:
     for one in ADDED.values():
         for path, text in one.files.items():
             before = (tree / path).read_text(encoding="utf-8") if (tree / path).exists() else ""
+            (tree / path).parent.mkdir(exist_ok=True)
             (tree / path).write_text(before + dedent(text), encoding="utf-8")
         for path, lines in one.lines.items():
             text = (tree / path).read_text(encoding="utf-8")

@@ -15,6 +15,20 @@ from pipeline.base.paths import PROJECT_DIR
 FOLDERS = ("pipeline", "listeners", "workloads", "hydra_plugins", "conf")
 MAIN = "import sys; sys.path.insert(1, sys.argv.pop(1)); from gpu_collocation.collocate import main; main()"
 
+OWN_PROGRAM = """
+import shutil, sys
+from dataclasses import dataclass
+shutil.rmtree("gpu_collocation")
+from gpu_collocation.workloads import program
+from gpu_collocation.workloads.options import option
+
+@dataclass(kw_only=True)
+class Own:
+    limit: int = option(3, least=2, help="of numbers")
+
+program.run_program(Own, lambda args, job: print(args.limit))
+"""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
@@ -73,6 +87,13 @@ def test_programs_are_ours_and_named_as_they_were_started(site, mine, name):
     assert "python " not in done.stdout
 
 
+def test_a_clone_is_used_from_elsewhere_by_its_path(mine):
+    program = PROJECT_DIR / "collocate.py"
+    done = subprocess.run([sys.executable, program, "schema", "--help"], cwd=mine, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "".join(done.stdout.split()).startswith(f"usage:python{program}schema[-h]")
+
+
 def test_a_program_that_is_not_there_is_refused_in_one_line(site, mine):
     done = collocate(site, mine, "runn")
     assert done.returncode == 2
@@ -114,6 +135,14 @@ def test_the_shell_gets_proposals(site, mine, line, proposals):
     }
     collocate(site, mine, **environ)
     assert answer.read_text().split() == proposals
+
+
+def test_a_program_of_a_user_runs_by_hand(site, mine):
+    (mine / "own.py").write_text(OWN_PROGRAM)
+    environ = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}  # the package is for all tests
+    argv = [sys.executable, "-S", "own.py", "--limit", "7"]  # without what this environment has installed
+    done = subprocess.run(argv, cwd=mine, env=environ, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("7\n", "")
 
 
 @pytest.mark.sampled(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -73,7 +72,7 @@ def _typed(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] =
     ]
     is_sweep = any(word in ("-m", "--multirun") or word.lstrip("+").startswith("experiment=") for word in kept)
     swept = [] if is_sweep or "," not in decided[0] else ["-m"]
-    return shlex.join([*(start if len(start) > 1 else ["python", *start]), *swept, *kept, *decided, *theirs])
+    return entry_points.spell_again(start, *swept, *kept, *decided, *theirs)
 
 
 def _quoted(name: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.base import entry_points
 from pipeline.launch.environ import inherited_environ
+from pipeline.record import owner
 from pipeline.record.invocation import Invocation, command_to_resume
 
 TYPED = ["/site/gpu_collocation/run.py", "degree=2", "--", "train.py", "resume=false"]
@@ -28,6 +29,23 @@ def test_a_clone_has_run_py_and_modules():
     assert entry_points.spell("schema", python="/x/python") == "/x/python -m pipeline.plan.json_schema"
 
 
+def test_elsewhere_a_clone_is_named_by_its_path(tmp_path, monkeypatch):
+    clone = tmp_path / "a clone"
+    clone.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(entry_points, "PROJECT_DIR", clone)
+    assert entry_points.spell("run", "degree=2") == f"python '{clone}/run.py' degree=2"
+    assert entry_points.spell("schema", python="/x/python") == f"/x/python '{clone}/collocate.py' schema"
+    assert owner.close_command(tmp_path).endswith(
+        f"'{clone}/collocate.py' tracking flush --root {tmp_path} --close-lost"
+    )
+    assert command_to_resume(["run.py", "degree=2"]).endswith(f"'{clone}/run.py' degree=2 resume=true")
+    monkeypatch.chdir(clone)
+    assert entry_points.spell("gpu", "clean") == "python -m pipeline.gpu clean"
+    clone.rmdir()
+    assert entry_points.spell("gpu") == f"python '{clone}/collocate.py' gpu"
+
+
 def test_the_command_has_one_name(by_command):
     assert entry_points.spell("run", "-m", "degree=1,2") == "collocate run -m degree=1,2"
     assert entry_points.spell("tracking", "flush", python="/x/python") == "collocate tracking flush"
@@ -46,6 +64,7 @@ def test_a_command_that_is_not_on_the_path_is_spelled_by_its_path(by_command, mo
 
 
 def test_what_resumes_a_study_is_spelled_so_too(by_command):
+    by_command.mkdir()
     assert command_to_resume(TYPED) == "collocate run degree=2 resume=true -- train.py resume=false"
     assert Invocation(words=TYPED).masked == "collocate run degree=2 -- train.py resume=false"
 
