@@ -66,7 +66,7 @@ class Workload:
         objective: of its latency, if it answers requests and one was given.
         is_rate_given: it is a service that answers as many requests as the user chose to send.
         lacks: what its environment lacks, in words, where that is an answer of the study and no error.
-        module_path: folders outside the project that hold modules of it, which its environment need not know.
+        module_path: folders that hold modules of it, which its environment need not know.
     """
 
     name: str

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base import factory
 from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR, config_folders
+from pipeline.base.paths import config_folders
 from pipeline.plan import option_values
 from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workloads import WorkloadConfig
@@ -158,13 +158,12 @@ def _default_of(options: type[Any], name: str, key: str) -> object:
 
 
 def root_of(kind: type[WorkloadConfig]) -> tuple[Path, ...]:
-    """Return the folder that the modules of an option class are found in; none of ours, or of a kind without one."""
+    """Return the folder that the modules of an option class are found in; none of a kind without such a class."""
     module = (kind.options or "").rpartition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return ()
-    root = Path(file).resolve().parents[module.count(".") + _is_package(f"{module}.")]
-    return () if root == PROJECT_DIR else (root,)
+    return (Path(file).resolve().parents[module.count(".") + _is_package(f"{module}.")],)
 
 
 def _is_package(name: str) -> bool:

@@ -30,6 +30,8 @@ _MODULES = {
     "dcgmi": "pipeline.simulation.dcgmi",
     MPS_CONTROL: "pipeline.simulation.mps.control",
 }
+_TEMPORARY = tempfile.gettempdir()
+"""Before a test names another folder for what it makes."""
 _OF_MPS = ("CUDA_MPS_PIPE_DIRECTORY", "SIMULATED_MPS")
 """Variables that a command of MPS reads."""
 # Only what is compiled into the interpreter is imported.
@@ -75,7 +77,7 @@ def _asking(name: str) -> list[str]:
 @functools.cache
 def _server() -> tuple[subprocess.Popen[bytes], str]:
     """The process that forks, which ends with this one, and the path of its socket."""
-    path = str(Path(tempfile.mkdtemp(prefix="programs-"), "socket"))
+    path = str(Path(tempfile.mkdtemp(prefix="programs-", dir=_TEMPORARY), "socket"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(path)
         listening.listen(16)
