@@ -64,7 +64,7 @@ def find_file(key: str, given: str, *others: Path, is_ours: bool = False) -> Pat
         ConfigError: it is in none of them.
     """
     name = expanded(key, given)
-    folders = (*others, PROJECT_DIR, Path.cwd()) if is_ours else (Path.cwd(), PROJECT_DIR, *others)
+    folders = (PROJECT_DIR, *others, Path.cwd()) if is_ours else (Path.cwd(), PROJECT_DIR, *others)
     places = [name] if name.is_absolute() else [folder / name for folder in dict.fromkeys(folders)]
     for place in places:
         if is_file(path := place.resolve()):

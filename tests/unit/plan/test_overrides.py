@@ -26,7 +26,8 @@ def test_the_combinations_of_a_grid_come_in_order():
         ["a=2", "b=x", "c=1"],
     ]
     assert overrides.list_combinations([]) == [[]]
-    assert overrides.list_combinations(parse(["a=1,2", "b=3,3", "a=4"])) == [["a=4", "b=3"]]
+    assert overrides.list_combinations(parse(["a=1,2", "b=3,3", "a=4"])) == [["a=4", "b=3"]] * 2
+    assert overrides.list_combinations(parse(["a=null,null"])) == [["a=null"]]
     with pytest.raises(ConfigError, match=r"a=interval\(0,1\): no single values"):
         overrides.list_combinations(parse(["a=interval(0,1)"]))
 
