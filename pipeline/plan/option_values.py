@@ -47,7 +47,7 @@ def converted(kind: type[Any], key: str, value: object) -> Any:
     Raises:
         OmegaConfBaseException: it is of another type.
     """
-    node = _node_of(kind)
+    node = _node_of(kind)  # type: ignore[arg-type]  # classes are hashable
     OmegaConf.update(node, key, value, merge=False)
     return OmegaConf.to_object(node[key]) if OmegaConf.is_config(node[key]) else node[key]
 
