@@ -111,7 +111,8 @@ def test_children_have_default_actions_and_none_blocked_whatever_the_starter_did
         "with interrupts.inherit_ignored():\n    subprocess.run(show)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    masks = [int(line.split()[1], 16) for line in done.stdout.splitlines()]
+    of_libc = 3 << 31  # 32 and 33, which a program that `make` has started may ignore, and nobody can set
+    masks = [int(line.split()[1], 16) & ~of_libc for line in done.stdout.splitlines()]
     ignored = sum(1 << number - 1 for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGRTMIN))
     assert masks == [0, 0, 0, ignored], done.stdout + done.stderr
 
