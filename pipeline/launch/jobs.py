@@ -242,9 +242,9 @@ class JobGroup:
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
         cpus = share_of_cpus(position, len(self.states)) if self._pin_cpus else []
         environ = self._environ(state, slot, starter.interpreter) | dict(slot.environ) | dict(job.workload.environ)
-        if job.workload.module_path:  # it needs `workloads` as well, which lies elsewhere
+        if job.workload.module_path:  # it needs `workloads` as well, which may lie elsewhere
             path = [*job.workload.module_path, environ.get("PYTHONPATH"), str(PROJECT_DIR)]
-            environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+            environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
         folder = output if job.workload.is_in_own_folder else None
         stdout, stderr = state.folder / layout.STDOUT, state.folder / layout.STDERR
         oom_kills, at_ns = cgroup.count_oom_kills(), time.monotonic_ns()

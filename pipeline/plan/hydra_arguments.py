@@ -107,7 +107,7 @@ def _defer(word: str, parser: OverridesParser) -> str:
     override, (key, _, value) = _parse(word, parser), word.partition("=")
     if override is None or override.is_sweep_override():
         return word
-    # choice() takes no null; a value that is given twice is taken once.
+    # choice() takes no null; `overrides.list_combinations` takes these two as one.
     deferred = f"{key}=null,null" if override.value() is None else f"""{key}=choice({value or "''"})"""
     return word if _parse(deferred, parser) is None else deferred
 
