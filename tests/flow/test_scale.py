@@ -73,7 +73,7 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, wor
     assert "GPU 1 unit 2 | ended with exit status 137" in err
     assert "1 of 6 groups without a result; to run what is left: " in err
     seen = overview(tmp_path / "mlruns", "collocation-rehearsal").as_text(0.0)
-    assert re.search(r"\nto run what is left: .*/run.py -m .* hydra/launcher=gpus resume=true$", seen), seen
+    assert re.search(r"\nto run what is left: .*\brun.py -m .* hydra/launcher=gpus resume=true$", seen), seen
     process = start("hydra/launcher=gpus", "resume=true")
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
