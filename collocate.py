@@ -32,7 +32,7 @@ _NO_ARGCOMPLETE = "error: completion needs the package argcomplete; pip install 
 def main() -> None:
     """Run the program that the command line names; its exit status becomes ours."""
     _put_first(FOLDER)
-    from pipeline.base import entry_points
+    from pipeline.base.system import entry_points
 
     if _COMPLETING in os.environ:
         sys.exit(_complete(os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]))
@@ -65,7 +65,7 @@ def _put_first(folder: Path) -> None:
 
 
 def _overview() -> str:
-    from pipeline.base import entry_points
+    from pipeline.base.system import entry_points
 
     programs = {**entry_points.PROGRAMS, _COMPLETION: _ABOUT_COMPLETION}
     lines = [f"  {name:<12} {about}" for name, about in programs.items()]
@@ -91,7 +91,7 @@ def _complete(line: str) -> int:
     """Answer the shell: complete a program's name, or with its own parser what follows that."""
     import argcomplete
 
-    from pipeline.base import entry_points
+    from pipeline.base.system import entry_points
 
     typed = line.split()
     name = typed[1] if len(typed) > 2 or (len(typed) == 2 and line[-1:].isspace()) else None

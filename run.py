@@ -4,7 +4,7 @@ import gc
 import sys
 from typing import NoReturn
 
-from pipeline.base import startup
+from pipeline.base.system import startup
 from pipeline.record import invocation, sender
 
 if __name__ == "__main__":
@@ -23,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.base import words
+from pipeline.base.system import words
 from pipeline.plan import command_line, hydra_errors, schema
 
 schema.register()

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.records import WindowKind
-from pipeline.base.units import SAMPLES, rate_of
+from pipeline.base.domain.records import WindowKind
+from pipeline.base.domain.units import SAMPLES, rate_of
 from pipeline.launch import event_reader
 from pipeline.observe.throughput import figures
 

@@ -27,9 +27,9 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 
 from benchmarks import bare_loop
-from pipeline.base import units
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.workload import Workload
+from pipeline.base.domain import units
+from pipeline.base.domain.workload import Workload
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import plan as planning
 from pipeline.plan import read, schema
 from pipeline.plan.inventory import take

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import parvagpu, profile
 from pipeline.planner.profile import Profile, Row
 from pipeline.prepare.mig import partitions, profiles

@@ -27,7 +27,7 @@ from typing import Any
 from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
 from listeners.nvml import NvmlListener
-from pipeline.base.layout import DATABASE, FIELDS
+from pipeline.base.domain.layout import DATABASE, FIELDS
 from pipeline.observe.fields import Fields
 from pipeline.record.group_folder import Clock
 from pipeline.record.series import About, Series, SeriesKey, write_table

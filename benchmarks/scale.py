@@ -35,8 +35,8 @@ from typing import Any
 
 import psutil
 
-from pipeline.base import layout
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.domain import layout
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.sender import Sender
 from pipeline.record.store.local import open_store
 
@@ -69,8 +69,8 @@ def gpus(folder: Path) -> list[str]:
 
 def status(folder: Path) -> list[str]:
     """Seconds and memory of `pipeline.tracking status` over a store with many groups."""
-    from pipeline.base.layout import DATABASE
-    from pipeline.base.tags import GROUP, Tag, fact_tag
+    from pipeline.base.domain.layout import DATABASE
+    from pipeline.base.domain.tags import GROUP, Tag, fact_tag
 
     store = open_store(folder)
     tags = {fact_tag(f"fact{each}"): "x" * 20 for each in range(30)}

@@ -31,8 +31,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline.base import override_values, user_command, words
-from pipeline.base.errors import ConfigError
+from pipeline.base.system import override_values, user_command, words
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, small
 from pipeline.record import invocation
 from pipeline.scale.options import SlurmOptions

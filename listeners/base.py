@@ -16,10 +16,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
-from pipeline.base.errors import ConfigError, ListenerError
-from pipeline.base.protocols import Sink, Watch
-from pipeline.base.records import Device
-from pipeline.base.samples import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
+from pipeline.base.domain.protocols import Sink, Watch
+from pipeline.base.domain.records import Device
+from pipeline.base.domain.samples import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
+from pipeline.base.system.errors import ConfigError, ListenerError
 
 _log = logging.getLogger(__name__)
 MIB = 2**20
@@ -129,7 +129,7 @@ class ThreadedListener(ABC):
 
     @contextmanager
     def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
-        """Sample until the context ends (`pipeline.base.protocols.Listener`).
+        """Sample until the context ends (`pipeline.base.domain.protocols.Listener`).
 
         A sample without any value is not stored. Of a simulated GPU a source may have nothing else: that is a warning.
         An exception of the body goes first and gets the listener's failure as a note.

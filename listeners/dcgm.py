@@ -13,11 +13,11 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from listeners.base import MIB, StopSignal, counter_fields, scaled
 from listeners.program import ProgramListener, TextTable
-from pipeline.base import command
-from pipeline.base.errors import CommandError, ListenerError
-from pipeline.base.protocols import Watch
-from pipeline.base.records import Device
-from pipeline.base.samples import Field, Sample
+from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.records import Device
+from pipeline.base.domain.samples import Field, Sample
+from pipeline.base.system import command
+from pipeline.base.system.errors import CommandError, ListenerError
 
 _log = logging.getLogger(__name__)
 # Source: short names of dcgm_fields.cpp, DCGM 4.6, by field id.

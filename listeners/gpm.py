@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from listeners.base import NUM_ACTIVITIES, PollingListener, counter_fields, scaled
-from pipeline.base.errors import ListenerError
-from pipeline.base.protocols import Watch
-from pipeline.base.samples import Sample
+from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.samples import Sample
+from pipeline.base.system.errors import ListenerError
 from pipeline.prepare.device import nvml
 
 _log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from listeners.base import MIB, PollingListener, scaled
 from listeners.threads import Threads
-from pipeline.base.host import CpuTicks, ProcessReading, read_cpu_ticks, read_file, read_process
-from pipeline.base.protocols import Watch
-from pipeline.base.samples import Chart, Field, Sample, Summary
+from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.samples import Chart, Field, Sample, Summary
+from pipeline.base.system.host import CpuTicks, ProcessReading, read_cpu_ticks, read_file, read_process
 
 MEAN, PEAK, RATE = Summary.MEAN, Summary.PEAK, Summary.RATE
 _PCT = "% of one core"

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, MIB, PollingListener, scaled
 from listeners.host import job_of
-from pipeline.base.protocols import Watch
-from pipeline.base.samples import THROTTLED, Chart, Field, Sample, Summary
+from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.samples import THROTTLED, Chart, Field, Sample, Summary
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.gpu_reader import GpuReader
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, TypeVar, cast
 
 from listeners.base import StopSignal, ThreadedListener
-from pipeline.base.errors import ListenerError
+from pipeline.base.system.errors import ListenerError
 
 _log = logging.getLogger(__name__)
 _END_LIMIT_S = 2.0

@@ -9,10 +9,10 @@ from collections.abc import Generator, Iterable
 
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, StopSignal, scaled
 from listeners.program import ProgramListener, TextTable
-from pipeline.base.errors import ListenerError
-from pipeline.base.protocols import Watch
-from pipeline.base.records import Device
-from pipeline.base.samples import Chart, Field, Sample
+from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.records import Device
+from pipeline.base.domain.samples import Chart, Field, Sample
+from pipeline.base.system.errors import ListenerError
 
 _log = logging.getLogger(__name__)
 _INVALID_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')

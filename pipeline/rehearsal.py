@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pipeline.base import mig_table
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.paths import expanded
-from pipeline.base.records import Device, Result, Slot
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.records import Device, Result, Slot
+from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.paths import expanded
 from pipeline.clean import held_folder
 from pipeline.launch.state import JobState
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import entry_points, layout, startup
-from pipeline.base.errors import CollocationError, TrackingError
-from pipeline.base.words import counted
+from pipeline.base.domain import layout
+from pipeline.base.system import entry_points, startup
+from pipeline.base.system.errors import CollocationError, TrackingError
+from pipeline.base.system.words import counted
 from pipeline.record import trace
 from pipeline.record.store import results
 from pipeline.record.store.existing import open_named

@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import entry_points, layout, squeue, startup
-from pipeline.base.errors import CollocationError, ConfigError, StoreError, TrackingError
+from pipeline.base.domain import layout
+from pipeline.base.system import entry_points, squeue, startup
+from pipeline.base.system.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.owner import close_command
 from pipeline.record.server import RequestHandler, sentence, serve

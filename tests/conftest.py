@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from pipeline.base import locks
-from pipeline.base.host import cpu_device
-from pipeline.base.records import Device, Plan
+from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.records import Device, Plan
+from pipeline.base.system import locks
 from pipeline.plan import feasible, read
 from pipeline.plan import plan as planning
 from pipeline.plan.inventory import Inventory

@@ -26,7 +26,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.simulation.machine.state import Gpu, StateFile
 from tests.support import forks
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeline.base import locks
+from pipeline.base.system import locks
 
 _UNNAMED = "new-"
 

@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import entry_points
-from pipeline.base.errors import CollocationError
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.layout import SHARED_PREFIX
-from pipeline.base.programs import Programs
+from pipeline.base.domain.layout import SHARED_PREFIX
+from pipeline.base.domain.programs import Programs
+from pipeline.base.system import entry_points
+from pipeline.base.system.errors import CollocationError
+from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean import kinds, own_file
 from pipeline.clean.own_file import JournalError
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from pipeline.base import words
-from pipeline.base.layout import SHARED_PREFIX
+from pipeline.base.domain.layout import SHARED_PREFIX
+from pipeline.base.system import words
 from pipeline.clean import held_folder, processes
 
 _GRACE_S = 2.0

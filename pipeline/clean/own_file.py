@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import entry_points
-from pipeline.base.errors import CollocationError
+from pipeline.base.system import entry_points
+from pipeline.base.system.errors import CollocationError
 
 # systemd-tmpfiles, which removes old files of /var/tmp, leaves a file with the sticky bit. Source: its function
 # dir_cleanup; XDG Base Directory Specification, XDG_RUNTIME_DIR.

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.base import entry_points, locks, mig_names, mig_table, startup, words
-from pipeline.base.answer import Answer
-from pipeline.base.errors import CollocationError, exit_status
+from pipeline.base.domain import mig_names, mig_table
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system import entry_points, locks, startup, words
+from pipeline.base.system.errors import CollocationError, exit_status
 from pipeline.prepare.mig import compute, partitions, profiles
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import rehearsal
-from pipeline.base.answer import Answer
-from pipeline.base.errors import CollocationError, ConfigError, InUseError
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.paths import expanded
-from pipeline.base.programs import Programs, refuse_absent_admin
-from pipeline.base.records import Device
+from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.programs import Programs, refuse_absent_admin
+from pipeline.base.domain.records import Device
+from pipeline.base.system.errors import CollocationError, ConfigError, InUseError
+from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.paths import expanded
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.status import command, driver, in_words, is_of, printable, whole_gpu

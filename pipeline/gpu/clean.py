@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import rehearsal
-from pipeline.base.answer import Answer
-from pipeline.base.errors import CollocationError
-from pipeline.base.paths import expanded
-from pipeline.base.programs import Programs
-from pipeline.base.records import Device
+from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.programs import Programs
+from pipeline.base.domain.records import Device
+from pipeline.base.system.errors import CollocationError
+from pipeline.base.system.paths import expanded
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import Journal
 from pipeline.gpu.status import driver, in_words, is_there, printable, targets

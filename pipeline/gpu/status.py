@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import entry_points, locks
-from pipeline.base.answer import Answer
-from pipeline.base.errors import CollocationError, ConfigError, SharingError
-from pipeline.base.host import boot_id
-from pipeline.base.paths import expanded
-from pipeline.base.records import Device
+from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.records import Device
+from pipeline.base.system import entry_points, locks
+from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
+from pipeline.base.system.host import boot_id
+from pipeline.base.system.paths import expanded
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal, Step
 from pipeline.prepare.device import gpu_reader, lease, nvml

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import entry_points, startup
-from pipeline.base.errors import ConfigError
-from pipeline.base.words import counted
+from pipeline.base.system import entry_points, startup
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import counted
 from pipeline.importer import carma_experiment, experiment_file, radt_experiment
 from pipeline.importer.experiment_file import NAME, Imported
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import entry_points, placeholders
-from pipeline.base.paths import expanded
-from pipeline.base.words import counted
+from pipeline.base.domain import placeholders
+from pipeline.base.system import entry_points
+from pipeline.base.system.paths import expanded
+from pipeline.base.system.words import counted
 from pipeline.importer import carma_job, experiment_file
 from pipeline.importer.carma_job import COLLOCATED, EXCLUSIVE, Job
 from pipeline.importer.experiment_file import Imported, Program, Value, override_value, size_of

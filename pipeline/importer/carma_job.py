@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import user_command
-from pipeline.base.errors import ConfigError
+from pipeline.base.system import user_command
+from pipeline.base.system.errors import ConfigError
 
 EXCLUSIVE, COLLOCATED = "exclusive", "collocated"
 _MODES = {EXCLUSIVE: EXCLUSIVE, **dict.fromkeys((COLLOCATED, "collocate", "collocation", "shared"), COLLOCATED)}

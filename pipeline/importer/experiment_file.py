@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from pipeline.base import entry_points, override_values
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.user_command import plain
+from pipeline.base.system import entry_points, override_values
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.user_command import plain
 
 NAME = re.compile(r"[A-Za-z]\w*")
 """What an experiment, and a program in a mix, can be called."""

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import entry_points, override_values, placeholders
-from pipeline.base.words import counted
+from pipeline.base.domain import placeholders
+from pipeline.base.system import entry_points, override_values
+from pipeline.base.system.words import counted
 from pipeline.importer import experiment_file, radt_notes, radt_table
 from pipeline.importer.experiment_file import Imported, Program, override_value, size_of
 from pipeline.importer.radt_table import LISTENERS, Refused, Row, RowGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pipeline.base.words import counted, natural
+from pipeline.base.system.words import counted, natural
 from pipeline.importer.radt_table import LISTENERS, Row, RowGroup, find_kept_device
 
 _PROFILERS = {"nsys": "nsys", "ncu": "ncu"}

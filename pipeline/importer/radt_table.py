@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 
 _COLUMNS = ("Experiment", "Workload", "Devices", "Collocation", "Listeners", "Params")
 _PROGRAM_COLUMNS = (("File",), ("Model", "Data"))

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.base import host
+from pipeline.base.system import host
 
 PROTOCOL = 1
 _LONGEST_S = 86_400.0  # of one wait: epoll takes at most 2^31 ms

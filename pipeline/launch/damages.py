@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from pipeline.base.words import counted
+from pipeline.base.system.words import counted
 
 _MOST_NAMED = 3
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline.base import entry_points, startup
+from pipeline.base.system import entry_points, startup
 
 # What a job must not inherit: it would change how the GPU is shared, or where its own MLflow calls go.
 _DROPPED_PREFIXES = ("CUDA_MPS_", "MLFLOW_")

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import layout, regular_files
-from pipeline.base.point_series import PointSeries
+from pipeline.base.domain import layout
+from pipeline.base.domain.point_series import PointSeries
+from pipeline.base.system import regular_files
 from pipeline.launch import requests
 from pipeline.launch.damages import DamagedError
 from pipeline.launch.events import Epoch, Events, amount, count, whole

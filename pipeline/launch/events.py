@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import layout, regular_files
-from pipeline.base.point_series import PointSeries
+from pipeline.base.domain import layout
+from pipeline.base.domain.point_series import PointSeries
+from pipeline.base.system import regular_files
 from pipeline.launch import requests
 from pipeline.launch.damages import Damages
 from pipeline.launch.requests import Requests

@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import cgroup, layout, placeholders, secrets
-from pipeline.base.errors import LaunchError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
+from pipeline.base.domain import layout, placeholders
+from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
+from pipeline.base.system import cgroup, secrets
+from pipeline.base.system.errors import LaunchError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.launch import events
 from pipeline.launch.channel import PROTOCOL, Channel

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.base import regular_files
+from pipeline.base.system import regular_files
 from pipeline.launch.damages import Damages
 from pipeline.launch.lifetime import WHOLE_TIME, Lifetime
 

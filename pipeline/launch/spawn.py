@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.base import cpu_limit
-from pipeline.base.errors import LaunchError
-from pipeline.base.records import Interpreter
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.system import cpu_limit
+from pipeline.base.system.errors import LaunchError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipeline.base import layout, regular_files, secrets
-from pipeline.base.records import Job, Result
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import Job, Result
+from pipeline.base.system import regular_files, secrets
 from pipeline.launch.lifetime import Lifetime
 from pipeline.launch.spawn import Process
 

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import cpu_limit, interrupts
-from pipeline.base.command import status_at_end
-from pipeline.base.errors import LaunchError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Interpreter
-from pipeline.base.workload import Workload
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.domain.workload import Workload
+from pipeline.base.system import cpu_limit, interrupts
+from pipeline.base.system.command import status_at_end
+from pipeline.base.system.errors import LaunchError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.launch.environ import inherited_environ
 from pipeline.launch.spawn import Process, Spawn, Starter

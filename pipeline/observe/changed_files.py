@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.workload import Workload
+from pipeline.base.domain.workload import Workload
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
 from pipeline.observe.clock import ClockRecord

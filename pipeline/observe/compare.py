@@ -11,10 +11,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.base.baselines import Baselines
-from pipeline.base.normalise import Compared, mean_of, normalise
-from pipeline.base.records import Group, Result
-from pipeline.base.tags import Tag
+from pipeline.base.domain.baselines import Baselines
+from pipeline.base.domain.normalise import Compared, mean_of, normalise
+from pipeline.base.domain.records import Group, Result
+from pipeline.base.domain.tags import Tag
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
 

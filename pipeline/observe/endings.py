@@ -10,8 +10,9 @@ import os
 import signal
 from collections.abc import Sequence
 
-from pipeline.base import layout, secrets
-from pipeline.base.records import Group, Result
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import Group, Result
+from pipeline.base.system import secrets
 from pipeline.launch.events import Events
 from pipeline.launch.state import Ending, JobState
 from pipeline.observe import causes, output_lines

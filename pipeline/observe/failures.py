@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from pipeline.base import units
-from pipeline.base.records import Result
+from pipeline.base.domain import units
+from pipeline.base.domain.records import Result
 from pipeline.observe.group_result import GroupResult
 
 _MAX_ERROR_OUTPUTS = 3

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from pipeline.base.samples import Chart, Field, FieldTable, Sample, Summary
+from pipeline.base.domain.samples import Chart, Field, FieldTable, Sample, Summary
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.records import Group, WindowKind
-from pipeline.base.words import duration
+from pipeline.base.domain.records import Group, WindowKind
+from pipeline.base.system.words import duration
 from pipeline.observe.progress import Likeness, Progress, Ran
 
 _MOST_NAMES = 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pipeline.base.machine_state import MachineState
-from pipeline.base.marks import Marks, read_marks
-from pipeline.base.records import Group, Job, Result
+from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.marks import Marks, read_marks
+from pipeline.base.domain.records import Group, Job, Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pipeline.base import services, units
-from pipeline.base.workload import Objective
+from pipeline.base.domain import services, units
+from pipeline.base.domain.workload import Objective
 from pipeline.launch.requests import Requests
 from pipeline.observe.sampled import Window
 

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.base import layout
-from pipeline.base.protocols import Live
-from pipeline.base.records import Group, Job
+from pipeline.base.domain import layout
+from pipeline.base.domain.protocols import Live
+from pipeline.base.domain.records import Group, Job
 from pipeline.launch import events
 
 _RATE_OVER_NS = 5_000_000_000  # short enough to be of now, long enough for several steps

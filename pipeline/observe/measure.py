@@ -11,12 +11,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.base import layout, services, units
-from pipeline.base.marks import join
-from pipeline.base.normalise import compared_names
-from pipeline.base.point_series import PointSeries
-from pipeline.base.records import Group, Result, WindowKind
-from pipeline.base.tags import Tag
+from pipeline.base.domain import layout, services, units
+from pipeline.base.domain.marks import join
+from pipeline.base.domain.normalise import compared_names
+from pipeline.base.domain.point_series import PointSeries
+from pipeline.base.domain.records import Group, Result, WindowKind
+from pipeline.base.domain.tags import Tag
 from pipeline.launch import event_reader
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState

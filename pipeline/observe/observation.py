@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base.records import Device, Slot
-from pipeline.base.samples import FieldTable, Sample
+from pipeline.base.domain.records import Device, Slot
+from pipeline.base.domain.samples import FieldTable, Sample
 from pipeline.launch.jobs import JobGroup
 from pipeline.launch.state import JobState
 from pipeline.observe.changed_files import Changed
@@ -18,7 +18,7 @@ from pipeline.observe.group_result import Span
 
 @dataclass(slots=True)
 class Watched:
-    """What listeners, the live view and exporters see of the group that runs (`pipeline.base.protocols.Live`)."""
+    """What listeners, the live view and exporters see of the running group (`pipeline.base.domain.protocols.Live`)."""
 
     device: Device
     slots: Sequence[Slot]

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.records import Group, Result, Window, WindowKind
-from pipeline.base.words import duration
+from pipeline.base.domain.records import Group, Result, Window, WindowKind
+from pipeline.base.system.words import duration
 
 _WINDOWS_OF_SCRIPTS = frozenset(Window(kind=kind).words for kind in (WindowKind.WORK, WindowKind.LOGGED))
 """In words, the windows of programs that end by themselves."""

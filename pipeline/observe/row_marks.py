@@ -10,10 +10,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.marks import Marks, join
-from pipeline.base.records import Group, WindowKind
-from pipeline.base.samples import THROTTLED
-from pipeline.base.words import counted
+from pipeline.base.domain.marks import Marks, join
+from pipeline.base.domain.records import Group, WindowKind
+from pipeline.base.domain.samples import THROTTLED
+from pipeline.base.system.words import counted
 from pipeline.launch import steps
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState

@@ -7,8 +7,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.base import units
-from pipeline.base.samples import Sample, Summary
+from pipeline.base.domain import units
+from pipeline.base.domain.samples import Sample, Summary
 from pipeline.observe.fields import ENERGY, POWER, Fields, figure_of
 
 Window = tuple[int, int]

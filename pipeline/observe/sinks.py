@@ -1,4 +1,4 @@
-"""Where the samples of a group go: into memory and into a file (`pipeline.base.protocols.Sink`)."""
+"""Where the samples of a group go: into memory and into a file (`pipeline.base.domain.protocols.Sink`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import threading
 from pathlib import Path
 
-from pipeline.base.samples import Sample
+from pipeline.base.domain.samples import Sample
 
 
 class SampleLog:

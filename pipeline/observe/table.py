@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from pipeline.base import normalise, services, units
-from pipeline.base.marks import NO_MARKS, Marks
-from pipeline.base.modes import mode_of
-from pipeline.base.records import BESIDE, NEIGHBOURS, Group, Result
-from pipeline.base.words import aligned, natural
+from pipeline.base.domain import normalise, services, units
+from pipeline.base.domain.marks import NO_MARKS, Marks
+from pipeline.base.domain.modes import mode_of
+from pipeline.base.domain.records import BESIDE, NEIGHBOURS, Group, Result
+from pipeline.base.system.words import aligned, natural
 from pipeline.observe.fields import Fields, figure_of
 from pipeline.observe.group_result import GroupResult
 

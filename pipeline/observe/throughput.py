@@ -7,8 +7,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from pipeline.base import units
-from pipeline.base.records import WindowKind
+from pipeline.base.domain import units
+from pipeline.base.domain.records import WindowKind
 from pipeline.launch.events import Events
 from pipeline.launch.steps import Steps
 from pipeline.observe.logged.metric import Points

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.base import layout, units
-from pipeline.base.records import Group, Result, WindowKind
-from pipeline.base.words import duration, say
+from pipeline.base.domain import layout, units
+from pipeline.base.domain.records import Group, Result, WindowKind
+from pipeline.base.system.words import duration, say
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.live import LiveJobs
 from pipeline.observe.observation import Watched

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.base import units
-from pipeline.base.records import Group, Job, WindowKind
+from pipeline.base.domain import units
+from pipeline.base.domain.records import Group, Job, WindowKind
 from pipeline.launch.events import Events
 from pipeline.observe import latency, throughput
 from pipeline.observe.logged.metric import Logged

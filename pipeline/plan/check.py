@@ -6,11 +6,11 @@ import math
 import os
 from collections.abc import Mapping
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.modes import is_program
-from pipeline.base.paths import MAX_NAME_BYTES, expanded
-from pipeline.base.samples import MIN_INTERVAL_MS
-from pipeline.base.words import escape_to_utf8
+from pipeline.base.domain.modes import is_program
+from pipeline.base.domain.samples import MIN_INTERVAL_MS
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import MAX_NAME_BYTES, expanded
+from pipeline.base.system.words import escape_to_utf8
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ListenerConfig, TrackingConfig
 
 JSON = "json"

@@ -14,11 +14,11 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
 
-from pipeline.base import entry_points, interrupts, user_command, words
-from pipeline.base.errors import ConfigError
-from pipeline.base.interrupts import Interrupted
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.secrets import mask_text
+from pipeline.base.system import entry_points, interrupts, user_command, words
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.interrupts import Interrupted
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.secrets import mask_text
 from pipeline.plan import hydra_arguments, hydra_errors, override_remedy, schema
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from pipeline.base.factory import instance
-from pipeline.base.protocols import Profiler, Sharing
-from pipeline.base.records import NEIGHBOURS, Commands, Plan
-from pipeline.base.words import counted
+from pipeline.base.domain.protocols import Profiler, Sharing
+from pipeline.base.domain.records import NEIGHBOURS, Commands, Plan
+from pipeline.base.system.factory import instance
+from pipeline.base.system.words import counted
 
 
 def as_text(plan: Plan) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.factory import instance
-from pipeline.base.protocols import Profiler, Sharing
-from pipeline.base.records import Group, Plan
+from pipeline.base.domain.protocols import Profiler, Sharing
+from pipeline.base.domain.records import Group, Plan
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.factory import instance
 
 
 def checked(plan: Plan) -> Plan:

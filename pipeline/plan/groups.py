@@ -14,11 +14,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base import factory, naming, placeholders, secrets, units, user_command
-from pipeline.base.errors import ConfigError
-from pipeline.base.factory import Spec
-from pipeline.base.protocols import Profiler
-from pipeline.base.records import (
+from pipeline.base.domain import naming, placeholders, units
+from pipeline.base.domain.protocols import Profiler
+from pipeline.base.domain.records import (
     DEVICE,
     Device,
     GpuSettings,
@@ -33,7 +31,10 @@ from pipeline.base.records import (
     Window,
     WindowKind,
 )
-from pipeline.base.workload import Workload
+from pipeline.base.domain.workload import Workload
+from pipeline.base.system import factory, secrets, user_command
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.factory import Spec
 from pipeline.plan import programs
 from pipeline.plan.inventory import Inventory, env_of
 from pipeline.plan.option_classes import root_of

@@ -11,9 +11,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from pipeline.base import entry_points
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import config_folders
+from pipeline.base.system import entry_points
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import config_folders
 
 COMPLETION = ("--shell-completion", "-sc")
 _MODES = (("--run", "-r"), ("--multirun", "-m"), COMPLETION)

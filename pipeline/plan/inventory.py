@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import entry_points, factory, user_command
-from pipeline.base.errors import ConfigError
-from pipeline.base.factory import Spec
-from pipeline.base.paths import PROJECT_DIR, find_file, is_file
-from pipeline.base.protocols import Env
-from pipeline.base.records import Device, Interpreter
+from pipeline.base.domain.protocols import Env
+from pipeline.base.domain.records import Device, Interpreter
+from pipeline.base.system import entry_points, factory, user_command
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.factory import Spec
+from pipeline.base.system.paths import PROJECT_DIR, find_file, is_file
 from pipeline.plan import programs
 from pipeline.plan.option_classes import root_of
 from pipeline.plan.schema import Config, GpuConfig, GpuKind

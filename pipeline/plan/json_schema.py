@@ -23,9 +23,9 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from pipeline.base import entry_points, startup, words
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import config_folders
+from pipeline.base.system import entry_points, startup, words
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import config_folders
 from pipeline.plan import help as explained
 from pipeline.plan import option_classes, schema
 

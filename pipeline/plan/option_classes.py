@@ -19,9 +19,9 @@ import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.base import factory
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import config_folders
+from pipeline.base.system import factory
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import config_folders
 from pipeline.plan import option_values
 from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workloads import WorkloadConfig

@@ -14,8 +14,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from pipeline.base import factory
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system import factory
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import option_classes
 from pipeline.plan.workloads import WorkloadConfig
 

@@ -15,8 +15,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.base import entry_points, override_values, user_command
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system import entry_points, override_values, user_command
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import schema
 from pipeline.plan.workloads import WorkloadConfig
 

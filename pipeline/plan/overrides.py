@@ -10,7 +10,7 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 
 _CANNOT_DELETE = "Could not delete from config"
 

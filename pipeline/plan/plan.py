@@ -11,8 +11,8 @@ import difflib
 import random
 from collections.abc import Sequence
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import Group, Plan
+from pipeline.base.domain.records import Group, Plan
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan import check, units
 from pipeline.plan.groups import digest_of, groups_of, named
 from pipeline.plan.inventory import Inventory

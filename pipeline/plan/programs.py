@@ -12,9 +12,9 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.base import user_command
-from pipeline.base.errors import ConfigError
-from pipeline.base.words import listed
+from pipeline.base.system import user_command
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import listed
 from pipeline.plan import command_line
 from pipeline.plan.schema import Config
 from pipeline.plan.script_options import ScriptConfig

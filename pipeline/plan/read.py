@@ -11,8 +11,8 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import Resume
+from pipeline.base.domain.records import Resume
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan import command_line
 from pipeline.plan.schema import SOURCES, Config, GpuKind
 

@@ -15,9 +15,9 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from pipeline.base import locks, tracking_root
-from pipeline.base.paths import config_folders
-from pipeline.base.records import EnvTool, WindowKind
+from pipeline.base.domain.records import EnvTool, WindowKind
+from pipeline.base.system import locks, tracking_root
+from pipeline.base.system.paths import config_folders
 from pipeline.plan.option_classes import KINDS, list_classes, open_maps
 from pipeline.plan.workloads import WorkloadConfig
 
@@ -35,7 +35,7 @@ NO_EXPORTER = "none"
 
 @dataclass
 class ScenarioConfig:
-    """How the GPU is shared. `_target_` is a `pipeline.base.protocols.Sharing`; further keys are its arguments."""
+    """How the GPU is shared. `_target_` is a `pipeline.base.domain.protocols.Sharing`; other keys are its arguments."""
 
     NODE: ClassVar[str] = "scenario"
 
@@ -147,7 +147,7 @@ class EnvConfig:
 
 @dataclass
 class ProfilerConfig:
-    """What is put before the command of each job. `_target_` is a `pipeline.base.protocols.Profiler`."""
+    """What is put before the command of each job. `_target_` is a `pipeline.base.domain.protocols.Profiler`."""
 
     NODE: ClassVar[str] = "profiler"
 
@@ -159,7 +159,7 @@ class ProfilerConfig:
 
 @dataclass
 class ExporterConfig:
-    """What shows the study while it runs. `_target_` is a `pipeline.base.protocols.Exporter`."""
+    """What shows the study while it runs. `_target_` is a `pipeline.base.domain.protocols.Exporter`."""
 
     NODE: ClassVar[str] = "exporter"
 
@@ -230,7 +230,7 @@ class WindowConfig:
 
 @dataclass
 class ListenerConfig:
-    """One listener. `_target_` is a `pipeline.base.protocols.Listener`; `required` is true, false or if_gpu."""
+    """One listener. `_target_` is a `pipeline.base.domain.protocols.Listener`; `required` is true, false or if_gpu."""
 
     _target_: str = MISSING
     interval_ms: int = 1000

@@ -7,10 +7,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline.base import metric_unit, units, user_command
-from pipeline.base.metric_unit import MetricUnit
-from pipeline.base.records import Window
-from pipeline.base.workload import RateSource
+from pipeline.base.domain import metric_unit, units
+from pipeline.base.domain.metric_unit import MetricUnit
+from pipeline.base.domain.records import Window
+from pipeline.base.domain.workload import RateSource
+from pipeline.base.system import user_command
 from pipeline.plan.workloads import WorkloadConfig, explain
 
 DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})

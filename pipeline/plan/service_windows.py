@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.base import services
-from pipeline.base.records import Window, WindowKind
+from pipeline.base.domain import services
+from pipeline.base.domain.records import Window, WindowKind
 
 
 def notes_of(service: Any, window: Window) -> list[str]:

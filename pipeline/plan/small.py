@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan import command_line, option_classes
 from pipeline.plan.workloads import WorkloadConfig
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.base import git
-from pipeline.base.workload import Source
+from pipeline.base.domain.workload import Source
+from pipeline.base.system import git
 
 _PACKAGE = "workloads"
 _OURS = (f"{_PACKAGE}.", f"gpu_collocation.{_PACKAGE}.")

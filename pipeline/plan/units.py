@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import Group, Plan
-from pipeline.base.words import counted
+from pipeline.base.domain.records import Group, Plan
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import counted
 
 
 def numbered(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:

@@ -21,11 +21,12 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.base import services, units, user_command
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import expanded, is_file
-from pipeline.base.records import Device, Window
-from pipeline.base.workload import Objective, RateSource
+from pipeline.base.domain import services, units
+from pipeline.base.domain.records import Device, Window
+from pipeline.base.domain.workload import Objective, RateSource
+from pipeline.base.system import user_command
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import expanded, is_file
 from pipeline.plan import option_values, service_windows, source_digest
 
 # Variables that only the orchestrator sets. One that hides a job from MPS may be given: its group fails and says so.

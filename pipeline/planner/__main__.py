@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from pipeline.base import entry_points, startup
-from pipeline.base.answer import Answer
-from pipeline.base.errors import CollocationError, exit_status
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system import entry_points, startup
+from pipeline.base.system.errors import CollocationError, exit_status
 
 COMMANDS = {
     "advise": "which sharing mode the results of a study recommend for each of its cases, and why",

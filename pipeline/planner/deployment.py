@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.base import entry_points, json_decoder, mig_table
-from pipeline.base.errors import ConfigError
-from pipeline.base.modes import PlannedAs
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.modes import PlannedAs
+from pipeline.base.system import entry_points, json_decoder
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import files
 from pipeline.prepare.mig import partitions, profiles
 from pipeline.prepare.mig.profiles import MigGpu

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import yaml
 
-from pipeline.base import json_decoder, regular_files
-from pipeline.base.errors import ConfigError
-from pipeline.base.json_decoder import JsonValueError
+from pipeline.base.system import json_decoder, regular_files
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.json_decoder import JsonValueError
 
 T = TypeVar("T")
 

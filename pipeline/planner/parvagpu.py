@@ -11,8 +11,8 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.base import mig_table, modes
-from pipeline.base.errors import ConfigError
+from pipeline.base.domain import mig_table, modes
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import files
 from pipeline.planner.profile import Profile, Row, count, number
 from pipeline.prepare.mig import partitions, profiles

@@ -16,9 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import entry_points, modes
-from pipeline.base.errors import ConfigError
-from pipeline.base.mig_table import model_called
+from pipeline.base.domain import modes
+from pipeline.base.domain.mig_table import model_called
+from pipeline.base.system import entry_points
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import files
 
 VERSION = 1

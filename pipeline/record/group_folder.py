@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.base import json_decoder, layout, locks, secrets
-from pipeline.base.errors import TrackingError
-from pipeline.base.host import boot_id, machine_id
-from pipeline.base.tags import Tag
+from pipeline.base.domain import layout
+from pipeline.base.domain.tags import Tag
+from pipeline.base.system import json_decoder, locks, secrets
+from pipeline.base.system.errors import TrackingError
+from pipeline.base.system.host import boot_id, machine_id
 from pipeline.clean import leftovers
 from pipeline.launch.events import last_lines
 from pipeline.observe import endings

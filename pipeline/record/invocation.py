@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import entry_points, secrets
+from pipeline.base.system import entry_points, secrets
 
 STUDY, TASK, OUTPUTS = "COLLOCATION_STUDY", "COLLOCATION_TASK", "COLLOCATION_OUTPUTS"
 """Variables by which a launcher tells a worker the command line and outputs of the study; a batch script its task."""

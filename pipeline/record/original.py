@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base.layout import SCRIPT_PREFIX
-from pipeline.base.machine_state import MachineState
-from pipeline.base.paths import MAX_NAME_BYTES
-from pipeline.base.records import Result
-from pipeline.base.tags import fact_tag
+from pipeline.base.domain.layout import SCRIPT_PREFIX
+from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.tags import fact_tag
+from pipeline.base.system.paths import MAX_NAME_BYTES
 
 
 def script_files(scripts: Iterable[str]) -> dict[str, str]:

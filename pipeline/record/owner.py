@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import entry_points, layout
-from pipeline.base.host import boot_id, machine_id
+from pipeline.base.domain import layout
+from pipeline.base.system import entry_points
+from pipeline.base.system.host import boot_id, machine_id
 from pipeline.record.invocation import python
 
 _WATCH_S = 3.0

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import git, host
-from pipeline.base.errors import CommandError
-from pipeline.base.factory import Spec
-from pipeline.base.host import boot_id
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Interpreter
-from pipeline.base.secret_sources import mask_diff
-from pipeline.base.tags import Tag
-from pipeline.base.words import escape_to_utf8
-from pipeline.base.workload import Workload
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.workload import Workload
+from pipeline.base.system import git, host
+from pipeline.base.system.errors import CommandError
+from pipeline.base.system.factory import Spec
+from pipeline.base.system.host import boot_id
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.secret_sources import mask_diff
+from pipeline.base.system.words import escape_to_utf8
 from pipeline.record.invocation import Invocation
 
 _MOST_BYTES = 1 << 20  # of an artifact that every group keeps

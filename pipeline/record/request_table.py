@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from pipeline.base import regular_files
-from pipeline.base.layout import REQUEST_TABLE
+from pipeline.base.domain.layout import REQUEST_TABLE
+from pipeline.base.system import regular_files
 from pipeline.launch.requests import RECORD, RECORD_BYTES
 from pipeline.record.group_folder import Clock
 

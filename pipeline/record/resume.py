@@ -6,11 +6,11 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.machine_state import MachineState, merge_same
-from pipeline.base.records import Device, Group, Plan, Result
-from pipeline.base.tags import Tag
-from pipeline.base.words import counted
+from pipeline.base.domain.machine_state import MachineState, merge_same
+from pipeline.base.domain.records import Device, Group, Plan, Result
+from pipeline.base.domain.tags import Tag
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import counted
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record.original import FinishedGroup
 

@@ -22,11 +22,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base import interrupts, layout, regular_files, words
-from pipeline.base.errors import TrackingError
+from pipeline.base.domain import layout
+from pipeline.base.system import interrupts, regular_files, words
+from pipeline.base.system.errors import TrackingError
 
 if TYPE_CHECKING:
-    from pipeline.base.records import Plan
+    from pipeline.base.domain.records import Plan
     from pipeline.observe.progress import Ran
     from pipeline.record.original import FinishedGroup, Original
     from pipeline.record.shards.slurm_arrays import Submitted
@@ -100,7 +101,7 @@ class Sender:
         """Finish what was asked, then end the process; at once if that is nothing, or to make a new store."""
         if self._process is None:
             return
-        from pipeline.base.command import status_at_end
+        from pipeline.base.system.command import status_at_end
 
         process, self._process = self._process, None
         assert process.stdin is not None and process.stdout is not None
@@ -149,7 +150,7 @@ class Sender:
         Raises:
             TrackingError: the store cannot be read.
         """
-        from pipeline.base.records import Result
+        from pipeline.base.domain.records import Result
         from pipeline.record.original import FinishedGroup
 
         request = {"op": "finished", "experiment": experiment} | ({} if store is None else {"store": store})

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.base.layout import SAMPLE_TABLE
+from pipeline.base.domain.layout import SAMPLE_TABLE
 from pipeline.observe.fields import Fields
 from pipeline.record.group_folder import ChildRecord, Clock
 

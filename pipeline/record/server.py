@@ -34,9 +34,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import interrupts, layout, secrets
-from pipeline.base.errors import CollocationError, StoreError, TrackingError
+from pipeline.base.domain import layout
 from pipeline.base.mlflow_internals import tables
+from pipeline.base.system import interrupts, secrets
+from pipeline.base.system.errors import CollocationError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.shards import orphaned_runs, reused_results, slurm_arrays
 from pipeline.record.shards.slurm_arrays import Submitted

@@ -16,15 +16,16 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from pipeline.base import layout, locks, secrets, tracking_root
-from pipeline.base.errors import TrackingError
-from pipeline.base.factory import Spec
-from pipeline.base.marks import NO_MARKS
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import NEIGHBOURS, Group, Interpreter, Slot, Window, WindowKind
-from pipeline.base.secret_sources import mask_source
-from pipeline.base.tags import GROUP, JOB, Tag, fact_tag
-from pipeline.base.words import escape_to_utf8
+from pipeline.base.domain import layout
+from pipeline.base.domain.marks import NO_MARKS
+from pipeline.base.domain.records import NEIGHBOURS, Group, Interpreter, Slot, Window, WindowKind
+from pipeline.base.domain.tags import GROUP, JOB, Tag, fact_tag
+from pipeline.base.system import locks, secrets, tracking_root
+from pipeline.base.system.errors import TrackingError
+from pipeline.base.system.factory import Spec
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.secret_sources import mask_source
+from pipeline.base.system.words import escape_to_utf8
 from pipeline.clean import leftovers
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipeline.base import secrets
+from pipeline.base.system import secrets
 from pipeline.launch.events import last_lines
 
 START = "start "

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base import layout
-from pipeline.base.samples import Sample
-from pipeline.base.tags import Tag
+from pipeline.base.domain import layout
+from pipeline.base.domain.samples import Sample
+from pipeline.base.domain.tags import Tag
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult, JobResult, Span
 from pipeline.observe.phases import WINDOW

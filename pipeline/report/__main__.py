@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import entry_points, startup
-from pipeline.base.errors import CollocationError, ConfigError, TrackingError
-from pipeline.base.words import counted
+from pipeline.base.system import entry_points, startup
+from pipeline.base.system.errors import CollocationError, ConfigError, TrackingError
+from pipeline.base.system.words import counted
 from pipeline.record.store.existing import may_be_written
 from pipeline.report import board
 from pipeline.report.page.answer import left_out

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.base import entry_points, tracking_root
-from pipeline.base.errors import CollocationError, ConfigError
+from pipeline.base.system import entry_points, tracking_root
+from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.results import experiment_names
 from pipeline.report.evaluate import outcomes, verdicts

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.base.modes import SERIAL
+from pipeline.base.domain.modes import SERIAL
 from pipeline.observe.group_result import GroupResult
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.evaluate.beside import Shared, sentence, shared

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.errors import ConfigError, TrackingError
-from pipeline.base.tags import REPORT, Tag
+from pipeline.base.domain.tags import REPORT, Tag
+from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.links import run_link
 from pipeline.record.store.upload import log_files

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base import interrupts, words
-from pipeline.base.errors import ConfigError
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.records import Device, Plan, Resume
-from pipeline.base.words import counted
+from pipeline.base.domain.records import Device, Plan, Resume
+from pipeline.base.system import interrupts, words
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.words import counted
 from pipeline.plan import units
 from pipeline.plan.experiment_names import name_company
 from pipeline.plan.inventory import Inventory

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from pipeline.base import interrupts, startup, words
-from pipeline.base.interrupts import Interrupted
-from pipeline.base.records import Device
-from pipeline.base.words import counted
+from pipeline.base.domain.records import Device
+from pipeline.base.system import interrupts, startup, words
+from pipeline.base.system.interrupts import Interrupted
+from pipeline.base.system.words import counted
 from pipeline.scale import cpus, workers
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study.request import StudyRequest

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import factory, interrupts, mig_table, words
-from pipeline.base.errors import ConfigError, InUseError
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.modes import PROFILE, mode_of
-from pipeline.base.protocols import Exporter
-from pipeline.base.records import Device, Plan
-from pipeline.base.words import counted
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.modes import PROFILE, mode_of
+from pipeline.base.domain.protocols import Exporter
+from pipeline.base.domain.records import Device, Plan
+from pipeline.base.system import factory, interrupts, words
+from pipeline.base.system.errors import ConfigError, InUseError
+from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.words import counted
 from pipeline.clean.journal import Journal
 from pipeline.plan import units
 from pipeline.plan.schema import GpuKind

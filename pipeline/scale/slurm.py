@@ -18,15 +18,16 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base import entry_points, interrupts, layout, squeue, user_command, words
-from pipeline.base.command import Completed
-from pipeline.base.command import run as run_program
-from pipeline.base.errors import CommandError, ConfigError, TrackingError
-from pipeline.base.host import cpu_device
-from pipeline.base.interrupts import Interrupted, UndoStack
-from pipeline.base.records import Device, Plan, Result, Resume
-from pipeline.base.secrets import mask_text
-from pipeline.base.words import counted
+from pipeline.base.domain import layout
+from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.records import Device, Plan, Result, Resume
+from pipeline.base.system import entry_points, interrupts, squeue, user_command, words
+from pipeline.base.system.command import Completed
+from pipeline.base.system.command import run as run_program
+from pipeline.base.system.errors import CommandError, ConfigError, TrackingError
+from pipeline.base.system.interrupts import Interrupted, UndoStack
+from pipeline.base.system.secrets import mask_text
+from pipeline.base.system.words import counted
 from pipeline.plan import check, schema
 from pipeline.plan.schema import GpuConfig, GpuKind
 from pipeline.record import task_output

@@ -25,7 +25,7 @@ from typing import IO
 
 from omegaconf import DictConfig
 
-from pipeline.base import interrupts, words
+from pipeline.base.system import interrupts, words
 from pipeline.record import sender
 from pipeline.record.sender import Sender
 from pipeline.study.execution import execute

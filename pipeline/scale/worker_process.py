@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-from pipeline.base import cpu_limit, interrupts, words
-from pipeline.base.records import Device
+from pipeline.base.domain.records import Device
+from pipeline.base.system import cpu_limit, interrupts, words
 from pipeline.scale import cpus
 from pipeline.scale.worker import STATUS
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base import layout, user_command
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import Device, Plan
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import Device, Plan
+from pipeline.base.system import user_command
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan.inventory import take
 from pipeline.plan.plan import build_plan
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.simulation.mps import control
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 
 from omegaconf import DictConfig
 
-from pipeline.base import interrupts, startup, study_cache, words
-from pipeline.base.errors import CollocationError, InUseError
-from pipeline.base.interrupts import UndoStack
+from pipeline.base.system import interrupts, startup, study_cache, words
+from pipeline.base.system.errors import CollocationError, InUseError
+from pipeline.base.system.interrupts import UndoStack
 from pipeline.prepare.device.waiting import Patience
 from pipeline.record import sender
 from pipeline.record.sender import Sender

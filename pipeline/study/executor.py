@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pipeline.base import factory, host, interrupts, layout, programs, words
-from pipeline.base.errors import CollocationError, ConfigError, ListenerError
-from pipeline.base.factory import Spec
-from pipeline.base.interrupts import Interrupted, UndoStack
-from pipeline.base.machine_state import MachineState
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.protocols import Listener, Profiler, Sharing, Slots
-from pipeline.base.records import Group, Interpreter, Job, ListenerSpec, Required, Slot
-from pipeline.base.tags import Tag, listener_tag
+from pipeline.base.domain import layout, programs
+from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.protocols import Listener, Profiler, Sharing, Slots
+from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Slot
+from pipeline.base.domain.tags import Tag, listener_tag
+from pipeline.base.system import factory, host, interrupts, words
+from pipeline.base.system.errors import CollocationError, ConfigError, ListenerError
+from pipeline.base.system.factory import Spec
+from pipeline.base.system.interrupts import Interrupted, UndoStack
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import layout, programs, tracking_root, words
-from pipeline.base.host import cpu_device
-from pipeline.base.paths import expanded
-from pipeline.base.records import Device, Plan
-from pipeline.base.words import counted
+from pipeline.base.domain import layout, programs
+from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.records import Device, Plan
+from pipeline.base.system import tracking_root, words
+from pipeline.base.system.paths import expanded
+from pipeline.base.system.words import counted
 from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal, replay
 from pipeline.plan.inventory import Inventory, take

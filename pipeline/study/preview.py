@@ -7,9 +7,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from pipeline.base import words
-from pipeline.base.errors import TrackingError
-from pipeline.base.records import Plan, Resume
+from pipeline.base.domain.records import Plan, Resume
+from pipeline.base.system import words
+from pipeline.base.system.errors import TrackingError
 from pipeline.observe.forecast import forecast
 from pipeline.observe.progress import Ran
 from pipeline.plan import check, describe

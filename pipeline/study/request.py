@@ -12,12 +12,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipeline import rehearsal
-from pipeline.base import factory, words
-from pipeline.base.errors import ConfigError
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.paths import expanded
-from pipeline.base.protocols import Exporter
-from pipeline.base.records import Device, Plan, Resume
+from pipeline.base.domain.protocols import Exporter
+from pipeline.base.domain.records import Device, Plan, Resume
+from pipeline.base.system import factory, words
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.paths import expanded
 from pipeline.plan import feasible, read, units
 from pipeline.plan import plan as planning
 from pipeline.plan.experiment_names import separate_rehearsals

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.base import words
-from pipeline.base.errors import TrackingError
-from pipeline.base.records import Group, Plan, Resume
-from pipeline.base.words import counted
+from pipeline.base.domain.records import Group, Plan, Resume
+from pipeline.base.system import words
+from pipeline.base.system.errors import TrackingError
+from pipeline.base.system.words import counted
 from pipeline.observe.compare import Comparison
 from pipeline.observe.group_result import GroupResult
 from pipeline.plan.inventory import Inventory

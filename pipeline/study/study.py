@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.base import entry_points, host, interrupts, layout, words
-from pipeline.base.errors import TrackingError
-from pipeline.base.interrupts import Interrupted, UndoStack
-from pipeline.base.paths import expanded
-from pipeline.base.protocols import Showing
-from pipeline.base.records import Group, Plan, Result, Resume
-from pipeline.base.words import counted, duration
+from pipeline.base.domain import layout
+from pipeline.base.domain.protocols import Showing
+from pipeline.base.domain.records import Group, Plan, Result, Resume
+from pipeline.base.system import entry_points, host, interrupts, words
+from pipeline.base.system.errors import TrackingError
+from pipeline.base.system.interrupts import Interrupted, UndoStack
+from pipeline.base.system.paths import expanded
+from pipeline.base.system.words import counted, duration
 from pipeline.observe import failures, phases
 from pipeline.observe.compare import Comparison
 from pipeline.observe.group_result import GroupResult

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base import entry_points, factory
-from pipeline.base.errors import TrackingError
-from pipeline.base.secrets import mask_text
+from pipeline.base.system import entry_points, factory
+from pipeline.base.system.errors import TrackingError
+from pipeline.base.system.secrets import mask_text
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.table import table

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Result
-from pipeline.base.tags import GROUP, Tag, stored_name
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.tags import GROUP, Tag, stored_name
+from pipeline.base.system.paths import PROJECT_DIR
 from tests import fail_everywhere
 from tests.attack import container, figures
 from tests.support import forks

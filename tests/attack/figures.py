@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pipeline.base import units
-from pipeline.base.records import Result
+from pipeline.base.domain import units
+from pipeline.base.domain.records import Result
 from pipeline.observe import table
 from tests.attack.store_reader import StoredRun, groups_of, read_runs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from random import Random
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.attack.bench import SHORT, Bench, Outcome
 from tests.attack.store_reader import groups_of, jobs_of, read_runs
 

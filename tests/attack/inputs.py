@@ -11,7 +11,7 @@ import string
 from pathlib import Path
 from random import Random
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.attack.bench import Bench, Outcome
 from tests.support import forks
 

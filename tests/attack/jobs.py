@@ -63,7 +63,7 @@ with client.attach() as job:
 
 def attack(bench: Bench, random: Random) -> Outcome:
     """Run two such jobs."""
-    from pipeline.base.paths import PROJECT_DIR
+    from pipeline.base.system.paths import PROJECT_DIR
 
     secret, script = bench.folder / "secret.txt", bench.folder / "job.py"
     secret.write_text(_SECRET)

@@ -17,7 +17,7 @@ runpy.run_path({run!r}, run_name="__main__")
 
 def attack(bench: Bench, random: Random) -> Outcome:
     """Run a study within a limit of the kernel."""
-    from pipeline.base.paths import PROJECT_DIR
+    from pipeline.base.system.paths import PROJECT_DIR
 
     limit, value = random.choice(
         [("RLIMIT_NOFILE", random.randint(8, 60)), ("RLIMIT_FSIZE", random.choice([0, 100, 1000, 10_000, 50_000]))]

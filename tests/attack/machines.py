@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Result
+from pipeline.base.domain.records import Result
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import schema
 from pipeline.simulation.machine.state import Settings, StateFile
 from tests.attack import container

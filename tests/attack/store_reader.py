@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base.tags import GROUP, JOB, PREFIX, restore_names
+from pipeline.base.domain.tags import GROUP, JOB, PREFIX, restore_names
 from tests import fail_everywhere
 
 _OF_EXPERIMENT = "FROM runs JOIN experiments USING (experiment_id) {} WHERE experiments.name = '{}'"

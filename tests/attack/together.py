@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from pipeline.base.records import Result
+from pipeline.base.domain.records import Result
 from pipeline.plan import schema
 from tests.attack.bench import PATIENT, Bench, Outcome
 from tests.attack.store_reader import groups_of, read_runs

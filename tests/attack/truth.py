@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from pipeline.base.factory import Spec
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.factory import Spec
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import schema
 from pipeline.simulation.machine.state import Fault, State, StateFile
 from tests.attack import true_rows

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.attack.bench import SHORT, Bench, Outcome
 from tests.attack.store_reader import groups_of, read_runs
 from tests.support import forks

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.support import forks, studies
 
 pytestmark = pytest.mark.covers("pipeline/plan", "hydra_plugins", "run.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.support import forks
 from tests.support.packages import Channel, wheel
 from tests.support.studies import Study

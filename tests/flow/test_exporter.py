@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.observe.exporters.prometheus import PrometheusExporter
 from tests.support import live_groups, prometheus_server
 from tests.support.run_cases import SHORT, TOY

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.support import forks
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
@@ -32,8 +32,8 @@ OF_FORKS = ("tests/__init__.py", "tests/support/__init__.py", "tests/support/for
 
 FAIR = """
     from contextlib import contextmanager
-    from pipeline.base.errors import ConfigError
-    from pipeline.base.records import Commands, Slot
+    from pipeline.base.system.errors import ConfigError
+    from pipeline.base.domain.records import Commands, Slot
     from pipeline.prepare.sharing.naive import WholeDevice
 
     class Fair:
@@ -93,7 +93,7 @@ PAINTED = """
     """
 TRACER = """
     from contextlib import nullcontext
-    from pipeline.base.records import Commands
+    from pipeline.base.domain.records import Commands
 
     class Tracer:
         name = "tracer"
@@ -143,7 +143,7 @@ CENSUS = """
         return figure
     """
 TALLY = """
-    from pipeline.base.answer import Answer
+    from pipeline.base.domain.answer import Answer
 
     def add_arguments(parser):
         parser.add_argument("things", nargs="*")
@@ -204,7 +204,7 @@ ADDED = {
         "fair",
         {
             "pipeline/prepare/sharing/fair.py": FAIR,
-            "pipeline/base/modes.py": FAIR_MODE,
+            "pipeline/base/domain/modes.py": FAIR_MODE,
             "conf/scenario/fair.yaml": "name: fair\n_target_: pipeline.prepare.sharing.fair.Fair\nshare: 0.5\n",
         },
     ),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 
 pytestmark = [pytest.mark.slow, pytest.mark.covers("collocate.py", "setup.py")]
 SCRIPT = """

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import LaunchError
-from pipeline.base.factory import Spec
-from pipeline.base.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
-from pipeline.base.tags import Tag
-from pipeline.base.workload import Workload
+from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
+from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.workload import Workload
+from pipeline.base.system.errors import LaunchError
+from pipeline.base.system.factory import Spec
 from pipeline.clean import processes
 from pipeline.launch import jobs
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart

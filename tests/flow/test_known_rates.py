@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.tags import Tag
+from pipeline.base.domain.tags import Tag
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.support.run_cases import TOY
 from tests.toys.stalling import done_by
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import leftovers, processes
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mps import daemon

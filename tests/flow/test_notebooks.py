@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks import report as scale
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report.evaluate.verdicts import Decision
 
 pytestmark = pytest.mark.covers("docs/notebooks")

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import __main__, deployment
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 from tests.support import forks

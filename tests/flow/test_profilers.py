@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.simulation.machine.state import StateFile
 from tests.support import forks

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.simulation.machine import codes
 from tests.support import forks, simulated
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report as scale
-from pipeline.base.layout import DATABASE
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.domain.layout import DATABASE
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.store import results
 from pipeline.record.store.local import open_store
 from pipeline.report.__main__ import main

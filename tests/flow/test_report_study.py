@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.read import rows
 from tests.support import forks

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.base.tags import Tag, stored_name
+from pipeline.base.domain.tags import Tag, stored_name
 from tests.support.run_cases import SHORT, TOY, groups
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Result
+from pipeline.base.domain.records import Result
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.support.run_cases import SHORT, TOY, groups
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]

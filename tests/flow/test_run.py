@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.tags import Tag
+from pipeline.base.domain.tags import Tag
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.record import group_folder
 from tests.support.forks import Process

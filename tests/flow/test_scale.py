@@ -9,9 +9,9 @@ import signal
 import psutil
 import pytest
 
-from pipeline.base.errors import TrackingError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Result
+from pipeline.base.domain.records import Result
+from pipeline.base.system.errors import TrackingError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.shards.overview import overview
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.read import rows

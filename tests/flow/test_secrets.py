@@ -10,7 +10,7 @@ import pytest
 from tests.support.run_cases import groups
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
-pytestmark = pytest.mark.covers("pipeline/base/secrets.py")
+pytestmark = pytest.mark.covers("pipeline/base/system/secrets.py")
 
 SCRIPT = """\
 import os, sys

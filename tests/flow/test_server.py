@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.tags import Tag, stored_name
+from pipeline.base.domain.tags import Tag, stored_name
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.shards.overview import overview
 from tests.support import forks, postgres_cluster
 from tests.support.mlflow_server import kill, start_server

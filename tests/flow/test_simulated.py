@@ -19,9 +19,9 @@ from textwrap import dedent
 import pytest
 
 from pipeline import rehearsal
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Slot
+from pipeline.base.domain.records import Slot
+from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.state import JobState, Started
 from pipeline.plan import describe, read
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig

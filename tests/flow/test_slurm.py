@@ -14,9 +14,9 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from pipeline.base import squeue
-from pipeline.base.errors import TrackingError
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system import squeue
+from pipeline.base.system.errors import TrackingError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.shards.overview import overview
 from pipeline.record.shards.shard_states import NOT_BEGUN, RUNNING, WAITING
 from pipeline.report.read import rows

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from pipeline.base.tags import PREFIX, restore_names
+from pipeline.base.domain.tags import PREFIX, restore_names
 from pipeline.record.sender import Sender
 from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.studies import KeptRows

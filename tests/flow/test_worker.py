@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.invocation import STUDY as TYPED
 from tests.support import forks
 from tests.support.run_cases import SHORT, TOY, groups

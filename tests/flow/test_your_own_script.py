@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.conftest import TOYS
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 
 _MARKED = re.compile(r"mark\.(smoke|covers\()")
 

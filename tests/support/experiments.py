@@ -19,8 +19,8 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
 from pipeline import rehearsal
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Plan
+from pipeline.base.domain.records import Plan
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import feasible, read, schema
 from pipeline.plan import plan as planning
 from pipeline.plan.inventory import take

@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.simulation.mps.control import MPS_CONTROL, write_executable
 
 _MODULES = {

@@ -204,7 +204,7 @@ def _server(project: Path) -> socket.socket:
 
     It starts with the first program of any worker and ends with the last of them.
     """
-    from pipeline.base import locks
+    from pipeline.base.system import locks
 
     is_common = _common_folder is not None and project == _PROJECT_DIR
     path = (_common_folder if is_common and _common_folder else Path(tempfile.mkdtemp(prefix="forks-"))) / "forks"

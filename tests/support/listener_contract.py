@@ -18,11 +18,11 @@ import pytest
 import yaml
 
 from listeners.base import ThreadedListener
-from pipeline.base.errors import ConfigError, ListenerError
-from pipeline.base.host import read_process
-from pipeline.base.protocols import Listener
-from pipeline.base.records import Device
-from pipeline.base.samples import Sample
+from pipeline.base.domain.protocols import Listener
+from pipeline.base.domain.records import Device
+from pipeline.base.domain.samples import Sample
+from pipeline.base.system.errors import ConfigError, ListenerError
+from pipeline.base.system.host import read_process
 from tests.support.nvml_library import UUID
 
 CONF = Path(__file__).parents[2] / "conf" / "listeners"

@@ -7,9 +7,9 @@ import json
 import time
 from pathlib import Path
 
-from pipeline.base.factory import Spec
-from pipeline.base.records import Group, ListenerSpec, Required, Slot
-from pipeline.base.samples import Sample
+from pipeline.base.domain.records import Group, ListenerSpec, Required, Slot
+from pipeline.base.domain.samples import Sample
+from pipeline.base.system.factory import Spec
 from pipeline.observe.observation import Watched
 from tests.conftest import GPU
 from tests.support.rows import FIELDS, group

@@ -7,10 +7,10 @@ import math
 import random
 from typing import Any
 
-from pipeline.base.marks import Marks
-from pipeline.base.modes import mode_of
-from pipeline.base.naming import own_params
-from pipeline.base.records import Result, WindowKind
+from pipeline.base.domain.marks import Marks
+from pipeline.base.domain.modes import mode_of
+from pipeline.base.domain.naming import own_params
+from pipeline.base.domain.records import Result, WindowKind
 from pipeline.report.read.records import JobRow, Row, Study
 from pipeline.report.read.rows import study_of
 

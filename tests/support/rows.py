@@ -12,9 +12,9 @@ from listeners.gpm import GpmListener
 from listeners.host import HostListener
 from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
-from pipeline.base.factory import Spec
-from pipeline.base.records import GpuSettings, Group, Job, Limits, Window, WindowKind
-from pipeline.base.workload import Workload
+from pipeline.base.domain.records import GpuSettings, Group, Job, Limits, Window, WindowKind
+from pipeline.base.domain.workload import Workload
+from pipeline.base.system.factory import Spec
 from pipeline.launch.state import Ended, JobState, Said, Started
 from pipeline.observe.fields import Fields
 from tests.conftest import GPU

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.support import forks, studies
 from tests.support.forks import Process
 from tests.support.studies import Study

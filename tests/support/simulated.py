@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Self
 
-from pipeline.base.programs import of_device
-from pipeline.base.records import Device
+from pipeline.base.domain.programs import of_device
+from pipeline.base.domain.records import Device
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import nvml
 from pipeline.simulation.install import installed, write_programs

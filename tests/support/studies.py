@@ -21,10 +21,11 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from pipeline.base import layout, user_command
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Result
-from pipeline.base.tags import Tag
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.tags import Tag
+from pipeline.base.system import user_command
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import command_line
 from pipeline.record import group_folder, invocation
 from pipeline.record.group_folder import RunRecord

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.layout import DATABASE
-from pipeline.base.tags import Tag, stored_name
+from pipeline.base.domain.layout import DATABASE
+from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.record import group_folder
 from pipeline.record.group_folder import ChildRecord, Clock, Record, RunRecord
 from pipeline.record.store.local import database_uri

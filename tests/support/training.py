@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from workloads import client, train_text, train_timm
 
 TRAIN = PROJECT_DIR / "workloads" / "train_timm.py"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from listeners.base import PollingListener
-from pipeline.base.protocols import Watch
-from pipeline.base.samples import Field, Sample, Summary
+from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.samples import Field, Sample, Summary
 from pipeline.simulation.machine.readings import Quantity
 
 _WATTS, _GROWS_IN_S = 100.0, 15.0

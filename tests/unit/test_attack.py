@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pipeline.base.tags import GROUP
+from pipeline.base.domain.tags import GROUP
 from tests.attack import __main__ as rounds
 from tests.attack import figures
 from tests.attack.bench import Outcome

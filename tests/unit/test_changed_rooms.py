@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.support import changed_rooms
 
 pytestmark = pytest.mark.covers("tests/support/changed_rooms.py")

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from pipeline.base import entry_points
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system import entry_points
+from pipeline.base.system.paths import PROJECT_DIR
 
 FOLDERS = ("pipeline", "listeners", "workloads", "hydra_plugins", "conf")
 MAIN = "import sys; sys.path.insert(1, sys.argv.pop(1)); from gpu_collocation.collocate import main; main()"

@@ -16,10 +16,10 @@ import pytest
 from hydra.types import RunMode
 
 from pipeline import rehearsal
-from pipeline.base import user_command
-from pipeline.base.host import cpu_device
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Device, Plan
+from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.records import Device, Plan
+from pipeline.base.system import user_command
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import feasible, read
 from pipeline.plan import plan as planning
 from pipeline.plan.command_line import readable

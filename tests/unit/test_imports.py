@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import schema
 
 PROBE = """

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.base import regular_files
-from pipeline.base.point_series import MOST_POINTS, PointSeries
+from pipeline.base.domain.point_series import MOST_POINTS, PointSeries
+from pipeline.base.system import regular_files
 
 TORN = ".artifact.uploading."
 """In the name of a file that a killed client left half of among the artifacts."""

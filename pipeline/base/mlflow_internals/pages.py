@@ -10,9 +10,9 @@ import functools
 import json
 from collections.abc import Sequence
 
-from pipeline.base import units
+from pipeline.base.domain import units
+from pipeline.base.domain.tags import GROUP, Tag
 from pipeline.base.mlflow_internals import is_tried
-from pipeline.base.tags import GROUP, Tag
 
 _VIEW = "collocation"
 VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"

@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.base.domain.tags import GROUP, Tag
 from pipeline.base.mlflow_internals import is_tried
-from pipeline.base.tags import GROUP, Tag
 
 _SQL_STORE = "mlflow.store.tracking.sqlalchemy_store"
 LOGGER_OF_DATABASES = "mlflow.store.db.utils"

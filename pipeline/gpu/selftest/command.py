@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import entry_points, words
-from pipeline.base.answer import Answer
-from pipeline.base.errors import ConfigError, GpuBusyError, InUseError
-from pipeline.base.records import Device
+from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.records import Device
+from pipeline.base.system import entry_points, words
+from pipeline.base.system.errors import ConfigError, GpuBusyError, InUseError
 from pipeline.clean import held_folder
 from pipeline.gpu.selftest import health as healthy
 from pipeline.gpu.selftest import judge, rehearsed

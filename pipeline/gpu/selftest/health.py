@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from pipeline.base.words import counted, duration
+from pipeline.base.system.words import counted, duration
 from pipeline.prepare.device.health import Health
 
 _UNKNOWN = "not told by the driver"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from pipeline.base.words import counted
+from pipeline.base.system.words import counted
 from pipeline.gpu.selftest.steps import QUANTITIES, Load, Place
 
 RELATIVE, ABSOLUTE = 0.15, 0.05

@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from pipeline.base.errors import ConfigError, LaunchError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Device
+from pipeline.base.domain.records import Device
+from pipeline.base.system.errors import ConfigError, LaunchError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.selftest.steps import Load
 from pipeline.launch.environ import inherited_environ
 from pipeline.prepare.device import refusals

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
-from pipeline.base import factory, words
-from pipeline.base.errors import ConfigError, LaunchError, ListenerError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.protocols import Listener
-from pipeline.base.records import Device, Slot
-from pipeline.base.samples import Sample
+from pipeline.base.domain.protocols import Listener
+from pipeline.base.domain.records import Device, Slot
+from pipeline.base.domain.samples import Sample
+from pipeline.base.system import factory, words
+from pipeline.base.system.errors import ConfigError, LaunchError, ListenerError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.selftest import load
 from pipeline.gpu.selftest.judge import Row
 from pipeline.gpu.selftest.steps import QUANTITIES, Load, Place, Step, plan

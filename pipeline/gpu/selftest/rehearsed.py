@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.factory import Spec
-from pipeline.base.paths import expanded
-from pipeline.base.records import Device
+from pipeline.base.domain.records import Device
+from pipeline.base.system.factory import Spec
+from pipeline.base.system.paths import expanded
 from pipeline.gpu.selftest.steps import IDLE, Load
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import occupied

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pipeline.base import command
-from pipeline.base.errors import CommandError, ConfigError, SharingError
-from pipeline.base.programs import Programs, of_group
-from pipeline.base.records import Commands, Group
+from pipeline.base.domain.programs import Programs, of_group
+from pipeline.base.domain.records import Commands, Group
+from pipeline.base.system import command
+from pipeline.base.system.errors import CommandError, ConfigError, SharingError
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
 

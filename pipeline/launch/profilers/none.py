@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import Commands, Device, Group
+from pipeline.base.domain.records import Commands, Device, Group
+from pipeline.base.system.errors import ConfigError
 
 
 class NoProfiler:

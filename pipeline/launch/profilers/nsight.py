@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from pipeline.base import words
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import expanded
-from pipeline.base.records import Commands, Device, Group
+from pipeline.base.domain.records import Commands, Device, Group
+from pipeline.base.system import words
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import expanded
 from pipeline.launch.profilers import dcgm
 
 _REPORT = "profile"

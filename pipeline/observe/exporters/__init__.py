@@ -1,1 +1,1 @@
-"""What shows a study to other programs while it runs (`pipeline.base.protocols.Exporter`)."""
+"""What shows a study to other programs while it runs (`pipeline.base.domain.protocols.Exporter`)."""

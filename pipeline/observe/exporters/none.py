@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from pipeline.base.protocols import Live, Showing
-from pipeline.base.records import Group
+from pipeline.base.domain.protocols import Live, Showing
+from pipeline.base.domain.records import Group
 
 
 class NoExporter:

@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.protocols import Live, Showing
-from pipeline.base.records import Group
+from pipeline.base.domain.protocols import Live, Showing
+from pipeline.base.domain.records import Group
+from pipeline.base.system.errors import ConfigError
 from pipeline.observe.exporters.series import GroupSeries
 
 _STOP_LIMIT_S = 5.0
@@ -53,7 +53,7 @@ class PrometheusExporter:
 
     @contextmanager
     def serving(self) -> Iterator[Showing]:
-        """Listen, before anything else of the study begins (`pipeline.base.protocols.Exporter`)."""
+        """Listen, before anything else of the study begins (`pipeline.base.domain.protocols.Exporter`)."""
         from prometheus_client import CollectorRegistry, make_wsgi_app
 
         current, registry = _Current(), CollectorRegistry()

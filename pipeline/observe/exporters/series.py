@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pipeline.base.protocols import Live
-from pipeline.base.records import Device, Group, Job
-from pipeline.base.samples import Field
+from pipeline.base.domain.protocols import Live
+from pipeline.base.domain.records import Device, Group, Job
+from pipeline.base.domain.samples import Field
 from pipeline.observe.live import LiveJobs
 
 PREFIX = "collocation"

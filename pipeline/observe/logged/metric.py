@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import layout, regular_files
+from pipeline.base.domain import layout
+from pipeline.base.domain.workload import RateSource
 from pipeline.base.mlflow_internals.files import read_script_runs
-from pipeline.base.words import counted
-from pipeline.base.workload import RateSource
+from pipeline.base.system import regular_files
+from pipeline.base.system.words import counted
 from pipeline.launch.events import Events, last_shown
 from pipeline.launch.state import JobState
 from pipeline.observe.clock import ClockRecord

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base import regular_files
-from pipeline.base.workload import RateSource
+from pipeline.base.domain.workload import RateSource
+from pipeline.base.system import regular_files
 from pipeline.observe.logged import numbers, rate_text
 from pipeline.observe.logged.numbers import UnreadableError
 from pipeline.observe.logged.output_lines import OutputLines

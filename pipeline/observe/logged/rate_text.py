@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pipeline.base import units
-from pipeline.base.metric_unit import SCALES, MetricUnit
+from pipeline.base.domain import units
+from pipeline.base.domain.metric_unit import SCALES, MetricUnit
 from pipeline.observe.logged.numbers import UnreadableError
 
 _SECONDS = {

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.base import regular_files
+from pipeline.base.system import regular_files
 
 PATTERN = "events.out.tfevents.*"
 _MAX_RECORD_BYTES = 1 << 16

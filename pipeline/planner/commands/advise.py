@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from pipeline.base import entry_points, words
-from pipeline.base.answer import Answer
-from pipeline.base.errors import ConfigError
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system import entry_points, words
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner.results import settle
 from pipeline.planner.results.advice import Advice, advise
 from pipeline.report.evaluate.cells import cells_of

@@ -7,9 +7,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.answer import Answer
-from pipeline.base.errors import ConfigError
-from pipeline.base.words import aligned
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import aligned
 from pipeline.planner import profile
 from pipeline.planner.deployment import Plan
 from pipeline.planner.pictures import gpus

@@ -7,9 +7,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from pipeline.base.answer import Answer
-from pipeline.base.errors import ConfigError
-from pipeline.base.words import aligned
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import aligned
 from pipeline.planner.commands.serve import no_plan
 from pipeline.planner.profile import marks
 from pipeline.planner.serving import asked, methods

@@ -6,8 +6,8 @@ import argparse
 import re
 from pathlib import Path
 
-from pipeline.base.answer import Answer
-from pipeline.base.errors import ConfigError
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import deployment, files
 from pipeline.planner.pictures import gpus, load, timeline
 from pipeline.planner.transition import steps

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import mig_table
-from pipeline.base.answer import Answer
-from pipeline.base.errors import ConfigError
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system.errors import ConfigError
 from pipeline.importer import experiment_file
 from pipeline.planner import files
 from pipeline.planner.deployment import Plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pipeline.base.answer import Answer
-from pipeline.base.words import counted
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system.words import counted
 from pipeline.planner import parvagpu, profile
 from pipeline.planner.results import measured
 from pipeline.report.read import rows, stores

@@ -6,9 +6,9 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from pipeline.base import locks
-from pipeline.base.answer import Answer
-from pipeline.base.words import counted, say
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system import locks
+from pipeline.base.system.words import counted, say
 from pipeline.planner.commands.transition import what
 from pipeline.planner.transition import proof, steps
 from pipeline.planner.transition.replay import Outcome, replay

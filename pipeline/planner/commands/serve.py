@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.answer import Answer
-from pipeline.base.words import aligned, counted
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system.words import aligned, counted
 from pipeline.planner import deployment, files
 from pipeline.planner.deployment import Instance, Plan
 from pipeline.planner.profile import Profile, marks

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import modes
-from pipeline.base.answer import Answer
-from pipeline.base.errors import ConfigError
-from pipeline.base.words import aligned, counted
+from pipeline.base.domain import modes
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import aligned, counted
 from pipeline.planner import files, profile
 from pipeline.planner.profile import Profile, marks
 from pipeline.planner.serving import asked

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base import json_decoder
-from pipeline.base.answer import Answer
-from pipeline.base.errors import ConfigError
-from pipeline.base.words import aligned, counted
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system import json_decoder
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import aligned, counted
 from pipeline.planner import deployment
 from pipeline.planner.deployment import Instance
 from pipeline.planner.profile import marks

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base import entry_points, modes, services
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.words import counted
+from pipeline.base.domain import modes, services
+from pipeline.base.system import entry_points
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.words import counted
 from pipeline.importer import experiment_file
 from pipeline.importer.experiment_file import Program, Value, override_value
 from pipeline.plan.schema import keys_of

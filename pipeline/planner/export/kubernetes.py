@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Plan
 from pipeline.planner.export.experiment import rates_per_s
 

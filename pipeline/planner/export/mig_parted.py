@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Gpu, Plan
 
 

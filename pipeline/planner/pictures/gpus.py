@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.modes import MIG, MIG_MPS, MODES, Mode
+from pipeline.base.domain.modes import MIG, MIG_MPS, MODES, Mode
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import deployment
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.report.figures.bars import legend_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.words import natural
+from pipeline.base.system.words import natural
 from pipeline.planner.transition.graph import timed
 from pipeline.planner.transition.steps import KINDS, Step, Transition
 from pipeline.report.figures.drawing import (

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from pipeline.base import services, units
-from pipeline.base.modes import SERIAL
-from pipeline.base.normalise import SLOWDOWN, SPEEDUP, independent
-from pipeline.base.words import counted
+from pipeline.base.domain import services, units
+from pipeline.base.domain.modes import SERIAL
+from pipeline.base.domain.normalise import SLOWDOWN, SPEEDUP, independent
+from pipeline.base.system.words import counted
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Case, Cell, by_place, ratios, speed_ratios
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY

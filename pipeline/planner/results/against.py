@@ -12,11 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from pipeline.base import entry_points, services, units
-from pipeline.base.errors import ConfigError
-from pipeline.base.mig_table import model_called
-from pipeline.base.normalise import independent
-from pipeline.base.records import Result
+from pipeline.base.domain import services, units
+from pipeline.base.domain.mig_table import model_called
+from pipeline.base.domain.normalise import independent
+from pipeline.base.domain.records import Result
+from pipeline.base.system import entry_points
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 from pipeline.planner.export.experiment import Group, groups_of, rates_per_s

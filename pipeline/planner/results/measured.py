@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pipeline.base import mig_names, services, units
-from pipeline.base.errors import ConfigError
-from pipeline.base.host import CPU_PREFIX
-from pipeline.base.mig_table import model_called
-from pipeline.base.modes import PARTITION, PERCENTAGE, PROFILE
-from pipeline.base.naming import own_params
-from pipeline.base.normalise import independent
+from pipeline.base.domain import mig_names, services, units
+from pipeline.base.domain.mig_table import model_called
+from pipeline.base.domain.modes import PARTITION, PERCENTAGE, PROFILE
+from pipeline.base.domain.naming import own_params
+from pipeline.base.domain.normalise import independent
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.host import CPU_PREFIX
 from pipeline.planner import profile
 from pipeline.planner.profile import Profile
 from pipeline.report.evaluate.cells import Cell, cases_of, cells_of

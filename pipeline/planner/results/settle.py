@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from pipeline.base import entry_points, user_command
-from pipeline.base.modes import MPS, NAIVE
+from pipeline.base.domain.modes import MPS, NAIVE
+from pipeline.base.system import entry_points, user_command
 from pipeline.planner.results.advice import Advice
 from pipeline.record.store import content
 from pipeline.report.evaluate.cells import cases_of

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import mig_table
-from pipeline.base.errors import ConfigError
+from pipeline.base.domain import mig_table
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile
 from pipeline.planner.profile import Profile
 from pipeline.planner.serving import problem, services

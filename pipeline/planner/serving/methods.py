@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner.serving import exact, genetic, greedy, limited, slices, tree
 from pipeline.planner.serving.candidates import Candidates, Configuration
 from pipeline.planner.serving.problem import Problem

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.base.modes import PlannedAs
+from pipeline.base.domain.modes import PlannedAs
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
 from pipeline.planner.profile import PLANNED_AS, Profile, Row
 from pipeline.planner.serving import exact

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NewType
 
-from pipeline.base import mig_table
-from pipeline.base.errors import ConfigError
+from pipeline.base.domain import mig_table
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Service
 from pipeline.planner.profile import ON_INSTANCES, PLANNED_AS, Profile, Row
 from pipeline.planner.serving.services import Demand, Limits

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.mig_table import model_called
+from pipeline.base.domain.mig_table import model_called
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import files
 from pipeline.planner.deployment import Service
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.mig_table import model_called
+from pipeline.base.domain.mig_table import model_called
 from pipeline.planner.deployment import Deployment, Gpu, Instance
 from pipeline.planner.serving import planned
 from pipeline.planner.serving.problem import WHOLE, KindIndex, Option, Partition, Problem

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import deployment, files
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
 from pipeline.planner.profile import PLANNED_AS

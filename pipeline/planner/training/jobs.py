@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline.base import mig_table
-from pipeline.base.errors import ConfigError
-from pipeline.base.modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import files
 from pipeline.planner.profile import Profile as Table
 from pipeline.planner.serving.problem import Model

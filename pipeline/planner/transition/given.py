@@ -6,8 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from pipeline.base import mig_table
-from pipeline.base.errors import ConfigError
+from pipeline.base.domain import mig_table
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.planner.transition.rooms import Kind, Rooms, configuration
 

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import rehearsal
-from pipeline.base import json_decoder, mig_table
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.host import boot_id
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.programs import Programs
-from pipeline.base.records import Device
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.programs import Programs
+from pipeline.base.domain.records import Device
+from pipeline.base.system import json_decoder
+from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.host import boot_id
+from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean import journal, own_file
 from pipeline.clean.journal import Journal
 from pipeline.planner import files

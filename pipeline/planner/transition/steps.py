@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline.base import entry_points, json_decoder
-from pipeline.base.errors import ConfigError
-from pipeline.base.modes import PlannedAs
+from pipeline.base.domain.modes import PlannedAs
+from pipeline.base.system import entry_points, json_decoder
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import deployment, files
 from pipeline.planner.deployment import Deployment, Instance
 

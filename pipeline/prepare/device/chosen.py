@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.host import cpu_device
-from pipeline.base.records import Device
+from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.records import Device
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import nvml
 
 # By which an allocation says what it grants, the one that counts most first. Slurm's are of the job step and the job.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.records import Device
+from pipeline.base.domain.records import Device
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
 

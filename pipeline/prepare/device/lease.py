@@ -16,9 +16,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import host, layout, locks
-from pipeline.base.errors import GpuBusyError, InUseError
-from pipeline.base.records import Device
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import Device
+from pipeline.base.system import host, locks
+from pipeline.base.system.errors import GpuBusyError, InUseError
 from pipeline.prepare.device import gpu_reader
 
 # Whoever only asks who holds a device locks the file for a moment. Unit: s.

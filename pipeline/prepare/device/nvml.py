@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.base.errors import CollocationError, ConfigError
-from pipeline.base.records import Device
+from pipeline.base.domain.records import Device
+from pipeline.base.system.errors import CollocationError, ConfigError
 
 _log = logging.getLogger(__name__)
 MIG_PREFIX = "MIG-"

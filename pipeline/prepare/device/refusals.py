@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import entry_points, programs, words
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.records import Device, Group
+from pipeline.base.domain import programs
+from pipeline.base.domain.records import Device, Group
+from pipeline.base.system import entry_points, words
+from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.prepare.device import gpu_reader
 
 

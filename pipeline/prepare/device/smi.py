@@ -15,9 +15,9 @@ from typing import Any, Self
 
 import psutil
 
-from pipeline.base import command, entry_points
-from pipeline.base.errors import CommandError, SharingError
-from pipeline.base.programs import Programs
+from pipeline.base.domain.programs import Programs
+from pipeline.base.system import command, entry_points
+from pipeline.base.system.errors import CommandError, SharingError
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pipeline.base import command, study_cache
-from pipeline.base.errors import CommandError, SharingError
-from pipeline.base.host import boot_id
-from pipeline.base.programs import Programs
-from pipeline.base.records import Commands
+from pipeline.base.domain.programs import Programs
+from pipeline.base.domain.records import Commands
+from pipeline.base.system import command, study_cache
+from pipeline.base.system.errors import CommandError, SharingError
+from pipeline.base.system.host import boot_id
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
 from pipeline.prepare.device.smi import Smi, await_last_write

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from pipeline.base import words
-from pipeline.base.errors import GpuBusyError, InUseError
-from pipeline.base.interrupts import Interrupted
-from pipeline.base.words import duration
+from pipeline.base.system import words
+from pipeline.base.system.errors import GpuBusyError, InUseError
+from pipeline.base.system.interrupts import Interrupted
+from pipeline.base.system.words import duration
 
 _LOOK_S = 1.0
 

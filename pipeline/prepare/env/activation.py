@@ -10,8 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
-from pipeline.base import command
-from pipeline.base.errors import CommandError, ConfigError
+from pipeline.base.system import command
+from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env.recipe import activated
 
 _LIMIT_S = 120.0

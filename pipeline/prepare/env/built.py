@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline.base.paths import PROJECT_DIR, expanded, find_file
-from pipeline.base.records import Interpreter
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.system.paths import PROJECT_DIR, expanded, find_file
 from pipeline.prepare.env import lock
 from pipeline.prepare.env.cache import Cache, default_root
 from pipeline.prepare.env.recipe import Recipe, python_of

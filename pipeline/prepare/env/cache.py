@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.base import command, locks, words
-from pipeline.base.errors import CommandError, ConfigError
-from pipeline.base.records import Interpreter
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.system import command, locks, words
+from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env import trust
 from pipeline.prepare.env.lock import changed_archive
 from pipeline.prepare.env.probe import Probe, probe, probe_new

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import EnvTool
+from pipeline.base.domain.records import EnvTool
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.env import activation, conda_file, conda_meta, lock, rattler, uv
 from pipeline.prepare.env.built import BuiltEnv
 from pipeline.prepare.env.lock import Distribution, Lock

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from pipeline.base import secrets
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import expanded
+from pipeline.base.system import secrets
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import expanded
 from pipeline.prepare.env import lock, requirements
 from pipeline.prepare.env.lock import Lock
 

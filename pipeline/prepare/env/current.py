@@ -7,8 +7,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.base import study_cache
-from pipeline.base.records import Interpreter
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.system import study_cache
 from pipeline.prepare.env import editable
 from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env.lock import Distribution

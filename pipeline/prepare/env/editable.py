@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from pipeline.base import git
+from pipeline.base.system import git
 from pipeline.prepare.env.lock import Distribution
 
 # What an import can execute.

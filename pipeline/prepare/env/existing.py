@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import study_cache
-from pipeline.base.errors import CommandError, ConfigError
-from pipeline.base.paths import expanded
-from pipeline.base.records import Interpreter
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.system import study_cache
+from pipeline.base.system.errors import CommandError, ConfigError
+from pipeline.base.system.paths import expanded
 from pipeline.prepare.env import activation, conda_file, conda_meta, editable, lock
 from pipeline.prepare.env.conda_file import CondaFile
 from pipeline.prepare.env.lock import Distribution, Lock

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.secrets import strip_logins
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.secrets import strip_logins
 
 EDITABLE = "a package installed from a folder can change and cannot be recorded; build a wheel and name that"
 _FIRST_LINE = "# environment lock: "

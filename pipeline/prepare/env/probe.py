@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import command
-from pipeline.base.errors import CommandError, ConfigError
+from pipeline.base.system import command
+from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env.lock import Distribution
 from pipeline.prepare.env.recipe import python_of
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import command
-from pipeline.base.errors import CommandError, ConfigError
+from pipeline.base.system import command
+from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env.lock import Lock
 
 BUILD_LIMIT_S = 3600.0

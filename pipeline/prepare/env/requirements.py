@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import expanded
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import expanded
 from pipeline.prepare.env import lock
 
 _EDITABLE = ("-e", "--editable")

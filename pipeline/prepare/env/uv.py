@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.env import certificates
 from pipeline.prepare.env.recipe import Builder
 

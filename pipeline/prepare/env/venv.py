@@ -6,8 +6,8 @@ import platform
 import sys
 from pathlib import Path
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import expanded
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import expanded
 from pipeline.prepare.env import lock, uv
 from pipeline.prepare.env import requirements as env_requirements
 from pipeline.prepare.env.built import BuiltEnv

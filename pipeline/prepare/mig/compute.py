@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base import mig_names, mig_table
-from pipeline.base.errors import ConfigError
-from pipeline.base.words import counted
+from pipeline.base.domain import mig_names, mig_table
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import counted
 from pipeline.prepare.mig import partitions
 from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
 from pipeline.prepare.mig.profiles import MigGpu, Profile

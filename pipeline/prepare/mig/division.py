@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pipeline.base import entry_points
-from pipeline.base.errors import SharingError
-from pipeline.base.host import boot_id
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.records import Commands, Device
+from pipeline.base.domain.records import Commands, Device
+from pipeline.base.system import entry_points
+from pipeline.base.system.errors import SharingError
+from pipeline.base.system.host import boot_id
+from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import gpu_reader
 from pipeline.prepare.mig import compute

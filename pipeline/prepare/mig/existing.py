@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from pipeline.base import mig_names
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import Device
+from pipeline.base.domain import mig_names
+from pipeline.base.domain.records import Device
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
 from pipeline.prepare.mig.profiles import offered

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pipeline.base import mig_names
-from pipeline.base.errors import ConfigError
+from pipeline.base.domain import mig_names
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 
 AUTO = "auto"

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base import mig_table
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import Device
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.records import Device
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from pipeline.base.errors import SharingError
-from pipeline.base.records import Job, Slot
+from pipeline.base.domain.records import Job, Slot
+from pipeline.base.system.errors import SharingError
 from pipeline.clean.processes import tree_of
 from pipeline.prepare.mps.daemon import MpsDaemon
 

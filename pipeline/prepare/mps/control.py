@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import command
-from pipeline.base.errors import CommandError, SharingError
+from pipeline.base.system import command
+from pipeline.base.system.errors import CommandError, SharingError
 
 CONTROL = "nvidia-cuda-mps-control"
 # Programs that know no versions ignore it, and in those that do it counts more than an option.

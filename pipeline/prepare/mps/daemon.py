@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipeline.base import command, entry_points
-from pipeline.base.errors import CommandError, SharingError
-from pipeline.base.programs import Programs
+from pipeline.base.domain.programs import Programs
+from pipeline.base.system import command, entry_points
+from pipeline.base.system.errors import CommandError, SharingError
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.base.records import Device, Job
+from pipeline.base.domain.records import Device, Job
 
 # Multiprocessors left to a client at which fp16 and bf16 matrix products came out wrong or unwritten, with no error.
 # Source: measured on an H100 80GB HBM3 (132 multiprocessors, driver 580.159.04, torch 2.11.0+cu130); docs/mps.md.

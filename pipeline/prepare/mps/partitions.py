@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.base.errors import CommandError, SharingError
+from pipeline.base.system.errors import CommandError, SharingError
 from pipeline.prepare.mps.control import Control
 
 # Multiprocessors of a chunk, from a compute capability on. Source: MPS documentation, Static SM Partitioning; one chunk

@@ -11,13 +11,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import entry_points
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.programs import Programs, of_group
-from pipeline.base.protocols import Slots
-from pipeline.base.records import Commands, Device, Group, Job, Slot
-from pipeline.base.words import counted
+from pipeline.base.domain.programs import Programs, of_group
+from pipeline.base.domain.protocols import Slots
+from pipeline.base.domain.records import Commands, Device, Group, Job, Slot
+from pipeline.base.system import entry_points
+from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.words import counted
 from pipeline.clean.journal import Journal
 from pipeline.clean.processes import tree_of
 from pipeline.prepare.device import compute_mode, refusals

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import mig_names
-from pipeline.base.errors import ConfigError
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.programs import of_group
-from pipeline.base.protocols import Slots
-from pipeline.base.records import Device, Group, Job, Slot
+from pipeline.base.domain import mig_names
+from pipeline.base.domain.programs import of_group
+from pipeline.base.domain.protocols import Slots
+from pipeline.base.domain.records import Device, Group, Job, Slot
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.mig.partitions import AUTO, Layout
 from pipeline.prepare.mig.profiles import read_gpu

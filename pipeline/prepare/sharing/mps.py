@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.programs import of_group
-from pipeline.base.protocols import Slots
-from pipeline.base.records import Commands, Device, Group, Slot
+from pipeline.base.domain.programs import of_group
+from pipeline.base.domain.protocols import Slots
+from pipeline.base.domain.records import Commands, Device, Group, Slot
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import compute_mode, refusals
 from pipeline.prepare.device.smi import Smi

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.modes import PARTITION
-from pipeline.base.programs import of_group
-from pipeline.base.protocols import Slots
-from pipeline.base.records import Device, Group, Job, Slot
+from pipeline.base.domain.modes import PARTITION
+from pipeline.base.domain.programs import of_group
+from pipeline.base.domain.protocols import Slots
+from pipeline.base.domain.records import Device, Group, Job, Slot
+from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import compute_mode, refusals
 from pipeline.prepare.device.smi import Smi

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.records import Commands, Device, Group, Slot
+from pipeline.base.domain.records import Commands, Device, Group, Slot
 from pipeline.prepare.device import compute_mode, refusals
 
 

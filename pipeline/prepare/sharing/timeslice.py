@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.programs import of_group
-from pipeline.base.records import Commands, Device, Group
+from pipeline.base.domain.programs import of_group
+from pipeline.base.domain.records import Commands, Device, Group
+from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import refusals, time_slice
 from pipeline.prepare.device.smi import Smi

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.layout import DATABASE
+from pipeline.base.domain.layout import DATABASE
+from pipeline.base.domain.tags import GROUP, fact_tag, facts_of, stored_name
 from pipeline.base.mlflow_internals import tables
-from pipeline.base.tags import GROUP, fact_tag, facts_of, stored_name
 from pipeline.record.store import results
 from pipeline.record.store.local import is_server
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from pipeline.base import squeue
-from pipeline.base.tags import GROUP, JOB, Tag, facts_of
+from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of
+from pipeline.base.system import squeue
 from pipeline.observe import endings
 from pipeline.record.shards import group_runs
 from pipeline.record.shards.shard_states import Queued

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import layout, machine_state, secrets, squeue, user_command, words
-from pipeline.base.errors import CommandError, TrackingError
-from pipeline.base.records import Result
-from pipeline.base.tags import Tag, facts_by_plan
+from pipeline.base.domain import layout, machine_state
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.tags import Tag, facts_by_plan
+from pipeline.base.system import secrets, squeue, user_command, words
+from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.group_folder import RunRecord
 from pipeline.record.invocation import command_to_resume

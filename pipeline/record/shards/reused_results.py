@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from pipeline.base.tags import Tag, facts_of, later_plans, restore_names, stored_name
+from pipeline.base.domain.tags import Tag, facts_of, later_plans, restore_names, stored_name
 from pipeline.record.store.content import CUT, MAX_TAG
 from pipeline.record.store.local import Store, refused_by
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from pipeline.base import host, skips, squeue
-from pipeline.base.errors import CommandError
-from pipeline.base.machine_state import MachineState, merge_same
-from pipeline.base.records import Result
+from pipeline.base.domain import skips
+from pipeline.base.domain.machine_state import MachineState, merge_same
+from pipeline.base.domain.records import Result
+from pipeline.base.system import host, squeue
+from pipeline.base.system.errors import CommandError
 from pipeline.record.shards.group_runs import Told
 from pipeline.record.shards.slurm_arrays import Submitted
 

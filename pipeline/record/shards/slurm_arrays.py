@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pipeline.base import user_command
-from pipeline.base.tags import PREFIX
+from pipeline.base.domain.tags import PREFIX
+from pipeline.base.system import user_command
 from pipeline.record.store.content import words_of
 from pipeline.record.store.existing import open_if_there
 from pipeline.record.store.local import Store, refused_by

@@ -13,13 +13,13 @@ import shlex
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pipeline.base.layout import LONG_VALUES
+from pipeline.base.domain.layout import LONG_VALUES
+from pipeline.base.domain.point_series import thinned
+from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.base.mlflow_internals.files import TORN, ScriptRun
-from pipeline.base.point_series import thinned
-from pipeline.base.secret_names import Secrecy, secrecy_of
-from pipeline.base.secrets import mask, mask_text
-from pipeline.base.tags import Tag, stored_name
-from pipeline.base.words import escape_to_utf8
+from pipeline.base.system.secret_names import Secrecy, secrecy_of
+from pipeline.base.system.secrets import mask, mask_text
+from pipeline.base.system.words import escape_to_utf8
 
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 MAX_ENTITIES, MAX_PARAMS, MAX_TAGS = 1000, 100, 100

@@ -10,8 +10,8 @@ import tempfile
 from contextlib import closing, suppress
 from pathlib import Path
 
-from pipeline.base.errors import ConfigError, TrackingError
-from pipeline.base.layout import DATABASE, STORE_LOCK
+from pipeline.base.domain.layout import DATABASE, STORE_LOCK
+from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store.local import Store, is_server, open_store, set_mlflow_defaults
 from pipeline.record.store.relocate import relocate
 

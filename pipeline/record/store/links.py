@@ -7,9 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from pipeline.base.layout import DATABASE
+from pipeline.base.domain.layout import DATABASE
 from pipeline.base.mlflow_internals import pages
-from pipeline.base.secrets import strip_logins
+from pipeline.base.system.secrets import strip_logins
 
 _UI = "http://127.0.0.1:5000"
 

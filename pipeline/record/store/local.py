@@ -20,10 +20,11 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 
-from pipeline.base import entry_points, locks, mlflow_internals, tracking_root
-from pipeline.base.errors import ConfigError, TrackingError
-from pipeline.base.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
+from pipeline.base import mlflow_internals
+from pipeline.base.domain.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
 from pipeline.base.mlflow_internals import pages, tables
+from pipeline.base.system import entry_points, locks, tracking_root
+from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.invocation import python
 from pipeline.record.store import schema
 from pipeline.record.store.schema import OutdatedError

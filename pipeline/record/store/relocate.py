@@ -6,10 +6,10 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from pipeline.base import locks
-from pipeline.base.errors import ConfigError, TrackingError
-from pipeline.base.layout import DATABASE, STORE_LOCK
+from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.mlflow_internals import tables
+from pipeline.base.system import locks
+from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store.local import BUSY_TIMEOUT_S, foreign_root
 
 

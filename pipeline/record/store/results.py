@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base import layout, naming
-from pipeline.base.errors import TrackingError
-from pipeline.base.machine_state import MachineState
-from pipeline.base.records import Result, WindowKind
-from pipeline.base.tags import GROUP, JOB, Tag, facts_by_plan, facts_of, restore_names
+from pipeline.base.domain import layout, naming
+from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_by_plan, facts_of, restore_names
+from pipeline.base.system.errors import TrackingError
 from pipeline.observe.progress import Ran
 from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.store.existing import open_if_there

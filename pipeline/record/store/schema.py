@@ -16,8 +16,8 @@ from contextlib import closing
 from pathlib import Path
 
 from pipeline.base import mlflow_internals
-from pipeline.base.errors import StoreError
 from pipeline.base.mlflow_internals import tables
+from pipeline.base.system.errors import StoreError
 
 _UPGRADE_TIMEOUT_S = 600.0
 _BUSY_TIMEOUT_S = 60.0

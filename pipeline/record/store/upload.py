@@ -21,15 +21,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pipeline.base import layout, locks, mig_names, regular_files, units
-from pipeline.base.errors import TrackingError
-from pipeline.base.marks import read_marks
+from pipeline.base.domain import layout, mig_names, units
+from pipeline.base.domain.marks import read_marks
+from pipeline.base.domain.modes import PROFILE
+from pipeline.base.domain.point_series import thinned
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.tags import GROUP, Tag, stored_name
 from pipeline.base.mlflow_internals.files import TORN, read_script_runs
-from pipeline.base.modes import PROFILE
-from pipeline.base.point_series import thinned
-from pipeline.base.records import Result
-from pipeline.base.secrets import mask_text
-from pipeline.base.tags import GROUP, Tag, stored_name
+from pipeline.base.system import locks, regular_files
+from pipeline.base.system.errors import TrackingError
+from pipeline.base.system.secrets import mask_text
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.observe.table import in_one_line

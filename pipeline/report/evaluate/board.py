@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.naming import differing
-from pipeline.base.records import BESIDE, NEIGHBOURS
-from pipeline.base.words import natural
+from pipeline.base.domain.naming import differing
+from pipeline.base.domain.records import BESIDE, NEIGHBOURS
+from pipeline.base.system.words import natural
 from pipeline.report.evaluate.outcomes import Measured, Outcome, Program
 from pipeline.report.evaluate.wording import listed
 from pipeline.report.read import labels

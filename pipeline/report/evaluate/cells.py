@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.base import services, units
-from pipeline.base.modes import NAIVE, SERIAL, Mode
-from pipeline.base.normalise import SPEEDUP, independent
-from pipeline.base.records import Result, WindowKind
-from pipeline.base.words import natural
+from pipeline.base.domain import services, units
+from pipeline.base.domain.modes import NAIVE, SERIAL, Mode
+from pipeline.base.domain.normalise import SPEEDUP, independent
+from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.system.words import natural
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (
     MEAN_LATENCY,

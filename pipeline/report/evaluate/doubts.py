@@ -7,8 +7,8 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-from pipeline.base.naming import ENVIRONMENT
-from pipeline.base.records import DEVICE
+from pipeline.base.domain.naming import ENVIRONMENT
+from pipeline.base.domain.records import DEVICE
 from pipeline.observe.host import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP

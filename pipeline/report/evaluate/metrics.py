@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.base import services, units
-from pipeline.base.normalise import FAIRNESS, MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
-from pipeline.base.samples import THROTTLED, Summary
+from pipeline.base.domain import services, units
+from pipeline.base.domain.normalise import FAIRNESS, MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
+from pipeline.base.domain.samples import THROTTLED, Summary
 from pipeline.report.read.records import Row
 
 

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.base import units
-from pipeline.base.normalise import independent
-from pipeline.base.records import BESIDE, WindowKind
-from pipeline.base.words import counted
+from pipeline.base.domain import units
+from pipeline.base.domain.normalise import independent
+from pipeline.base.domain.records import BESIDE, WindowKind
+from pipeline.base.system.words import counted
 from pipeline.report.evaluate.cells import Case, cases_of
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, estimate, interval_in_words
 from pipeline.report.evaluate.wording import jobs_in_words

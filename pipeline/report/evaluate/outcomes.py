@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pipeline.base import units
-from pipeline.base.errors import ConfigError
-from pipeline.base.modes import SERIAL
-from pipeline.base.naming import ENVIRONMENT, as_flags, own_params
-from pipeline.base.normalise import SPEEDUP
-from pipeline.base.records import Result
+from pipeline.base.domain import units
+from pipeline.base.domain.modes import SERIAL
+from pipeline.base.domain.naming import ENVIRONMENT, as_flags, own_params
+from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.domain.records import Result
+from pipeline.base.system.errors import ConfigError
 from pipeline.report.evaluate.cells import Case, Cell, by_place, cases_of, metrics_in
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, METRICS, P99_LATENCY, TOTAL_TIME, Metric
 from pipeline.report.evaluate.statistics import Estimate

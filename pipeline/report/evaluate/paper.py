@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from pipeline.base.modes import MIG, PROFILE, SERIAL
-from pipeline.base.normalise import SLOWDOWN, SPEEDUP
-from pipeline.base.records import Result, WindowKind
+from pipeline.base.domain.modes import MIG, PROFILE, SERIAL
+from pipeline.base.domain.normalise import SLOWDOWN, SPEEDUP
+from pipeline.base.domain.records import Result, WindowKind
 from pipeline.report.evaluate import scaling, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, by_place, ratios
 from pipeline.report.evaluate.metrics import MEMORY, Scale

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.base import services, units
-from pipeline.base.baselines import Baselines
-from pipeline.base.normalise import (
+from pipeline.base.domain import services, units
+from pipeline.base.domain.baselines import Baselines
+from pipeline.base.domain.normalise import (
     MEAN_SLOWDOWN,
     P99_SLOWDOWN,
     SLOWDOWN,
@@ -24,7 +24,7 @@ from pipeline.base.normalise import (
     normalise,
     rate_name,
 )
-from pipeline.base.records import NEIGHBOURS, WindowKind
+from pipeline.base.domain.records import NEIGHBOURS, WindowKind
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
     BEST_SOLO,

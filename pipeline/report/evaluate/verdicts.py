@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.base.modes import MPS, NAIVE, SERIAL
-from pipeline.base.normalise import SPEEDUP, independent
-from pipeline.base.words import counted
+from pipeline.base.domain.modes import MPS, NAIVE, SERIAL
+from pipeline.base.domain.normalise import SPEEDUP, independent
+from pipeline.base.system.words import counted
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell, by_place, speed_ratios
 from pipeline.report.evaluate.metrics import BEST_SOLO, MEAN_LATENCY, METRICS, P99_LATENCY

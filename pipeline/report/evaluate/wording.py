@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.base.records import Result
-from pipeline.base.words import counted
+from pipeline.base.domain.records import Result
+from pipeline.base.system.words import counted
 from pipeline.report.evaluate.cells import Case, Cell
 
 

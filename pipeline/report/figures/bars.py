@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.modes import Mode
-from pipeline.base.records import Result
-from pipeline.base.words import counted
+from pipeline.base.domain.modes import Mode
+from pipeline.base.domain.records import Result
+from pipeline.base.system.words import counted
 from pipeline.report.evaluate.cells import Cell, cases_in
 from pipeline.report.evaluate.metrics import is_latency
 from pipeline.report.evaluate.statistics import Estimate

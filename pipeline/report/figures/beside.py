@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.base.modes import SERIAL
-from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
+from pipeline.base.domain.modes import SERIAL
+from pipeline.base.domain.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.report.evaluate.cells import Cell, modes_in
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, METRICS
 from pipeline.report.evaluate.statistics import Estimate

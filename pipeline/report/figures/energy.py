@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.base import units
-from pipeline.base.modes import SERIAL, Mode
+from pipeline.base.domain import units
+from pipeline.base.domain.modes import SERIAL, Mode
 from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
 from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled
 from pipeline.report.figures.bars import (

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.modes import SERIAL, Mode
-from pipeline.base.normalise import SPEEDUP
+from pipeline.base.domain.modes import SERIAL, Mode
+from pipeline.base.domain.normalise import SPEEDUP
 from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in, speed_ratios
 from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.base.modes import SERIAL
-from pipeline.base.normalise import SPEEDUP
-from pipeline.base.records import WindowKind
+from pipeline.base.domain.modes import SERIAL
+from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.domain.records import WindowKind
 from pipeline.report.evaluate.cells import Cell, modes_in
 from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate

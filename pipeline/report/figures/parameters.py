@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base import services, units
-from pipeline.base.modes import Mode
-from pipeline.base.normalise import SLOWDOWN, SPEEDUP
-from pipeline.base.words import counted
+from pipeline.base.domain import services, units
+from pipeline.base.domain.modes import Mode
+from pipeline.base.domain.normalise import SLOWDOWN, SPEEDUP
+from pipeline.base.system.words import counted
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, metrics_in
 from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled

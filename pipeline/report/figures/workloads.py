@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from pipeline.base.records import WindowKind
+from pipeline.base.domain.records import WindowKind
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, cases_in, metrics_in, modes_in
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
-from pipeline.base.modes import MIG, SERIAL
-from pipeline.base.naming import own_params
-from pipeline.base.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN
+from pipeline.base.domain.modes import MIG, SERIAL
+from pipeline.base.domain.naming import own_params
+from pipeline.base.domain.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN
 from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.beside import kept_in_words
 from pipeline.report.evaluate.cells import Case, Cell, cases_of

@@ -6,8 +6,8 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
-from pipeline.base.modes import MODES, SERIAL
-from pipeline.base.words import aligned, counted
+from pipeline.base.domain.modes import MODES, SERIAL
+from pipeline.base.system.words import aligned, counted
 from pipeline.report.evaluate.board import Agreement, Board, Column, Entry, Line
 from pipeline.report.evaluate.joules import prefix_of
 from pipeline.report.evaluate.outcomes import Outcome

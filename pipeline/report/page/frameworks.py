@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.base.modes import PROFILE
-from pipeline.base.records import Result
-from pipeline.base.words import aligned
+from pipeline.base.domain.modes import PROFILE
+from pipeline.base.domain.records import Result
+from pipeline.base.system.words import aligned
 from pipeline.report.page.table_format import Table, shown
 from pipeline.report.read.records import JobRow, Row, Study
 

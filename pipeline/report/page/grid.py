@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.modes import SERIAL, Mode
-from pipeline.base.normalise import SPEEDUP
-from pipeline.base.words import counted
+from pipeline.base.domain.modes import SERIAL, Mode
+from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.system.words import counted
 from pipeline.report.evaluate import beside
 from pipeline.report.evaluate.beside import Shared
 from pipeline.report.evaluate.cells import Case, Cell, by_place, cases_of, metrics_in, modes_in

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
-from pipeline.base import mig_names
-from pipeline.base.modes import PROFILE
-from pipeline.base.normalise import independent
+from pipeline.base.domain import mig_names
+from pipeline.base.domain.modes import PROFILE
+from pipeline.base.domain.normalise import independent
 from pipeline.report.evaluate.cells import Case, cases_of
 from pipeline.report.evaluate.metrics import ACTIVITY, INSTANCE_MEMORY, METRICS, Scale
 from pipeline.report.evaluate.statistics import estimate

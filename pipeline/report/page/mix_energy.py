@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.base import units
+from pipeline.base.domain import units
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE

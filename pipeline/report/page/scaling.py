@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.base.records import NEIGHBOURS
-from pipeline.base.words import natural
+from pipeline.base.domain.records import NEIGHBOURS
+from pipeline.base.system.words import natural
 from pipeline.report.evaluate import scaling
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.publication import WHOLE_GPU

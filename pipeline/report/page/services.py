@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base import services
-from pipeline.base.modes import SERIAL, Mode
-from pipeline.base.words import counted
+from pipeline.base.domain import services
+from pipeline.base.domain.modes import SERIAL, Mode
+from pipeline.base.system.words import counted
 from pipeline.report.evaluate import beside, sweeps
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.statistics import Estimate

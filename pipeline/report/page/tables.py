@@ -7,9 +7,9 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from pipeline.base import units
-from pipeline.base.normalise import SPEEDUP
-from pipeline.base.records import DEVICE, Result, WindowKind
+from pipeline.base.domain import units
+from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.domain.records import DEVICE, Result, WindowKind
 from pipeline.report.evaluate import doubts, other_gpus
 from pipeline.report.evaluate.cells import Cell, cases_of, metrics_in
 from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled

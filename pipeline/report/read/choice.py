@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.words import counted
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import counted
 from pipeline.report.read.records import Row
 
 STUDY, DEVICE = "--study", "--device"

@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base import layout
-from pipeline.base.errors import CollocationError
-from pipeline.base.naming import ENVIRONMENT
-from pipeline.base.package_locks import lock_difference, packages_in
+from pipeline.base.domain import layout
+from pipeline.base.domain.naming import ENVIRONMENT
+from pipeline.base.domain.package_locks import lock_difference, packages_in
+from pipeline.base.system.errors import CollocationError
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.results import fetch
 from pipeline.report.read.records import JobRow, Row

@@ -7,8 +7,8 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.base import naming
-from pipeline.base.modes import modes_of
+from pipeline.base.domain import naming
+from pipeline.base.domain.modes import modes_of
 from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
 

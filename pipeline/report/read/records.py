@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import units
-from pipeline.base.machine_state import MachineState
-from pipeline.base.marks import NO_MARKS, Marks
-from pipeline.base.modes import PARTITION, PROFILE, SERIAL, Mode
-from pipeline.base.records import BESIDE, NEIGHBOURS, Result, WindowKind
+from pipeline.base.domain import units
+from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.marks import NO_MARKS, Marks
+from pipeline.base.domain.modes import PARTITION, PROFILE, SERIAL, Mode
+from pipeline.base.domain.records import BESIDE, NEIGHBOURS, Result, WindowKind
 from pipeline.report.read.labels import Called
 
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.errors import ConfigError, TrackingError
-from pipeline.base.marks import read_marks
-from pipeline.base.modes import mode_of
-from pipeline.base.records import Result, WindowKind
-from pipeline.base.tags import GROUP, JOB, Tag, facts_of
+from pipeline.base.domain.marks import read_marks
+from pipeline.base.domain.modes import mode_of
+from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of
+from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store import results
 from pipeline.report.read import hosts, naming, selection
 from pipeline.report.read.choice import Choice, separate_simulated

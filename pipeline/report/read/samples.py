@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base import layout, mig_names
-from pipeline.base.errors import ConfigError, TrackingError
-from pipeline.base.modes import MIG, MPS, NAIVE, PROFILE, Mode
-from pipeline.base.records import Result
-from pipeline.base.samples import Field, Panel
+from pipeline.base.domain import layout, mig_names
+from pipeline.base.domain.modes import MIG, MPS, NAIVE, PROFILE, Mode
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.samples import Field, Panel
+from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.record.series import Series, SeriesKey, read_table

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.base import skips
-from pipeline.base.machine_state import MachineState, merge_same
-from pipeline.base.naming import own_params
-from pipeline.base.records import Result
+from pipeline.base.domain import skips
+from pipeline.base.domain.machine_state import MachineState, merge_same
+from pipeline.base.domain.naming import own_params
+from pipeline.base.domain.records import Result
 from pipeline.report.read.records import Block, Row
 
 _UNKNOWN = "not recorded"

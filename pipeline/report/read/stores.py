@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import tracking_root
-from pipeline.base.errors import ConfigError
+from pipeline.base.system import tracking_root
+from pipeline.base.system.errors import ConfigError
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.results import experiment_names
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.base.mig_table import CiProfile, GiProfile, Model
+from pipeline.base.domain.mig_table import CiProfile, GiProfile, Model
 from pipeline.simulation.machine.state import ComputeInstance, GpuInstance
 
 # The order in which the driver tries the starts of GPUs with eight memory slices when none is asked for, by width.

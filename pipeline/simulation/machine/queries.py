@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from pipeline.base.mig_table import CiProfile, GiProfile, Model, find
+from pipeline.base.domain.mig_table import CiProfile, GiProfile, Model, find
 from pipeline.simulation.machine.codes import INVALID_ARGUMENT, NOT_FOUND, DriverError
 from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance
 

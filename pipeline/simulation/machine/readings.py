@@ -16,8 +16,8 @@ import functools
 import time
 from typing import Protocol
 
-from pipeline.base import factory
-from pipeline.base.factory import Spec
+from pipeline.base.system import factory
+from pipeline.base.system.factory import Spec
 from pipeline.simulation.machine import queries
 from pipeline.simulation.machine.state import Gpu, GpuInstance, State
 

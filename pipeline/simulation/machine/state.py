@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from pipeline.base import json_decoder, mig_table, regular_files
-from pipeline.base.errors import ConfigError
-from pipeline.base.factory import Spec
-from pipeline.base.host import boot_id, read_process
+from pipeline.base.domain import mig_table
+from pipeline.base.system import json_decoder, regular_files
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.factory import Spec
+from pipeline.base.system.host import boot_id, read_process
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.releases import RECORDED, RELEASES, Release
 

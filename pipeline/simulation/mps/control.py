@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.simulation.machine.releases import RECORDED, RELEASES
 from pipeline.simulation.mps.branches import CONTROL_PROGRAMS
 from pipeline.simulation.mps.partitions import Device

@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 
-from pipeline.base.mig_table import GiProfile
+from pipeline.base.domain.mig_table import GiProfile
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.nvml.calls import Calls, answers, fill, known, number, pointee

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from pipeline.base.mig_table import CiProfile, GiProfile
+from pipeline.base.domain.mig_table import CiProfile, GiProfile
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError, text_of
 from pipeline.simulation.machine.driver import Driver

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import regular_files
-from pipeline.base.errors import ConfigError
-from pipeline.base.package_locks import lock_difference
-from pipeline.base.records import Plan
-from pipeline.base.secrets import mask_text
+from pipeline.base.domain.package_locks import lock_difference
+from pipeline.base.domain.records import Plan
+from pipeline.base.system import regular_files
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.secrets import mask_text
 from pipeline.plan.inventory import Inventory
 
 _PLAN, _PACKAGES, _FILES, _MACHINE = "plan", "packages", "files", "machine"

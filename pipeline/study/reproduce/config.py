@@ -9,9 +9,9 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.layout import CONFIG
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.domain.layout import CONFIG
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import option_classes, schema
 from pipeline.plan.workloads import WorkloadConfig
 from pipeline.record.original import Original

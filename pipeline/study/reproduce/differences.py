@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import layout, secrets
-from pipeline.base.errors import ConfigError
-from pipeline.base.package_locks import difference, lock_difference
-from pipeline.base.records import Group
+from pipeline.base.domain import layout
+from pipeline.base.domain.package_locks import difference, lock_difference
+from pipeline.base.domain.records import Group
+from pipeline.base.system import secrets
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.env import lock
 from pipeline.record.original import Original, script_files

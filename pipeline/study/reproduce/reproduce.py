@@ -14,11 +14,12 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline.base import layout, secrets, user_command, words
-from pipeline.base.errors import ConfigError
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.paths import expanded
-from pipeline.base.records import Plan
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import Plan
+from pipeline.base.system import secrets, user_command, words
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.paths import expanded
 from pipeline.observe.group_result import GroupResult
 from pipeline.plan import programs, read
 from pipeline.plan.experiment_names import is_rehearsal, name_reproductions, separate_rehearsals

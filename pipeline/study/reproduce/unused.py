@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pipeline.base.errors import ConfigError, TrackingError
-from pipeline.base.records import Group, Plan
-from pipeline.base.words import counted
+from pipeline.base.domain.records import Group, Plan
+from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.base.system.words import counted
 from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
 from pipeline.record.original import FinishedGroup, Original

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.errors import SharingError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.programs import Programs
+from pipeline.base.domain.programs import Programs
+from pipeline.base.system.errors import SharingError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import Journal, JournalError, Step, find, in_words, replay, undo_all
 from pipeline.clean.kinds import undoes
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.records import Device
+from pipeline.base.domain.records import Device
 from pipeline.clean import leftovers, processes
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.__main__ import main

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.base import placeholders
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.domain import placeholders
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.importer import __main__, radt_table
 from tests.support.experiments import configs_of, planned
 from workloads.model_options import DataSource

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pipeline.base import layout
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.domain import layout
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch import requests
 from tests.support.job_server import JobServer, is_alive, wait_until
 from workloads import client

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import command
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.records import Commands, GpuSettings, Group
+from pipeline.base.domain.records import Commands, GpuSettings, Group
+from pipeline.base.system import command
+from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.launch.profilers.none import NoProfiler
 from pipeline.launch.profilers.nsight import Nsys

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.records import Result, WindowKind
+from pipeline.base.domain.records import Result, WindowKind
 from pipeline.launch import event_reader, steps
 from pipeline.launch.lifetime import Lifetime
 from pipeline.observe import measure

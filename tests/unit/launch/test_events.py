@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from pipeline.base.records import Result
+from pipeline.base.domain.records import Result
 from pipeline.launch import event_reader, events
 from pipeline.observe import measure
 from pipeline.observe.observation import Observation

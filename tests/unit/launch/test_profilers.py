@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.factory import Spec
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import ProfilerSpec
+from pipeline.base.domain.records import ProfilerSpec
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.factory import Spec
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.profilers.none import NoProfiler
 from pipeline.launch.profilers.nsight import Ncu, Nsys
 from pipeline.observe import compare

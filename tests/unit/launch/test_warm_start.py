@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.errors import LaunchError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Interpreter
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.system.errors import LaunchError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.launch import warm_start
 from pipeline.launch.environ import inherited_environ

@@ -22,10 +22,10 @@ from listeners import dcgm, program
 from listeners.base import ThreadedListener
 from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
-from pipeline.base.errors import ListenerError
-from pipeline.base.host import read_process
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Device, Slot
+from pipeline.base.domain.records import Device, Slot
+from pipeline.base.system.errors import ListenerError
+from pipeline.base.system.host import read_process
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.conftest import DATA
 from tests.support.listener_contract import CPU, Collected, OneDevice, ProgramListenerContract, thread_of, wait_until
 from tests.support.nvml_library import UUID
@@ -428,7 +428,7 @@ def test_one_that_ignores_sigterm_is_killed(dcgmi: Dcgmi, monkeypatch: pytest.Mo
 LISTENING = """
 import time
 from listeners.dcgm import DcgmListener
-from pipeline.base.records import Device
+from pipeline.base.domain.records import Device
 
 class Watch:
     slots = ()

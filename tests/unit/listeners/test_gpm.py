@@ -17,8 +17,8 @@ import pytest
 
 from listeners.base import ThreadedListener
 from listeners.gpm import GpmListener
-from pipeline.base.errors import ListenerError
-from pipeline.base.records import Slot
+from pipeline.base.domain.records import Slot
+from pipeline.base.system.errors import ListenerError
 from tests.conftest import DATA
 from tests.support.listener_contract import CPU, Collected, ListenerContract, OneDevice, wait_until
 from tests.support.nvml_library import UUID, NvmlLibrary, installed

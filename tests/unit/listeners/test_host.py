@@ -16,7 +16,7 @@ import pytest
 from listeners import host, threads
 from listeners.base import ThreadedListener
 from listeners.host import HostListener, JobProcesses, growth, job_of
-from pipeline.base.host import ProcessReading, read_file, read_process
+from pipeline.base.system.host import ProcessReading, read_file, read_process
 from tests.support.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
 
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from listeners.base import PollingListener, StopSignal, ticks
-from pipeline.base.errors import ListenerError
-from pipeline.base.protocols import Watch
-from pipeline.base.samples import Field, Sample
+from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.samples import Field, Sample
+from pipeline.base.system.errors import ListenerError
 from tests.support.listener_contract import CPU, GPU, Collected, OneDevice, thread_of, wait_until
 
 

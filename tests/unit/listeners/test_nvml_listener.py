@@ -11,9 +11,9 @@ import pytest
 
 from listeners.base import ThreadedListener
 from listeners.nvml import NvmlListener
-from pipeline.base.errors import ListenerError
-from pipeline.base.mig_table import find
-from pipeline.base.records import Slot
+from pipeline.base.domain.mig_table import find
+from pipeline.base.domain.records import Slot
+from pipeline.base.system.errors import ListenerError
 from pipeline.simulation.machine.state import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill
 from tests.support.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until

@@ -15,9 +15,9 @@ import pytest
 
 from listeners.base import ThreadedListener
 from listeners.smi import SmiListener
-from pipeline.base.errors import ListenerError
-from pipeline.base.host import read_process
-from pipeline.base.samples import Field
+from pipeline.base.domain.samples import Field
+from pipeline.base.system.errors import ListenerError
+from pipeline.base.system.host import read_process
 from tests.conftest import DATA
 from tests.support.listener_contract import (
     CONF,
@@ -70,7 +70,7 @@ while True:
 LISTENING = """
 import time
 from listeners.smi import SmiListener
-from pipeline.base.records import Device
+from pipeline.base.domain.records import Device
 
 class Watch:
     slots = ()

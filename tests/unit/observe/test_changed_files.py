@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from pipeline.base.records import WindowKind
-from pipeline.base.workload import Source
+from pipeline.base.domain.records import WindowKind
+from pipeline.base.domain.workload import Source
 from pipeline.launch.events import Events
 from pipeline.observe import changed_files, measure
 from pipeline.observe.changed_files import Changed

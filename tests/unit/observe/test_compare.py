@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from pipeline.base import host
-from pipeline.base.errors import ConfigError
-from pipeline.base.machine_state import MachineState
-from pipeline.base.records import Plan, Result, WindowKind
+from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.records import Plan, Result, WindowKind
+from pipeline.base.system import host
+from pipeline.base.system.errors import ConfigError
 from pipeline.observe.compare import Comparison, loss_difference
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import resume

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.base.interrupts import Interrupted
-from pipeline.base.records import Result
+from pipeline.base.domain.records import Result
+from pipeline.base.system.interrupts import Interrupted
 from pipeline.observe import measure
 from pipeline.study import executor
 from tests.support.rows import FIELDS, S, group, state, steps
 
 SIGNAL_WHILE_JUDGING = """
 import os, signal, time
-from pipeline.base import interrupts
+from pipeline.base.system import interrupts
 interrupts.install()
 try:
     with interrupts.held():

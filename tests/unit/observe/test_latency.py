@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.requests import waiting_quantile
-from pipeline.base.workload import Objective
+from pipeline.base.domain.workload import Objective
 from pipeline.launch import requests
 from pipeline.launch.requests import Requests
 from pipeline.observe import latency

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from pipeline.base.records import Result, WindowKind
-from pipeline.base.samples import Sample
-from pipeline.base.workload import RateSource
+from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.samples import Sample
+from pipeline.base.domain.workload import RateSource
 from pipeline.observe import measure
 from pipeline.observe.changed_files import Changed
 from pipeline.observe.clock import ClockRecord

@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from pipeline.base.records import Job, Result, WindowKind
-from pipeline.base.samples import Sample
+from pipeline.base.domain.records import Job, Result, WindowKind
+from pipeline.base.domain.samples import Sample
 from pipeline.launch.state import Ending
 from pipeline.observe import compare, endings, fields, measure, sampled
 from pipeline.observe.clock import ClockRecord

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from pipeline.base import metric_unit
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Result
-from pipeline.base.workload import RateSource
+from pipeline.base.domain import metric_unit
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.workload import RateSource
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.state import Ending
 from pipeline.observe import endings, throughput
 from pipeline.observe.logged import output

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from pipeline.base.records import Result, Window, WindowKind
-from pipeline.base.words import counted, duration
+from pipeline.base.domain.records import Result, Window, WindowKind
+from pipeline.base.system.words import counted, duration
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.progress import Progress, Ran

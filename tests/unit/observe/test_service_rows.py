@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.records import Result, WindowKind
-from pipeline.base.samples import Sample
-from pipeline.base.workload import Objective
+from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.samples import Sample
+from pipeline.base.domain.workload import Objective
 from pipeline.launch.state import JobState
 from pipeline.observe import measure
 from pipeline.observe.group_result import GroupResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from pipeline.base.samples import Sample
+from pipeline.base.domain.samples import Sample
 from pipeline.observe.sinks import SampleLog
 from pipeline.record import series
 from pipeline.record.series import SeriesKey

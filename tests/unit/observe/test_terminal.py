@@ -10,10 +10,11 @@ import re
 
 import pytest
 
-from pipeline.base import normalise, startup
-from pipeline.base.machine_state import MachineState
-from pipeline.base.records import Result, WindowKind
-from pipeline.base.samples import Field, FieldTable, Sample, Summary
+from pipeline.base.domain import normalise
+from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.samples import Field, FieldTable, Sample, Summary
+from pipeline.base.system import startup
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline import rehearsal as rehearsal_of
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan import read
 from tests.conftest import GPU, sweep
 from tests.support.experiments import composed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hydra_plugins.study import _as_override
-from pipeline.base import override_values
+from pipeline.base.system import override_values
 from tests.support import forks
 from tests.support.experiments import composed, composed_by_hydra
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import Interpreter
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan import inventory, read
 from pipeline.plan.inventory import Inventory
 from tests.conftest import inventory_of
@@ -80,7 +80,7 @@ class CannotBeBuilt:
 
 
 def test_an_environment_that_cannot_be_built_is_an_answer_of_probes_only(compose, monkeypatch):
-    monkeypatch.setattr("pipeline.base.factory.instance", lambda spec: CannotBeBuilt())
+    monkeypatch.setattr("pipeline.base.system.factory.instance", lambda spec: CannotBeBuilt())
     monkeypatch.setattr("tests.conftest.take_inventory", inventory.take)
     configs = configs_of(["+experiment=migperf_frameworks", "workload.framework=jax"])
     built = inventory_of(configs).with_environments()

@@ -8,7 +8,7 @@ import pytest
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan import hydra_arguments
 from pipeline.plan.overrides import list_combinations
 

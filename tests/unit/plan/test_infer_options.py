@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.env import current
 
 pytestmark = pytest.mark.torch  # without the packages that a workload names, it is refused

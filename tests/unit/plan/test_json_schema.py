@@ -10,7 +10,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import json_schema, schema
 from pipeline.plan.workloads import WorkloadConfig
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan.option_classes import join
 from tests.conftest import GPU
 from workloads.rates.options import Micro, Operation

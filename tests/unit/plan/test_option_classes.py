@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import option_classes
 
 

@@ -10,9 +10,9 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.base import factory
-from pipeline.base.errors import ConfigError
-from pipeline.base.host import cpu_device
+from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.system import factory
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan import command_line, groups, option_classes, small
 from workloads import client, program
 from workloads.options import option

@@ -11,8 +11,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from pipeline.base import override_values
-from pipeline.base.errors import ConfigError
+from pipeline.base.system import override_values
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan import command_line, override_remedy
 
 TEXTS = (

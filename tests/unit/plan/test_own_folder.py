@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR, config_folders
+from pipeline.base.system.paths import PROJECT_DIR, config_folders
 from pipeline.plan import help as explained
 from pipeline.plan import json_schema
 

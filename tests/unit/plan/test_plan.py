@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import layout
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import WindowKind
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import WindowKind
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import describe, read
 from pipeline.plan import plan as planning
 from pipeline.plan.inventory import take as take_inventory

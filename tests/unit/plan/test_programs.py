@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from pipeline.base import user_command
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import WindowKind
+from pipeline.base.domain.records import WindowKind
+from pipeline.base.system import user_command
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import plan as planning
 from pipeline.plan import read
 from pipeline.plan.programs import refuse_unread

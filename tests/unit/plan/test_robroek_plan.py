@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.records import Group, Plan, WindowKind
+from pipeline.base.domain.records import Group, Plan, WindowKind
 from pipeline.prepare.mig import compute, profiles
 from tests.conftest import DATA
 from tests.support.experiments import configs_of, planned

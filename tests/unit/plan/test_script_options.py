@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import WindowKind
-from pipeline.base.workload import RateSource
+from pipeline.base.domain.records import WindowKind
+from pipeline.base.domain.workload import RateSource
+from pipeline.base.system.errors import ConfigError
 
 PATTERN = 'workload.metric_pattern="([0-9.]+) samples/s"'
 

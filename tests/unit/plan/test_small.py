@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan.schema import Config
 from tests.support.experiments import configs_of
 

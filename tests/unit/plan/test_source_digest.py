@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
-from pipeline.base import paths
-from pipeline.base.errors import ConfigError
-from pipeline.base.machine_state import MachineState
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Result
+from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.records import Result
+from pipeline.base.system import paths
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import inventory
 from pipeline.plan.source_digest import code_of, module_file
 from pipeline.record import resume

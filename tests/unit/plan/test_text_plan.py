@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.host import cpu_device
+from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan.option_classes import join
 from pipeline.plan.workloads import WorkloadConfig
 from pipeline.prepare.env import current

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.observe.exporters.none import NoExporter
 from pipeline.plan import read, units
 from pipeline.study.request import StudyRequest

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import deployment
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 

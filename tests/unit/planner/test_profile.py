@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import __main__ as planner
 from pipeline.planner import parvagpu, profile
 from pipeline.planner.profile import Profile, Row

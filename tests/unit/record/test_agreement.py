@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan import plan as planning
 from pipeline.plan import read, units
 from pipeline.study.reproduce.agreement import agree

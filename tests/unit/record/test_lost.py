@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from pipeline.base import host
-from pipeline.base.errors import CommandError
-from pipeline.base.tags import Tag, fact_tag
+from pipeline.base.domain.tags import Tag, fact_tag
+from pipeline.base.system import host
+from pipeline.base.system.errors import CommandError
 from pipeline.record import group_folder
 from pipeline.record.shards import orphaned_runs
 from pipeline.record.store import upload

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base.domain.records import Result
 from pipeline.base.mlflow_internals.files import ScriptRun
-from pipeline.base.records import Result
 from pipeline.launch.state import Ending
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.plan import describe, read

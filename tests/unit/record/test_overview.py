@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.base import host
-from pipeline.base.errors import CommandError, TrackingError
-from pipeline.base.records import Result
-from pipeline.base.tags import Tag, fact_tag
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.tags import Tag, fact_tag
+from pipeline.base.system import host
+from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record.invocation import python
 from pipeline.record.shards import group_runs, overview, reused_results, shard_states, slurm_arrays
 from pipeline.record.shards.group_runs import Told

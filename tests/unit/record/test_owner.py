@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
-from pipeline.base import host
+from pipeline.base.system import host
 from pipeline.record import group_folder, owner
 from pipeline.record.owner import Owner, Standing
 from tests.support.tracking_cases import child, make_spool, record

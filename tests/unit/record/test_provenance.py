@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import git
-from pipeline.base.factory import Spec
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.workload import Workload
+from pipeline.base.domain.workload import Workload
+from pipeline.base.system import git
+from pipeline.base.system.factory import Spec
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan.source_digest import code_of
 from pipeline.record import invocation, provenance
 from pipeline.record.original import script_files

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from pipeline.base import interrupts, layout
-from pipeline.base.errors import ConfigError
-from pipeline.base.package_locks import lock_difference
+from pipeline.base.domain import layout
+from pipeline.base.domain.package_locks import lock_difference
+from pipeline.base.system import interrupts
+from pipeline.base.system.errors import ConfigError
 from pipeline.plan import plan as planning
 from pipeline.plan import read
 from pipeline.record.original import Original

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import TrackingError
-from pipeline.base.layout import DATABASE
-from pipeline.base.records import Result
+from pipeline.base.domain.layout import DATABASE
+from pipeline.base.domain.records import Result
+from pipeline.base.system.errors import TrackingError
 from pipeline.record.store import results
 from pipeline.record.store.local import open_store
 from tests.support.tracking_cases import EXPERIMENT, tags_of

@@ -11,9 +11,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipeline.base.interrupts import Interrupted
+from pipeline.base.domain.point_series import PointSeries, thinned
 from pipeline.base.mlflow_internals.files import read_script_runs
-from pipeline.base.point_series import PointSeries, thinned
+from pipeline.base.system.interrupts import Interrupted
 from pipeline.record import request_table
 from pipeline.record import sender as sending
 from pipeline.record.group_folder import Clock

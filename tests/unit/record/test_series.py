@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.base.layout import SAMPLE_TABLE
+from pipeline.base.domain.layout import SAMPLE_TABLE
 from pipeline.record import series
 from pipeline.record.series import About, Series, SeriesKey
 from tests.support.tracking_cases import CLOCK, SECOND, START, sample

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pipeline.base.records import Result, Slot
-from pipeline.base.samples import Sample
+from pipeline.base.domain.records import Result, Slot
+from pipeline.base.domain.samples import Sample
 from pipeline.clean import leftovers
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import group_folder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import TrackingError
+from pipeline.base.system.errors import TrackingError
 from pipeline.record import group_folder
 from tests.support.tracking_cases import (
     CLOCK,

@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy
 
 from pipeline import tracking
-from pipeline.base.errors import ConfigError, StoreError, TrackingError
-from pipeline.base.layout import DATABASE, STORE_LOCK
+from pipeline.base.domain.layout import DATABASE, STORE_LOCK
+from pipeline.base.system.errors import ConfigError, StoreError, TrackingError
 from pipeline.record.store import schema
 from pipeline.record.store.existing import open_if_there
 from pipeline.record.store.local import is_local, is_ready, open_store

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import TrackingError
-from pipeline.base.tags import GROUP, Tag, fact_tag, restore_names, stored_name
+from pipeline.base.domain.tags import GROUP, Tag, fact_tag, restore_names, stored_name
+from pipeline.base.system.errors import TrackingError
 from pipeline.record.shards import group_runs
 from pipeline.record.store import results
 from pipeline.record.store.local import open_store

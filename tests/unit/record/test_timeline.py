@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pipeline import timeline
-from pipeline.base.records import Result
-from pipeline.base.samples import Sample
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.samples import Sample
 from pipeline.observe.group_result import GroupResult, JobResult, Span
 from pipeline.record import trace as traces
 from pipeline.record.group_folder import Clock, Record, RunRecord

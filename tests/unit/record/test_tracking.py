@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.base.interrupts import Interrupted
-from pipeline.base.layout import DATABASE
+from pipeline.base.domain.layout import DATABASE
+from pipeline.base.system.interrupts import Interrupted
 from pipeline.record.group_folder import Amendment, Record, write_amendment
 from pipeline.record.sender import Sender
 from pipeline.record.store.links import hint_of, run_link, ui_hint, ui_link

@@ -12,9 +12,9 @@ import pytest
 
 from pipeline import tracking
 from pipeline.base import mlflow_internals
-from pipeline.base.layout import DATABASE
+from pipeline.base.domain.layout import DATABASE
+from pipeline.base.domain.tags import Tag
 from pipeline.base.mlflow_internals import pages, tables
-from pipeline.base.tags import Tag
 from pipeline.record.store import schema
 from pipeline.record.store.links import ui_link
 from pipeline.record.store.local import open_store, set_mlflow_defaults

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from pipeline.base import layout
-from pipeline.base.errors import TrackingError
-from pipeline.base.records import Result
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import Result
+from pipeline.base.system.errors import TrackingError
 from pipeline.plan import plan as planning
 from pipeline.plan import read
 from pipeline.prepare.env import lock

@@ -16,8 +16,8 @@ import pytest
 import requests
 
 from listeners.host import HostListener
-from pipeline.base.errors import TrackingError
-from pipeline.base.layout import DATABASE
+from pipeline.base.domain.layout import DATABASE
+from pipeline.base.system.errors import TrackingError
 from pipeline.observe.fields import Fields
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Amendment

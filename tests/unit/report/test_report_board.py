@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.report import publish
 from pipeline.report.__main__ import main
 from pipeline.report.board import columns_of

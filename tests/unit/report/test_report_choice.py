@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.page.answer import answer, left_out, setup
 from pipeline.report.read import environments, rows

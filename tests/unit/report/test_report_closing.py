@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-from pipeline.base.factory import Spec
-from pipeline.base.records import Result
-from pipeline.base.tags import Tag
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.tags import Tag
+from pipeline.base.system.factory import Spec
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.report.closing import closing
 from tests.support.rows import group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.base.records import Result
+from pipeline.base.domain.records import Result
 from pipeline.report.page.frameworks import framework_lines, framework_table
 from pipeline.report.page.tables import every_table
 from pipeline.report.read.records import JobRow

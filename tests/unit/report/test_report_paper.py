@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.modes import MODES
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Result
+from pipeline.base.domain.modes import MODES
+from pipeline.base.domain.records import Result
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report.evaluate import paper
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.metrics import METRICS

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from typing import Any
 
-from pipeline.base.records import Result
+from pipeline.base.domain.records import Result
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.figures import parameters
 from tests.support.report_rows import copies, job, params, row, study

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.report import publish
 from pipeline.report.page.page import Content, content_of
 from tests.support.report_rows import copies, study

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.records import NEIGHBOURS
+from pipeline.base.domain.records import NEIGHBOURS
 from pipeline.report.evaluate import paper, scaling
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.paper import Agreement

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.records import Result
+from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import outcomes
 from pipeline.report.evaluate.beside import sentence, shared
 from pipeline.report.evaluate.cells import cells_of, metrics_in

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.base.modes import MIG, MPS, NAIVE, SERIAL
-from pipeline.base.normalise import independent
-from pipeline.base.records import Result, WindowKind
+from pipeline.base.domain.modes import MIG, MPS, NAIVE, SERIAL
+from pipeline.base.domain.normalise import independent
+from pipeline.base.domain.records import Result, WindowKind
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.metrics import SPEEDUP, Scale

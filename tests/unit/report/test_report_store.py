@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import TrackingError
-from pipeline.base.layout import DATABASE
-from pipeline.base.records import Result
+from pipeline.base.domain.layout import DATABASE
+from pipeline.base.domain.records import Result
+from pipeline.base.system.errors import TrackingError
 from pipeline.record.store.local import open_store
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import cells_of

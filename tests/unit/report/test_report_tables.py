@@ -7,8 +7,8 @@ import re
 import pytest
 
 from listeners.nvml import NvmlListener
-from pipeline.base.records import Result, WindowKind
-from pipeline.base.samples import Field, FieldTable, Summary
+from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.samples import Field, FieldTable, Summary
 from pipeline.observe.fields import Fields
 from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
 from pipeline.report.evaluate.metrics import BEST_SOLO

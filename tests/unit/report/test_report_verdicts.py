@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from pipeline.base.records import Result
+from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import paper, scaling, statistics, verdicts
 from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.evaluate.metrics import SPEEDUP

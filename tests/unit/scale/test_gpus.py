@@ -18,9 +18,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from pipeline import rehearsal
-from pipeline.base.errors import ConfigError, InUseError
-from pipeline.base.interrupts import UndoStack
-from pipeline.base.records import Device
+from pipeline.base.domain.records import Device
+from pipeline.base.system.errors import ConfigError, InUseError
+from pipeline.base.system.interrupts import UndoStack
 from pipeline.plan import read
 from pipeline.plan.overrides import set_values
 from pipeline.scale import beside as company

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pipeline.base.command import Completed
-from pipeline.base.errors import CommandError, ConfigError
-from pipeline.base.host import cpu_device
-from pipeline.base.interrupts import UndoStack
+from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.system.command import Completed
+from pipeline.base.system.errors import CommandError, ConfigError
+from pipeline.base.system.interrupts import UndoStack
 from pipeline.plan import read
 from pipeline.record.invocation import Invocation
 from pipeline.record.shards import overview

@@ -11,7 +11,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from pipeline.base.factory import Spec
+from pipeline.base.system.factory import Spec
 from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.simulation import dcgmi
 from pipeline.simulation.install import installed

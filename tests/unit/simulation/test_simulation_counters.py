@@ -16,8 +16,8 @@ import pytest
 from listeners.base import ThreadedListener
 from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
-from pipeline.base.errors import ListenerError
-from pipeline.base.records import Slot
+from pipeline.base.domain.records import Slot
+from pipeline.base.system.errors import ListenerError
 from pipeline.prepare.device import nvml
 from pipeline.simulation import dcgmi
 from pipeline.simulation.install import installed, write_programs

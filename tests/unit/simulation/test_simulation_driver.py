@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import mig_table
-from pipeline.base.errors import ConfigError
-from pipeline.base.mig_table import GiProfile, Model
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.mig_table import GiProfile, Model
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.mig import partitions, profiles
 from pipeline.simulation.machine import codes, placement, queries, state
 from pipeline.simulation.machine.clients import Clients

@@ -12,7 +12,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.mig import profiles
 from pipeline.simulation.install import installed

@@ -17,8 +17,8 @@ import pytest
 
 from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
-from pipeline.base.command import run
-from pipeline.base.samples import Sample
+from pipeline.base.domain.samples import Sample
+from pipeline.base.system.command import run
 from pipeline.prepare.device import nvml
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from workloads import ask_server
 from workloads.client import NullJob
 from workloads.serving import sender

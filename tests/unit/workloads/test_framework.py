@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from workloads import client, framework
 from workloads.frameworks.computing import CPU, GPU, NotInstalledError, Seen, importing
 from workloads.frameworks.task import Matrix, Task

@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from workloads.data.batches import TrainingData
 from workloads.images import image_data, synthetic_files
 from workloads.images.image_files import read_cifar10, read_digits, read_imagenet64

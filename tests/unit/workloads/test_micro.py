@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from workloads import client, micro, particles, program
 from workloads.rates import operations, tracking
 from workloads.rates.options import Operation

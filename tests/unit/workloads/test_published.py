@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import read
 from workloads.images.options import Autotune, Recipe
 from workloads.images.vision import import_torchvision

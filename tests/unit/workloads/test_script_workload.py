@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from tests.support.job_server import JobServer, is_alive, wait_until
 from workloads import script as runner
 

@@ -126,7 +126,7 @@ def test_a_source_that_is_not_there_or_stops_is_said(h100: Kept, monkeypatch: py
 
 @pytest.mark.usefixtures("ends")
 def test_a_load_that_breaks_leaves_the_health_to_be_told(h100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.base.errors import LaunchError
+    from pipeline.base.system.errors import LaunchError
 
     def broken(*_: object) -> None:
         raise LaunchError("CUDA error")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import ConfigError, LaunchError
-from pipeline.base.records import Device
+from pipeline.base.domain.records import Device
+from pipeline.base.system.errors import ConfigError, LaunchError
 from pipeline.gpu.selftest import load
 from pipeline.gpu.selftest.steps import Load
 from workloads import occupy

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.observe.exporters import prometheus
 from pipeline.observe.exporters.prometheus import PrometheusExporter
 from tests.support import live_groups

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.samples import Sample
+from pipeline.base.domain.samples import Sample
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.observe.exporters import series
 from pipeline.observe.exporters.series import LABELS, GroupSeries
 from tests.conftest import GPU

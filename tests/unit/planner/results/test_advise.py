@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.modes import MODES, mode_of
-from pipeline.base.normalise import SPEEDUP
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Result, WindowKind
+from pipeline.base.domain.modes import MODES, mode_of
+from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner.commands.advise import answer_of
 from pipeline.planner.results.advice import Advice, advise
 from pipeline.planner.results.settle import command

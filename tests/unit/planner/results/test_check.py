@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import Result
+from pipeline.base.domain.records import Result
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile
 from pipeline.planner.commands.check import in_words
 from pipeline.planner.deployment import Gpu, Instance, Plan

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import NEIGHBOURS, Result
+from pipeline.base.domain.records import NEIGHBOURS, Result
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile
 from pipeline.planner.results.measured import profile_of
 from pipeline.report.read.records import JobRow, Row

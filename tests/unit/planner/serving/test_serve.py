@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import __main__ as planner
 from pipeline.planner import parvagpu, profile
 from pipeline.planner.pictures import load

@@ -9,9 +9,9 @@ from collections import Counter
 from itertools import combinations, combinations_with_replacement, product
 from pathlib import Path
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 
-TABLE = json.loads((PROJECT_DIR / "pipeline/base/mig_profiles.json").read_text(encoding="utf-8"))["gpus"]
+TABLE = json.loads((PROJECT_DIR / "pipeline/base/domain/mig_profiles.json").read_text(encoding="utf-8"))["gpus"]
 KEYS = {"a30_24gb": "A30-24GB", "a100_40gb": "A100-40GB", "a100_80gb": "A100-80GB", "h100_80gb": "H100-80GB-SXM"}
 KEYS |= {"rtxpro6000_96gb": "RTXPRO6000-96GB"}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.planner import __main__, profile
 from pipeline.planner.export.experiment import groups_of
 from pipeline.planner.profile import Profile, Row

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base import command
+from pipeline.base.system import command
 from pipeline.clean import own_file
 from pipeline.planner import files
 from pipeline.planner.__main__ import main

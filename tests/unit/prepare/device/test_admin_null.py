@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import factory
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.protocols import Profiler, Sharing
-from pipeline.base.records import Commands, Group, Plan
+from pipeline.base.domain.protocols import Profiler, Sharing
+from pipeline.base.domain.records import Commands, Group, Plan
+from pipeline.base.system import factory
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import describe
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.state import Gpu

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import chosen, nvml
 from tests.conftest import GPU
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.programs import of_device
-from pipeline.base.records import Group
+from pipeline.base.domain.programs import of_device
+from pipeline.base.domain.records import Group
+from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import compute_mode
 from pipeline.prepare.device.smi import Smi

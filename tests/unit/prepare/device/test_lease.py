@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from pipeline.base.errors import GpuBusyError
+from pipeline.base.system.errors import GpuBusyError
 from pipeline.prepare.device import gpu_reader, lease
 from tests.conftest import GPU
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from pipeline.base.errors import ConfigError
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.device.chosen import choose
 from pipeline.prepare.device.gpu_reader import GpuProcess

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.base import host
-from pipeline.base.errors import GpuBusyError
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system import host
+from pipeline.base.system.errors import GpuBusyError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import leftovers, processes
 from pipeline.clean.journal import Journal
 from pipeline.gpu import status

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.host import cpu_device
-from pipeline.base.programs import of_device
-from pipeline.base.records import Commands, Group
+from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.programs import of_device
+from pipeline.base.domain.records import Commands, Group
+from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import time_slice
 from pipeline.prepare.device.smi import Smi

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from pipeline.base.errors import GpuBusyError, InUseError
-from pipeline.base.interrupts import Interrupted
+from pipeline.base.system.errors import GpuBusyError, InUseError
+from pipeline.base.system.interrupts import Interrupted
 from pipeline.prepare.device import waiting
 from pipeline.prepare.device.waiting import Patience
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import CommandError, ConfigError
+from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env import certificates, uv
 from pipeline.prepare.env.recipe import Builder
 

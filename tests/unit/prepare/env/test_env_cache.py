@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import Interpreter
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.env.venv import VenvEnv
 from tests.support.packages import wheel
 

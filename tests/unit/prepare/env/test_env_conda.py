@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import secrets
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.records import EnvTool, Interpreter
+from pipeline.base.domain.records import EnvTool, Interpreter
+from pipeline.base.system import secrets
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.env import conda_file
 from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env.conda import CondaEnv

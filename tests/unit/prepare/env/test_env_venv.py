@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import ConfigError
-from pipeline.base.records import Interpreter
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env import probe, requirements
 from pipeline.prepare.env.current import CurrentEnv

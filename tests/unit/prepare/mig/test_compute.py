@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from pipeline.base import mig_table
-from pipeline.base.errors import ConfigError
+from pipeline.base.domain import mig_table
+from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.mig import compute, partitions, profiles
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 from pipeline.simulation.machine import placement

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.base import command, mig_table
-from pipeline.base.records import Group
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.records import Group
+from pipeline.base.system import command
 from pipeline.prepare.device import nvml, smi
 from pipeline.prepare.mig import compute, profiles
 from pipeline.prepare.mig.partitions import Instance, Layout

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.base import mig_table
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.domain import mig_table
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.__main__ import main
 from pipeline.prepare.mig import compute, partitions, profiles
 from pipeline.prepare.mig.partitions import Layout
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 from tests.support import forks
 
-TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/mig_profiles.json").read_text())["gpus"]
+TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/domain/mig_profiles.json").read_text())["gpus"]
 MODELS = tuple(mig_table.models())
 A100 = profiles.load_model("a100_40gb")
 A100_R470 = profiles.load_model("a100_40gb", driver_branch=470)

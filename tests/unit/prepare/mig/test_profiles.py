@@ -11,16 +11,16 @@ from typing import Any
 import pynvml
 import pytest
 
-from pipeline.base import mig_table
-from pipeline.base.errors import ConfigError
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.domain import mig_table
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.__main__ import main
 from pipeline.prepare.device.nvml import NvmlError
 from pipeline.prepare.mig import profiles
 from tests.support import forks
 from tests.support.nvml_library import OTHER_UUID, UUID, NvmlLibrary, installed
 
-TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/mig_profiles.json").read_text())
+TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/domain/mig_profiles.json").read_text())
 ROWS = [
     pytest.param(model, row, id=f"{key}-{row['name']}")
     for key, model in TABLE["gpus"].items()

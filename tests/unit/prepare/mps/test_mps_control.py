@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.paths import PROJECT_DIR
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.queries import mig_devices, used_memory_mib

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.base import host, mig_table
-from pipeline.base.errors import CollocationError, ConfigError, SharingError
-from pipeline.base.host import cpu_device
-from pipeline.base.records import Commands, Device, Group, Job
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.records import Commands, Device, Group, Job
+from pipeline.base.system import host
+from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
 from pipeline.clean import held_folder
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import chosen, nvml

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.records import Group
+from pipeline.base.domain.records import Group
+from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
 from pipeline.prepare.mps import clients
 from pipeline.prepare.sharing.mig_mps import MigMps

@@ -20,11 +20,11 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.host import cpu_device
-from pipeline.base.paths import PROJECT_DIR
-from pipeline.base.programs import Programs
-from pipeline.base.records import Group, Interpreter, Job, Slot
+from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.programs import Programs
+from pipeline.base.domain.records import Group, Interpreter, Job, Slot
+from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import ConfigError, SharingError
-from pipeline.base.records import Group
+from pipeline.base.domain.records import Group
+from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.prepare.mps import control, partitions
 from pipeline.prepare.mps.control import Control
 from pipeline.prepare.sharing import mps_static

@@ -1,0 +1,89 @@
+"""The state of a machine, as far as it decides how fast a GPU is: only rows of one state are compared.
+
+One rule for the live table, MLflow, `resume`, the overview of units and the report.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pipeline.base.domain.records import Device
+from pipeline.base.system import host
+
+FACTS = {
+    "gpu_uuid": ("GPU", ""),
+    "boot_id": ("boot", ""),
+    "driver_version": ("driver", ""),
+    "power_limit_w": ("power limit", " W"),
+    "ecc_mode": ("ECC mode", ""),
+    "graphics_clock_setting_mhz": ("graphics clock setting", " MHz"),
+    "memory_clock_setting_mhz": ("memory clock setting", " MHz"),
+}
+"""By the name of the tag, what it is called, and its unit."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MachineState:
+    """The facts that are known of a state, in the order of `FACTS`: what a driver does not tell is absent."""
+
+    facts: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, facts: Mapping[str, str | None]) -> MachineState:
+        """Take the state from facts by name, as the tags of a run have them; others are passed over."""
+        return cls(tuple((name, value) for name in FACTS if (value := facts.get(name))))
+
+    @classmethod
+    def now(cls, device: Device) -> MachineState:
+        """Take the state of this machine with a device, whose details were just read."""
+        return cls.of({**dict(device.details), "gpu_uuid": device.uuid, "boot_id": host.boot_id()})
+
+    def is_same(self, other: MachineState) -> bool:
+        """Tell whether nothing differs; a fact that one of them lacks is no difference."""
+        return not self._differing(other)
+
+    def _differing(self, other: MachineState) -> list[tuple[str, str, str]]:
+        """List the facts that differ: name, value, and value of the other."""
+        known = dict(other.facts)
+        return [(name, value, known[name]) for name, value in self.facts if known.get(name, value) != value]
+
+    def difference(self, other: MachineState) -> str:
+        """Name what differs: `driver and power limit`; empty if nothing does."""
+        return " and ".join(FACTS[name][0] for name, *_ in self._differing(other))
+
+    def changes(self, since: MachineState) -> str:
+        """Describe what has changed: `driver 590.48.01, was 580.159.04`; empty if nothing has."""
+        return "; ".join(
+            "the machine was restarted"
+            if name == "boot_id"
+            else f"{FACTS[name][0]} {value}{FACTS[name][1]}, was {before}{FACTS[name][1]}"
+            for name, value, before in self._differing(since)
+        )
+
+    def with_facts_of(self, other: MachineState) -> MachineState:
+        """Add what another state of the same machine tells beside."""
+        return MachineState.of(dict(other.facts) | dict(self.facts))
+
+
+def merge_same(states: Iterable[MachineState]) -> dict[MachineState, MachineState]:
+    """Map each state to the one that it is, which has the facts of all that are the same.
+
+    States that know more come first, so that one that knows little joins another, and the order of the rows decides
+    nothing.
+    """
+    merged: list[MachineState] = []
+    place: dict[MachineState, int] = {}
+    for state in sorted(set(states), key=lambda state: (-len(state.facts), state)):
+        number = next((number for number, met in enumerate(merged) if met.is_same(state)), len(merged))
+        if number == len(merged):
+            merged.append(state)
+        merged[number] = merged[number].with_facts_of(state)
+        place[state] = number
+    return {state: merged[number] for state, number in place.items()}
+
+
+def cpu_device() -> Device:
+    """Return the CPUs of this machine as a device."""
+    return Device(kind="cpu", uuid=f"{host.CPU_PREFIX}{platform.node()}", name=host.cpu_model())

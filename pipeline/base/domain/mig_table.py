@@ -1,0 +1,207 @@
+"""What the table of MIG profiles, `mig_profiles.json`, knows of each GPU model, as typed records.
+
+What the public sources do not tell is `None`. Only `capacity_mib`, the memory that a simulated GPU or instance gets, is
+estimated where it is unknown: by the nominal size, of which an instance has the share of its memory slices.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.system.errors import ConfigError
+
+_TABLE = Path(__file__).with_name("mig_profiles.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CiProfile:
+    """A way to divide a GPU instance.
+
+    Attributes:
+        id: what nvidia-smi prints and takes; here equal to NVML's enumeration.
+        name_prefix: what precedes the GPU instance's name, as `1c.`; empty for the full width.
+        max_instances: how many fit into one empty GPU instance.
+    """
+
+    id: int
+    name_prefix: str
+    compute_slices: int
+    num_multiprocessors: int | None
+    max_instances: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiProfile:
+    """A kind of GPU instance.
+
+    Attributes:
+        id: what nvidia-smi prints and takes, and what NVML calls the profile id.
+        enum: the argument of NVML's profile queries.
+        name: as `3g.40gb`.
+        memory_slices: width on the placement axis.
+        memory_mib: usable memory of an instance.
+        max_instances: how many fit on an empty GPU.
+        starts: where an instance may begin on the placement axis, ascending.
+        attributes: `me`, `me.all`, `no-me`, `gfx`.
+        ci_profiles: how an instance can be divided; the last one takes its full width.
+    """
+
+    id: int
+    enum: int
+    name: str
+    compute_slices: int
+    memory_slices: int
+    memory_mib: int | None
+    capacity_mib: int
+    num_multiprocessors: int | None
+    max_instances: int
+    starts: tuple[int, ...]
+    attributes: tuple[str, ...]
+    num_copy: int | None
+    num_decoder: int | None
+    num_encoder: int | None
+    num_jpeg: int | None
+    num_ofa: int | None
+    ci_profiles: tuple[CiProfile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One model of GPU.
+
+    Attributes:
+        name: what users call it, as `h100_80gb`.
+        product: what the driver calls it.
+        architecture: `Ampere`, `Hopper` or `Blackwell`.
+        memory_slices: width of the placement axis.
+        mode_needs_reset: whether the driver resets the GPU to switch MIG mode, which no client may then hold.
+        profiles: in the order in which nvidia-smi lists them; none if their placements are not known.
+    """
+
+    name: str
+    product: str
+    architecture: str
+    compute_capability: tuple[int, int]
+    capacity_mib: int
+    compute_slices: int
+    memory_slices: int
+    num_multiprocessors: int | None
+    mode_needs_reset: bool
+    profiles: tuple[GiProfile, ...]
+
+    def profile(self, profile_id: int) -> GiProfile:
+        """The profile with this id; `KeyError` if there is none."""
+        return {profile.id: profile for profile in self.profiles}[profile_id]
+
+    def find_profile(self, text: str) -> GiProfile | None:
+        """The profile that a user of nvidia-smi names: `19`, `1g.10gb` or `MIG 1g.10gb`; `None` if there is none."""
+        name = text.strip().removeprefix("MIG ").strip()
+        return next((profile for profile in self.profiles if name in (profile.name, str(profile.id))), None)
+
+
+@cache
+def models() -> dict[str, Model]:
+    """Every model whose placements are known, by its name."""
+    return {model.name: model for model, _ in _rows() if model.profiles}
+
+
+@cache
+def find(name: str) -> Model:
+    """The model with this name; `simulated_` may precede it.
+
+    Names are what users say, as `h100_80gb`, the table's own `H100-80GB-SXM`, and what the driver calls a GPU.
+
+    Raises:
+        ConfigError: no model has this name, or its placements are not known.
+    """
+    wanted = _plain(name.removeprefix("simulated_"))
+    choice = f"choose among {', '.join(models())}"
+    for model, names in _rows():
+        if wanted in names:
+            if not model.profiles:
+                raise ConfigError(f"the placements of the MIG profiles of {model.product} are not known; {choice}")
+            return model
+    raise ConfigError(f"no GPU model is called '{name}'; {choice}")
+
+
+@cache
+def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
+    """How a GPU instance with that many compute slices can be divided, the full width last; none if it is not known.
+
+    NVML tells it of an instance that exists only, but it is the same on every model of the table. The multiprocessors
+    are not, and are `None` here.
+    """
+    every = (profile for model in models().values() for profile in model.profiles)
+    alike = next((profile for profile in every if profile.compute_slices == compute_slices), None)
+    return () if alike is None else tuple(replace(each, num_multiprocessors=None) for each in alike.ci_profiles)
+
+
+def model_called(text: str) -> str:
+    """The name of the model that a name, an alias or the driver's name of a GPU means; the text if none is known."""
+    return _names().get(_plain(text.removeprefix("simulated_")), text)
+
+
+@cache
+def _names() -> dict[str, str]:
+    """The name of each model by everything that it is called."""
+    return {name: model.name for model, names in _rows() for name in names}
+
+
+@cache
+def _rows() -> tuple[tuple[Model, tuple[str, ...]], ...]:
+    """Each model, and all its names in lower case with `_`."""
+    table = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
+    return tuple(
+        (_model(key, row), (_plain(key), *row["aliases"], *map(_plain, row["product"]))) for key, row in table.items()
+    )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _model(key: str, row: dict[str, Any]) -> Model:
+    major, minor = row["compute_capability"].split(".")
+    capacity_mib = row["memory_mib_total"] or row["memory_gb"] * 1024
+    return Model(
+        # The alias is what people call the variant that they mean, as h100_80gb for the one with SXM.
+        name=next(iter(row["aliases"]), _plain(key)),
+        product=row["product"][0],
+        **{key: row[key] for key in ("architecture", "compute_slices", "memory_slices")},
+        compute_capability=(int(major), int(minor)),
+        capacity_mib=capacity_mib,
+        num_multiprocessors=row["sm_total"],
+        mode_needs_reset=row["mig_mode_needs_reset"],
+        profiles=tuple(_profile(row, capacity_mib, profile) for profile in row["gi_profiles"]),
+    )
+
+
+def _profile(gpu: dict[str, Any], gpu_capacity_mib: int, row: dict[str, Any]) -> GiProfile:
+    engines = {"copy": "copy", "decoder": "dec", "encoder": "enc", "jpeg": "jpeg", "ofa": "ofa"}
+    share_mib = gpu_capacity_mib * row["memory_slices"] // gpu["memory_slices"]
+    divisions = gpu["ci_profiles"]["by_gi_compute_slices"][str(row["compute_slices"])]
+    return GiProfile(
+        id=row["smi_profile_id"],
+        enum=row["nvml_enum"],
+        **{key: row[key] for key in ("name", "compute_slices", "memory_slices", "memory_mib", "max_instances")},
+        capacity_mib=row["memory_mib"] or share_mib,
+        num_multiprocessors=row["sm"],
+        starts=tuple(sorted(placement["start"] for placement in row["placements"])),
+        attributes=tuple(row["attributes"]),
+        **{f"num_{name}": row["engines"][key] for name, key in engines.items()},
+        ci_profiles=tuple(
+            CiProfile(
+                id=division["smi_profile_id"],
+                name_prefix=division["name_prefix"],
+                compute_slices=division["compute_slices"],
+                # The table has one figure a width, but 1g.10gb and 1g.20gb of an H100 differ: the full width has all.
+                num_multiprocessors=row["sm"] if division["is_default"] else division["sm"],
+                max_instances=division["max_instances"],
+            )
+            for division in divisions
+        ),
+    )

@@ -1,0 +1,130 @@
+"""The figures of jobs that ran together, normalised by what each did alone, and which values count as independent.
+
+For the table that a study ends with, and for its report.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pipeline.base.domain import services, units
+from pipeline.base.domain.records import WindowKind
+
+SPEEDUP, SLOWDOWN, FAIRNESS = "speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio"
+MEAN_SLOWDOWN, P99_SLOWDOWN = "latency_mean_slowdown_worst_ratio", "latency_p99_slowdown_worst_ratio"
+_OF_LATENCY = {MEAN_SLOWDOWN: services.MEAN, P99_SLOWDOWN: services.P99}
+
+
+class Compared(NamedTuple):
+    """The figures of one job, by name.
+
+    Attributes:
+        unit: of its work.
+        is_given: whether the user chose its rate, so that it tells nothing of how fast the job can be.
+        together: with the other jobs of its group.
+        alone: of its baseline; empty if there is none.
+    """
+
+    unit: str
+    is_given: bool
+    together: Mapping[str, float]
+    alone: Mapping[str, float]
+
+
+def rate_name(window: WindowKind, unit: str) -> str:
+    """What a job is compared by: seconds for a fixed amount of work, else what it did in a second of the window."""
+    return "makespan_s" if window is WindowKind.WORK else units.rate_of(unit)
+
+
+def compared_names(unit: str) -> tuple[str, ...]:
+    """Every figure of a job of which comparisons may need a baseline."""
+    return (units.rate_of(unit), "makespan_s", *_OF_LATENCY.values())
+
+
+def mean_of(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The means of the figures that all of several runs have."""
+    known = set.intersection(*(set(run) for run in runs)) if runs else set()
+    return {name: statistics.fmean(run[name] for run in runs) for name in known}
+
+
+def normalise(
+    window: WindowKind,
+    jobs: Sequence[Compared],
+    *,
+    is_sequential: bool = False,
+    has_neighbours: bool = False,
+    serial_s: float | None = None,
+    makespan_s: float | None = None,
+) -> dict[str, float]:
+    """Speed-up over one job at a time, the worst job's slowdown, and Jain's fairness; absent where a rate is unknown.
+
+    Of jobs at a given rate there are the slowdowns of their latencies instead. Beside such jobs, the others have a
+    slowdown; a speed-up and a fairness are those of all jobs of a group, or of none.
+
+    Args:
+        window: what was measured.
+        jobs: those of the group.
+        is_sequential: whether they ran one after another after all.
+        has_neighbours: whether others took their share of the device: then there is no speed-up, nor fairness.
+        serial_s: of a fixed amount of work: total time of the same jobs really executed one after another; the sum of
+            their times alone if that was not measured.
+        makespan_s: of a fixed amount of work: total time of the jobs together.
+    """
+    found = _of_latencies(jobs)
+    own = [job for job in jobs if not job.is_given]
+    rates = [(_rate(window, job.unit, job.together), _rate(window, job.unit, job.alone)) for job in own]
+    known = [(together, alone) for together, alone in rates if together and alone]
+    # Without a fixed amount of work, jobs in turn each have the device for a window of their own: no common rate.
+    is_rate = window is not WindowKind.WORK
+    if not known or len(known) < len(own) or (is_rate and is_sequential and len(jobs) > 1):
+        return found
+    progress = [together / alone if is_rate else alone / together for together, alone in known]
+    found[SLOWDOWN] = 1 / min(progress)
+    if len(own) < len(jobs) or has_neighbours:
+        return found
+    if is_rate:
+        found[SPEEDUP] = sum(progress)
+    elif makespan_s:
+        found[SPEEDUP] = (serial_s or sum(alone for _, alone in known)) / makespan_s
+    found[FAIRNESS] = sum(progress) ** 2 / (len(progress) * sum(value * value for value in progress))
+    return found
+
+
+def _rate(window: WindowKind, unit: str, figures: Mapping[str, float]) -> float | None:
+    return figures.get(rate_name(window, unit))
+
+
+def _of_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
+    """How many times as long the requests of the worst job took as alone; absent unless known of every service."""
+    found = {}
+    for name, latency in _OF_LATENCY.items():
+        served = [job for job in jobs if services.MEAN in job.together or services.MEAN in job.alone]
+        known = [
+            job.together[latency] / job.alone[latency]
+            for job in served
+            if latency in job.together and job.alone.get(latency)
+        ]
+        if known and len(known) == len(served):
+            found[name] = max(known)
+    return found
+
+
+def independent(by_block: Mapping[int, float], gpus: Mapping[int, str]) -> list[float]:
+    """Values of blocks as values that are independent: each block of one GPU, of several GPUs the median of each.
+
+    Blocks of several GPUs are no draws of one distribution: an interval over all of them is too narrow.
+    `tests/unit/report/test_report_statistics.py` shows by how much.
+
+    Args:
+        by_block: a value of each block, in the order of blocks.
+        gpus: on which GPU each block ran; of one that is not named, the same.
+    """
+    of_each: dict[str, list[float]] = defaultdict(list)
+    for block, value in by_block.items():
+        of_each[gpus.get(block, "")].append(value)
+    if len(of_each) == 1:
+        return list(by_block.values())
+    return [statistics.median(values) for values in of_each.values()]

@@ -1,0 +1,75 @@
+"""Where a driver's programs are, for a real GPU or a simulated one, and what is put before them to change settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.base.domain.records import Device, Group
+from pipeline.base.system.errors import ConfigError, SharingError
+
+_PACKAGES = {"nvidia-cuda-mps-control": "package nvidia-compute-utils on Debian and Ubuntu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """The programs that change the settings of one device, and put them back.
+
+    Attributes:
+        what: for what they are needed, as errors say it.
+        own: of a simulated device, by name: it must never reach the programs of another. `None` for a real one.
+        configured: paths that the configuration gives, by name; the others are looked for on PATH.
+        admin: put before a command that changes settings; `None` if only a journal can tell.
+    """
+
+    what: str = "undoing what a study left"
+    own: Mapping[str, str] | None = None
+    configured: Mapping[str, str | None] = field(default_factory=dict)
+    admin: tuple[str, ...] | None = None
+
+    def path(self, name: str) -> str | None:
+        """Where a program is said to be; `None` if nowhere."""
+        return self.own.get(name) if self.own is not None else self.configured.get(name) or shutil.which(name)
+
+    def find(self, name: str) -> str:
+        """Absolute path of a program, because sudo looks elsewhere than we do; SharingError if it cannot be run."""
+        program = self.path(name)
+        if program is None:
+            package = f" ({_PACKAGES[name]})" if name in _PACKAGES else ""
+            raise SharingError(
+                f"{self.what} needs the program {name}, which is not on PATH: it comes with the driver{package}; or "
+                "put it on PATH, or name it with scenario.program=/path/to/it where the scenario has it"
+            )
+        path = Path(program).absolute()
+        if not path.is_file() or not os.access(path, os.X_OK):
+            raise SharingError(f"{self.what}: {program} is not a program that can be run; see scenario.program")
+        return str(path)
+
+
+def of_group(group: Group, configured: Mapping[str, str | None] | None = None) -> Programs:
+    """The programs for a group. Nobody becomes an administrator for a simulated GPU."""
+    device = group.device
+    return Programs(
+        what=f"scenario={group.scenario} on {device.name}",
+        own=_own(device),
+        configured=configured or {},
+        admin=() if device.is_simulated else group.gpu.admin or (),
+    )
+
+
+def of_device(device: Device) -> Programs:
+    """The programs that undo what is found in the journal of a device."""
+    return Programs(own=_own(device), admin=() if device.is_simulated else None)
+
+
+def refuse_absent_admin(admin: Sequence[str], key: str, example: str) -> None:
+    """Raise ConfigError if no program is there to be put before commands that need an administrator."""
+    if admin and shutil.which(admin[0]) is None:
+        raise ConfigError(f"{key}: there is no program {admin[0]!r} that can be run; give its words as in {example}")
+
+
+def _own(device: Device) -> Mapping[str, str] | None:
+    return dict(device.programs) if device.is_simulated else None

@@ -1,0 +1,450 @@
+"""The records that travel through the pipeline. Data only: nothing here acts, probes or imports anything heavy.
+
+Clocks: every `*_ns` is CLOCK_MONOTONIC in nanoseconds (one clock for all processes of a machine) unless its name
+says `wall`; wall-clock times are labels, never subtracted from each other.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.base.domain.modes import is_program
+from pipeline.base.domain.workload import Workload
+from pipeline.base.system.factory import Spec
+
+_NO_PROFILER = Spec(target="pipeline.launch.profilers.none.NoProfiler")
+
+
+class Result(enum.StrEnum):
+    """How a group or a job ended. Every planned group ends in exactly one of these."""
+
+    OK = "ok"
+    OOM = "oom"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    WRONG_RESULTS = "wrong_results"
+    SKIPPED = "skipped"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether this is an answer of the study, so that `resume` does not run the group again.
+
+        A skipped one it runs as soon as the plan can.
+        """
+        return self in (Result.OK, Result.OOM, Result.WRONG_RESULTS, Result.SKIPPED)
+
+    @property
+    def mlflow_status(self) -> str:
+        """A skipped group did not fail: nothing ran."""
+        if self is Result.INTERRUPTED:
+            return "KILLED"
+        return "FINISHED" if self in (Result.OK, Result.SKIPPED) else "FAILED"
+
+
+class WindowKind(enum.StrEnum):
+    """When jobs end, and what of their time is measured.
+
+    `steady`: jobs run until they are told to stop. `work`: jobs end by themselves after their epochs. `logged`: jobs
+    end by themselves, and are measured while all of them log how fast they are.
+    """
+
+    STEADY = "steady"
+    WORK = "work"
+    LOGGED = "logged"
+
+
+class Required(enum.StrEnum):
+    """Whether a listener that cannot start is an error."""
+
+    YES = "true"
+    NO = "false"
+    IF_GPU = "if_gpu"
+
+
+class Resume(enum.StrEnum):
+    """Whether groups that have a result are left out, and whether one counts that other packages were used for."""
+
+    NO = "false"
+    YES = "true"
+    ACCEPT_ENVIRONMENT = "accept_environment"
+
+
+EnvTool = enum.Enum("EnvTool", "rattler conda mamba micromamba", start=0)
+"""What builds a conda environment: py-rattler, or a program of that name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerSpec:
+    """One configured listener."""
+
+    name: str
+    build: Spec
+    interval_ms: int
+    required: Required
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerSpec:
+    """What is put before the command of each job; nothing, by default."""
+
+    name: str = "none"
+    build: Spec = _NO_PROFILER
+
+    @property
+    def is_none(self) -> bool:
+        return self.name == "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """The commands that change settings of a device, each as its words, in the order in which they are run.
+
+    What is known only on the way, such as the id of an instance, is a word in angle brackets.
+    """
+
+    do: tuple[tuple[str, ...], ...] = ()
+    undo: tuple[tuple[str, ...], ...] = ()
+
+    def around(self, inner: Commands) -> Commands:
+        return Commands(do=self.do + inner.do, undo=inner.undo + self.undo)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """When throughput is measured (docs/method.md, "Windows and baselines"). What does not apply to its kind is 0.
+
+    Jobs that end by themselves have no epochs that anybody could tell them.
+    """
+
+    kind: WindowKind
+    seconds: float = 0.0
+    settle_s: float = 0.0
+    epochs: int = 0
+
+    @property
+    def words(self) -> str:
+        """As users read it, with all that tells two windows apart: `steady, 20 s after 2 s`, `work, 5 epochs`."""
+        if self.kind is WindowKind.STEADY:
+            return f"{self.kind.value}, {self.seconds:.12g} s after {self.settle_s:.12g} s"
+        if self.kind is WindowKind.LOGGED:
+            return self.kind.value
+        if not self.epochs:
+            return f"{self.kind.value}, until the jobs end"
+        return f"{self.kind.value}, {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Deadlines of one group, in seconds."""
+
+    ready_s: float
+    group_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One process of a group.
+
+    Attributes:
+        size: the mix letter it was asked for with, if any.
+        is_neighbour: it starts before the jobs that are measured and is told to stop when they have ended.
+    """
+
+    index: int
+    workload: Workload
+    size: str | None = None
+    is_neighbour: bool = False
+
+    @property
+    def name(self) -> str:
+        """Unique within the group."""
+        size = "" if self.size is None else f"{self.size}-"
+        return f"{self.index}-{size}{self.workload.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What jobs run on: one NVIDIA GPU or a MIG device of one, real or simulated, or the CPUs of this machine.
+
+    Attributes:
+        kind: `nvidia`, `simulated` or `cpu`.
+        uuid: the GPU's UUID, or that of the MIG device (`MIG-...`), or `CPU-<host name>`.
+        index: of the GPU.
+        memory_mib: of the device; `None` for the CPU.
+        details: what else identifies it, for provenance (driver, CUDA version, ...).
+        programs: absolute path by name of the programs that a simulated GPU has; no other may be run for it.
+        parent: of a MIG device, the UUID of its GPU, and below the ids of its GPU and compute instance.
+    """
+
+    kind: str
+    uuid: str
+    name: str
+    index: int | None = None
+    memory_mib: int | None = None
+    mig_enabled: bool = False
+    details: tuple[tuple[str, str], ...] = ()
+    programs: tuple[tuple[str, str], ...] = ()
+    parent: str | None = None
+    gi_id: int | None = None
+    ci_id: int | None = None
+
+    @property
+    def gpu_uuid(self) -> str:
+        """Of the GPU as a whole, which sensors and administrators know."""
+        return self.parent or self.uuid
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind != "cpu"
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.kind == "simulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSettings:
+    """What a user allows and asks for on the device; docs/configuration.md says what each setting means.
+
+    `exclusive_process` is never set for a group whose jobs run one after another.
+
+    Attributes:
+        beside: other GPUs of the host that work for the study at the same time.
+    """
+
+    admin: tuple[str, ...] | None
+    lock_dir: Path
+    tolerate: tuple[str, ...]
+    exclusive_process: bool
+    job_memory_mib: int
+    beside: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """What one job sees, and what listeners sample for it.
+
+    Attributes:
+        visible_devices: value for CUDA_VISIBLE_DEVICES, by UUID, with commas between several; empty on the CPU.
+        environ: further variables for the job.
+        gi_id, ci_id: GPU instance and compute instance on a MIG device, else `None`, also of a job with several.
+        facts: what else tells this place from others, for the record.
+    """
+
+    visible_devices: str
+    environ: tuple[tuple[str, str], ...] = ()
+    gpu_uuid: str | None = None
+    gi_id: int | None = None
+    ci_id: int | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def on(cls, device: Device) -> Slot:
+        """All of a GPU or of a MIG device."""
+        return cls(visible_devices=device.uuid, gpu_uuid=device.gpu_uuid, gi_id=device.gi_id, ci_id=device.ci_id)
+
+    @property
+    def every_device(self) -> tuple[str, ...]:
+        """The UUIDs of its devices."""
+        return tuple(filter(None, self.visible_devices.split(",")))
+
+    @property
+    def place(self) -> dict[str, str]:
+        """Where its job runs, as the record and the report have it; only what there is."""
+        every = {"device": self.visible_devices, "gi_id": self.gi_id, "ci_id": self.ci_id} | dict(self.facts)
+        return {key: str(value) for key, value in every.items() if value not in (None, "")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """The Python a job runs with, and exactly what is installed there.
+
+    Attributes:
+        environ: further variables for the job.
+        lock: lines of a text from which the same environment can be built again (docs/environments.md).
+        lock_digest: of the packages, wherever they came from; provisional as long as `to_build` says something.
+        to_build: what must be built before a job can run, in words; `None` for an environment that is ready.
+        requested: packages that its file asks for, while it is still to be built; the lock has them afterwards.
+        why_not_built: why it could not be built, where that is an answer of the study and no error.
+    """
+
+    python: Path
+    environ: tuple[tuple[str, str], ...] = ()
+    lock: tuple[str, ...] = ()
+    lock_digest: str = ""
+    to_build: str | None = None
+    requested: tuple[str, ...] = ()
+    why_not_built: str | None = None
+
+
+DEVICE = "device"
+"""The setting that says on which model of GPU a group runs."""
+BESIDE = "GPUs beside"
+"""The setting that says how many other GPUs of the host worked; empty if none did."""
+NEIGHBOURS = "neighbours"
+"""The setting that says what runs beside the measured jobs; empty if nothing does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Jobs that run together once, neighbours last. The unit of execution, of an MLflow parent run and of `resume`.
+
+    Attributes:
+        number: position in the plan, from 1.
+        block: the repeat, from 1; each block holds every group of the study once.
+        unit: what of the study one worker runs, from 1.
+        case: where a unit is one case of a block: which, from 1 and the same in every block. 0 where it is the block.
+        sequential: run the jobs one after another (the serial baseline of a mix).
+        key: of workloads, scenario, options and settings: the same for this group in every block.
+        digest: of the key and the block.
+        any_gpu_digest: of the same without the GPU model.
+        program_digest: of the same without the packages.
+        skip_reason: why this group is recorded as `skipped` instead of run.
+        config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
+        settings_digest: of the settings and the packages.
+        is_load_noted: jobs that waited for CPUs that other programs used have a note, and the row stays valid.
+        layout: what `Sharing.check` worked out for the group when it was planned; no other code reads it.
+    """
+
+    number: int
+    name: str
+    experiment: str
+    scenario: str
+    sharing: Spec
+    jobs: tuple[Job, ...]
+    window: Window
+    limits: Limits
+    block: int
+    seed: int
+    sequential: bool
+    device: Device
+    listeners: tuple[ListenerSpec, ...]
+    pin_cpus: bool
+    digest: str
+    gpu: GpuSettings
+    config_text: Callable[[], str] = field(compare=False)
+    skip_reason: str | None = None
+    profiler: ProfilerSpec = ProfilerSpec()
+    settings_digest: str = ""
+    is_load_noted: bool = False
+    key: str = ""
+    any_gpu_digest: str = ""
+    program_digest: str = ""
+    unit: int = 0
+    case: int = 0
+    layout: object = field(default=None, compare=False)
+
+    @property
+    def jobs_in_words(self) -> str:
+        """Its jobs by their sizes in a mix, else by their workloads: `tiny+tiny`."""
+        return "+".join(job.size or job.workload.name for job in self.measured)
+
+    @property
+    def degree(self) -> int:
+        """How many jobs run, neighbours among them."""
+        return len(self.jobs)
+
+    @property
+    def shared_settings(self) -> dict[str, str]:
+        """The settings that its baseline, which has no neighbours, must share."""
+        return {key: value for key, value in self.settings.items() if key != NEIGHBOURS}
+
+    @property
+    def measured(self) -> tuple[Job, ...]:
+        """The jobs that are no neighbours."""
+        return tuple(job for job in self.jobs if not job.is_neighbour) if self.has_neighbours else self.jobs
+
+    @property
+    def has_neighbours(self) -> bool:
+        return bool(self.jobs) and self.jobs[-1].is_neighbour
+
+    @property
+    def is_of_different_programs(self) -> bool:
+        """Whether the jobs are different programs that end by themselves: each has a result of its own to give."""
+        return len({job.workload.digest for job in self.jobs}) > 1 and all(
+            job.workload.ends_by_itself for job in self.jobs
+        )
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What groups must share to belong to one study, whatever they run and in whatever mode, in words.
+
+        With the jobs, the scenario and the options, this is what tells groups apart. Every group has every name, so
+        that any two can be compared.
+        """
+        simulated = self.device.is_simulated
+        return {
+            DEVICE: f"simulated {self.device.name}" if simulated else self.device.name,
+            "window": self.window.words,
+            "seed": str(self.seed),
+            "pinned CPUs": str(self.pin_cpus).lower(),
+            BESIDE: str(self.gpu.beside or ""),
+            NEIGHBOURS: self._neighbours_in_words,
+            # On a simulated GPU, what is declared decides which groups run out of memory.
+            "memory of a job": f"{self.gpu.job_memory_mib} MiB" if simulated else "",
+        }
+
+    @property
+    def _neighbours_in_words(self) -> str:
+        """`6x tiny`; a few digits follow the name of a program that no measured job runs."""
+        if not self.has_neighbours:
+            return ""
+        measured = {_told(job.workload) for job in self.measured}
+        names = Counter(
+            job.workload.name
+            if _told(job.workload) in measured
+            else f"{job.workload.name} {job.workload.program_digest[:6]}"
+            for job in self.jobs
+            if job.is_neighbour
+        )
+        return ", ".join(f"{number}x {name}" for name, number in names.items())
+
+    @property
+    def options(self) -> dict[str, object]:
+        """How the device is shared beside the scenario's name, and what starts the jobs: only what was given.
+
+        Where a class or a program lies is none of it; what it is told to do is.
+        """
+        options = {key: value for key, value in self.sharing.options if value is not None and not is_program(key)}
+        if self.gpu.exclusive_process:
+            options["exclusive_process"] = True
+        if not self.profiler.is_none:
+            told = [(key, value) for key, value in self.profiler.build.options if value and not is_program(key)]
+            options["profiler"] = (self.profiler.name, *told)
+        return options
+
+
+def _told(workload: Workload) -> tuple[object, ...]:
+    """What a program is told, but for how long."""
+    return (workload.name, *(param for param in workload.params if param[0] != "epochs"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A whole study, or one unit of it: every group in the order in which it will run, and what to know before.
+
+    Attributes:
+        digest: of all groups of the whole study.
+        any_gpu_digest: of the same without the GPU models: plans of one study on several models share it.
+        unit_sizes: how many groups each unit of the whole study has.
+    """
+
+    experiment: str
+    groups: tuple[Group, ...]
+    devices: tuple[Device, ...]
+    digest: str
+    any_gpu_digest: str
+    unit_sizes: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def num_planned(self) -> int:
+        """The groups of the whole study."""
+        return sum(self.unit_sizes)

@@ -1,0 +1,24 @@
+"""Which skipped groups count: those that could begin later have no answer before that run has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+from pipeline.base.domain.records import Result
+
+_Run = TypeVar("_Run")
+
+
+def without_old(newest_first: Iterable[_Run], read: Callable[[_Run], tuple[Hashable, str | None]]) -> list[_Run]:
+    """The runs but for skipped ones of which the same group began later; `read` gives group and result of a run."""
+    kept: list[_Run] = []
+    begun = set[Hashable]()
+    for run in newest_first:
+        group, result = read(run)
+        if result != Result.SKIPPED:
+            begun.add(group)
+        elif group in begun:
+            continue
+        kept.append(run)
+    return kept

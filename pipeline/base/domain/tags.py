@@ -1,0 +1,121 @@
+"""The names of the tags on the MLflow runs of a study."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+
+PREFIX = "collocation."
+GROUP, JOB, REPORT = "group", "job", "report"
+"""What a run is of: the values of `Tag.ROLE`."""
+
+
+class Tag(StrEnum):
+    """A tag. Facts of the study's provenance are further ones, see `fact_tag`."""
+
+    ROLE = f"{PREFIX}role"
+    STUDY = f"{PREFIX}study"
+    SPOOL_ID = f"{PREFIX}spool_id"
+    INDEX = f"{PREFIX}index"
+    SIZE = f"{PREFIX}size"
+    NEIGHBOUR = f"{PREFIX}neighbour"
+    BLOCK = f"{PREFIX}block"
+    PLAN_UNIT = f"{PREFIX}plan_unit"
+    TAKEN_OVER = f"{PREFIX}taken_over_by"  # JSON: the facts of each plan, later than its own, that has the result too
+    CASE = f"{PREFIX}case"  # where a unit of the plan is a case of a block
+    SCENARIO = f"{PREFIX}scenario"
+    PROFILER = f"{PREFIX}profiler"
+    DEVICE = f"{PREFIX}device"
+    GPU_UUID = f"{PREFIX}gpu_uuid"
+    BOOT_ID = f"{PREFIX}boot_id"
+    SIMULATED = f"{PREFIX}simulated"
+    DIGEST = f"{PREFIX}digest"
+    KEY = f"{PREFIX}key"  # the digest without the block
+    PROGRAM_DIGEST = f"{PREFIX}program_digest"
+    ACCEPTS_ENVIRONMENT = f"{PREFIX}accepts_environment"
+    PROGRAM_REPOSITORY = f"{PREFIX}program_repository"
+    PROGRAM_CHANGED = f"{PREFIX}program_changed"
+    SETTINGS = f"{PREFIX}settings"
+    PLANNED = f"{PREFIX}planned"  # JSON: `settings` and `options` of the group
+    WORKLOAD_DIGEST = f"{PREFIX}workload_digest"
+    RESULT = f"{PREFIX}result"
+    REASON = f"{PREFIX}reason"
+    INVALID = f"{PREFIX}invalid"  # why a row leads nothing; `base/domain/marks.py` reads it
+    FLAG = f"{PREFIX}flag"  # what is noted beside the figures of a row
+    STALLED = f"{PREFIX}stalled"  # of earlier versions: the part of the flag that made a row no baseline
+    FIRST_LOSSES = f"{PREFIX}first_losses"  # JSON, like `RATES`: of each job, by its index
+    FIRST_OUTPUTS = f"{PREFIX}first_outputs"  # likewise
+    RATES = f"{PREFIX}rates"
+    FIGURES = f"{PREFIX}figures"
+    SHARED_FILES = f"{PREFIX}shared_files"
+    ABSENT_FIGURES = f"{PREFIX}absent_figures"  # why, of those that a listener read, but not for the whole window
+    LEFT_OUT = f"{PREFIX}left_out"
+    DAMAGED = f"{PREFIX}damaged_events"
+    NOT_FINITE = f"{PREFIX}not_finite"
+    NO_REPORT = f"{PREFIX}no_report"
+    EXIT_STATUS = f"{PREFIX}exit_status"
+    PID = f"{PREFIX}pid"
+    START_NS = f"{PREFIX}start_ns"
+    END_NS = f"{PREFIX}end_ns"
+    WINDOW_START_NS = f"{PREFIX}window_start_ns"
+    WINDOW_END_NS = f"{PREFIX}window_end_ns"
+
+    # MLflow's own.
+    PARENT_RUN = "mlflow.parentRunId"
+    RUN_NAME = "mlflow.runName"
+    SOURCE = "mlflow.source.name"
+    GIT_COMMIT = "mlflow.source.git.commit"
+    USER = "mlflow.user"
+    DESCRIPTION = "mlflow.note.content"
+
+
+def fact_tag(name: str) -> str:
+    """The tag of a fact."""
+    return PREFIX + name
+
+
+def listener_tag(name: str) -> str:
+    """The tag that says why a listener is absent."""
+    return f"{PREFIX}listener.{name}"
+
+
+def facts_of(tags: Mapping[str, str]) -> dict[str, str]:
+    """Our own tags of a run, by their names without the prefix."""
+    return {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
+
+
+def facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the facts of a run in each plan that has it: in its own, then in those that took it over, oldest first."""
+    return [dict(facts), *({**facts, **later} for later in later_plans(facts))]
+
+
+def later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return what differs for a run in each plan that took it over, oldest first."""
+    return list(json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "[]")))
+
+
+_NOT_SHOWN = "mlflow."
+"""How names of tags begin that MLflow's pages do not show."""
+_OF_PROGRAMS = frozenset(
+    {
+        *(Tag.SPOOL_ID, Tag.DIGEST, Tag.KEY, Tag.PROGRAM_DIGEST, Tag.WORKLOAD_DIGEST, Tag.SETTINGS, Tag.PLANNED),
+        *(Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.FIGURES, Tag.TAKEN_OVER),
+        *map(fact_tag, ("plan", "plan_any_gpu")),
+    }
+)
+"""Digests and JSON, which only programs read. On the page of a run, tags stand before its metrics."""
+_DIGEST_OF_ENVIRONMENT = re.compile(re.escape(PREFIX) + r"environment_\w+_digest")
+
+
+def stored_name(tag: str) -> str:
+    """Return the name by which the store has a tag: that of one for programs is not shown by MLflow."""
+    is_of_programs = tag in _OF_PROGRAMS or _DIGEST_OF_ENVIRONMENT.fullmatch(tag) is not None
+    return f"{_NOT_SHOWN}{tag}" if is_of_programs else str(tag)
+
+
+def restore_names(tags: dict[str, str]) -> None:
+    """Give the tags of a run from a store the names that `Tag` has; earlier versions stored all by these."""
+    for name in [name for name in tags if name.startswith(f"{_NOT_SHOWN}{PREFIX}")]:
+        tags[name.removeprefix(_NOT_SHOWN)] = tags.pop(name)

@@ -1,0 +1,75 @@
+"""The exceptions of the project. Each message says what was attempted, what was seen and what to do."""
+
+from collections.abc import Callable
+
+
+class CollocationError(Exception):
+    """Base of every error that this project raises on purpose. Its message holds no secrets."""
+
+    def __init__(self, message: str) -> None:
+        from pipeline.base.system.secrets import mask_text  # 10 ms, of which a process that refuses nothing has no need
+
+        super().__init__(mask_text(message))
+
+
+class ConfigError(CollocationError, ValueError):
+    """The configuration cannot be run. Raised before anything was touched."""
+
+
+class GpuBusyError(CollocationError):
+    """Somebody else uses the device: another orchestrator, or processes that are not ours."""
+
+
+class InUseError(GpuBusyError):
+    """Somebody else uses the device now, and it will be free when they are done.
+
+    Attributes:
+        whom: the device and who uses it, in words.
+        is_over: looks whether they are done.
+    """
+
+    def __init__(self, message: str, whom: str, is_over: Callable[[], bool]) -> None:
+        self.whom, self.is_over = whom, is_over
+        super().__init__(message)
+
+
+class SharingError(CollocationError):
+    """The GPU could not be shared as planned, or a job is not where the plan says."""
+
+
+class LaunchError(CollocationError):
+    """A job could not be started, or did not become ready."""
+
+
+class ListenerError(CollocationError):
+    """A listener is missing, or stopped delivering samples."""
+
+
+class TrackingError(CollocationError):
+    """The tracking store could not be opened or written."""
+
+
+class StoreError(TrackingError):
+    """The database of a store cannot be used as it is. Raised before anything was touched."""
+
+
+class CommandError(CollocationError):
+    """A helper program failed.
+
+    Attributes:
+        status: its exit status; `None` when it could not be started or was stopped at its time limit.
+        stderr: what it printed as errors.
+    """
+
+    def __init__(self, argv: list[str], status: int | None, stderr: str) -> None:
+        self.argv, self.status, self.stderr = argv, status, stderr
+        outcome = "did not run to its end" if status is None else f"ended with status {status}"
+        super().__init__(f"`{' '.join(argv)}` {outcome}: {stderr.strip() or 'no message'}")
+
+
+def exit_status(error: CollocationError) -> int:
+    """Of a command that an error ends: 2 if it was refused before anything was touched, 1 if something failed then.
+
+    What was asked for cannot be used, a store cannot be read, or somebody else uses the GPU: then nothing was touched.
+    """
+    return 2 if isinstance(error, ConfigError | GpuBusyError | TrackingError) else 1

@@ -1,0 +1,69 @@
+"""From a `_target_` to an object: the plan names classes as `Spec`s, the executor builds them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.base.system.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A class to build later: its dotted path and keyword arguments."""
+
+    target: str
+    options: tuple[tuple[str, object], ...] = ()
+
+
+def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
+    """The class in a config's `_target_` (ConfigError without), with the other keys as its arguments."""
+    values = dict(config) if isinstance(config, Mapping) else dict(vars(config))
+    if (target := values.pop("_target_", None)) is None:
+        raise ConfigError(
+            f"a configuration with {', '.join(map(str, values)) or 'no keys'} has no _target_, the class that it is for"
+        )
+    return Spec(target=target, options=tuple((key, freeze(v)) for key, v in values.items() if key not in without))
+
+
+def instance(spec: Spec, **arguments: object) -> Any:
+    """Build the object that the spec names; ConfigError if there is no such class, or it takes other arguments."""
+    factory = find(spec.target, f"_target_={spec.target}")
+    try:
+        return factory(**arguments, **dict(spec.options))
+    except TypeError as error:
+        raise ConfigError(f"_target_={spec.target} does not take these arguments: {error}") from error
+
+
+def find(name: str, key: str) -> Any:
+    """Import what has this dotted name; ConfigError, with the key that gives it, if that fails."""
+    module_name, _, class_name = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and not f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{key}: {module_name} cannot be imported: {error}") from error
+        if isinstance(error, ModuleNotFoundError) and module_name.startswith("workloads."):
+            raise ConfigError(
+                f"{key}: this project's package workloads has no {error.name}; give a package of yours another name"
+            ) from error
+        outside = (
+            ""
+            if importlib.util.find_spec(module_name.partition(".")[0] or "?")
+            else ("; put the folder that holds it on PYTHONPATH")
+        )
+        raise ConfigError(f"{key}: there is no such class ({error}){outside}") from error
+    except Exception as error:  # what a module raises while it is imported may be anything
+        raise ConfigError(f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def freeze(value: object) -> object:
+    """The value with lists and dicts as tuples, so that records stay hashable."""
+    if isinstance(value, dict):
+        return tuple((key, freeze(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return tuple(freeze(item) for item in value)
+    return value

@@ -1,0 +1,81 @@
+"""A git repository as it is. Reads only: runs no hook, no filter of a diff and no index update."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.system import command
+from pipeline.base.system.errors import CommandError
+
+_LIMIT_S = 20.0
+# What somebody else's settings could have run, and what would write into the repository.
+_SETTINGS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """A working tree.
+
+    Attributes:
+        root: its top folder.
+        commit: of its HEAD.
+        is_changed: whether a file that git tracks differs from that commit.
+    """
+
+    root: Path
+    commit: str
+    is_changed: bool
+
+
+def root_of(path: Path) -> Path | None:
+    """Top folder of the working tree that a file or folder lies in; `None` if it lies in none. Runs nothing."""
+    return next((folder for folder in (path, *path.parents) if (folder / ".git").exists()), None)
+
+
+def read(path: Path) -> Repository | None:
+    """The repository that a file or folder lies in.
+
+    `None` if it lies in none, or git does not tell: it is not installed, there is no commit yet, or the repository
+    belongs to somebody whom git does not trust.
+    """
+    root = root_of(path)
+    if root is None:
+        return None
+    try:
+        commit = _git(root, "rev-parse", "--verify", "HEAD").strip()
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no").strip()
+    except CommandError:
+        return None
+    return Repository(root=root, commit=commit, is_changed=bool(changed))
+
+
+def difference(repository: Repository) -> str:
+    """The changes of tracked files since the commit, as `git apply` takes them; binary files are only named.
+
+    Raises:
+        CommandError: git did not answer.
+    """
+    return _git(repository.root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "HEAD")
+
+
+def untracked(repository: Repository, files: Sequence[Path]) -> list[Path]:
+    """Those of the files that git does not track, ignored ones among them.
+
+    Raises:
+        CommandError: git did not answer.
+    """
+    inside = [str(file) for file in files if file.is_relative_to(repository.root)]
+    if not inside:
+        return []
+    listed = _git(repository.root, "ls-files", "-z", "--others", "--", *inside)
+    return [repository.root / name for name in listed.split("\0") if name]
+
+
+def _git(root: Path, *arguments: str) -> str:
+    # A hook of git that starts a study has variables which name its own repository.
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    argv = ["git", *_SETTINGS, "-C", str(root), *arguments]
+    return command.run(argv, timeout_s=_LIMIT_S, environ=environ).stdout

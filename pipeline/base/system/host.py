@@ -1,0 +1,204 @@
+"""This machine and who uses it: its CPUs and memory, its boot, the user, its processes as /proc shows them (Linux)."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import re
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+MACHINE_ID_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+_MACHINE_ID = re.compile("[0-9a-f]{32}")
+CPU_PREFIX = "CPU-"
+"""How the UUID of a device begins that is no GPU."""
+_SYSTEM = Path("/sys/devices/system")
+
+
+class ProcessReading(NamedTuple):
+    """One reading of /proc/PID/stat.
+
+    Attributes:
+        start_ticks: since boot; tells two processes of the same PID apart.
+        own_ticks: CPU time of all its threads, those that ended included, in clock ticks.
+        children_ticks: the same of its exited children that it waited for, and of theirs.
+        rss_pages: resident memory; the kernel's own approximation, a few pages a thread.
+        cpu: number of the CPU that it last ran on.
+        read_bytes, write_bytes: storage traffic, including waited-for children; `None` if not read, or not permitted.
+    """
+
+    pid: int
+    parent: int
+    session: int
+    start_ticks: int
+    own_ticks: int
+    children_ticks: int
+    num_threads: int
+    rss_pages: int
+    cpu: int
+    is_zombie: bool
+    read_bytes: int | None = None
+    write_bytes: int | None = None
+
+
+def read_process(pid: int) -> ProcessReading | None:
+    """The process as it is now, or `None` if it is gone or hidden. Source of the columns: proc_pid_stat(5)."""
+    try:
+        text = read_file(f"/proc/{pid}/stat")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    # The second column is the program's name in parentheses, which may hold blanks and parentheses itself.
+    columns = text[text.rindex(b")") + 2 :].split()
+    return ProcessReading(
+        pid=pid,
+        parent=int(columns[1]),
+        session=int(columns[3]),
+        start_ticks=int(columns[19]),
+        own_ticks=int(columns[11]) + int(columns[12]),
+        children_ticks=int(columns[13]) + int(columns[14]),
+        num_threads=int(columns[17]),
+        rss_pages=int(columns[21]),
+        cpu=int(columns[36]),
+        is_zombie=columns[0] in (b"Z", b"X"),
+    )
+
+
+def read_file(path: str) -> bytes:
+    """What a file of /proc holds, in two thirds of the time of `open` (9 us against 13 us)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, 65536), b""))
+    finally:
+        os.close(descriptor)
+
+
+class CpuTicks(NamedTuple):
+    """CPU time since the boot of some CPUs, in clock ticks; that of a hypervisor's other machines is busy."""
+
+    busy: int
+    idle: int
+
+    def since(self, before: CpuTicks) -> CpuTicks:
+        return CpuTicks(self.busy - before.busy, self.idle - before.idle)
+
+    @property
+    def busy_ratio(self) -> float | None:
+        return self.busy / sum(self) if sum(self) > 0 else None
+
+
+def read_cpu_ticks(cpus: Collection[int] = ()) -> tuple[CpuTicks, CpuTicks]:
+    """Read the CPU time of all CPUs, and that of some, by their numbers. Source of the columns: proc_stat(5)."""
+    text = read_file("/proc/stat")
+    wanted = {f"cpu{number}".encode() for number in cpus}
+    every, some = CpuTicks(0, 0), CpuTicks(0, 0)
+    for line in text.splitlines():
+        if not line.startswith(b"cpu"):
+            break
+        name, *columns = line.split()
+        # user nice system idle iowait irq softirq steal; guest time is within user and nice
+        ticks = [int(column) for column in columns[:8]]
+        idle = ticks[3] + ticks[4]
+        if name == b"cpu":
+            every = CpuTicks(sum(ticks) - idle, idle)
+        elif name in wanted:
+            some = CpuTicks(some.busy + sum(ticks) - idle, some.idle + idle)
+    return every, some
+
+
+class CpuUse(NamedTuple):
+    """What was used, until an instant, of the CPUs that this process may use.
+
+    Attributes:
+        t_ns: monotonic instant.
+        ticks: of these CPUs.
+        own_s: CPU time of this process and its descendants, in seconds.
+    """
+
+    t_ns: int
+    ticks: CpuTicks
+    own_s: float
+
+    def foreign_since(self, before: CpuUse) -> float:
+        """Return how many of these CPUs other programs used on average since an earlier reading."""
+        busy_s = self.ticks.since(before.ticks).busy / os.sysconf("SC_CLK_TCK")
+        seconds = (self.t_ns - before.t_ns) / 1e9
+        return max(0.0, busy_s - (self.own_s - before.own_s)) / seconds if seconds > 0 else 0.0
+
+
+def read_cpu_use() -> CpuUse:
+    """Read what this process and all others have used of its CPUs."""
+    import psutil
+
+    own_s, this = 0.0, psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):
+            own_s += sum(process.cpu_times()[:4])  # its own, and of children that it waited for: user and system
+    _, ticks = read_cpu_ticks(os.sched_getaffinity(0))
+    return CpuUse(time.monotonic_ns(), ticks, own_s)
+
+
+def load_in_words() -> str:
+    """Say how many programs want a CPU: `load 14 on 2 CPUs`."""
+    return f"load {os.getloadavg()[0]:.2g} on {len(os.sched_getaffinity(0))} CPUs"
+
+
+def user_name() -> str:
+    """Who runs this process: a name if the system knows one, else the number (as in many containers)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def boot_id() -> str:
+    """Changes with every boot of the machine; empty where the system has none."""
+    try:
+        return BOOT_ID_FILE.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def machine_id() -> str:
+    """Return what systemd or D-Bus named this machine when it was installed; empty where nothing did.
+
+    In a container it is that of the image, if that has one: many have an empty file, or none.
+    """
+    for file in MACHINE_ID_FILES:
+        with suppress(OSError, UnicodeDecodeError):
+            text = file.read_text(encoding="ascii").strip()
+            if _MACHINE_ID.fullmatch(text) and set(text) != {"0"}:  # else not set: `uninitialized`, zeros
+                return text
+    return ""
+
+
+def machine() -> dict[str, str]:
+    """What the machine is: CPU model, sockets, NUMA nodes, memory, operating system; what it does not tell is absent.
+
+    In a virtual machine or a container, that is what it shows of the host.
+    """
+    sockets = {path.read_text() for path in _SYSTEM.glob("cpu/cpu[0-9]*/topology/physical_package_id")}
+    facts = {
+        "cpu_model": cpu_model(),
+        "cpu_sockets": str(len(sockets) or ""),
+        "numa_nodes": str(len(list(_SYSTEM.glob("node/node[0-9]*"))) or ""),
+        "memory_mib": str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20),
+    }
+    with suppress(OSError):
+        facts["os"] = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    return {name: value for name, value in facts.items() if value}
+
+
+def cpu_model() -> str:
+    """What the CPUs of this machine are called."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,75 @@
+"""Paths: the project's own folder, and files that a user names."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.base.system.errors import ConfigError
+
+PROJECT_DIR = Path(__file__).resolve().parents[3]
+MAX_NAME_BYTES = 255  # Source: NAME_MAX and PATH_MAX of linux/limits.h
+_MAX_PATH_BYTES = 4095
+
+
+def config_folders(arguments: Sequence[str] | None = None) -> list[Path]:
+    """Return the folders that choices are looked for in: the project's own, and those of `--config-dir`.
+
+    Args:
+        arguments: those of this process if not given.
+    """
+    words = list(itertools.takewhile(lambda word: word != "--", sys.argv[1:] if arguments is None else arguments))
+    given = [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
+    given += [word.partition("=")[2] for word in words if word.startswith(("--config-dir=", "-cd="))]
+    return [PROJECT_DIR / "conf", *map(Path, given)]
+
+
+def expanded(key: str, given: str) -> Path:
+    """The path that a key of the configuration gives, with `~` replaced.
+
+    Raises:
+        ConfigError: there is no such user, or no file can have such a name.
+    """
+    try:
+        path = Path(given).expanduser()
+    except RuntimeError as error:
+        home = given.partition("/")[0]
+        raise ConfigError(f"{key}={given}: unknown user {home}; give an absolute path") from error
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES or any(len(os.fsencode(name)) > MAX_NAME_BYTES for name in path.parts):
+        raise ConfigError(f"{key}={given}: no path is that long; give a shorter one")
+    return path
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; nothing has a name that is too long, of which `Path.is_file` may raise."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def find_file(key: str, given: str, *others: Path, is_ours: bool = False) -> Path:
+    """Return a file that a key gives: from the working directory, the project's own folder or others, in this order.
+
+    Args:
+        key: names it in errors.
+        given: its path.
+        others: further folders.
+        is_ours: the file belongs to a workload, so that the working directory comes last.
+
+    Raises:
+        ConfigError: it is in none of them.
+    """
+    name = expanded(key, given)
+    folders = (PROJECT_DIR, *others, Path.cwd()) if is_ours else (Path.cwd(), PROJECT_DIR, *others)
+    places = [name] if name.is_absolute() else [folder / name for folder in dict.fromkeys(folders)]
+    for place in places:
+        if is_file(path := place.resolve()):
+            return path
+    if given and (found := [place for place in places if place.is_dir()]):
+        raise ConfigError(f"{key}={given}: {found[0]} is a folder, and a file is needed; name one in it")
+    where = "" if name.is_absolute() else f" in {' or '.join(str(place.parent) for place in places)}"
+    raise ConfigError(f"{key}={given}: there is no such file{where}; check the name")

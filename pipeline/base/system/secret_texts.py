@@ -1,0 +1,276 @@
+"""Texts without the secrets in them: command lines, addresses, headers, JSON, YAML, error output, source code.
+
+A secret is found by the name beside it (`secret_names`), by its place (`secret_places`) or by its form
+(`token_formats`). Only the secret is replaced, and the number of lines stays, so that the rest means what it did.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import string
+from collections.abc import Iterable
+
+from pipeline.base.system.secret_names import Secrecy, secrecy_of, word_set
+from pipeline.base.system.secret_places import mask_places
+from pipeline.base.system.secret_values import HIDDEN, hide, is_harmless, looks_secret
+from pipeline.base.system.token_formats import replace_tokens
+
+
+class Style(enum.Enum):
+    """Kind of a text: it decides what may be a value.
+
+    In the `CODE` of a program a value is a literal in quotes. A `COMMENT`, and a text within code, is mostly prose:
+    what follows a name there must look like a secret.
+    """
+
+    PLAIN = enum.auto()
+    CODE = enum.auto()
+    COMMENT = enum.auto()
+
+
+# What the name of every secret holds: looked for first, because most words of a text are no names of secrets.
+_NOUN = re.compile(r"secret|pass|pwd|pw\b|token|key|cred|auth|sig|pats?\b|sas\b|cookie|jwt|psk|bearer|kennwort|sess")
+_TO_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_MOST_OF_NAME = 128
+# A name and what stands between it and its value: a flag is followed by a space or, in a list, by a comma.
+_NAMED = re.compile(
+    r"(?P<dashes>-{1,2})?(?P<name>[A-Za-z_][\w.-]{0,127})(?P<close>(?:\\*[\"'`](?:[ \t]*\])?)?)"
+    r"(?P<between>[ \t]*(?:=>|:=|<-|[=!]?={1,3}|:(?![/:]))[ \t]*"
+    r"|(?(dashes)(?:[ \t]*,[ \t]*|[ \t]+)|(?<=[\"'`])[ \t]*,[ \t]*))"
+)
+_ANNOTATION = re.compile(r"[\w.\[\], |]{1,100}[ \t]=[ \t]*(?=[rRbBuUfF]{0,2}[\"'])")
+_DEFAULT = re.compile(r"[\"'](?P<name>--?[A-Za-z][\w-]*)[\"'][^()\n]{0,200}?\bdefault[ \t]*=[ \t]*")  # of argparse
+_QUOTE = re.compile(r"[rRbBuUfF]{0,2}(?P<quote>\\*(?:\"\"\"|'''|\"|'|`))")
+_BARE = re.compile(r"(?:\\[^\n]|[^\s\"'`\\])+")
+_BARE_OF_CODE = re.compile(r"(?:\{[\w.]*\}|[^\s\"'`\\,;(){}\[\]])+")
+_TO_END_OF_LINE = re.compile(r"[^\n\"'`]*")
+_TO_COMMENT = re.compile(r"(?:(?![ \t]+#|\\n)[^\n\"'`])*")
+_BLOCK_OPENS = re.compile(r"(?:[|>][+-]?\d?)?[ \t]*\n(?=[ -])")
+_ESCAPED_BLOCK = re.compile(r"[|>][+-]?\d?(?:\\n *)+((?:(?!\\n[^ ])[^\n\"'`])*)")  # in a text within a text
+_LINE_BEGINS = re.compile(r"(?:^|\n|\\n)[ \t+-]*$")
+_LINE_ENDS = re.compile(r"[\"'`]?(?:\n|$)")
+_LIST = re.compile(r"\[[^\]\n]*\]")
+_BRACKETED = re.compile(r"\[[^\]\n]*\]|\{[^}\n]*\}")
+# What a shell takes for the same word as the text in quotes before it.
+_REST_OF_WORD = re.compile(r"\\*[\"'`](?=[\w$%!#~^*+/\"'-])(?:\"[^\"\n]*\"|'[^'\n]*'|\\.|[^\s\"'\\,;)\]}])+")
+_IS_HIDDEN = re.compile(rf"[\\\"'`]*{HIDDEN}")
+_NEXT_PAIR = re.compile(r"[&;,|]+(?=[\w.-]+[ \t]*[=:])")
+_OF_CONNECTION = re.compile(r"\{[^}\n]*\}|[^;\n\"'`]*")
+_NEXT_OF_CONNECTION = re.compile(r"[^;=\n\"'`]{0,60}(?=;[ \t]*[A-Za-z][\w ]*=)")
+_OF_QUERY = re.compile(r"(?:.*[_-])?signature", re.IGNORECASE)
+_LINE = re.compile(r"[^\n]{0,10000}")
+_INNER = {quote: re.compile(rf"(?:\\[^\n]|[^{quote}\\\n])*") for quote in "\"'`"}
+_STRING_OR_COMMENT = re.compile(
+    r"(?P<long>\"\"\"|''').*?(?P=long)|(?P<quote>[\"'])(?:\\.|(?!(?P=quote))[^\\\n])*(?P=quote)|\#[^\n]*", re.S
+)
+_PROSE = word_set("a an and as by for from if in is it may must not of on or that the this to was when with")
+
+
+def mask_text(text: str, known: Iterable[str] = (), style: Style = Style.PLAIN) -> str:
+    """Replace the secrets in a text, and what is `known` to be one, by `HIDDEN`; without any, the text as it was."""
+    for secret in sorted(known, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    text = _mask_named(_mask_defaults(mask_places(text)), style)
+    if style is Style.CODE:
+        text = _STRING_OR_COMMENT.sub(lambda match: _mask_named(match[0], Style.COMMENT), text)
+    return replace_tokens(text, HIDDEN)
+
+
+def _mask_defaults(text: str) -> str:
+    """Replace the defaults of arguments that are secrets: `add_argument("--token", default="...")`."""
+    for match in reversed(list(_DEFAULT.finditer(text))):
+        secrecy = secrecy_of(match["name"])
+        span = _literal(text, match.end())
+        if secrecy is not Secrecy.NONE and span is not None and not is_harmless(text[slice(*span)], secrecy):
+            text = text[: span[0]] + hide(text[slice(*span)]) + text[span[1] :]
+    return text
+
+
+def _mask_named(text: str, style: Style) -> str:
+    """Replace the values that stand beside the name of a secret."""
+    parts, done, position = list[str](), 0, 0
+    lower = text.translate(_TO_LOWER)
+    while (noun := _NOUN.search(lower, position)) is not None:
+        position = noun.end()
+        match = _NAMED.match(text, _start_of_name(text, noun.start(), done))
+        if match is None or match.end() < position:
+            continue
+        position = match.end()
+        secrecy = _secrecy_in(text, match)
+        span = _Value(text, match, secrecy, style).span() if secrecy is not Secrecy.NONE and _is_pair(match) else None
+        if span is not None:
+            parts += [text[done : span[0]], hide(text[slice(*span)])]
+            done = position = span[1]
+    return "".join((*parts, text[done:]))
+
+
+def _start_of_name(text: str, position: int, done: int) -> int:
+    """Find where the name begins that holds a position, with its dashes; not before what is `done`."""
+    start, least = position, max(done, position - _MOST_OF_NAME)
+    while start > least and (text[start - 1].isalnum() or text[start - 1] in "_.-"):
+        start -= 1
+    if 0 < start < position and text[start - 1] == "\\":  # of `\n` in a text within a text
+        start += 1
+    while text[start] == "." or text.startswith("---", start):
+        start += 1
+    return start
+
+
+def _secrecy_in(text: str, match: re.Match[str]) -> Secrecy:
+    secrecy = secrecy_of(match["name"])
+    if secrecy is Secrecy.NONE and text[max(0, match.start() - 1)] in "?&" and _OF_QUERY.fullmatch(match["name"]):
+        return Secrecy.LIKELY  # of a signed address
+    return secrecy
+
+
+def _is_pair(match: re.Match[str]) -> bool:
+    """Tell whether what follows a name is its value: after a comma, that of a flag or of a variable."""
+    return match["between"].strip() != "," or bool(match["dashes"]) or match["name"].isupper()
+
+
+class _Value:
+    """The value that follows a name in a text."""
+
+    def __init__(self, text: str, match: re.Match[str], secrecy: Secrecy, style: Style) -> None:
+        self._text, self._match, self._secrecy, self._style = text, match, secrecy, style
+        self._between = match["between"].strip()
+        self._before = text[max(0, match.start() - 2) : match.start()]
+
+    def span(self) -> tuple[int, int] | None:
+        """Find where it stands; `None` if there is none, or it can be no secret."""
+        start = self._match.end()
+        if _IS_HIDDEN.match(self._text, start):
+            return None
+        if self._between == ":" and not self._match["close"]:  # token: str = "..."
+            start = _end(_ANNOTATION, self._text, start)
+        if self._style is Style.CODE:
+            return self._literal_of_code(start)
+        if self._style is Style.PLAIN and self._between == ":":
+            if (inner := _ESCAPED_BLOCK.match(self._text, start)) is not None:
+                return None if HIDDEN in inner[1] else inner.span(1)
+            if _BLOCK_OPENS.match(self._text, start) is not None:
+                return self._block(start)
+        quoted = _literal(self._text, start)
+        if quoted is not None:
+            if self._is_visible(self._text[slice(*quoted)]):
+                return None
+            end = self._end_of_word(quoted)
+            return quoted if end == quoted[1] else (start, end)
+        end = self._end_of_bare(start)
+        return None if end <= start or self._is_visible(self._text[start:end]) else (start, end)
+
+    def _block(self, start: int) -> tuple[int, int] | None:
+        """Find the lines of YAML below a name that are its value: a text of several lines, or a list."""
+        begin = _end(_BLOCK_OPENS, self._text, start)
+        line = self._text[self._text.rfind("\n", 0, self._match.start()) + 1 : self._match.start()]
+        indent = len(line) - len(line.lstrip(" "))
+        lines = re.compile(rf"(?: {{{indent + 1},}}[^\n]*(?:\n|$)| {{{indent}}}- [^\n]*(?:\n|$)|\n(?= ))+")
+        block = lines.match(self._text, begin)
+        if block is None or HIDDEN in block[0] or self._secrecy is Secrecy.AMBIGUOUS:
+            return None
+        return begin + len(block[0]) - len(block[0].lstrip(" ")), begin + len(block[0].rstrip("\n"))
+
+    def _literal_of_code(self, start: int) -> tuple[int, int] | None:
+        is_annotation = self._between == ":" and not self._match["close"] and start == self._match.end()
+        literal = None if is_annotation else _literal(self._text, start)
+        if literal is None:
+            return None
+        value = self._text[slice(*literal)]
+        is_variable = self._secrecy is Secrecy.LIKELY and self._match["name"].isupper()
+        is_certain = self._secrecy is Secrecy.CERTAIN or is_variable
+        is_doubtful = not is_certain or self._between in ("==", "!=")
+        is_name = value.startswith("-") or (value.isupper() and secrecy_of(value) is not Secrecy.NONE)
+        is_visible = is_name or is_harmless(value, self._secrecy) or (is_doubtful and not looks_secret(value))
+        return None if is_visible else literal
+
+    def _is_visible(self, value: str) -> bool:
+        if is_harmless(value, self._secrecy) or value.startswith("--"):
+            return True
+        if self._between == "" and value.lower() in _PROSE:
+            return True
+        if self._style is Style.COMMENT:
+            return not self._is_meant(value)
+        is_assigned = self._match["between"] == "=" or self._between in ("", ",")
+        return self._secrecy is Secrecy.AMBIGUOUS and not is_assigned and not looks_secret(value)
+
+    def _is_meant(self, value: str) -> bool:
+        """Tell whether prose gives this value to the name, and does not speak of it: `password: required`."""
+        if looks_secret(value) or (re.search(r"\d", value) and re.search(r"[A-Za-z]", value)):
+            return True
+        if self._secrecy is Secrecy.AMBIGUOUS or value.isupper():
+            return False
+        if self._match["between"] == "=":
+            return True
+        end = self._match.end() + len(value)
+        is_alone = self._between != "" and _LINE_ENDS.match(self._text, end) is not None
+        return self._secrecy is Secrecy.CERTAIN and (bool(self._match["dashes"]) or is_alone)
+
+    def _end_of_word(self, quoted: tuple[int, int]) -> int:
+        """Find the end of what a shell would take for one word; a quote that is followed by a separator ends it."""
+        end = quoted[1]
+        goes_on = self._style is Style.PLAIN and self._between != ","
+        return _end(_REST_OF_WORD, self._text, end) if goes_on else end
+
+    def _end_of_bare(self, start: int) -> int:
+        text, secrecy = self._text, self._secrecy
+        if self._match["name"].lower().endswith(("authorization", "cookie")):
+            return _end(_TO_END_OF_LINE, text, start)
+        if self._before.rstrip().endswith(";") and "=" in self._between:  # Server=h; Password=a b; Database=d
+            return _end(_OF_CONNECTION, text, start)
+        bracketed = (_LIST if secrecy is Secrecy.AMBIGUOUS else _BRACKETED).match(text, start)
+        if bracketed is not None:
+            return bracketed.end()
+        is_doubtful = self._style is Style.COMMENT and secrecy is Secrecy.AMBIGUOUS
+        word = (_BARE_OF_CODE if is_doubtful else _BARE).match(text, start)
+        if word is None:
+            return start
+        pair = _NEXT_PAIR.search(text, start, word.end())
+        if pair is not None:
+            return pair.start()
+        end = word.end()
+        if is_harmless(text[start : _without_closing(text, start, end)], secrecy):
+            return _without_closing(text, start, end)
+        if self._match["between"] == "=":  # Password=a b;Server=h
+            end = _end(_NEXT_OF_CONNECTION, text, end)
+        if secrecy is not Secrecy.AMBIGUOUS and self._is_whole_line():
+            end = _end(_TO_COMMENT, text, end)
+        return _without_closing(text, start, end)
+
+    def _is_whole_line(self) -> bool:
+        """Tell whether this is a line of YAML or of an INI file, in which a value may hold spaces."""
+        is_apart = self._match["between"] != self._between and self._between in ("=", ":")
+        if not is_apart or self._style is not Style.PLAIN:
+            return False
+        return _LINE_BEGINS.search(self._text[max(0, self._match.start() - 80) : self._match.start()]) is not None
+
+
+def _without_closing(text: str, start: int, end: int) -> int:
+    """Leave brackets and commas out that close what the value stands in, and not what it begins."""
+    while end > start + 1 and text[end - 1] in ",;)]}>":
+        opening = {")": "(", "]": "[", "}": "{", ">": "<"}.get(text[end - 1])
+        if opening is not None and text.count(opening, start, end) >= text.count(text[end - 1], start, end):
+            break
+        end -= 1
+    return end
+
+
+def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
+    match = pattern.match(text, start)
+    return start if match is None else match.end()
+
+
+def _literal(text: str, start: int) -> tuple[int, int] | None:
+    """Find what is in quotes at a place; up to the end of the line if they are not closed."""
+    opening = _QUOTE.match(text, start)
+    if opening is None:
+        return None
+    quote, begin = opening["quote"], opening.end()
+    if len(quote.lstrip("\\")) == 3:
+        end = text.find(quote, begin)
+    elif quote.startswith("\\"):  # in a text within a text, the quotes themselves are escaped
+        end = text.find(quote, begin, _end(_LINE, text, begin))
+    else:
+        inner = _end(_INNER[quote], text, begin)
+        end = inner if text.startswith(quote, inner) else -1
+    return begin, _end(_LINE, text, begin) if end < 0 else end

@@ -1,0 +1,181 @@
+"""What must not be published: every door through which a user's text leaves for a record or a terminal masks it here.
+
+Programs get their arguments and variables as they were given; what is recorded has `HIDDEN` in the place of a secret.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.base.system import override_values
+from pipeline.base.system.secret_names import Secrecy, names_secret, secrecy_of
+from pipeline.base.system.secret_texts import mask_text
+from pipeline.base.system.secret_values import HIDDEN, is_harmless
+
+__all__ = [
+    "HIDDEN",
+    "known_values",
+    "mask",
+    "mask_text",
+    "mask_words",
+    "names_secret",
+    "places_of_hidden",
+    "strip_logins",
+]
+
+_NAME = r"[A-Za-z_][\w.\-]*"
+_GIVEN = re.compile(rf"(?P<before>[+~-]*(?P<name>{_NAME})=)(?P<value>.+)", re.DOTALL)
+_FLAG = re.compile(rf"--?(?P<name>{_NAME})")
+_HEADER = re.compile(rf"(?P<name>{_NAME}):|[Bb]earer")
+# Options of programs whose names tell nothing. `mysql` takes its password without a space.
+_OPTIONS = {
+    **dict.fromkeys(("sshpass", "mysql", "mysqldump", "mysqladmin", "mongo", "mongosh", "mongodump"), ("-p",)),
+    **dict.fromkeys(("sqlcmd", "mosquitto_pub", "mosquitto_sub"), ("-P",)),
+    "curl": ("-u", "--user"),
+    "redis-cli": ("-a",),
+    "ldapsearch": ("-w",),
+}
+_SETTERS = frozenset({"setenv", "setx", "set", "ENV", "ARG"})  # NAME VALUE
+_LOGINS = (
+    re.compile(r"(?<=://)(?!git@)[^/@\s]+@"),
+    re.compile(r"(?P<kept>https?://[^\s\"']*?)/t/[^/\s]+(?=/)"),  # a folder called `t` holds no token
+)
+_LEAST_KNOWN = 6  # characters: a shorter secret would hide parts of other words
+
+
+def mask(value: Any, name: str = "") -> Any:
+    """Replace the secrets in a value of the configuration, which goes by `name`, and in all that it holds."""
+    return _masked(value, secrecy_of(name))
+
+
+def mask_words(words: Sequence[str], *, has_headers: bool = True) -> list[str]:
+    """Replace the secrets among the words of a command line; `NAME:` is followed by a value if it `has_headers`."""
+    masked = list[str]()
+    secrecy, is_first, options, before = Secrecy.NONE, False, tuple[str, ...](), ""
+    for word in words:
+        # A flag may take several values; the first may begin with a dash.
+        if secrecy is not Secrecy.NONE and not word.startswith("--" if is_first else "-"):
+            masked.append(word if is_harmless(word, secrecy) else HIDDEN)
+            is_first = False
+            continue
+        options = _OPTIONS.get(word.rpartition("/")[2], options)
+        secrecy, is_first = _secrecy_of_next(word, before, options, has_headers=has_headers), True
+        glued = next((o for o in options if len(o) == 2 and re.match(rf"{o}[^-]", word)), None)
+        if glued is not None and secrecy is Secrecy.NONE and "=" not in word:
+            masked.append(f"{glued}{HIDDEN}")
+        elif (given := _GIVEN.fullmatch(word)) is not None:
+            masked.append(f"{given['before']}{_mask_given(given['value'], given['name'])}")
+        else:
+            masked.append(_mask_line(word))
+        before = word
+    return masked
+
+
+def _secrecy_of_next(word: str, before: str, options: Sequence[str], *, has_headers: bool) -> Secrecy:
+    """Judge what follows a word: the value of an option, of a variable that is set, or of a header."""
+    if word in options:
+        return Secrecy.CERTAIN
+    if (flag := _FLAG.fullmatch(word)) is not None:
+        return secrecy_of(flag["name"])
+    if before in _SETTERS and re.fullmatch(_NAME, word):
+        return secrecy_of(word)
+    if has_headers and (header := _HEADER.fullmatch(word)) is not None:
+        secrecy = secrecy_of(header["name"] or word)
+        return secrecy if secrecy is not Secrecy.AMBIGUOUS else Secrecy.NONE
+    return Secrecy.NONE
+
+
+def known_values(words: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
+    """Collect the secrets that a program is given, by which its own output is masked, whatever stands beside them."""
+    known = {value for name, value in environ.items() if mask(value, name) != value}
+    for word, masked in zip(words, mask_words(words), strict=True):
+        if masked == HIDDEN:
+            known.add(word)
+        elif masked != word and masked.endswith(f"={HIDDEN}"):
+            known.add(word.partition("=")[2])
+    return frozenset(value for value in known if len(value) >= _LEAST_KNOWN)
+
+
+def strip_logins(text: str) -> str:
+    """Leave user names, passwords and conda's tokens out of the addresses in a text, which can be used without them."""
+    login, token = _LOGINS
+    return token.sub(r"\g<kept>", login.sub("", text))
+
+
+def places_of_hidden(value: Any, place: str = "") -> Iterator[str]:
+    """Yield where a recorded configuration lacks what was hidden: keys as on the command line; a list as a whole."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from places_of_hidden(part, f"{place}.{key}" if place else str(key))
+    elif HIDDEN in str(value):
+        yield place
+
+
+def _masked(value: Any, secrecy: Secrecy) -> Any:
+    if isinstance(value, Mapping):
+        return _mask_map(value, secrecy)
+    if isinstance(value, list | tuple):
+        return _mask_list(value, secrecy)
+    if value is None or isinstance(value, bool):
+        return value
+    if secrecy is not Secrecy.NONE:
+        return value if is_harmless(str(value), secrecy) else HIDDEN
+    return _mask_line(value) if isinstance(value, str) else value
+
+
+def _mask_map(values: Mapping[Any, Any], secrecy: Secrecy) -> dict[Any, Any]:
+    """Replace the secrets in a map; in one that goes by the name of secrets, all of its values are."""
+    inherited = secrecy if secrecy is not Secrecy.AMBIGUOUS else Secrecy.NONE
+    masked = {key: _masked(value, max(inherited, secrecy_of(str(key)))) for key, value in values.items()}
+    name = values.get("name", values.get("key"))
+    if isinstance(name, str) and "value" in values:  # as Kubernetes and forms of the web write a name and its value
+        pair = {"name", "key"} & values.keys()
+        masked |= {key: _masked(values[key], Secrecy.NONE) for key in pair}
+        masked["value"] = _masked(values["value"], max(inherited, secrecy_of(name)))
+    return masked
+
+
+def _mask_list(values: Sequence[Any], secrecy: Secrecy) -> Any:
+    if secrecy is not Secrecy.NONE:
+        return values if all(_masked(value, secrecy) == value for value in values) else HIDDEN
+    if len(values) == 2 and isinstance(values[0], str) and re.fullmatch(_NAME, values[0]) and names_secret(values[0]):
+        return [values[0], mask(values[1], values[0])]  # a name and its value
+    if any(isinstance(value, Mapping | list | tuple) for value in values):
+        return [_masked(value, Secrecy.NONE) for value in values]
+    words = [str(value) for value in values]
+    pairs = zip(values, words, mask_words(words), strict=True)
+    return [value if masked == word else masked for value, word, masked in pairs]
+
+
+def _mask_given(text: str, name: str) -> str:
+    """Replace the secrets in what a word gives to a name, as an override does; without any, it is as it was typed."""
+    secrecy = secrecy_of(name)
+    if secrecy is not Secrecy.NONE:
+        return text if is_harmless(text, secrecy) else HIDDEN
+    if not re.search(r"[\[{'\"]", text):
+        return _mask_line(text)
+    names = re.findall(_NAME, text)
+    if mask_text(text) == text and not any(names_secret(name) or name in _OPTIONS for name in names):
+        return text
+    try:
+        value = override_values.parsed(text)
+    except ValueError:
+        return HIDDEN
+    masked = mask(value, name)
+    return text if masked == value else override_values.as_text(masked)
+
+
+def _mask_line(text: str) -> str:
+    """Replace the secrets in a text; in a command line, the quotes of a shell decide where a word ends."""
+    if not re.search(r"\s", text):
+        return mask_text(text)
+    masked_text = mask_text(text)
+    try:
+        words = shlex.split(masked_text)
+    except ValueError:  # where a value in it ends is not known
+        return HIDDEN if masked_text != text else text
+    masked = mask_words(words, has_headers=False)  # it may be YAML as well
+    return masked_text if masked == words else shlex.join(masked)

@@ -1,0 +1,102 @@
+"""What Slurm's queue holds of some job arrays. A task is named as Slurm does: `12_3`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+
+from pipeline.base.system import command
+from pipeline.base.system.errors import CommandError
+
+PENDING = "PENDING"
+_ENDS = frozenset(
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+        *("REVOKED", "TIMEOUT"),
+    }
+)
+_LIMIT_S = 60.0
+_TASK = re.compile(r"(\d+) (\d+) (\S+) (.*)")
+_ASK_CONFIG = ("scontrol", "show", "config")
+_CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
+
+
+def task_of(job: str, number: int) -> str:
+    """The name of a task of a job array."""
+    return f"{job}_{number}"
+
+
+def states(jobs: Collection[str]) -> Mapping[str, str]:
+    """State and, unless it is `None`, reason of each task of these arrays in the queue: `RUNNING`, `PENDING Priority`.
+
+    Raises:
+        CommandError: there is no Slurm, or it does not answer.
+    """
+    return _list_tasks(jobs)
+
+
+def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
+    """Return how each task of these arrays ended: `TIMEOUT`, `FAILED NonZeroExitCode`; not of one that is forgotten.
+
+    Slurm's queue remembers it for some minutes, its accounting, where there is one, for long.
+
+    Raises:
+        CommandError: there is no Slurm, or it does not answer.
+    """
+    remembered = {task: state for task, state in _list_tasks(jobs, "--states=all").items() if _is_end(state)}
+    return _list_accounted(jobs) | remembered
+
+
+def _list_accounted(jobs: Collection[str]) -> dict[str, str]:
+    argv = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State", f"--jobs={_join(jobs)}"]
+    try:
+        done = command.run(argv, timeout_s=_LIMIT_S, check=False)
+    except CommandError:  # it is not installed, or does not answer: an overview says less
+        return {}
+    known = (line.partition("|") for line in done.stdout.splitlines())
+    return {task: state for task, _, state in known if _is_end(state)}
+
+
+def _join(jobs: Collection[str]) -> str:
+    return ",".join(sorted(jobs))
+
+
+def _is_end(state: str) -> bool:
+    return state.partition(" ")[0] in _ENDS
+
+
+def _list_tasks(jobs: Collection[str], *options: str) -> dict[str, str]:
+    argv = ["squeue", "--all", "--array", "--noheader", *options, f"--jobs={_join(jobs)}", "--format=%F %K %T %r"]
+    # What a user has set to see less of the queue would make tasks absent that are there.
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
+    done = command.run(argv, timeout_s=_LIMIT_S, environ=environ, check=False)
+    if "Invalid job id" in done.stderr:  # a job that Slurm has forgotten
+        return {}
+    if done.status != 0:
+        raise CommandError(argv, done.status, done.stderr)
+    found = filter(None, map(_TASK.fullmatch, done.stdout.splitlines()))
+    return {task_of(each[1], int(each[2])): f"{each[3]} {each[4]}".removesuffix(" None").strip() for each in found}
+
+
+def states_on(wanted: str, jobs: Collection[str]) -> Mapping[str, str]:
+    """As `states`, from the Slurm of the cluster that is wanted.
+
+    Raises:
+        CommandError: there is no Slurm, it does not answer, or it is that of another cluster.
+    """
+    if (name := cluster()) != wanted:
+        raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, and not {wanted}")
+    return states(jobs)
+
+
+def cluster() -> str:
+    """The name of the cluster whose Slurm this is.
+
+    Raises:
+        CommandError: there is no Slurm, or it does not say.
+    """
+    said = command.run(_ASK_CONFIG, timeout_s=_LIMIT_S).stdout
+    if (found := _CLUSTER.search(said)) is None:
+        raise CommandError(list(_ASK_CONFIG), 0, "it says no ClusterName")
+    return found[1]

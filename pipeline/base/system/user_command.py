@@ -1,0 +1,188 @@
+"""A command line of the user's own: what stands after `--`, and an entry of `mix`. Hydra gets it as overrides."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from pipeline.base.system import override_values
+from pipeline.base.system.errors import ConfigError
+
+OF_LAUNCHERS = (
+    "hydra/launcher",
+    "hydra.launcher",
+    "gpu.device",
+    "gpu.models",
+    "unit",
+    "resume",
+    "time_limit_s",
+    "plan_file",
+    "dry_run",
+)
+"""Keys, with all below them, that a launcher decides for its workers: they say where a study runs, not what it is."""
+
+OF_THE_STUDY = frozenset({"baseline", "degree", "dry_run", "mix", "neighbours", "repeats", "scenario"})
+"""Keys of ours that programs of others hardly have."""
+
+_SEPARATOR = "--"
+_PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+# Options of Python that need no value, those that run what follows, and those that take a value.
+_FLAGS = "bBdEhiIOPqsSuvVx"
+_OPTION_OF_PYTHON = re.compile(rf"-(?:[{_FLAGS}]+|[{_FLAGS}]*[cmWX].*)", re.DOTALL)
+_WITH_PROGRAM = re.compile(rf"-[{_FLAGS}]*([cm])(.*)", re.DOTALL)
+_LACKING = {
+    "": ("script", "train.py --epochs 3"),
+    "m": ("module", "-m package.train"),
+    "c": ("code", "-c 'print(1)'"),
+}
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_FLAG = re.compile(r"\+*([\w@./]+\.flags\.[^=]+)=")
+# What is said by the command line after `--`, and so cannot be said before it as well.
+_SAID = frozenset({"workload", "workload.script", "workload.args", "mix"})
+
+
+def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our arguments and, from `--` on, the user's own command line."""
+    words = list(arguments)
+    place = words.index(_SEPARATOR) if _SEPARATOR in words else len(words)
+    return words[:place], words[place:]
+
+
+def key_of(word: str) -> str:
+    """The key that an argument sets; of what is no override, the argument."""
+    return word.partition("=")[0].lstrip("+~")
+
+
+def place_of(key: str) -> str:
+    """Return where in the configuration a key puts something: `sizes.S` for `workload@sizes.S`."""
+    return key.lstrip("+~").rpartition("@")[2]
+
+
+def sets(word: str, keys: Collection[str]) -> bool:
+    """Whether an argument is an override of one of these keys, or of one below it."""
+    return "=" in word and any(key_of(word) == each or key_of(word).startswith(f"{each}.") for each in keys)
+
+
+def without(arguments: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
+    """Our arguments but for overrides of these keys and of those below them; and the user's own command line."""
+    ours, theirs = divided(arguments)
+    return [word for word in ours if not sets(word, keys)], theirs
+
+
+def as_overrides(arguments: Sequence[str]) -> list[str]:
+    """The arguments with overrides in the place of a command line of the user's own.
+
+    Raises:
+        ConfigError: there is none after `--`, it is said twice what runs, a flag is given twice, or a word is no UTF-8.
+    """
+    for word in arguments:
+        if word != word.encode("utf-8", "replace").decode():
+            raise ConfigError(f"{word!r} is not UTF-8, and so cannot be recorded; give the file another name")
+    ours, theirs = divided(arguments)
+    flags = Counter(found[1] for word in ours if (found := _FLAG.match(word)))
+    if twice := [flag for flag, times in flags.items() if times > 1]:
+        raise ConfigError(f"{twice[0]} is given twice; give it once, or with -m as {twice[0]}=A,B to run both")
+    if not theirs:
+        return ours
+    said = [word for word in ours if key_of(word) in _SAID and word != "workload=script"]
+    if said:
+        raise ConfigError(f"{said[0]} and `{shlex.join(theirs)}` both say what runs; leave one of them out")
+    script, args = program_of(theirs[1:], "what stands after --")
+    values = [
+        "workload=script",
+        f"workload.script={_quoted(script)}",
+        f"workload.args=[{','.join(map(_quoted, args))}]",
+    ]
+    return [*(value for value in values if value not in ours), *ours]
+
+
+def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
+    """The program of a command line and its arguments; of `python train.py --epochs 3`, the script and its own.
+
+    A command line that begins with an option of Python, as `-m package.train`, is one of the interpreter.
+
+    Raises:
+        ConfigError: it names no program, or an interpreter by its path. `what` says in words where it stands.
+    """
+    if not words or not words[0].strip():
+        raise ConfigError(f"{what} is empty: give a command line, such as train.py --epochs 3")
+    if _OPTION_OF_PYTHON.fullmatch(words[0]):
+        words = ["python", *words]
+    program, *args = words
+    if program.startswith("-"):
+        raise ConfigError(
+            f"{what}, {shlex.join(words)}, names no program; begin it with one, such as train.py {program}"
+        )
+    if (variable := _VARIABLE.fullmatch(program)) is not None:
+        given = override(f"workload.environ.{variable[1]}", variable[2])
+        raise ConfigError(f"{what} begins with the variable {variable[1]}; give {shlex.quote(given)} before --")
+    if not _PYTHON.fullmatch(Path(program).name):
+        return program, args
+    if program != Path(program).name:
+        raise ConfigError(
+            f"{what}, {shlex.join(words)}, names an interpreter by its path, so that nobody would know its packages; "
+            f"write python and give env=existing env.prefix={program}"
+        )
+    option, runs = _program_of_python(args)
+    if not runs.strip():
+        missing, example = _LACKING[option]
+        raise ConfigError(f"{what}, {shlex.join(words)}, names no {missing}: give one, such as {program} {example}")
+    # Options of the interpreter are left to it: `python` is that of the job's environment.
+    return ("python", args) if args[0].startswith("-") else (args[0], args[1:])
+
+
+def _program_of_python(args: Sequence[str]) -> tuple[str, str]:
+    """Find what the arguments of an interpreter run: `m` and a module, `c` and code, or nothing and a script."""
+    rest = iter(args)
+    for word in rest:
+        if (option := _WITH_PROGRAM.fullmatch(word)) is not None:
+            return option[1], option[2] or next(rest, "")
+        if word in _WITH_VALUE:
+            next(rest, None)
+        elif not word.startswith("-"):
+            return "", word
+    return "", ""
+
+
+def source_files(script: str, args: Iterable[str]) -> list[str]:
+    """The Python files that a command line names: the script, or what a launcher such as torchrun is to start."""
+    return [word.rpartition("=")[2] for word in (script, *args) if word.endswith(".py")]
+
+
+def modules(script: str, args: Sequence[str]) -> list[str]:
+    """The modules that a command line has Python run, as `python -m package.train` and `torchrun -m package.train`."""
+    if script == "python":
+        option, program = _program_of_python(args)
+        return [program] if option == "m" and program else []
+    return [name for option, name in itertools.pairwise((script, *args)) if option == "-m"]
+
+
+def name_of(script: str, args: Sequence[str]) -> str:
+    """What a program is called: after its file or module; `train` for `train.py` and `torchrun train.py`."""
+    files = source_files(script, args)
+    if not files and script == "python" and (named := modules(script, args)):
+        return named[0].rpartition(".")[2]
+    return Path(files[0]).stem if files else Path(script).name
+
+
+def override(key: str, value: object) -> str:
+    """An override in Hydra's grammar that gives a key exactly this value; of `None`, null."""
+    if value is None:
+        return f"{key}=null"
+    return f"{key}={value if _PLAIN.fullmatch(str(value)) else _quoted(str(value))}"
+
+
+def _quoted(word: str) -> str:
+    """The word in Hydra's grammar, where it means exactly itself, and holds no interpolation."""
+    return override_values.as_text(plain(word))
+
+
+def plain(text: str) -> str:
+    """The text, so that OmegaConf takes nothing in it for an interpolation; backslashes before one count there."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

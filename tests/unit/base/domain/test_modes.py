@@ -1,0 +1,61 @@
+"""What sharing modes are called and how they are drawn, one that nobody has entered anywhere among them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pipeline.base.domain.modes import MODES, SPARE_COLOURS, mode_of, modes_of
+from pipeline.report.evaluate import verdicts
+from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.figures import every
+from pipeline.report.figures.drawing import THEME
+from tests.conftest import GPU
+from tests.support.report_rows import copies, study
+
+
+def test_modes_have_colours_and_markers_of_their_own() -> None:
+    found = modes_of(["turns", "mps", "another"])
+    assert list(found)[: len(MODES)] == list(MODES)
+    assert len({mode.colour for mode in found.values()}) == len({mode.label for mode in found.values()}) == 10
+    assert {mode.colour for mode in found.values()} <= THEME.keys()
+    assert len({mode.marker for mode in found.values() if mode.name != "serial"}) == 9  # that one has no line
+
+
+def test_options_tell_groups_apart_unless_they_say_where_a_program_lies_or_what_the_label_says() -> None:
+    options = [
+        ("profile", "2g"),
+        ("size_profile", ()),
+        ("program", "/bin/x"),
+        ("mps_program", "/bin/y"),
+        ("slice_ms", 2),
+    ]
+    assert [key for key, _ in mode_of("mig").naming(options)] == ["profile", "slice_ms"]
+    assert [key for key, _ in mode_of("turns").naming(options)] == ["profile", "size_profile", "slice_ms"]
+
+
+def test_a_mode_that_is_in_no_table_is_planned_by_its_name_and_options(make_plan) -> None:
+    mode = ["scenario=mps", "scenario.name=turns", "scenario.priority=1"]
+    assert [group.name for group in make_plan(mode, device=GPU).groups] == ["turns-2x-tiny-priority=1"]
+
+
+def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> None:
+    def turns(rate: float, block: int):
+        made = copies("naive", 2, rate, block, options={"slice_ms": "2"})
+        mode = mode_of("turns")
+        return dataclasses.replace(made, scenario=mode.name, sharing=mode, key="turns")
+
+    rows = [copies("serial", 1, 1000.0 + block, block) for block in range(1, 6)]
+    rows += [copies("mps", 2, 600.0 + block, block) for block in range(1, 6)]
+    rows += [turns(700.0 + block, block) for block in range(1, 6)]
+    found = study(*rows)
+    cells = cells_of(found)
+    assert [cell.mode for cell in cells] == ["serial", "serial", "MPS", "turns slice_ms=2"]
+    sentences = [verdict.sentence for verdict in verdicts.verdicts(cells)]
+    assert [s.split(" times")[0] for s in sentences if s.startswith("turns")] == [
+        "turns slice_ms=2 runs 2 resnet26_cifar10 bs128 1.40",
+        "turns slice_ms=2 runs 2 resnet26_cifar10 bs128 1.17",
+    ]
+    drawn = {figure.name: figure.svg for figure in every.every_figure(found, cells, None)}
+    spare, _ = SPARE_COLOURS[0]
+    assert all(spare in svg for svg in drawn.values()) and len(drawn) == 2
+    assert ">turns<" in drawn["gain"] and ">slice_ms=2<" in drawn["workload-resnet26-cifar10-bs128"]

@@ -1,0 +1,200 @@
+"""Helper programs, run for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.system import command
+from pipeline.base.system.command import run, status_at_end
+from pipeline.base.system.errors import CommandError
+
+SH = "/bin/sh"
+
+
+def _gone(pid: int, within_s: float = 60.0) -> bool:
+    """Whether the process ends in time; a zombie that init has not collected yet has ended."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_output_status_and_command_line_come_back() -> None:
+    done = run([SH, "-c", "echo out; echo err >&2"], timeout_s=10)
+    assert (done.status, done.stdout, done.stderr) == (0, "out\n", "err\n")
+    assert done.argv == (SH, "-c", "echo out; echo err >&2")
+
+
+def test_arguments_are_never_read_by_a_shell() -> None:
+    assert run(["/bin/echo", "$HOME; exit 3", "a  b"], timeout_s=10).stdout == "$HOME; exit 3 a  b\n"
+
+
+def test_a_failure_tells_command_status_and_stderr() -> None:
+    with pytest.raises(CommandError, match="no such instance") as caught:
+        run([SH, "-c", "echo no such instance >&2; exit 6"], timeout_s=10)
+    assert (caught.value.status, caught.value.argv[0], caught.value.stderr) == (6, SH, "no such instance")
+
+
+def test_a_failure_without_stderr_tells_what_was_printed() -> None:
+    with pytest.raises(CommandError, match="No devices were found"):
+        run([SH, "-c", "echo No devices were found; exit 6"], timeout_s=10)
+
+
+def test_an_unchecked_failure_is_returned() -> None:
+    assert run([SH, "-c", "exit 6"], timeout_s=10, check=False).status == 6
+
+
+def test_a_program_that_a_signal_ends_has_a_negative_status() -> None:
+    assert run([SH, "-c", "kill -9 $$"], timeout_s=10, check=False).status == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_missing_program_has_no_status(check: bool) -> None:
+    with pytest.raises(CommandError, match="could not be started") as caught:
+        run(["/nonexistent/nvidia-smi", "-L"], timeout_s=10, check=check)
+    assert caught.value.status is None
+
+
+def test_a_file_that_is_no_program_has_no_status(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(CommandError) as caught:
+        run([str(tmp_path / "text")], timeout_s=10)
+    assert caught.value.status is None
+
+
+@pytest.fixture
+def time_runs_once_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A file that a program makes once it is as it shall be; its time limit begins then."""
+    path = tmp_path / "written"
+
+    def status(process: subprocess.Popen[bytes], timeout_s: float) -> int:
+        while not path.exists():
+            time.sleep(0.01)
+        return status_at_end(process, timeout_s)
+
+    monkeypatch.setattr(command, "status_at_end", status)
+    return path
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_at_the_time_limit_the_whole_group_is_killed_and_its_words_are_kept(
+    check: bool, time_runs_once_written: Path
+) -> None:
+    script = f"trap '' TERM; echo stuck >&2; sleep 60 & echo $! >&2; touch {time_runs_once_written}; wait; sleep 60"
+    start = time.monotonic()
+    with pytest.raises(CommandError, match=r"time limit of 0\.3 s\. stuck") as caught:
+        run([SH, "-c", script], timeout_s=0.3, check=check)
+    assert time.monotonic() - start < 50
+    assert caught.value.status is None
+    assert _gone(int(caught.value.stderr.split()[-1]))
+
+
+def test_one_that_may_not_be_killed_is_an_error_at_the_time_limit_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, time_runs_once_written: Path
+) -> None:
+    """As `sudo`, which is root's process: an ordinary user may not signal it."""
+
+    def refused(pid: int, signum: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(command, "_REAP_LIMIT_S", 0.1)
+    monkeypatch.setattr(os, "killpg", refused)
+    with pytest.raises(
+        CommandError, match=r"not ours to kill, and still running at its time limit of 0\.3 s"
+    ) as caught:
+        run([SH, "-c", f"echo $$ >&2; touch {time_runs_once_written}; exec sleep 60"], timeout_s=0.3)
+    pid = int(caught.value.stderr.split()[-1])
+    assert not _gone(pid, within_s=0.1)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_an_interruption_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid_file = tmp_path / "pid"
+
+    def status(process: subprocess.Popen[bytes], timeout_s: float) -> int:
+        while not (pid_file.exists() and pid_file.read_text().strip()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)  # while the program is waited for
+        return status_at_end(process, timeout_s)
+
+    monkeypatch.setattr(command, "status_at_end", status)
+    with pytest.raises(KeyboardInterrupt):
+        run([SH, "-c", f"echo $$ > {pid_file}; sleep 60"], timeout_s=50)
+    assert _gone(int(pid_file.read_text()))
+
+
+def test_a_signal_that_comes_while_a_program_is_made_leaves_no_process() -> None:
+    code = """
+import os, signal, subprocess
+from pipeline.base.system import command, interrupts
+interrupts.install()
+make, made = subprocess.Popen, []
+def interrupted(*args, **kwargs):
+    made.append(make(*args, **kwargs))
+    os.kill(os.getpid(), signal.SIGTERM)
+    return made[0]
+subprocess.Popen = interrupted
+try:
+    command.run(["/bin/sleep", "60"], timeout_s=50)
+except interrupts.Interrupted:
+    print(made[0].poll())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == f"{-signal.SIGKILL}\n", done.stderr
+
+
+def test_a_daemon_left_behind_keeps_nobody_waiting_and_lives(tmp_path: Path) -> None:
+    start = time.monotonic()
+    done = run([SH, "-c", "sleep 60 & echo $!"], timeout_s=50)
+    daemon = int(done.stdout)
+    try:
+        assert time.monotonic() - start < 50
+        assert not _gone(daemon, within_s=0.1)
+    finally:
+        os.kill(daemon, signal.SIGKILL)
+
+
+def test_more_output_than_a_pipe_holds_does_not_block() -> None:
+    done = run(
+        [sys.executable, "-c", "import sys; sys.stdout.write('x' * 300000); sys.stderr.write('y' * 300000)"],
+        timeout_s=20,
+    )
+    assert (len(done.stdout), len(done.stderr)) == (300_000, 300_000)
+
+
+def test_stdin_is_what_is_given_or_empty() -> None:
+    assert run(["/bin/cat"], timeout_s=10, stdin="get_server_list\n").stdout == "get_server_list\n"
+    assert run(["/bin/cat"], timeout_s=10).stdout == ""
+
+
+def test_the_environment_is_exactly_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INHERITED", "1")
+    assert run(["/usr/bin/env"], timeout_s=10, environ={"ONLY": "this"}).stdout == "ONLY=this\n"
+    assert "INHERITED=1\n" in run(["/usr/bin/env"], timeout_s=10).stdout
+
+
+def test_output_that_is_not_text_is_replaced() -> None:
+    assert run([SH, "-c", r"printf 'a\377b'"], timeout_s=10).stdout == "a�b"
+
+
+def test_the_program_has_a_session_of_its_own() -> None:
+    session = run([sys.executable, "-c", "import os; print(os.getsid(0))"], timeout_s=20).stdout
+    assert int(session) != os.getsid(0)
+
+
+def test_a_process_that_was_waited_for_before_has_its_status() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    process.wait()
+    assert status_at_end(process, 1) == 3

@@ -1,0 +1,93 @@
+"""A program is spelled as the user started it, and only programs of ours know how that was."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from pipeline.base.system import entry_points
+from pipeline.launch.environ import inherited_environ
+from pipeline.record import owner
+from pipeline.record.invocation import Invocation, command_to_resume
+
+TYPED = ["/site/gpu_collocation/run.py", "degree=2", "--", "train.py", "resume=false"]
+
+
+@pytest.fixture
+def by_command(monkeypatch, tmp_path):
+    monkeypatch.setenv(entry_points.VARIABLE, "1")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+    entry_points._command.cache_clear()
+    yield tmp_path / "bin"
+    entry_points._command.cache_clear()
+
+
+def test_a_clone_has_run_py_and_modules():
+    assert entry_points.spell("run", "mix=[S,M]", "a b") == "python run.py 'mix=[S,M]' 'a b'"
+    assert entry_points.spell("gpu", "clean") == "python -m pipeline.gpu clean"
+    assert entry_points.spell("schema", python="/x/python") == "/x/python -m pipeline.plan.json_schema"
+
+
+def test_elsewhere_a_clone_is_named_by_its_path(tmp_path, monkeypatch):
+    clone = tmp_path / "a clone"
+    clone.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(entry_points, "PROJECT_DIR", clone)
+    assert entry_points.spell("run", "degree=2") == f"python '{clone}/run.py' degree=2"
+    assert entry_points.spell("schema", python="/x/python") == f"/x/python '{clone}/collocate.py' schema"
+    assert owner.close_command(tmp_path).endswith(
+        f"'{clone}/collocate.py' tracking flush --root {tmp_path} --close-lost"
+    )
+    assert command_to_resume(["run.py", "degree=2"]).endswith(f"'{clone}/run.py' degree=2 resume=true")
+    monkeypatch.chdir(clone)
+    assert entry_points.spell("gpu", "clean") == "python -m pipeline.gpu clean"
+    clone.rmdir()
+    assert entry_points.spell("gpu") == f"python '{clone}/collocate.py' gpu"
+
+
+def test_the_command_has_one_name(by_command):
+    assert entry_points.spell("run", "-m", "degree=1,2") == "collocate run -m degree=1,2"
+    assert entry_points.spell("tracking", "flush", python="/x/python") == "collocate tracking flush"
+
+
+def test_a_command_that_is_not_on_the_path_is_spelled_by_its_path(by_command, monkeypatch, tmp_path):
+    by_command.mkdir()
+    program = by_command / "collocate"
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "other"))
+    assert entry_points.spell("gpu") == f"{program} gpu"
+    entry_points._command.cache_clear()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/collocate").symlink_to(program)  # as pipx and uv do
+    assert entry_points.spell("gpu") == "collocate gpu"
+
+
+def test_what_resumes_a_study_is_spelled_so_too(by_command):
+    by_command.mkdir()
+    assert command_to_resume(TYPED) == "collocate run degree=2 resume=true -- train.py resume=false"
+    assert Invocation(words=TYPED).masked == "collocate run degree=2 -- train.py resume=false"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "start"),
+    [
+        (["collocate", "run", "degree=2"], ["collocate", "run"]),
+        (["/venv/bin/collocate", "run", "degree=2"], ["/venv/bin/collocate", "run"]),
+        (["run.py", "degree=2"], ["run.py"]),
+        (["collocate"], ["collocate"]),
+        ([], []),
+    ],
+)
+def test_the_start_of_a_recorded_command_line_is_known(recorded, start):
+    assert entry_points.divide(recorded) == (start, recorded[len(start) :])
+
+
+def test_a_study_of_the_command_can_be_resumed_from_a_clone(monkeypatch):
+    recorded = ["collocate", "run", "degree=2", "unit=1"]
+    assert command_to_resume(recorded) == "collocate run degree=2 unit=1 resume=true"
+
+
+def test_jobs_do_not_inherit_how_the_study_was_started(monkeypatch):
+    monkeypatch.setenv(entry_points.VARIABLE, "1")
+    assert entry_points.VARIABLE not in inherited_environ()

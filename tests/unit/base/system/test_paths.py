@@ -1,0 +1,32 @@
+"""Files that a user names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import expanded, find_file, is_file
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("absent", "=absent: there is no such file in /"),
+        ("/absent/x", "=/absent/x: there is no such file; check the name"),
+        (".", " is a folder, and a file is needed"),
+    ],
+)
+def test_what_is_no_file_is_refused(given, words):
+    assert not is_file(Path(given))
+    with pytest.raises(ConfigError, match=words):
+        find_file("workload.script", given)
+
+
+@pytest.mark.parametrize("given", ["x" * 300, "x/" * 3000])
+def test_a_name_that_no_file_can_have_is_refused(given):
+    assert not is_file(Path(given))
+    for use in (expanded, find_file):
+        with pytest.raises(ConfigError, match="no path is that long"):
+            use("data.root", given)
