@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pipeline.planner.deployment import Deployment
 from pipeline.planner.serving import slices
 from pipeline.planner.serving import targets as of_targets
-from pipeline.planner.serving.least_change import Programme, fewest
+from pipeline.planner.serving.change_programme import Placing, fewest
 from pipeline.planner.serving.matching import matched
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Filled, judged
@@ -82,13 +82,13 @@ def least(problem: Problem, gpus: Sequence[Filled], today: Deployment, *, time_l
             if lowest is not None and num_changes(chosen) <= lowest:
                 break
             part = _PLACING if fixed else 1
-            found, is_proved = Programme(problem, len(gpus), there, layouts, fixed).solve(left_s() * part)
+            found, is_proved = Placing(problem, len(gpus), there, layouts, fixed).solve(left_s() * part)
             if found is not None and num_changes(found) < num_changes(chosen):
                 chosen = found
             if found is not None and is_proved and fixed is None:
                 lowest = num_changes(found)
         weights = slices.weigh_kinds(problem, len(gpus))
-        programme = Programme(problem, len(gpus), there, layouts)
+        programme = Placing(problem, len(gpus), there, layouts)
         found, is_fewest = programme.lightest(weights, num_changes(chosen), min(left_s(), _MOST_SLICING_S))
         if found is not None and weigh(found) <= weigh(chosen):
             chosen, has_fewest = found, is_fewest and num_changes(found) == lowest

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner.serving import exact, genetic, greedy, limited, slices, tree
+from pipeline.planner.serving import exact, genetic, greedy, sharing_limits, slices, tree
 from pipeline.planner.serving.candidates import Candidates, Configuration
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Solution, judged, pruned
@@ -71,7 +71,7 @@ def _found_by(
         return Solution(gpus=(), bound=None, status="infeasible")
     _check_size(problem)
     if method == EXACT:
-        solve_exactly = limited.solve if problem.limits.concern_sharing else exact.solve
+        solve_exactly = sharing_limits.solve if problem.limits.concern_sharing else exact.solve
         solution = solve_exactly(problem, time_limit_s=time_limit_s)
         if solution.status == "infeasible" or (solution.gap is not None and solution.gap <= _NEAR):
             return solution

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.planner.serving import exact, limited
+from pipeline.planner.serving import exact, sharing_limits
 from pipeline.planner.serving.problem import WHOLE, Kind, Problem
 from pipeline.planner.serving.solution import Filled, Solution, judged
 from pipeline.prepare.mig import partitions
@@ -37,7 +37,7 @@ def with_fewest(problem: Problem, solution: Solution, *, time_limit_s: float) ->
     begin = time.monotonic()
     weights = weigh_kinds(problem, solution.num_gpus)
     if problem.limits.concern_sharing:
-        gpus, is_fewest = limited.fewest_slices(problem, solution.gpus, weights, time_limit_s=time_limit_s)
+        gpus, is_fewest = sharing_limits.fewest_slices(problem, solution.gpus, weights, time_limit_s=time_limit_s)
     else:
         gpus, is_fewest = exact.fewest_slices(problem, solution.num_gpus, weights, time_limit_s=time_limit_s)
     seconds = solution.seconds + time.monotonic() - begin

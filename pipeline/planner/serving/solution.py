@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.planner.serving.problem import KindIndex, Option, Pair, Partition, Problem, ServiceIndex
+from pipeline.planner.serving.problem import Option, Partition, Problem, ServiceIndex
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 # Relative; sums of throughputs that should be equal to a rate differ by rounding.
 _ROUNDING = 1e-9
+# Added to the rate of a service that got less than it by what the solver takes for rounding, 1e-6 of it.
+_MORE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +101,12 @@ def pruned(problem: Problem, gpus: Sequence[Filled]) -> list[Filled]:
     ]
 
 
-def filled(problem: Problem, num_partitions: Sequence[int], instances: Mapping[Pair, int]) -> list[Filled]:
-    """GPUs of these partitions with these instances in their slots, those of a service beside each other.
-
-    Args:
-        problem: of the solution.
-        num_partitions: how many GPUs of each partition.
-        instances: how many of each (service, kind); no more than there are slots.
-    """
-    waiting: dict[KindIndex, list[Option]] = defaultdict(list)
-    for (service, kind), count in sorted(instances.items(), reverse=True):
-        waiting[kind] += [problem.options[service][kind]] * count
-    gpus = []
-    for partition, count in zip(problem.partitions, num_partitions, strict=True):
-        for _ in range(count):
-            taken = tuple(waiting[kind].pop() if waiting[kind] else None for kind in partition.slots)
-            gpus.append(Filled(partition, taken))
-    assert not any(waiting.values()), "instances without a slot"
-    return gpus
+def raise_short(problem: Problem, gpus: Sequence[Filled], rates: list[float]) -> bool:
+    """Raise the rates that a solver has to meet of the services that are short of theirs; return whether any is."""
+    short = [number for number, share in enumerate(shares(problem, gpus)) if not suffices(share)]
+    for number in short:
+        rates[number] += _MORE
+    return bool(short)
 
 
 def ceil(value: float) -> int:

@@ -12,6 +12,7 @@ from pipeline.planner.deployment import Service
 from pipeline.planner.profile import Profile, Row
 from pipeline.planner.serving import methods, problem, solution
 from pipeline.planner.serving.candidates import Candidates
+from pipeline.planner.serving.integer_programme import Counts, Programme
 from pipeline.planner.serving.services import Demand
 from pipeline.prepare.mig import profiles
 from tests.unit.planner.serving.cases import plain_profiles
@@ -90,7 +91,7 @@ def test_a_search_ends_at_the_bound():
 def test_where_the_solver_finds_nothing_in_time_the_greedy_plan_is_held_against_a_linear_programme(monkeypatch):
     stated = many(4)
     proved = methods.solve(stated, methods.EXACT, time_limit_s=20)
-    monkeypatch.setattr(methods.exact, "milp", lambda *_: methods.exact.Found(None, None, "unknown"))
+    monkeypatch.setattr(Programme, "solve", lambda *_, **__: Counts(None, None, "unknown"))
     found = methods.solve(stated, methods.EXACT, time_limit_s=20)
     greedy = methods.solve(stated, methods.GREEDY, time_limit_s=20)
     assert found.gpus == greedy.gpus
@@ -101,13 +102,13 @@ def test_where_the_solver_finds_nothing_in_time_the_greedy_plan_is_held_against_
 def test_a_plan_near_that_of_the_linear_programme_stands_in_where_the_time_is_short(monkeypatch):
     stated = many(20)
     proved = methods.solve(stated, methods.EXACT, time_limit_s=20)
-    solve, calls = methods.exact.milp, []
+    solve, calls = Programme.solve, []
 
-    def late(*arguments):
+    def late(*arguments, **options):
         calls.append(arguments)
-        return methods.exact.Found(None, None, "unknown") if len(calls) == 1 else solve(*arguments)
+        return Counts(None, None, "unknown") if len(calls) == 1 else solve(*arguments, **options)
 
-    monkeypatch.setattr(methods.exact, "milp", late)
+    monkeypatch.setattr(Programme, "solve", late)
     found = methods.solve(stated, methods.EXACT, time_limit_s=20)
     assert found.bound <= proved.num_gpus <= found.num_gpus <= proved.num_gpus + 1
     assert all(share > 1 - 1e-9 for share in solution.shares(stated, found.gpus))
