@@ -15,7 +15,7 @@ from pipeline.planner.deployment import Plan
 from pipeline.planner.pictures import gpus
 from pipeline.planner.results import against
 from pipeline.planner.results.against import Check
-from pipeline.planner.training import as_plan
+from pipeline.planner.training import training_plan
 from pipeline.report import publish
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.page import content_of
@@ -46,7 +46,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     """Compare; status 1 if something was not measured or a service did not get what it was promised."""
     if arguments.out is not None and not arguments.report:
         raise ConfigError("--out says where the report goes; add --report")
-    plan, is_training = as_plan.read(arguments.plan)
+    plan, is_training = training_plan.read(arguments.plan)
     table = profile.read(arguments.profile) if arguments.profile else None
     study = rows.read(named_stores(arguments), arguments.experiment)
     found = against.check(plan, study, table, arguments.plan.name, by_group=is_training)

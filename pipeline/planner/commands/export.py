@@ -16,7 +16,7 @@ from pipeline.planner import files
 from pipeline.planner.deployment import Plan
 from pipeline.planner.export import experiment, kubernetes, mig_parted
 from pipeline.planner.profile import SIMULATED
-from pipeline.planner.training import as_plan
+from pipeline.planner.training import training_plan
 
 _EXPERIMENT, _MIG_PARTED, _KUBERNETES = "experiment", "mig-parted", "kubernetes"
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> Answer:
     """Write or print it."""
-    plan, _ = as_plan.read(arguments.plan)
+    plan, _ = training_plan.read(arguments.plan)
     name = arguments.name or re.sub(r"\W", "_", arguments.plan.stem)
     if not experiment_file.NAME.fullmatch(name):
         raise ConfigError(f"--name {name}: must be letters, digits and _, and begin with a letter")

@@ -5,31 +5,35 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pipeline.base.domain import modes
 from pipeline.base.domain.answer import Answer
+from pipeline.base.system import json_decoder
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import aligned, counted
 from pipeline.planner import files, profile
 from pipeline.planner.profile import Profile, marks
 from pipeline.planner.serving import asked
 from pipeline.planner.serving.services import Limits
-from pipeline.planner.training import as_plan, schedule
 from pipeline.planner.training import jobs as training
-from pipeline.planner.training.jobs import Group, Problem, Run
+from pipeline.planner.training import schedule, training_plan
+from pipeline.planner.training.jobs import Objective, Problem
 from pipeline.planner.training.schedule import Schedule
+from pipeline.planner.training.training_plan import PlannedGpu, PlannedJob
 
+_NAMES = {"makespan": "makespan", "completion": "mean completion", "energy": "energy"}
 _UNITS = {"makespan": "s", "completion": "s", "energy": "J"}
 _TIME_LIMIT_S = 20.0
+_PROVED = 1e-4
+"""As small a gap is none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Jobs, profile, GPUs and objective."""
+    """Add jobs, profile, GPUs and objective."""
     parser.add_argument("jobs", type=Path, help="what is to be trained, in YAML")
     parser.add_argument(
         "--profile", type=Path, action="append", required=True, metavar="FILE", help="may be given again"
@@ -52,50 +56,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> Answer:
-    """The plan, or which job makes that there is none."""
+    """Return the plan, or the job that makes that there is none."""
     if not arguments.time_limit_s > 0:
         raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0")
     table = profile.read(arguments.profile)
-    allowed = _modes(arguments.modes, table)
+    allowed = _choose_modes(arguments.modes, table)
     selectors = [arguments.gpu] if arguments.gpu else list(table.gpu_models)
     if len(selectors) != 1:
         raise ConfigError(f"{table.source}: it has rows of {', '.join(selectors)}; choose one with --gpu")
     (model,) = asked.find_models(selectors, table, Limits(), arguments.driver_branch)
-    problem = training.read(arguments.jobs, arguments.gpus, model, table)
-    found, why = _solved(problem, arguments, allowed, arguments.time_limit_s)
+    problem, objective = training.read(arguments.jobs, arguments.gpus, model, table), arguments.objective
+    best, why = _solve(problem, arguments, allowed, arguments.time_limit_s)
     note = marks(is_simulated=table.is_simulated)
-    if found is None:
+    if best is None:
         infeasible = {
-            "version": as_plan.VERSION,
+            "version": training_plan.VERSION,
             "status": "infeasible",
             "reasons": [why],
             "is_simulated": table.is_simulated,
         }
         return Answer(data=infeasible, text="\n".join([f"no plan: {why}", *note]), status=1)
-    brief_s = arguments.time_limit_s / 10  # of what the plan is compared with
-    others: dict[str, float] = {}
+    by_mode: dict[str, float] = {}
     for mode in allowed:
-        alone, _ = _solved(problem, arguments, list(dict.fromkeys([modes.SERIAL.name, mode])), brief_s)
-        if alone is not None and (value := alone.value(arguments.objective)) is not None:
-            others[mode] = value
-            found = min(found, replace(alone, bound=found.bound), key=partial(_value, arguments.objective))
-    data = _data(problem, found, arguments.objective, others)
-    data |= {"profile_digest": table.digest, "is_simulated": table.is_simulated}
+        alone, _ = _solve(problem, arguments, [modes.SERIAL.name, mode], arguments.time_limit_s / 10)
+        if alone is not None and (cost := alone.value(objective)) is not None:
+            by_mode[mode] = cost
+            if cost < (best.value(objective) or math.inf):
+                best = replace(alone, bound=best.bound)
+    gpus = [training_plan.plan_gpu(problem, groups) for groups in best.gpus]
+    gap = _gap(best, objective)
+    data = {
+        "version": training_plan.VERSION,
+        "objective": objective,
+        "status": "optimal" if gap is not None and gap < _PROVED else "feasible",
+        "bound": best.bound,
+        "gap": gap,
+        "num_gpus": problem.num_gpus,
+        "makespan_s": best.makespan_s,
+        "mean_completion_s": best.mean_completion_s,
+        "energy_j": best.energy_j,
+        "with_one_mode_beside_serial": by_mode,
+        "prediction_error_ratio": _summarise_errors(problem),
+        "gpus": json_decoder.encode(gpus),
+        "profile_digest": table.digest,
+        "is_simulated": table.is_simulated,
+    }
     if arguments.out is not None:
         files.write_json(arguments.out, data)
-    text = "\n".join([*note, in_words(problem, found, arguments.objective, others)])
+    lines = [*note, *_describe(problem, best, gpus, objective, by_mode)]
     if arguments.modes is None and (left := [mode for mode in training.MODES if mode not in allowed]):
-        text += f"\nnothing was measured under {', '.join(left)}, so none is planned; --modes adds what is predicted"
-    return Answer(data=data, text=text)
+        lines.append(f"nothing was measured under {', '.join(left)}, so none is planned; --modes adds predictions")
+    return Answer(data=data, text="\n".join(lines))
 
 
-def _value(objective: training.Objective, found: Schedule) -> float:
-    value = found.value(objective)
-    return math.inf if value is None else value
-
-
-def _modes(text: str | None, table: Profile) -> list[str]:
-    """What may be used; a mode of which nothing was measured is not worth the few per cent that it is predicted."""
+def _choose_modes(text: str | None, table: Profile) -> list[str]:
+    """Return those asked for, else those measured: predictions of others are not worth the few per cent they gain."""
     if text is None:
         measured = {row.sharing_mode for row in table.rows}
         return [mode for mode in training.MODES if mode == modes.SERIAL.name or mode in measured]
@@ -105,139 +120,76 @@ def _modes(text: str | None, table: Profile) -> list[str]:
     return list(dict.fromkeys([modes.SERIAL.name, *names]))
 
 
-def _solved(
+def _solve(
     problem: Problem, arguments: argparse.Namespace, allowed: Sequence[str], time_limit_s: float
 ) -> tuple[Schedule | None, str]:
-    """The best schedule with some modes, or why there is none."""
+    """Return the best schedule with some modes, or why there is none."""
     groups = training.cheapest(problem, arguments.objective, allowed, is_measured_only=arguments.measured_only)
     for kind, job in enumerate(problem.jobs):
         if not any(composition[kind] for composition in groups):
             workload, batch = problem.programs[kind]
+            why = f"it does not fit into the {problem.memory_mib:g} MiB of {problem.model.name}"
             if arguments.objective == "energy":
-                return (
-                    None,
-                    f"{job.name}: the profile has no energy of {workload} at batch {batch} on {problem.model.name}",
-                )
-            return None, f"{job.name}: it does not fit into the {problem.memory_mib:g} MiB of {problem.model.name}"
-    found = schedule.solve(problem, groups, arguments.objective, seed=arguments.seed, time_limit_s=time_limit_s)
-    return found, f"none was found within {arguments.time_limit_s:g} s; give more time with --time-limit-s"
+                why = f"the profile has no energy of {workload} at batch {batch} on {problem.model.name}"
+            return None, f"{job.name}: {why}"
+    best = schedule.solve(problem, groups, arguments.objective, seed=arguments.seed, time_limit_s=time_limit_s)
+    return best, f"none was found within {arguments.time_limit_s:g} s; give more time with --time-limit-s"
 
 
-def _gap(found: Schedule, objective: training.Objective) -> float | None:
-    value = found.value(objective)
-    if found.bound is None or not value:
-        return None
-    return max(0.0, (value - found.bound) / value)
+def _gap(best: Schedule, objective: Objective) -> float | None:
+    cost = best.value(objective)
+    return None if best.bound is None or not cost else max(0.0, (cost - best.bound) / cost)
 
 
-def in_words(problem: Problem, found: Schedule, objective: training.Objective, others: dict[str, float]) -> str:
-    """The plan for people; a `~` stands before every figure that was predicted."""
-    gap, unit = _gap(found, objective), _UNITS[objective]
-    names = {"makespan": "makespan", "completion": "mean completion", "energy": "energy"}
-    proved = "a search, nothing proved" if gap is None else "proved" if gap < 1e-4 else f"gap {gap:.1%}"
-    value = found.value(objective)
-    is_predicted = any(run.is_predicted for gpu in found.gpus for group in gpu for run in group.runs)
-    mark = "~" if is_predicted else ""
-    on = f"on {counted(problem.num_gpus, 'GPU')} ({proved}), start-up not counted"
-    head = f"{names[objective]} {mark}{value:.6g} {unit} {on}"
+def _describe(
+    problem: Problem, best: Schedule, gpus: Sequence[PlannedGpu], objective: Objective, by_mode: Mapping[str, float]
+) -> list[str]:
+    """Describe the plan; a `~` stands before every figure that was predicted."""
+    gap, name, unit = _gap(best, objective), _NAMES[objective], _UNITS[objective]
+    proved = "a search, nothing proved" if gap is None else "proved" if gap < _PROVED else f"gap {gap:.1%}"
+    is_predicted = any(group.is_predicted for gpu in gpus for group in gpu.groups)
     lines = [["GPU", "from s", "to s", "mode", "jobs"]]
-    for number, gpu in enumerate(found.gpus):
-        start_s = 0.0
-        for group in gpu:
-            end_s = start_s + group.duration_s
-            about = "~" if any(run.is_predicted for run in group.runs) else ""
-            lines.append([str(number), f"{start_s:.6g}", f"{about}{end_s:.6g}", group.mode, _jobs(problem, group)])
-            start_s = end_s
-    compared = [f"{mode} {value:.6g}" for mode, value in others.items()]
-    said = [
-        head,
+    for number, gpu in enumerate(gpus):
+        for group in gpu.groups:
+            end = f"{'~' if group.is_predicted else ''}{group.end_s:.6g}"
+            jobs = ", ".join(map(_describe_job, group.jobs))
+            lines.append([str(number), f"{group.start_s:.6g}", end, group.mode, jobs])
+    return [
+        f"{name} {'~' if is_predicted else ''}{best.value(objective):.6g} {unit} on "
+        f"{counted(problem.num_gpus, 'GPU')} ({proved}), start-up not counted",
         "",
         *aligned(lines, left=(0, 3, 4)),
         "",
-        f"{names[objective]} in {unit} with one mode beside serial: {', '.join(compared)}",
+        f"{name} in {unit} with one mode beside serial: "
+        f"{', '.join(f'{mode} {cost:.6g}' for mode, cost in by_mode.items())}",
+        *(_describe_errors(problem) if is_predicted else ["every figure was measured as such"]),
     ]
-    return "\n".join([*said, *_of_predictions(problem, is_predicted=is_predicted)])
 
 
-def _of_predictions(problem: Problem, *, is_predicted: bool) -> list[str]:
-    """How far predictions are off, by mode."""
-    if not is_predicted:
-        return ["every figure was measured as such"]
-    said = ["~: predicted; mixes of different jobs that share a place were not measured, and their error is not known"]
-    for mode, errors in _errors(problem).items():
-        said.append(
+def _describe_errors(problem: Problem) -> list[str]:
+    return [
+        "~: predicted; mixes of different jobs that share a place were not measured, and their error is not known",
+        *(
             f"predicting a measured cell of {mode} from the others is {errors['median']:.1%} off in the median, "
             f"{errors['max']:.1%} at most ({counted(int(errors['num_cells']), 'cell')})"
-        )
-    return said
+            for mode, errors in _summarise_errors(problem).items()
+        ),
+    ]
 
 
-def _errors(problem: Problem) -> dict[str, dict[str, float]]:
-    found: dict[str, list[float]] = {}
-    for each in problem.speeds.left_out:
-        found.setdefault(each.row.sharing_mode, []).append(each.error_ratio)
+def _summarise_errors(problem: Problem) -> dict[str, dict[str, float]]:
+    by_mode: dict[str, list[float]] = defaultdict(list)
+    for prediction in problem.speeds.left_out:
+        by_mode[prediction.row.sharing_mode].append(prediction.error_ratio)
     return {
         mode: {"median": statistics.median(errors), "max": max(errors), "num_cells": len(errors)}
-        for mode, errors in sorted(found.items())
+        for mode, errors in sorted(by_mode.items())
     }
 
 
-def _jobs(problem: Problem, group: Group) -> str:
-    return ", ".join(_job(problem, run) for run in group.runs)
-
-
-def _job(problem: Problem, run: Run) -> str:
-    where = run.place.instance_profile or (f"{run.place.share_percent:g} %" if run.place.share_percent else "")
-    instance = "" if run.instance is None else f"#{run.instance}"
-    rate = f"{'~' if run.is_predicted else ''}{run.rate_per_s:.4g}/s"
-    error = f" ±{run.error_ratio:.0%}" if run.error_ratio is not None else ""
-    return " ".join(filter(None, [problem.jobs[run.kind].name, f"{where}{instance}", f"({rate}{error})"]))
-
-
-def _data(problem: Problem, found: Schedule, objective: training.Objective, others: dict[str, float]) -> dict[str, Any]:
-    gap = _gap(found, objective)
-    gpus = []
-    for gpu in found.gpus:
-        start_s, groups = 0.0, []
-        for group in gpu:
-            groups.append(_group(problem, group, start_s))
-            start_s += group.duration_s
-        gpus.append({"model": problem.model.name, "groups": groups})
-    return {
-        "version": as_plan.VERSION,
-        "objective": objective,
-        "status": "optimal" if gap is not None and gap < 1e-4 else "feasible",
-        "bound": found.bound,
-        "gap": gap,
-        "num_gpus": problem.num_gpus,
-        "makespan_s": found.makespan_s,
-        "mean_completion_s": found.mean_completion_s,
-        "energy_j": found.energy_j,
-        "with_one_mode_beside_serial": others,
-        "prediction_error_ratio": _errors(problem),
-        "gpus": gpus,
-    }
-
-
-def _group(problem: Problem, group: Group, start_s: float) -> dict[str, Any]:
-    return {
-        "start_s": start_s,
-        "end_s": start_s + group.duration_s,
-        "mode": group.mode,
-        "instances": list(group.instances),
-        "jobs": [
-            {
-                "name": problem.jobs[run.kind].name,
-                "workload": problem.programs[run.kind][0],
-                "batch": problem.programs[run.kind][1],
-                "instance": run.instance,
-                "instance_profile": run.place.instance_profile,
-                "share_percent": run.place.share_percent,
-                "end_s": start_s + run.end_s,
-                "rate_per_s": run.rate_per_s,
-                "is_predicted": run.is_predicted,
-                "error_ratio": run.error_ratio,
-            }
-            for run in group.runs
-        ],
-    }
+def _describe_job(job: PlannedJob) -> str:
+    share = job.instance_profile or (f"{job.share_percent:g} %" if job.share_percent else "")
+    instance = "" if job.instance is None else f"#{job.instance}"
+    error = f" ±{job.error_ratio:.0%}" if job.error_ratio is not None else ""
+    rate = f"({'~' if job.is_predicted else ''}{job.rate_per_s:.4g}/s{error})"
+    return " ".join(filter(None, [job.name, f"{share}{instance}", rate]))

@@ -149,18 +149,15 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Proble
         raise ConfigError(f"{path}: jobs: {num_jobs} together, and a plan is made for {_MOST_JOBS} at most")
     if twice := [name for name, count in Counter(job.name for job in content.jobs).items() if count > 1]:
         raise ConfigError(f"{path}: jobs: {twice[0]} is there twice; give it a count")
-    rows = [row for row in table.rows if row.gpu_model == model.name]
-    speeds = Speeds(model=model, rows=rows)
-    programs = tuple(
-        _program(f"{path}: jobs[{number}] {job.name}", job, speeds) for number, job in enumerate(content.jobs)
-    )
+    speeds = Speeds(model=model, rows=[row for row in table.rows if row.gpu_model == model.name])
+    known = mig_table.models().get(model.name)
     return Problem(
         jobs=content.jobs,
-        programs=programs,
+        programs=tuple(_program(f"{path}: jobs[{n}] {job.name}", job, speeds) for n, job in enumerate(content.jobs)),
         num_gpus=gpus,
         model=model,
         speeds=speeds,
-        memory_mib=_memory_mib(model.name),
+        memory_mib=known.capacity_mib if known else None,
     )
 
 
@@ -183,76 +180,49 @@ def _program(where: str, job: Job, speeds: Speeds) -> Program:
     return program
 
 
-def _memory_mib(model: str) -> float | None:
-    try:
-        return mig_table.find(model).capacity_mib
-    except ConfigError:
-        return None
-
-
 def compositions(problem: Problem) -> list[Composition]:
-    """Every way in which some of the jobs can run together, the small ones first, as far as these are not too many."""
+    """Return every way in which some jobs can run together, the small ones first, as far as these are not too many."""
+    kinds, limits = range(len(problem.jobs)), [job.count for job in problem.jobs]
     found: list[Composition] = []
-    there = [job.count for job in problem.jobs]
     for size in range(1, _MOST_TOGETHER + 1):
-        combinations = itertools.combinations_with_replacement(range(len(problem.jobs)), size)
-        every = (_counts(combination, len(problem.jobs)) for combination in combinations)
-        here = [counts for counts in every if all(map(operator.le, counts, there))]
-        if found and len(found) + len(here) > MOST_COMPOSITIONS:
+        chosen = itertools.combinations_with_replacement(kinds, size)
+        counted = (tuple(map(combination.count, kinds)) for combination in chosen)
+        new = [composition for composition in counted if all(map(operator.le, composition, limits))]
+        if found and len(found) + len(new) > MOST_COMPOSITIONS:
             break
-        found += here
+        found += new
     return found
 
 
-def _counts(combination: Sequence[int], num_kinds: int) -> Composition:
-    of_kind = Counter(combination)
-    return tuple(of_kind[kind] for kind in range(num_kinds))
-
-
 def groups_of(problem: Problem, composition: Composition, modes: Sequence[str] = MODES) -> Iterator[Group]:
-    """Every way to run jobs together that is considered, as far as their speeds are known and their memory fits."""
+    """Yield every way to run jobs together that is considered, if their speeds are known and their memory fits."""
     kinds = [kind for kind, count in enumerate(composition) for _ in range(count)]
     for mode in (SERIAL.name,) if len(kinds) == 1 else (NAIVE.name, MPS.name):
-        if mode in modes:
-            yield from _whole(problem, composition, kinds, mode)
+        if mode in modes and (runs := _run_together(problem, kinds, mode)) is not None:
+            yield Group(composition=composition, mode=mode, runs=tuple(runs))
     if MPS_PERCENT.name in modes and len(kinds) > 1:
-        yield from _limited(problem, composition, kinds)
+        yield from _with_shares(problem, composition, kinds)
     if problem.model.mig is not None and {MIG.name, MIG_MPS.name} & set(modes):
         yield from _on_instances(problem, composition, kinds, modes)
 
 
-def _whole(problem: Problem, composition: Composition, kinds: Sequence[int], mode: str) -> Iterator[Group]:
-    """Jobs that share the whole GPU without limits."""
-    runs = _together(problem, kinds, Place(mode=mode), None, problem.memory_mib)
-    if runs is not None:
-        yield Group(composition=composition, mode=mode, runs=tuple(runs))
-
-
-def _limited(problem: Problem, composition: Composition, kinds: Sequence[int]) -> Iterator[Group]:
-    """Jobs under MPS with shares: equal ones, and such as their work asks for."""
+def _with_shares(problem: Problem, composition: Composition, kinds: Sequence[int]) -> Iterator[Group]:
+    """Run jobs under MPS with equal shares, and with shares by their work."""
     alone = [_alone_s(problem, kind) for kind in kinds]
     for shares in {
         tuple(math.floor(10_000 / len(kinds)) / 100 for _ in kinds),
-        tuple(max(5.0, 5 * round(20 * each / sum(alone))) for each in alone),
+        tuple(max(5.0, 5 * round(20 * seconds / sum(alone))) for seconds in alone),
     }:
         if sum(shares) > 100 + 1e-6:
             continue
-        places = [Place(mode=MPS_PERCENT.name, share_percent=share, processes=len(kinds)) for share in shares]
-        is_mixed = len({problem.programs[kind] for kind in kinds}) > 1
-        speeds = [
-            problem.speeds.at(problem.programs[kind], place, is_mixed=is_mixed)
-            for kind, place in zip(kinds, places, strict=True)
-        ]
-        known = [speed for speed in speeds if speed is not None]
-        if len(known) == len(kinds) and _fits(known, problem.memory_mib):
-            runs = [_run(problem, *each, None) for each in zip(kinds, places, known, strict=True)]
+        if (runs := _run_together(problem, kinds, MPS_PERCENT.name, shares=shares)) is not None:
             yield Group(composition=composition, mode=MPS_PERCENT.name, runs=tuple(runs))
 
 
 def _on_instances(
     problem: Problem, composition: Composition, kinds: Sequence[int], modes: Sequence[str]
 ) -> Iterator[Group]:
-    """Jobs on the instances of each maximal partition: one each where there are enough, else several under MPS."""
+    """Run jobs on the instances of each maximal partition: one each if there are enough, else several under MPS."""
     mig = problem.model.mig
     assert mig is not None
     for names in partitions.maximal_combinations(mig):
@@ -262,9 +232,8 @@ def _on_instances(
         if mode not in modes:
             continue
         runs: list[Run] = []
-        for number, (profile, mine) in enumerate(zip(used, _dealt(problem, kinds, used), strict=True)):
-            place = Place(mode=mode, instance_profile=profile.name)
-            found = _together(problem, mine, place, number, profile.memory_mib)
+        for number, (profile, dealt) in enumerate(zip(used, _deal(problem, kinds, used), strict=True)):
+            found = _run_together(problem, dealt, mode, instance=(number, profile))
             if found is None:
                 break
             runs += found
@@ -273,12 +242,12 @@ def _on_instances(
             yield Group(composition=composition, mode=mode, runs=tuple(runs), instances=instances)
 
 
-def _dealt(problem: Problem, kinds: Sequence[int], used: Sequence[Profile]) -> list[list[int]]:
-    """Jobs on instances, each at least one: the longest first, to the instance that would be done with it first."""
+def _deal(problem: Problem, kinds: Sequence[int], used: Sequence[Profile]) -> list[list[int]]:
+    """Deal jobs to instances, at least one each: the longest first, to the one that would be done with it first."""
     dealt: list[list[int]] = [[] for _ in used]
     longest_first = sorted(kinds, key=lambda kind: -_alone_s(problem, kind))
     for position, kind in enumerate(longest_first):
-        empty = [place for place, mine in enumerate(dealt) if not mine]
+        empty = [place for place, jobs in enumerate(dealt) if not jobs]
         is_tight = len(empty) >= len(kinds) - position
 
         def load(place: int, kind: int = kind) -> float:
@@ -295,78 +264,68 @@ def _alone_s(problem: Problem, kind: int) -> float:
     return problem.jobs[kind].work / speed.rate_per_s
 
 
-def _together(
-    problem: Problem, kinds: Sequence[int], place: Place, instance: int | None, capacity_mib: float | None
+def _run_together(
+    problem: Problem,
+    kinds: Sequence[int],
+    mode: str,
+    *,
+    shares: Sequence[float] | None = None,
+    instance: tuple[int, Profile] | None = None,
 ) -> list[Run] | None:
-    """Jobs that share a place without limits, until each is done; `None` if a speed is unknown or they do not fit."""
+    """Run jobs from one instant on until each is done; `None` if a speed is unknown or they do not fit."""
+    number, profile = instance or (None, None)
+    capacity_mib = problem.memory_mib if profile is None else profile.memory_mib
+
+    def place_at(position: int, num_left: int) -> Place:
+        if shares is not None:
+            return Place(mode=mode, share_percent=shares[position], processes=len(kinds))
+        return Place(mode=mode, instance_profile=None if profile is None else profile.name, processes=num_left)
+
     left = {position: problem.jobs[kind].work for position, kind in enumerate(kinds)}
     now_s = 0.0
     first: dict[int, Speed] = {}
     worst: dict[int, Speed] = {}
-    energy: dict[int, float | None] = dict.fromkeys(left, 0.0)
-    ends: dict[int, float] = {}
-    place_of: dict[int, Place] = {}
+    energy_j: dict[int, float | None] = dict.fromkeys(left, 0.0)
+    ends_s: dict[int, float] = {}
     while left:
-        here = Place(mode=place.mode, instance_profile=place.instance_profile, processes=len(left))
         is_mixed = len({problem.programs[kinds[position]] for position in left}) > 1
-        now = {p: problem.speeds.at(problem.programs[kinds[p]], here, is_mixed=is_mixed) for p in left}
-        speeds = {position: speed for position, speed in now.items() if speed is not None}
-        if len(speeds) < len(left) or (not first and not _fits(list(speeds.values()), capacity_mib)):
+        speeds: dict[int, Speed] = {}
+        for position in left:
+            place = place_at(position, len(left))
+            if (speed := problem.speeds.at(problem.programs[kinds[position]], place, is_mixed=is_mixed)) is None:
+                return None
+            speeds[position] = speed
+        if not first and sum(speed.memory_mib or 0.0 for speed in speeds.values()) > (capacity_mib or math.inf):
             return None
+        first = first or speeds
         step_s = min(left[position] / speed.rate_per_s for position, speed in speeds.items())
         now_s += step_s
         for position, speed in speeds.items():
-            first.setdefault(position, speed)
-            place_of.setdefault(position, here)
-            worst[position] = _more_doubtful(worst.get(position), speed)
-            done = min(left[position], step_s * speed.rate_per_s)
-            energy[position] = _added(energy[position], speed.energy_per_item_j, done)
+            worst[position] = max(worst.get(position, speed), speed, key=_doubt)
+            done, so_far_j = min(left[position], step_s * speed.rate_per_s), energy_j[position]
+            is_known = so_far_j is not None and speed.energy_per_item_j is not None
+            energy_j[position] = so_far_j + speed.energy_per_item_j * done if is_known else None  # type: ignore[operator]
             left[position] -= done
-        for position in [p for p in left if left[p] <= 1e-9 * problem.jobs[kinds[p]].work]:
-            ends[position] = now_s
-            del left[position]
+            if left[position] <= 1e-9 * problem.jobs[kinds[position]].work:
+                ends_s[position] = now_s
+                del left[position]
     return [
         Run(
-            kind=kinds[position],
-            place=place_of[position],
-            instance=instance,
-            end_s=ends[position],
+            kind=kind,
+            place=place_at(position, len(kinds)),
+            instance=number,
+            end_s=ends_s[position],
             rate_per_s=first[position].rate_per_s,
-            energy_j=energy[position],
+            energy_j=energy_j[position],
             is_predicted=worst[position].is_predicted,
             error_ratio=worst[position].error_ratio,
         )
-        for position in range(len(kinds))
+        for position, kind in enumerate(kinds)
     ]
 
 
-def _more_doubtful(one: Speed | None, other: Speed) -> Speed:
-    def doubt(speed: Speed) -> tuple[bool, bool, float]:
-        return (speed.is_predicted, speed.is_predicted and speed.error_ratio is None, speed.error_ratio or 0.0)
-
-    return other if one is None else max(one, other, key=doubt)
-
-
-def _added(so_far: float | None, each_j: float | None, items: float) -> float | None:
-    return None if so_far is None or each_j is None else so_far + each_j * items
-
-
-def _fits(speeds: Sequence[Speed], capacity_mib: float | None) -> bool:
-    return capacity_mib is None or sum(speed.memory_mib or 0.0 for speed in speeds) <= capacity_mib
-
-
-def _run(problem: Problem, kind: int, place: Place, speed: Speed, instance: int | None) -> Run:
-    work = problem.jobs[kind].work
-    return Run(
-        kind=kind,
-        place=place,
-        instance=instance,
-        end_s=work / speed.rate_per_s,
-        rate_per_s=speed.rate_per_s,
-        energy_j=_added(0.0, speed.energy_per_item_j, work),
-        is_predicted=speed.is_predicted,
-        error_ratio=speed.error_ratio,
-    )
+def _doubt(speed: Speed) -> tuple[bool, bool, float]:
+    return (speed.is_predicted, speed.is_predicted and speed.error_ratio is None, speed.error_ratio or 0.0)
 
 
 def cheapest(

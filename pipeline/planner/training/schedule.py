@@ -9,10 +9,12 @@ searched, and nothing is proved of it.
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pipeline.planner.training.jobs import Group, Groups, Objective, Problem
 
@@ -79,13 +81,15 @@ def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, 
     if found is None or objective == "energy" or _is_proved(found, objective):
         return found
     if objective == "makespan" and problem.num_gpus * len(groups) <= _MOST_VARIABLES:
-        exact = _programme(problem, groups, max(0.1, (until_s - time.monotonic()) / 2))
-        found = found if exact is None else _better(found, exact)
+        exact = _solve_by_gpu(problem, groups, max(0.1, (until_s - time.monotonic()) / 2))
+        if exact is not None:
+            best = min(found, exact, key=lambda schedule: schedule.makespan_s)
+            found = replace(best, bound=max(found.bound or 0.0, exact.bound or 0.0))
         if _is_proved(found, objective):
             return found
     bound = found.bound if objective == "makespan" else None
     left_s = max(0.1, until_s - time.monotonic())
-    return replace(_searched(problem, groups, found, objective, seed, left_s), bound=bound)
+    return replace(_search(problem, groups, found, objective, seed, left_s), bound=bound)
 
 
 def _is_proved(schedule: Schedule, objective: Objective) -> bool:
@@ -93,49 +97,31 @@ def _is_proved(schedule: Schedule, objective: Objective) -> bool:
     return objective != "completion" and None not in (schedule.bound, value) and value <= schedule.bound * (1 + _PROVED)  # type: ignore[operator]
 
 
-def _better(one: Schedule, other: Schedule) -> Schedule:
-    """The one with the smaller makespan, with the higher bound of both."""
-    best = min(one, other, key=lambda schedule: schedule.makespan_s)
-    return replace(best, bound=max(schedule.bound or 0.0 for schedule in (one, other)))
-
-
 def _least_total(problem: Problem, groups: Groups, objective: Objective, time_limit_s: float) -> Schedule | None:
-    """How many groups of each composition have the least energy, else the least duration, all together."""
+    """Choose the groups that have the least energy, else the least duration, all together."""
     import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint, milp
 
-    chosen = _every(groups)
+    chosen = list(itertools.chain.from_iterable(groups.values()))
     is_energy = objective == "energy"
     cost = [(group.energy_j if is_energy else group.duration_s) or 0.0 for group in chosen]
     counts = np.array([group.composition for group in chosen], float).T
-    wanted = [job.count for job in problem.jobs]
-    found = milp(
-        cost,
-        constraints=LinearConstraint(counts, wanted, wanted),
-        integrality=np.ones(len(chosen)),
-        bounds=Bounds(0, np.inf),
-        options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
-    )
-    if found.x is None:
+    required = [job.count for job in problem.jobs]
+    columns, bound = _minimise(cost, [(counts, required, required)], np.ones(len(chosen)), time_limit_s)
+    if columns is None:
         return None
-    taken = [group for group, number in zip(chosen, np.rint(found.x).astype(int), strict=True) for _ in range(number)]
-    bound = None if found.mip_dual_bound is None else float(found.mip_dual_bound)
+    taken = [group for group, number in zip(chosen, columns, strict=True) for _ in range(number)]
     if bound is not None and not is_energy:  # no GPU can be done before its part of the whole, nor before a job
-        longest = [min(group.duration_s for group in chosen if group.composition[kind]) for kind in range(len(wanted))]
+        kinds = range(len(required))
+        longest = [min(group.duration_s for group in chosen if group.composition[kind]) for kind in kinds]
         bound = max(bound / problem.num_gpus, *longest)
-    return Schedule(gpus=tuple(map(_in_order, _dealt(taken, problem.num_gpus, is_longest_first=True))), bound=bound)
+    return Schedule(gpus=tuple(map(_sort, _deal(taken, problem.num_gpus, is_longest_first=True))), bound=bound)
 
 
-def _every(groups: Groups) -> list[Group]:
-    return [group for found in groups.values() for group in found]
-
-
-def _programme(problem: Problem, groups: Groups, time_limit_s: float) -> Schedule | None:
-    """How many groups of each composition each GPU takes, for the least makespan, as an integer programme."""
+def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Schedule | None:
+    """Choose how many groups of each composition each GPU takes, for the least makespan."""
     import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint, milp
 
-    chosen, gpus = _every(groups), range(problem.num_gpus)
+    chosen, gpus = list(itertools.chain.from_iterable(groups.values())), range(problem.num_gpus)
     num_groups = len(chosen)
     # Variables: how often GPU g takes group c, at g * num_groups + c, then the makespan.
     size = problem.num_gpus * num_groups + 1
@@ -147,28 +133,38 @@ def _programme(problem: Problem, groups: Groups, time_limit_s: float) -> Schedul
     for g in gpus:
         busy[g, g * num_groups : (g + 1) * num_groups] = [group.duration_s for group in chosen]
     busy[:, -1] = -1.0
-    wanted = [job.count for job in problem.jobs]
-    # GPUs are alike: the first has the most to do.
-    ordered = busy[1:] - busy[:-1]
-    constraints = [LinearConstraint(counts, wanted, wanted), LinearConstraint(busy, -np.inf, 0)]
-    constraints += [LinearConstraint(ordered, -np.inf, 0)] if len(ordered) else []
+    required = [job.count for job in problem.jobs]
+    constraints: list[tuple[Any, Any, Any]] = [(counts, required, required), (busy, -np.inf, 0)]
+    if len(gpus) > 1:  # GPUs are alike: the first has the most to do
+        constraints.append((busy[1:] - busy[:-1], -np.inf, 0))
+    columns, bound = _minimise(cost, constraints, np.append(np.ones(size - 1), 0), time_limit_s)
+    if columns is None:
+        return None
+    taken = np.reshape(columns[:-1], (problem.num_gpus, num_groups))
+    placed = [[chosen[c] for c in range(num_groups) for _ in range(taken[g, c])] for g in gpus]
+    return Schedule(gpus=tuple(map(_sort, placed)), bound=bound)
+
+
+def _minimise(
+    cost: Any, constraints: Sequence[tuple[Any, Any, Any]], integrality: Any, time_limit_s: float
+) -> tuple[list[int] | None, float | None]:
+    """Return rounded columns of the least cost, and its bound; of each what is known in time."""
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     found = milp(
         cost,
-        constraints=constraints,
-        integrality=np.append(np.ones(size - 1), 0),
+        constraints=[LinearConstraint(*constraint) for constraint in constraints],
+        integrality=integrality,
         bounds=Bounds(0, np.inf),
         options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
     )
-    if found.x is None:
-        return None
-    taken = np.rint(found.x[:-1]).astype(int).reshape(problem.num_gpus, num_groups)
-    placed = [[chosen[c] for c in range(num_groups) for _ in range(taken[g, c])] for g in gpus]
     bound = None if found.mip_dual_bound is None else float(found.mip_dual_bound)
-    return Schedule(gpus=tuple(map(_in_order, placed)), bound=bound)
+    return None if found.x is None else [int(count) for count in np.rint(found.x)], bound
 
 
-def _dealt(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> list[list[Group]]:
-    """Groups on GPUs, each on the one that is free first."""
+def _deal(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> list[list[Group]]:
+    """Deal groups to GPUs, each to the one that is free first."""
     placed: list[list[Group]] = [[] for _ in range(num_gpus)]
     free = [(0.0, number) for number in range(num_gpus)]  # when each GPU is
     for group in sorted(groups, key=lambda group: group.duration_s, reverse=is_longest_first):
@@ -178,12 +174,12 @@ def _dealt(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) ->
     return placed
 
 
-def _in_order(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The groups of a GPU so that their jobs are done as early as possible on average (Smith's rule)."""
+def _sort(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Sort the groups of a GPU so that their jobs are done as early as possible on average (Smith's rule)."""
     return tuple(sorted(groups, key=lambda group: (group.duration_s / len(group.runs), group.composition)))
 
 
-def _searched(
+def _search(
     problem: Problem,
     groups: Groups,
     first: Schedule,
@@ -225,7 +221,7 @@ def _spread(problem: Problem, groups: Groups) -> Schedule | None:
     every = [found[0] for found, job in zip(alone, problem.jobs, strict=True) for _ in range(job.count) if found]
     if None in alone:
         return None
-    return Schedule(gpus=tuple(map(_in_order, _dealt(every, problem.num_gpus, is_longest_first=False))))
+    return Schedule(gpus=tuple(map(_sort, _deal(every, problem.num_gpus, is_longest_first=False))))
 
 
 def _moved(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
@@ -239,7 +235,7 @@ def _moved(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Ran
     target = rng.randrange(len(placed))
     if rng.random() < 0.3:
         placed[target].append(taken)
-        return Schedule(gpus=tuple(map(_in_order, placed)))
+        return Schedule(gpus=tuple(map(_sort, placed)))
     into = rng.randrange(len(placed[target]) + 1)
     theirs = [run.kind for run in placed[target].pop(into).runs] if into < len(placed[target]) else []
     mine = [run.kind for run in taken.runs]
@@ -252,4 +248,4 @@ def _moved(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Ran
             if found is None:
                 return None
             placed[gpu].append(rng.choice(found))
-    return Schedule(gpus=tuple(map(_in_order, placed)))
+    return Schedule(gpus=tuple(map(_sort, placed)))

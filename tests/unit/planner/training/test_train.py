@@ -17,7 +17,7 @@ from pipeline.planner.export.experiment import groups_of
 from pipeline.planner.profile import Profile, Row
 from pipeline.planner.results.against import check
 from pipeline.planner.serving.problem import Model
-from pipeline.planner.training import as_plan, schedule
+from pipeline.planner.training import training_plan, schedule
 from pipeline.planner.training import jobs as training
 from pipeline.planner.training.jobs import Group, Job, Problem
 from pipeline.planner.training.schedule import Schedule
@@ -291,7 +291,7 @@ def test_a_training_plan_is_exported_and_checked_group_by_group(tmp_path: Path) 
     ]
     jobs = "jobs: [{name: one, workload: a, work: 900, count: 2}, {name: two, workload: b, work: 450}]"
     assert run(tmp_path, jobs, rows, "--modes", "mps", "--out", str(tmp_path / "plan.json")) == 0
-    plan, is_training = as_plan.read(tmp_path / "plan.json")
+    plan, is_training = training_plan.read(tmp_path / "plan.json")
     assert is_training and all(gpu.mode in ("mps", "naive") for gpu in plan.deployment.gpus)
     groups = groups_of(plan)
     assert sorted(size for group in groups for size in group.sizes) == ["a", "a", "b"]
@@ -314,7 +314,7 @@ def test_instances_of_a_training_plan_have_starts_and_one_workload_each(tmp_path
     rows += [row("mig", 1, 45.0, "b", instance_profile="4g.40gb"), row("mig", 1, 45.0, "b", instance_profile="3g.40gb")]
     jobs = "jobs: [{name: a, work: 900}, {name: b, work: 450}]"
     assert run(tmp_path, jobs, rows, "--modes", "mig", "--measured-only", "--out", str(tmp_path / "plan.json")) == 0
-    plan, _ = as_plan.read(tmp_path / "plan.json")
+    plan, _ = training_plan.read(tmp_path / "plan.json")
     (gpu,) = plan.deployment.gpus
     assert gpu.mode == "mig" and {each.service for each in gpu.instances} == {"a", "b"}
     content = json.loads((tmp_path / "plan.json").read_text())
@@ -322,7 +322,7 @@ def test_instances_of_a_training_plan_have_starts_and_one_workload_each(tmp_path
     group["jobs"][1]["instance"] = group["jobs"][0]["instance"]
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=r"plan.json: gpus\[0\].groups\[0\]: instance \d has (a, b|no job)"):
-        as_plan.read(tmp_path / "plan.json")
+        training_plan.read(tmp_path / "plan.json")
     (tmp_path / "plan.json").write_text(json.dumps(content | {"version": 2}))
     with pytest.raises(ConfigError, match="version is 2, but this program reads version 1"):
-        as_plan.read(tmp_path / "plan.json")
+        training_plan.read(tmp_path / "plan.json")
