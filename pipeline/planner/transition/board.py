@@ -7,7 +7,7 @@ service keeps at least what is required of it. So whatever order of moves is fou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.planner.deployment import Instance
 from pipeline.planner.transition.rooms import Kind, Rooms, Spot
@@ -91,14 +91,9 @@ class Board:
 
     def copy(self) -> Board:
         """To try moves on."""
-        return Board(
-            items=self.items,
-            kinds=self.kinds,
-            requirements=self.requirements,
-            rooms=self.rooms,
-            untouchable=self.untouchable,
-            targets=self.targets,
-            there=[dict(each) for each in self.there],
+        return replace(
+            self,
+            there=[dict(items) for items in self.there],
             want=list(self.want),
             unassigned=set(self.unassigned),
             where=dict(self.where),
@@ -141,10 +136,6 @@ class Board:
         """Whether an item can be taken away without its service missing it."""
         item = self.items[number]
         return item.worth <= self.surplus(item.service)
-
-    def spots(self, gpu: int) -> frozenset[Spot]:
-        """The GPU instances with somebody on them."""
-        return self.taken[gpu]
 
     def give(self, target: int, gpu: int) -> None:
         """Let a GPU become one of tomorrow; what of it is there already has found its place."""

@@ -10,29 +10,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pipeline.planner.deployment import Gpu, Instance
+from pipeline.base.domain.modes import PlannedAs
+from pipeline.base.system.words import natural
+from pipeline.planner.deployment import Gpu
 from pipeline.planner.transition.board import Board, Item
 from pipeline.planner.transition.rooms import Spot, configuration
-from pipeline.planner.transition.steps import Slice, Step
+from pipeline.planner.transition.steps import Slice, Step, StepKind
 
 _Place = tuple[int, int | None]
 
 
 @dataclass(slots=True)
 class _Node:
-    """A step in the making. Nodes go by their number, and come after none with a higher one."""
+    """A step in the making, and the numbers of the nodes that it comes after, all of them lower than its own."""
 
-    kind: str
-    gpu: int
-    after: set[int] = field(default_factory=set)
-    instance: Instance | None = None
-    source_gpu: int | None = None
-    source: Instance | None = None
-    destroyed: tuple[Spot, ...] = ()
-    made: tuple[Spot, ...] = ()
-    mode: str | None = None
+    step: Step
+    after: set[int]
     merged_into: int | None = None
 
 
@@ -42,6 +38,7 @@ class _Builder:
     def __init__(self, board: Board, gpus: Sequence[Gpu], idle: Mapping[int, Sequence[Spot]]) -> None:
         self.nodes: list[_Node] = []
         self._items, self._kinds, self._rooms = board.items, board.kinds, board.rooms
+        self._ids = [str(gpu.id) for gpu in gpus]
         self._modes = [gpu.mode for gpu in gpus]
         self._spots: list[set[Spot]] = [set(idle.get(number, ())) for number in range(len(gpus))]
         self._where: dict[int, _Place] = {}
@@ -63,10 +60,10 @@ class _Builder:
         after = self._draw(item)
         if number in self._maker:
             after.add(self._maker.pop(number))
-        node = self._add(_Node("delete", gpu, after, instance=replace(item.instance, start=start)))
+        node = self._add(after, "delete", gpu, instance=replace(item.instance, start=start))
         self._left[gpu, start].append(node)
 
-    def put(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: str) -> None:
+    def put(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: PlannedAs) -> None:
         """Items come to a GPU, from nowhere or from elsewhere."""
         made = self._make_room(gpu, placed, mode)
         for number, start in placed:
@@ -77,11 +74,11 @@ class _Builder:
                 source_gpu, source_start = self._where[number]
                 if number in self._maker:
                     after.add(self._maker[number])
-                source = replace(item.instance, start=source_start)
-                node = self._add(_Node("migrate", gpu, after, instance=new, source_gpu=source_gpu, source=source))
+                source, source_id = replace(item.instance, start=source_start), self._ids[source_gpu]
+                node = self._add(after, "migrate", gpu, instance=new, source_gpu=source_id, source=source)
                 self._left[source_gpu, source_start].append(node)
             else:
-                node = self._add(_Node("create", gpu, after, instance=new))
+                node = self._add(after, "create", gpu, instance=new)
                 self._account[item.service].append((node, item.worth))
             self._maker[number], self._where[number] = node, (gpu, start)
 
@@ -94,13 +91,13 @@ class _Builder:
 
     def _ready(self, gpu: int, start: int | None, item: Item, made: int | None) -> set[int]:
         """What makes a place ready for an item: the repartition that makes it, or whoever leaves it."""
-        if made is not None and (start is None or Spot(start, str(item.profile)) in self.nodes[made].made):
+        if made is not None and (start is None or _slice(start, item.profile) in self.nodes[made].step.made):
             return {made}
         if start is not None:
             return set(self._left.pop((gpu, start), ()))
         return {*self._left[gpu, None], *([self._repartition[gpu]] if gpu in self._repartition else [])}
 
-    def _make_room(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: str) -> int | None:
+    def _make_room(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: PlannedAs) -> int | None:
         """The repartition that the items need; `None` if they need none."""
         if mode != "mig":
             if self._modes[gpu] == mode and not self._spots[gpu]:
@@ -122,20 +119,21 @@ class _Builder:
         taken = {start for where, start in self._where.values() if where == gpu}
         return sorted(spot for spot in self._spots[gpu] if spot.start not in taken)
 
-    def _add_repartition(self, gpu: int, *, destroyed: Sequence[Spot], made: Sequence[Spot], mode: str) -> int:
+    def _add_repartition(self, gpu: int, *, destroyed: Sequence[Spot], made: Sequence[Spot], mode: PlannedAs) -> int:
         after = {self._repartition[gpu]} if gpu in self._repartition else set()
         for spot in destroyed:
             after |= set(self._left.pop((gpu, spot.start), ()))
         if mode != self._modes[gpu]:
             for place in [place for place in self._left if place[0] == gpu]:
                 after |= set(self._left.pop(place))
-        node = self._add(_Node("repartition", gpu, after, destroyed=tuple(destroyed), made=tuple(made), mode=mode))
-        self._repartition[gpu], self._modes[gpu] = node, mode  # type: ignore[call-overload]
+        gone, new = (tuple(_slice(*spot) for spot in spots) for spots in (destroyed, made))
+        node = self._add(after, "repartition", gpu, destroyed=gone, made=new, mode=mode)
+        self._repartition[gpu], self._modes[gpu] = node, mode
         self._spots[gpu] = (self._spots[gpu] - set(destroyed)) | set(made)
         return node
 
-    def _add(self, node: _Node) -> int:
-        self.nodes.append(node)
+    def _add(self, after: set[int], kind: StepKind, gpu: int, **fields: Any) -> int:
+        self.nodes.append(_Node(Step(id="", kind=kind, gpu=self._ids[gpu], **fields), after))
         return len(self.nodes) - 1
 
     def _draw(self, item: Item) -> set[int]:
@@ -146,7 +144,7 @@ class _Builder:
             node = entry[0]
             if node is None:
                 return False, False, 0
-            paid_in = self.nodes[node].instance
+            paid_in = self.nodes[node].step.instance
             assert paid_in is not None
             return True, configuration(paid_in) != configuration(item.instance), node
 
@@ -167,7 +165,7 @@ def steps_of(
     start: Board,
     gpus: Sequence[Gpu],
     idle: Mapping[int, Sequence[Spot]],
-    modes: Mapping[int, str],
+    modes: Mapping[int, PlannedAs],
 ) -> list[Step]:
     """The steps of a solved board, each after all that it waits for.
 
@@ -188,7 +186,7 @@ def steps_of(
             builder.put(move.gpu, move.items, "mig" if is_divided or target is None else modes[target])
     builder.clear(start.untouchable)
     _merge(builder.nodes)
-    return _written(builder.nodes, gpus)
+    return _number(builder.nodes)
 
 
 def _merge(nodes: list[_Node]) -> None:
@@ -198,49 +196,35 @@ def _merge(nodes: list[_Node]) -> None:
         before.append(set(node.after).union(*(before[number] for number in node.after)))
     used: set[int] = set()
     for node in nodes:
-        if node.kind != "delete" or node.instance is None:
+        old = node.step.instance
+        if node.step.kind != "delete" or old is None:
             continue
         for other in sorted(node.after - used):
-            new = nodes[other]
-            if (
-                new.kind != "create"
-                or new.instance is None
-                or configuration(new.instance) != configuration(node.instance)
-            ):
-                continue
-            if node.after - {other} <= before[other]:
+            create = nodes[other].step
+            is_equal = create.instance is not None and configuration(create.instance) == configuration(old)
+            if create.kind == "create" and is_equal and node.after - {other} <= before[other]:
                 node.merged_into = other
-                new.kind, new.source_gpu, new.source = "migrate", node.gpu, node.instance
+                nodes[other].step = replace(create, kind="migrate", source_gpu=node.step.gpu, source=old)
                 used.add(other)
                 break
 
 
-def _written(nodes: Sequence[_Node], gpus: Sequence[Gpu]) -> list[Step]:
+def _number(nodes: Sequence[_Node]) -> list[Step]:
     numbers = [number for number, node in enumerate(nodes) if node.merged_into is None]
-    names = {number: f"s{position}" for position, number in enumerate(numbers, 1)}
-
-    def name(number: int) -> str:
-        into = nodes[number].merged_into
-        return names[number if into is None else into]
-
-    def slices(spots: Sequence[Spot]) -> tuple[Slice, ...]:
-        return tuple(Slice(profile=spot.profile, start=spot.start) for spot in spots)
-
+    ids = {number: f"s{position}" for position, number in enumerate(numbers, 1)}
+    ids |= {number: ids[node.merged_into] for number, node in enumerate(nodes) if node.merged_into is not None}
     return [
-        Step(
-            id=names[number],
-            kind=node.kind,  # type: ignore[arg-type]
-            gpu=str(gpus[node.gpu].id),
-            after=tuple(sorted({name(other) for other in node.after}, key=lambda each: int(each[1:]))),
-            instance=node.instance,
-            source_gpu=None if node.source_gpu is None else str(gpus[node.source_gpu].id),
-            source=node.source,
-            destroyed=slices(node.destroyed),
-            made=slices(node.made),
-            mode=node.mode,  # type: ignore[arg-type]
+        replace(
+            nodes[number].step,
+            id=ids[number],
+            after=tuple(sorted({ids[other] for other in nodes[number].after}, key=natural)),
         )
-        for number, node in ((number, nodes[number]) for number in numbers)
+        for number in numbers
     ]
+
+
+def _slice(start: int, profile: str | None) -> Slice:
+    return Slice(profile=str(profile), start=start)
 
 
 def timed(steps: Sequence[Step], durations_s: Mapping[str, float]) -> tuple[Step, ...]:

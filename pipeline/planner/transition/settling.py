@@ -59,7 +59,7 @@ def fitting(board: Board, gpu: int, target: int) -> list[tuple[int, int | None]]
     there = {board.items[number].service for number in board.there[gpu] if board.items[number].target != target}
     missing.sort(key=lambda number: board.items[number].service not in there)
     placed: list[tuple[int, int | None]] = []
-    spots, mine = board.spots(gpu), own_spots(board, gpu, target)
+    spots, mine = board.taken[gpu], own_spots(board, gpu, target)
     for number in missing:
         rest = [other for other in missing if other != number and all(other != done for done, _ in placed)]
         start = _start_beside(board, number, spots, mine, rest)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pipeline.base.domain.modes import PlannedAs
 from pipeline.base.system import entry_points, json_decoder
@@ -22,7 +22,8 @@ from pipeline.planner import deployment, files
 from pipeline.planner.deployment import Deployment, Instance
 
 VERSION = 1
-KINDS = ("repartition", "create", "delete", "migrate")
+StepKind = Literal["repartition", "create", "delete", "migrate"]
+KINDS: tuple[StepKind, ...] = get_args(StepKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class Step:
     """
 
     id: str
-    kind: Literal["repartition", "create", "delete", "migrate"]
+    kind: StepKind
     gpu: str
     after: tuple[str, ...] = ()
     instance: Instance | None = None

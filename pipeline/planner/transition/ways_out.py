@@ -162,7 +162,7 @@ def _to_some_room(board: Board, number: int, but: int | None) -> bool:
             continue
         if not board.is_divided(gpu) or ((target := board.want[gpu]) is not None and target == item.target):
             continue
-        there = board.spots(gpu)
+        there = board.taken[gpu]
         planned = there | _planned(board, gpu)
         for tier, beside in enumerate((planned, there)):
             if tier == 1 and beside == planned:
@@ -185,7 +185,7 @@ def _planned(board: Board, gpu: int) -> frozenset[Spot]:
     target = board.want[gpu]
     if target is None or not board.missing[target]:
         return frozenset()
-    there, room = board.spots(gpu), board.rooms[board.kinds[gpu]]
+    there, room = board.taken[gpu], board.rooms[board.kinds[gpu]]
     planned: set[Spot] = set()
     for new in _to_come(board, gpu, target):
         if all(new.start != spot.start for spot in there | planned) and room.is_legal(there | planned | {new}):
