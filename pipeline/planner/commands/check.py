@@ -13,8 +13,8 @@ from pipeline.base.system.words import aligned
 from pipeline.planner import profile
 from pipeline.planner.deployment import Plan
 from pipeline.planner.pictures import gpus
-from pipeline.planner.results import against
-from pipeline.planner.results.against import Check
+from pipeline.planner.results import plan_check
+from pipeline.planner.results.plan_check import Check
 from pipeline.planner.training import training_plan
 from pipeline.report import publish
 from pipeline.report.figures.drawing import draw
@@ -49,8 +49,8 @@ def answer(arguments: argparse.Namespace) -> Answer:
     plan, is_training = training_plan.read(arguments.plan)
     table = profile.read(arguments.profile) if arguments.profile else None
     study = rows.read(named_stores(arguments), arguments.experiment)
-    found = against.check(plan, study, table, arguments.plan.name, by_group=is_training)
-    shown_table = against.table_of(found, arguments.plan.name)
+    found = plan_check.check(plan, study, table, arguments.plan.name, by_group=is_training)
+    shown_table = plan_check.table_of(found, arguments.plan.name)
     text = in_words(found, shown_table)
     if plan.is_simulated:
         text += f"\nplanned: {profile.SIMULATED}"
@@ -71,8 +71,7 @@ def in_words(found: Check, table: Table) -> str:
     lines += [f"not measured: {why}" for why in found.missing]
     lines += [f"not kept: {what}" for what in found.broken]
     lines += [f"not checked: {what}" for what in found.unchecked]
-    if found.held_by_mean:
-        lines.append(against.held_by_mean(found))
+    lines += plan_check.describe_held_by_mean(found)
     if found.is_simulated:
         lines.append("simulated: the measurements say nothing about a real GPU")
     return "\n".join(lines)

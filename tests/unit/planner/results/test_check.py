@@ -15,7 +15,7 @@ from pipeline.planner.commands.check import in_words
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.planner.export.experiment import groups_of, only_model, rates_per_s
 from pipeline.planner.profile import Profile
-from pipeline.planner.results.against import Check, Compared, check, table_of
+from pipeline.planner.results.plan_check import Check, Compared, check, table_of
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.page.page import content_of, render
 from pipeline.report.read.records import JobRow, Row

@@ -15,10 +15,10 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.planner import __main__, profile
 from pipeline.planner.export.experiment import groups_of
 from pipeline.planner.profile import Profile, Row
-from pipeline.planner.results.against import check
+from pipeline.planner.results.plan_check import check
 from pipeline.planner.serving.problem import Model
-from pipeline.planner.training import training_plan, schedule
 from pipeline.planner.training import jobs as training
+from pipeline.planner.training import schedule, training_plan
 from pipeline.planner.training.jobs import Group, Job, Problem
 from pipeline.planner.training.schedule import Schedule
 from pipeline.planner.training.speed import Place, Speeds, fitted

@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from pipeline.base.domain import services, units
 from pipeline.base.domain.mig_table import model_called
@@ -47,6 +48,13 @@ QUANTITIES = {
     ENERGY: "energy per request (J)",
 }
 """Of a service, on all its instances: throughput and memory together, latency in the slowest, energy on average."""
+_COMBINE: Mapping[str, Callable[[list[float]], float]] = {
+    THROUGHPUT: sum,
+    P99: max,
+    MEAN: max,
+    MEMORY_TOTAL: sum,
+    ENERGY: statistics.fmean,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,45 +146,35 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
     groups = groups_of(plan)
     rates = rates_per_s(plan)
     models = {model_called(gpu.model) for gpu in plan.deployment.gpus}
-    runs = [[row for row in study.rows if _is_of(row, group, rates, models)] for group in groups]
+    runs = [[row for row in study.rows if _is_run_of(row, group, rates, models)] for group in groups]
     if not any(runs):
         names = ", ".join(sorted({row.name for row in study.rows})[:3]) or "it has no results"
         raise ConfigError(
             f"experiment {study.experiment!r} has no group of {source} with its GPU model, rates and batches (it has "
             f"{names}); export the plan with `{entry_points.spell('planner', 'export')}` and run it"
         )
-    missing = list(map(_missing, groups, runs))
+    missing = list(map(_why_missing, groups, runs))
     measured = [(group, rows) for group, rows, why in zip(groups, runs, missing, strict=True) if not why]
     compared: list[Compared] = []
-    for mine in [[group] for group in groups] if by_group else [groups]:
-        served = dict.fromkeys(each.service for group in mine for each in group.gpu.instances)
-        part = _only(plan, mine[0]) if by_group else plan
-        ran = [(_one_of(group) if by_group else group, rows) for group, rows in measured if group in mine]
-        label = f" (group {mine[0].gpus[0] + 1})" if by_group else ""
-        for name in served:
-            found = _of_service(name, part, mine, ran, table)
-            compared += [replace(each, service=f"{each.service}{label}") for each in found]
+    if not by_group:
+        compared += _compare(plan, groups, measured, table)
+    for group in groups if by_group else ():
+        alone = replace(group, gpus=group.gpus[:1])
+        part = replace(plan, deployment=Deployment(gpus=(group.gpu,)))
+        ran = [(alone, rows) for other, rows in measured if other == group]
+        label = f" (group {group.gpus[0] + 1})"
+        compared += [replace(c, service=f"{c.service}{label}") for c in _compare(part, [alone], ran, table)]
     return Check(
         compared=tuple(compared),
-        broken=tuple(_said(plan, measured, is_kept=False)),
+        broken=tuple(_find_promises(plan, measured, is_kept=False)),
         missing=tuple(filter(None, missing)),
-        unchecked=tuple(_said(plan, measured, is_kept=None)),
-        held_by_mean=tuple(_held_by_mean(plan, measured)),
+        unchecked=tuple(_find_promises(plan, measured, is_kept=None)),
+        held_by_mean=tuple(_find_held_by_mean(plan, measured)),
         is_simulated=study.is_simulated,
     )
 
 
-def _only(plan: Plan, group: Group) -> Plan:
-    """The plan with one GPU of a group left."""
-    return replace(plan, deployment=Deployment(gpus=(group.gpu,)))
-
-
-def _one_of(group: Group) -> Group:
-    """A group that stands for one GPU alone."""
-    return replace(group, gpus=group.gpus[:1])
-
-
-def _is_of(row: Row, group: Group, rates: Mapping[tuple[int, int], float], models: Set[str]) -> bool:
+def _is_run_of(row: Row, group: Group, rates: Mapping[tuple[int, int], float], models: Set[str]) -> bool:
     """Whether a run is of a group: the same jobs in the same places of such a GPU.
 
     A rehearsal may take a simulated GPU that is none of the plan's models, with smaller batches.
@@ -185,10 +183,10 @@ def _is_of(row: Row, group: Group, rates: Mapping[tuple[int, int], float], model
     is_stand_in = row.is_simulated and device not in models
     if device != model_called(group.gpu.model) and not is_stand_in:
         return False
-    asked, dealt = _listed(row.options.get("profiles")), _listed(row.options.get("instance_of"))
-    sizes = tuple(job.size for job in row.jobs)
-    of_mig = (group.profiles, group.instance_of if group.profiles else ())
-    if (row.scenario, sizes, asked, dealt) != (group.scenario, group.sizes, *of_mig):
+    if (row.scenario, tuple(job.size for job in row.jobs)) != (group.scenario, group.sizes):
+        return False
+    planned = {"profiles": list(group.profiles), "instance_of": list(group.instance_of)} if group.profiles else {}
+    if any(row.options.get(key) != option for key, option in planned.items()):
         return False
     return all(
         _has_rate(job, rates.get((group.gpus[0], place)))
@@ -209,95 +207,74 @@ def _has_batch(job: JobRow, planned: int | None) -> bool:
     return planned is None or job.params.get(batch_key(job), str(planned)) == str(planned)
 
 
-def _listed(option: object) -> tuple[object, ...]:
-    return tuple(option) if isinstance(option, list) else ()
-
-
-def _missing(group: Group, rows: Sequence[Row]) -> str:
-    """Why nothing of a group counts; empty if it does. What a report would not rank does not count here either."""
+def _why_missing(group: Group, rows: Sequence[Row]) -> str:
+    """Say why nothing of a group counts, as a report would not rank it; empty if it counts."""
     where = f"GPU {', '.join(map(str, group.gpus))}"
     bad = (Result.WRONG_RESULTS, Result.OOM, Result.SKIPPED)
     for row in rows:
         if row.result in bad:
             return f"{where}: {row.result} in block {row.block}: {row.reason}"
-    if not any(row.is_valid for row in rows):
-        return f"{where}: it was not run" if not rows else f"{where}: {_why_not(rows[0])}"
-    return ""
+    if any(row.is_valid for row in rows):
+        return ""
+    if not rows:
+        return f"{where}: it was not run"
+    invalid = rows[0].marks.invalid
+    return f"{where}: {f'invalid: {invalid}' if invalid else f'{rows[0].result}: {rows[0].reason}'}"
 
 
-def _why_not(row: Row) -> str:
-    return f"invalid: {row.marks.invalid}" if row.marks.invalid else f"{row.result}: {row.reason}"
-
-
-def _of_service(
-    name: str, plan: Plan, groups: Sequence[Group], measured_groups: Sequence[_Measured], table: Profile | None
-) -> list[Compared]:
-    mine = [(group, rows) for group, rows in measured_groups if _runs(name, group)]
-    is_whole = len(mine) == sum(_runs(name, group) for group in groups)
-    found = []
-    for quantity in QUANTITIES:
-        predicted, low, high = _predicted(quantity, name, plan, table)
-        measured = _measured(quantity, name, mine) if is_whole else None
-        if predicted is not None or measured is not None:
-            found.append(
-                Compared(
+def _compare(
+    plan: Plan, groups: Sequence[Group], measured: Sequence[_Measured], table: Profile | None
+) -> Iterable[Compared]:
+    """Compare each quantity of each service of some groups, if it is planned or all its groups were measured."""
+    rates = {service.name for service in plan.services}
+    for name in dict.fromkeys(instance.service for group in groups for instance in group.gpu.instances):
+        ran = [(group, rows) for group, rows in measured if _has_service(group, name)]
+        is_complete = len(ran) == sum(_has_service(group, name) for group in groups)
+        for quantity in QUANTITIES:
+            is_asked = quantity == THROUGHPUT and name in rates
+            predicted, low, high = _predict(quantity, name, plan, table, is_asked=is_asked)
+            estimated = _estimate(quantity, name, ran) if is_complete else None
+            if predicted is not None or estimated is not None:
+                yield Compared(
                     service=name,
                     quantity=quantity,
                     predicted=predicted,
-                    is_asked=_is_asked(quantity, name, plan),
+                    is_asked=is_asked,
                     low=low,
                     high=high,
-                    measured=measured,
+                    measured=estimated,
                 )
-            )
-    return found
 
 
-def _is_asked(quantity: str, name: str, plan: Plan) -> bool:
-    """Whether a quantity is the rate that the plan gives to a service."""
-    return quantity == THROUGHPUT and any(service.name == name for service in plan.services)
-
-
-def _runs(name: str, group: Group) -> bool:
+def _has_service(group: Group, name: str) -> bool:
     return any(instance.service == name for instance in group.gpu.instances)
 
 
-def _predicted(
-    quantity: str, name: str, plan: Plan, table: Profile | None
+def _predict(
+    quantity: str, name: str, plan: Plan, table: Profile | None, *, is_asked: bool
 ) -> tuple[float | None, float | None, float | None]:
-    """A quantity of a service as the plan has it, and its interval."""
-    placed = [(gpu, each) for gpu in plan.deployment.gpus for each in gpu.instances if each.service == name]
-    if _is_asked(quantity, name, plan):
-        rates = rates_per_s(plan)  # what is sent is answered, no more
-        gpus = plan.deployment.gpus
-        sent = [
-            rate * gpus[gpu].instances[place].processes
-            for (gpu, place), rate in rates.items()
-            if gpus[gpu].instances[place].service == name
-        ]
-        return sum(sent), None, None
-    if quantity == THROUGHPUT:
-        profiled = [_row_of(gpu, each, table) for gpu, each in placed]
-        lows, highs = ([getattr(row, key, None) for row in profiled] for key in _INTERVAL)
-        return _all(sum, [each.throughput_per_s for _, each in placed]), _all(sum, lows), _all(sum, highs)
+    """Return a quantity of a service as the plan has it, and its interval."""
+    gpus = plan.deployment.gpus
+    if is_asked:  # what is sent is answered, no more
+        placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in rates_per_s(plan).items())
+        return sum(rate * instance.processes for instance, rate in placed if instance.service == name), None, None
+    instances = [(gpu, instance) for gpu in gpus for instance in gpu.instances if instance.service == name]
+    profiled = [_find_row(gpu, instance, table) for gpu, instance in instances]
+    figures = [getattr(instance, quantity, None) for _, instance in instances]
     if quantity == ENERGY:
-        rows = [_row_of(gpu, each, table) for gpu, each in placed]
-        energies = [row.energy_per_item_j if row else None for row in rows]
-        return _all(statistics.fmean, energies), None, None
-    combine: Callable[[list[float]], float] = sum if quantity == MEMORY_TOTAL else max
-    return _all(combine, [getattr(each, quantity) for _, each in placed]), None, None
+        figures = [getattr(row, ENERGY, None) for row in profiled]
+    ends = ("throughput_low_per_s", "throughput_high_per_s") if quantity == THROUGHPUT else ("", "")
+    low, high = (_combine(quantity, [getattr(row, end, None) for row in profiled]) for end in ends)
+    return _combine(quantity, figures), low, high
 
 
-_INTERVAL = ("throughput_low_per_s", "throughput_high_per_s")
+def _combine(quantity: str, figures: Sequence[float | None]) -> float | None:
+    """Combine the figures of several instances; `None` if one of them is missing."""
+    known = [figure for figure in figures if figure is not None]
+    return _COMBINE[quantity](known) if known and len(known) == len(figures) else None
 
 
-def _all(combine: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
-    """Several values as one; `None` if one of them is missing."""
-    known = [value for value in values if value is not None]
-    return combine(known) if known and len(known) == len(values) else None
-
-
-def _row_of(gpu: Gpu, instance: Instance, table: Profile | None) -> profile.Row | None:
+def _find_row(gpu: Gpu, instance: Instance, table: Profile | None) -> profile.Row | None:
     """The row of the profile that an instance was planned by; `None` if it is not known."""
     for row in table.rows if table is not None else ():
         cell = (row.workload, row.instance_profile, row.processes, row.batch, row.share_percent)
@@ -308,77 +285,65 @@ def _row_of(gpu: Gpu, instance: Instance, table: Profile | None) -> profile.Row 
     return None
 
 
-def _measured(quantity: str, name: str, groups: Sequence[_Measured]) -> Estimate | None:
-    """A quantity of a service in the blocks in which all its groups ran well."""
+def _estimate(quantity: str, name: str, groups: Sequence[_Measured]) -> Estimate | None:
+    """Estimate a quantity of a service from the blocks in which all its groups ran well."""
     by_block: dict[int, list[tuple[float, int]]] = defaultdict(list)
     gpus: dict[int, str] = {}
     for group, rows in groups:
         for row in rows:
-            value = _in_block(quantity, name, group, row) if row.is_valid else None
-            if value is not None:
-                by_block[row.block].append((value, len(group.gpus)))
+            figure = _read_figure(quantity, name, group, row) if row.is_valid else None
+            if figure is not None:
+                by_block[row.block].append((figure, len(group.gpus)))
                 gpus[row.block] = row.gpu_uuid
-    whole = {block: _together(quantity, each) for block, each in by_block.items() if len(each) == len(groups)}
-    if quantity == MEMORY_TOTAL and whole:  # a peak: what must fit is the highest
-        return estimate(list(whole.values()), Scale.PEAK)
-    return estimate(independent(whole, gpus)) if whole else None
+    complete = {block: _add_up(quantity, each) for block, each in by_block.items() if len(each) == len(groups)}
+    if quantity == MEMORY_TOTAL and complete:  # a peak: what must fit is the highest
+        return estimate(list(complete.values()), Scale.PEAK)
+    return estimate(independent(complete, gpus)) if complete else None
 
 
-def _together(quantity: str, found: Sequence[tuple[float, int]]) -> float:
-    """The figure of a service from those of its GPUs, each with how many GPUs are like it."""
-    if quantity in (THROUGHPUT, MEMORY_TOTAL):
-        return sum(value * number for value, number in found)
-    if quantity == ENERGY:
-        return statistics.fmean([value for value, _ in found], [number for _, number in found])
-    return max(value for value, _ in found)
+def _add_up(quantity: str, figures: Sequence[tuple[float, int]]) -> float:
+    """Combine the figures of GPUs, each with how many GPUs are like it."""
+    repeated = [figure for figure, count in figures for _ in range(count)]
+    return _COMBINE[quantity](repeated)
 
 
-def _in_block(quantity: str, name: str, group: Group, row: Row) -> float | None:
-    """A quantity of a service on one GPU."""
-    placed = list(zip(row.jobs, group.instance_of, strict=True))
-    mine = [(job, place) for job, place in placed if group.gpu.instances[place].service == name]
-    jobs = [job for job, _ in mine]
+def _read_figure(quantity: str, name: str, group: Group, row: Row) -> float | None:
+    """Return a quantity of a service on one GPU."""
+    placed = zip(row.jobs, group.instance_of, strict=True)
+    jobs = [(job, place) for job, place in placed if group.gpu.instances[place].service == name]
     if quantity == THROUGHPUT:
-        return _all(sum, [job.metrics.get(units.rate_of(job.unit)) for job in jobs])
+        return _combine(quantity, [job.metrics.get(units.rate_of(job.unit)) for job, _ in jobs])
     if quantity in (P99, MEAN):
-        return _all(max, [job.metrics.get(quantity) for job in jobs])
-    is_alone = len(jobs) == len(row.jobs)
-    if quantity == ENERGY:  # of the whole GPU: nobody knows who took which part of it
-        return row.metrics.get(units.energy_of(jobs[0].unit)) if is_alone else None
-    if group.gpu.mode == "mig":
-        return _memory(mine)
-    return row.metrics.get(MEMORY) if is_alone else None
+        return _combine(quantity, [job.metrics.get(quantity) for job, _ in jobs])
+    if quantity == MEMORY_TOTAL and group.gpu.mode == "mig":  # that of each instance once
+        by_instance = {place: job.metrics.get(INSTANCE_MEMORY) for job, place in jobs}
+        return _combine(quantity, list(by_instance.values()))
+    if len(jobs) < len(row.jobs):  # of the whole GPU: nobody knows who took which part of it
+        return None
+    return row.metrics.get(units.energy_of(row.jobs[0].unit) if quantity == ENERGY else MEMORY)
 
 
-def _memory(mine: Sequence[tuple[JobRow, int]]) -> float | None:
-    """Peak memory of the instances of jobs, each counted once."""
-    of_instance = {place: job.metrics.get(INSTANCE_MEMORY) for job, place in mine}
-    return _all(sum, list(of_instance.values()))
-
-
-def _said(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool | None) -> Iterable[str]:
-    """Of each service of each group, what it was promised and did not get; or, for `None`, what nothing tells."""
+def _find_promises(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool | None) -> Iterable[str]:
+    """Say of each service of each group which promise was not kept; or, for `None`, of which that is not known."""
     for group, rows in measured:
         ok = [row for row in rows if row.is_valid]
         where = f"GPU {', '.join(map(str, group.gpus))}"
         for service in plan.services:
-            if not _runs(service.name, group):
+            if not _has_service(group, service.name):
                 continue
             for words, promise in (("sustain its rate", _is_sustained), ("meet its objective", _is_met)):
-                found = [row for row in ok if _all_of(promise, service, group, row) is is_kept]
-                if found:
+                if found := [row for row in ok if _is_kept(promise, service, group, row) is is_kept]:
                     did = "did not" if is_kept is False else "was not seen to"
                     yield f"{service.name} {did} {words} on {where} in {len(found)} of {len(ok)} blocks"
 
 
-def _all_of(promise: _Promise, service: Service, group: Group, row: Row) -> bool | None:
-    """Whether a promise was kept in every process of a service; `None` if that is not known of one."""
+def _is_kept(promise: _Promise, service: Service, group: Group, row: Row) -> bool | None:
+    """Return whether every process of a service has kept a promise; `None` if that is not known of one."""
     kept = [promise(job, instance, service) for job, instance in _processes(service.name, group, row)]
     return False if False in kept else None if None in kept else True
 
 
 def _processes(name: str, group: Group, row: Row) -> Iterable[tuple[JobRow, Instance]]:
-    """The jobs of a service, each with its instance."""
     placed = zip(row.jobs, group.instance_of, strict=True)
     return ((job, i) for job, place in placed if (i := group.gpu.instances[place]).service == name)
 
@@ -389,7 +354,7 @@ def _is_sustained(job: JobRow, _instance: Instance, _service: Service) -> bool |
 
 
 def _is_met(job: JobRow, instance: Instance, service: Service) -> bool | None:
-    """Whether the latency that the plan was made by is within the objective: p99, or mean."""
+    """Return whether the latency that the plan was made by is within the objective: p99, or mean."""
     if service.objective_ms is None:
         return True
     latency_ms = job.metrics.get(MEAN)
@@ -398,49 +363,36 @@ def _is_met(job: JobRow, instance: Instance, service: Service) -> bool | None:
     return None if latency_ms is None else latency_ms <= service.objective_ms
 
 
-def _held_by_mean(plan: Plan, measured: Sequence[_Measured]) -> Iterable[str]:
+def _find_held_by_mean(plan: Plan, measured: Sequence[_Measured]) -> Iterable[str]:
+    valid = [(group, row) for group, rows in measured for row in rows if row.is_valid]
     for service in plan.services:
-        found = (
-            (job, instance)
-            for group, rows in measured
-            for row in rows
-            if row.is_valid
-            for job, instance in _processes(service.name, group, row)
-        )
-        if any(i.latency_p99_ms is not None and P99 not in job.metrics and MEAN in job.metrics for job, i in found):
+        processes = chain.from_iterable(_processes(service.name, *each) for each in valid)
+        if any(i.latency_p99_ms is not None and P99 not in job.metrics and MEAN in job.metrics for job, i in processes):
             yield service.name
 
 
-def table_of(found: Check, source: str) -> Table:
-    """The comparison as a table of the report."""
+def table_of(check: Check, source: str) -> Table:
+    """Return the comparison as a table of the report."""
     rows = []
-    for each in found.compared:
-        measured = None if each.measured is None else with_interval(each.measured)
-        error = None if each.error_ratio is None else f"{each.error_ratio:+.1%}"
-        within = {None: None, True: "yes", False: "no"}[each.is_within]
-        rows.append((each.service, QUANTITIES[each.quantity], _predicted_in_words(each), measured, error, within))
+    for compared in check.compared:
+        planned = None
+        if compared.predicted is not None:
+            planned = with_interval(Estimate(median=compared.predicted, low=compared.low, high=compared.high, n=1))
+        measured = None if compared.measured is None else with_interval(compared.measured)
+        error = None if compared.error_ratio is None else f"{compared.error_ratio:+.1%}"
+        within = {None: None, True: "yes", False: "no"}[compared.is_within]
+        rows.append((compared.service, QUANTITIES[compared.quantity], planned, measured, error, within))
+    sentences = [*check.broken, *check.unchecked, *check.missing, *describe_held_by_mean(check)]
     note = (
         f"Planned: as {source} has it; of a service with a rate, that rate. Within: whether the intervals of both "
         "overlap; what has none is a point. "
-        + " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in _sentences(found))
+        + " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
     )
     columns = ("service", "quantity", "planned", "measured", "error", "within")
     return Table("planned", "Planned and measured", columns, tuple(rows), note.strip())
 
 
-def _sentences(found: Check) -> Iterable[str]:
-    yield from (*found.broken, *found.unchecked, *found.missing)
-    if found.held_by_mean:
-        yield held_by_mean(found)
-
-
-def held_by_mean(found: Check) -> str:
-    """Of which services the mean stands for the p99."""
-    names = ", ".join(found.held_by_mean)
-    return f"too few requests for a p99 of {names}: the mean latency was held against the objective"
-
-
-def _predicted_in_words(each: Compared) -> str | None:
-    if each.predicted is None:
-        return None
-    return with_interval(Estimate(median=each.predicted, low=each.low, high=each.high, n=1))
+def describe_held_by_mean(check: Check) -> list[str]:
+    """Say of which services the mean stands for the p99, if of any."""
+    names = ", ".join(check.held_by_mean)
+    return [f"too few requests for a p99 of {names}: the mean latency was held against the objective"] if names else []
