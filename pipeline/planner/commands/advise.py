@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 from pipeline.base.domain.answer import Answer
-from pipeline.base.system import entry_points, words
+from pipeline.base.system import entry_points, json_decoder, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.results import settle
 from pipeline.planner.results.advice import Advice, advise
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.table_format import MISSING, with_interval
@@ -45,65 +46,52 @@ def answer_of(study: Study) -> Answer:
             f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
         )
     sweeps = [settle.command(study, advice) for advice in found]
-    text = "\n".join([*_table(found), "", *(line for each in zip(found, sweeps, strict=True) for line in _said(*each))])
+    text = "\n".join(
+        [*_table(found), "", *(line for each in zip(found, sweeps, strict=True) for line in _describe(*each))]
+    )
     if study.is_simulated:
         text += "\nsimulated: says nothing about a real GPU"
-    cases = [_data(*each) for each in zip(found, sweeps, strict=True)]
+    cases = list(map(_data, found, sweeps))
     status = 0 if all(advice.mode for advice in found) else 1
     data = {"experiment": study.experiment, "is_simulated": study.is_simulated, "cases": cases}
     return Answer(data=data, text=text, status=status)
 
 
-def _table(found: list[Advice]) -> list[str]:
+def _table(advices: list[Advice]) -> list[str]:
     heads = ["case", "jobs", "take", "figure", "", "runner-up", "times as fast"]
     lines = [
         [
             advice.case.label,
             str(advice.degree),
             advice.mode or MISSING,
-            _figure(advice.figure),
+            with_interval(advice.figure) if advice.figure else MISSING,
             advice.aim.words if advice.mode and advice.aim else "",
             advice.runner_up or MISSING,
-            _figure(advice.over_runner_up),
+            with_interval(advice.over_runner_up) if advice.over_runner_up else MISSING,
         ]
-        for advice in found
+        for advice in advices
     ]
     return words.aligned([heads, *lines], left=(0, 2, 3, 4, 5, 6))
 
 
-def _figure(estimate: Estimate | None) -> str:
-    return MISSING if estimate is None else with_interval(estimate)
-
-
-def _said(advice: Advice, sweep: str | None) -> list[str]:
-    """Why, and what would change it or settle it."""
-    what = f"take {advice.mode}" if advice.mode else "no advice"
-    lines = [f"{jobs_in_words(advice.case, advice.degree)}: {what}: {advice.because}"]
-    lines += [f"    {change}" for change in advice.changes]
-    lines += [f"    not considered: {mode}" for mode in advice.not_considered]
-    return [*lines, f"    to settle it: {sweep}"] if sweep else lines
+def _describe(advice: Advice, sweep: str | None) -> list[str]:
+    """Say why, and what would change it or settle it."""
+    taken = f"take {advice.mode}" if advice.mode else "no advice"
+    return [
+        f"{jobs_in_words(advice.case, advice.degree)}: {taken}: {advice.because}",
+        *(f"    {change}" for change in advice.changes),
+        *(f"    not considered: {mode}" for mode in advice.not_considered),
+        *([f"    to settle it: {sweep}"] if sweep else []),
+    ]
 
 
 def _data(advice: Advice, sweep: str | None) -> dict[str, Any]:
-    return {
-        "case": advice.case.label,
-        "jobs": advice.degree,
-        "device": advice.device,
-        "mode": advice.mode,
-        "metric": advice.aim.metric if advice.aim else None,
-        "figure": _estimate(advice.figure),
-        "runner_up": advice.runner_up,
-        "over_runner_up": _estimate(advice.over_runner_up),
-        "because": advice.because,
-        "changes": list(advice.changes),
-        "not_considered": list(advice.not_considered),
-        "undecided": list(advice.undecided),
-        "blocks_needed": advice.blocks_needed,
-        "sweep": sweep,
+    data = {field.name: json_decoder.encode(getattr(advice, field.name)) for field in fields(advice)}
+    for key in ("case", "degree", "aim", "is_simulated"):
+        del data[key]
+    estimates = {
+        key: estimate and {"median": estimate.median, "low": estimate.low, "high": estimate.high}
+        for key, estimate in (("figure", advice.figure), ("over_runner_up", advice.over_runner_up))
     }
-
-
-def _estimate(estimate: Estimate | None) -> dict[str, float | None] | None:
-    if estimate is None:
-        return None
-    return {"median": estimate.median, "low": estimate.low, "high": estimate.high}
+    metric = advice.aim.metric if advice.aim else None
+    return {"case": advice.case.label, "jobs": advice.degree, "metric": metric, **data, **estimates, "sweep": sweep}

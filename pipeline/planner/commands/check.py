@@ -50,18 +50,13 @@ def answer(arguments: argparse.Namespace) -> Answer:
     table = profile.read(arguments.profile) if arguments.profile else None
     study = rows.read(named_stores(arguments), arguments.experiment)
     found = plan_check.check(plan, study, table, arguments.plan.name, by_group=is_training)
-    shown_table = plan_check.table_of(found, arguments.plan.name)
-    text = in_words(found, shown_table)
+    planned = plan_check.table_of(found, arguments.plan.name)
+    text = in_words(found, planned)
     if plan.is_simulated:
         text += f"\nplanned: {profile.SIMULATED}"
     if arguments.report:
-        written = _report(
-            study,
-            shown_table,
-            None if is_training else plan,
-            arguments.out or publish.default_folder(arguments.experiment),
-        )
-        text += f"\nreport: {written.absolute()}"
+        folder = arguments.out or publish.default_folder(arguments.experiment)
+        text += f"\nreport: {_report(study, planned, None if is_training else plan, folder).absolute()}"
     return Answer(data=_data(found), text=text, status=0 if found.holds else 1)
 
 
@@ -97,18 +92,18 @@ def _data(found: Check) -> dict[str, Any]:
         "held_by_mean": list(found.held_by_mean),
         "compared": [
             {
-                "service": each.service,
-                "quantity": each.quantity,
-                "predicted": each.predicted,
-                "predicted_low": each.low,
-                "predicted_high": each.high,
-                "measured": each.measured and each.measured.median,
-                "measured_low": each.measured and each.measured.low,
-                "measured_high": each.measured and each.measured.high,
-                "num_blocks": each.measured and each.measured.n,
-                "error_ratio": each.error_ratio,
-                "is_within": each.is_within,
+                "service": compared.service,
+                "quantity": compared.quantity,
+                "predicted": compared.predicted,
+                "predicted_low": compared.low,
+                "predicted_high": compared.high,
+                "measured": getattr(compared.measured, "median", None),
+                "measured_low": getattr(compared.measured, "low", None),
+                "measured_high": getattr(compared.measured, "high", None),
+                "num_blocks": getattr(compared.measured, "n", None),
+                "error_ratio": compared.error_ratio,
+                "is_within": compared.is_within,
             }
-            for each in found.compared
+            for compared in found.compared
         ],
     }
