@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
-from itertools import chain
 from typing import Any
 
 from pipeline.base.domain.answer import Answer
@@ -87,7 +86,7 @@ def _describe(advice: Advice, sweep: str | None) -> list[str]:
 
 def _data(advice: Advice, sweep: str | None) -> dict[str, Any]:
     data = {field.name: json_decoder.encode(getattr(advice, field.name)) for field in fields(advice)}
-    for key in ("case", "degree", "aim", "is_simulated"):
+    for key in ("case", "degree", "aim"):
         del data[key]
     estimates = {
         key: estimate and {"median": estimate.median, "low": estimate.low, "high": estimate.high}

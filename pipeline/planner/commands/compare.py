@@ -13,9 +13,8 @@ from pipeline.base.system.words import aligned
 from pipeline.planner.commands.serve import no_plan
 from pipeline.planner.profile import marks
 from pipeline.planner.serving import asked, methods
-from pipeline.planner.serving.problem import WHOLE, Partition, Problem
+from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Solution
-from pipeline.prepare.mig import partitions
 
 # Two of the methods take all of it.
 _TIME_LIMIT_S = 10.0
@@ -79,9 +78,12 @@ def undivided_and_smallest(problem: Problem) -> list[tuple[str, Problem]]:
     What nothing was profiled of is left out.
     """
     whole, smallest = [], []
-    for number in range(len(problem.models)):
+    for number, model in enumerate(problem.models):
         mine = [each for each in problem.partitions if each.model == number]
-        whole += [each for each in mine if _is_whole(problem, each)]
+        for partition in mine:
+            kind = problem.kinds[partition.slots[0]]
+            if kind.mig_profile is None or (model.mig and kind.mig_profile.compute_slices == model.mig.compute_slices):
+                whole.append(partition)
         smallest += [each for each in mine if len(each.slots) == max(len(other.slots) for other in mine)][:1]
     found = [("whole GPUs", whole)] if whole else []
     if smallest != whole:
@@ -91,14 +93,6 @@ def undivided_and_smallest(problem: Problem) -> list[tuple[str, Problem]]:
         ]
         found.append((", ".join(names), smallest))
     return [(name, problem.with_partitions(chosen)) for name, chosen in found]
-
-
-def _is_whole(problem: Problem, partition: Partition) -> bool:
-    """Whether it is an undivided GPU, or one instance with all compute slices."""
-    profile, mig = problem.kinds[partition.slots[0]].profile, problem.models[partition.model].mig
-    return profile == WHOLE or (
-        mig is not None and partitions.resolve(mig, profile).compute_slices == mig.compute_slices
-    )
 
 
 def _row(method: str, solution: Solution) -> dict[str, Any]:

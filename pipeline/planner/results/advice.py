@@ -76,7 +76,6 @@ class Advice:
     case: Case
     degree: int
     device: str
-    is_simulated: bool
     mode: str | None = None
     aim: Aim | None = None
     figure: Estimate | None = None
@@ -244,7 +243,6 @@ def _advice(place: _Place) -> Advice:
         case=first.case,
         degree=first.degree,
         device=first.device,
-        is_simulated=any(cell.is_simulated for cell in place.cells),
         aim=place.aim,
         not_considered=tuple(place.not_considered),
     )

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.planner.serving.integer_programme import Programme
-from pipeline.planner.serving.problem import WHOLE, KindIndex, Option, Pair, Partition, Problem
+from pipeline.planner.serving.problem import KindIndex, Option, Pair, Problem
 from pipeline.planner.serving.solution import suffices
 from pipeline.planner.serving.targets import Layout, Slot, Target, Today
-from pipeline.prepare.mig import partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,8 @@ class Placing:
         targets = [target for group in self._groups for target in self._read_group(group, counts)]
         targets.sort(key=lambda target: target.today or 0)
         for partition, column in zip(self._problem.partitions, self._new, strict=True):
-            targets += [Target(self._place(partition), None, {}) for _ in range(counts[column])]
+            slots = tuple(zip(partition.slots, self._problem.starts(partition), strict=True))
+            targets += [Target(Layout(partition.model, slots), None, {}) for _ in range(counts[column])]
         free: dict[KindIndex, list[tuple[Target, Slot]]] = defaultdict(list)
         for target in reversed(targets):
             for slot in target.layout.slots:
@@ -181,13 +181,3 @@ class Placing:
                         target.taken[slot] = group.today.options[slot]
                 targets.append(target)
         return targets
-
-    def _place(self, partition: Partition) -> Layout:
-        """Place a partition on an empty GPU."""
-        model = self._problem.models[partition.model]
-        names = [self._problem.kinds[kind].profile for kind in partition.slots]
-        if model.mig is None or names == [WHOLE]:
-            return Layout(partition.model, ((partition.slots[0], None),))
-        layout = partitions.plan_layout(model.mig, [partitions.resolve(model.mig, name) for name in names])
-        starts = [each.start for each in layout.instances]
-        return Layout(partition.model, tuple(zip(partition.slots, starts, strict=True)))

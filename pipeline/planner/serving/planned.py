@@ -10,9 +10,8 @@ from pipeline.base.domain.modes import PlannedAs
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
 from pipeline.planner.profile import PLANNED_AS, Profile, Row
 from pipeline.planner.serving import exact
-from pipeline.planner.serving.problem import WHOLE, Model, Option, Problem, Unmet
+from pipeline.planner.serving.problem import Model, Option, Problem, Unmet
 from pipeline.planner.serving.solution import Filled, Solution
-from pipeline.prepare.mig import partitions
 
 
 def plan_of(
@@ -45,20 +44,16 @@ def plan_of(
 
 
 def gpu_of(problem: Problem, filled: Filled) -> Gpu:
-    """A GPU with its instances at explicit starts; slots that stay free are not among them."""
+    """Place the instances of a GPU; slots that stay free are not among them."""
     model = problem.models[filled.partition.model]
-    taken = [option for option in filled.options if option is not None]
-    if model.mig is None or problem.kinds[filled.partition.slots[0]].profile == WHOLE:
-        (option,) = taken
-        return gpu(model, [instance(option, None, None)], mode_of(option.row))
-    asked = [partitions.resolve(model.mig, problem.kinds[kind].profile) for kind in filled.partition.slots]
-    layout = partitions.plan_layout(model.mig, asked)
+    starts = problem.starts(filled.partition)
     placed = [
-        instance(option, where.profile.name, where.start)
-        for option, where in zip(filled.options, layout.instances, strict=True)
+        instance(problem, option, start)
+        for option, start in zip(filled.options, starts, strict=True)
         if option is not None
     ]
-    return gpu(model, placed, "mig")
+    (mode,) = {mode_of(option.row) for option in filled.options if option is not None}
+    return gpu(model, placed, mode)
 
 
 def gpu(model: Model, instances: Sequence[Instance], mode: PlannedAs, name: str | None = None) -> Gpu:
@@ -77,11 +72,11 @@ def mode_of(row: Row) -> PlannedAs:
     return PLANNED_AS[row.sharing_mode]
 
 
-def instance(option: Option, profile: str | None, start: int | None) -> Instance:
-    """A configuration in its place, with the figures that were measured of it."""
+def instance(problem: Problem, option: Option, start: int | None) -> Instance:
+    """Put a configuration in its place, with the figures that were measured of it."""
     row = option.row
     return Instance(
-        profile=profile,
+        profile=problem.kinds[option.kind].profile or None,
         start=start,
         service=row.workload,
         processes=row.processes,

@@ -7,6 +7,7 @@ among those whose latency is below the objective, as instances do not influence 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from pipeline.planner.profile import ON_INSTANCES, PLANNED_AS, Profile, Row
 from pipeline.planner.serving.services import Demand, Limits
 from pipeline.prepare.mig import partitions
 from pipeline.prepare.mig.profiles import MigGpu
+from pipeline.prepare.mig.profiles import Profile as MigProfile
 
 ServiceIndex = NewType("ServiceIndex", int)
 """The position of a service among those of a problem."""
@@ -50,10 +52,22 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a service can be put on: `profile` on GPUs of a model, given by its position among the models."""
+    """What a service can be put on, on GPUs of a model, given by its position among the models.
+
+    Attributes:
+        mig_profile: of the instance; `None` for the undivided GPU.
+        slices: compute and memory slices.
+        memory_mib: what those on it may use together; infinite where it is not known.
+    """
 
     model: int
-    profile: str
+    mig_profile: MigProfile | None
+    slices: tuple[int, int]
+    memory_mib: float
+
+    @property
+    def profile(self) -> str:
+        return WHOLE if self.mig_profile is None else self.mig_profile.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +104,15 @@ class Unmet:
     """A service that nothing serves, and what its best configuration would meet.
 
     Attributes:
-        latency_ms: the lowest that was measured where the memory suffices; `None` if it suffices nowhere.
-        row: of that configuration.
+        row: of the lowest latency that was measured where the memory suffices; `None` if it suffices nowhere.
     """
 
     service: Service
-    latency_ms: float | None = None
-    row: Row | None = None
+    row: Row | None
+
+    @property
+    def latency_ms(self) -> float | None:
+        return None if self.row is None else latency_of(self.row)
 
     @property
     def objective_above_ms(self) -> float | None:
@@ -127,6 +143,18 @@ class Problem:
     def pairs(self) -> list[Pair]:
         """Each service on each kind where it has a configuration."""
         return [(ServiceIndex(number), kind) for number, own in enumerate(self.options) for kind in own]
+
+    def kinds_of(self, model: int) -> dict[str, KindIndex]:
+        """Return the kinds of a model by their profiles."""
+        return {kind.profile: KindIndex(number) for number, kind in enumerate(self.kinds) if kind.model == model}
+
+    def starts(self, partition: Partition) -> list[int | None]:
+        """Return the first memory slice of each slot on an empty GPU; `None` on an undivided one."""
+        model, profiles = self.models[partition.model], [self.kinds[kind].mig_profile for kind in partition.slots]
+        known = [profile for profile in profiles if profile is not None]
+        if model.mig is None or not known:
+            return [None]
+        return [placed.start for placed in partitions.plan_layout(model.mig, known).instances]
 
     def share(self, option: Option) -> float:
         """Of the rate of its service: what MIG-serving calls utility."""
@@ -168,34 +196,36 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
                 f"{', '.join(sorted(rows))}"
             )
     kinds = _kinds([row for name in wanted for row in rows[name]], profile, models)
-    position = {(kind.model, kind.profile): KindIndex(number) for number, kind in enumerate(kinds)}
-    number_of = {model.name: number for number, model in enumerate(models)}
+    position = {(models[kind.model].name, kind.profile): KindIndex(number) for number, kind in enumerate(kinds)}
     options, admitted, unmet = [], [], []
     for number, service in enumerate(demand.services):
         usable = [
             (position[where], row)
             for row in rows[service.name]
-            if (where := (number_of[row.gpu_model], row.instance_profile or WHOLE)) in position
+            if (where := (row.gpu_model, row.instance_profile or WHOLE)) in position
         ]
         _check_figures(service, usable, margin)
-        every = tuple(_options(number, service, usable, kinds, models, margin))
-        best: dict[KindIndex, Option] = {}
-        for option in sorted(every, key=_worst_first):
-            best[option.kind] = option
-        options.append(best)
+        fitting = [(kind, row) for kind, row in usable if (row.memory_mib or 0) <= kinds[kind].memory_mib]
+        every = tuple(_admit(number, service, fitting, margin))
+        options.append({option.kind: option for option in sorted(every, key=_rank)})
         admitted.append(every)
         if not every:
-            unmet.append(_unmet(service, usable, kinds, models))
-    return Problem(
+            known = [
+                (latency, n, row) for n, (_, row) in enumerate(fitting) if (latency := latency_of(row)) is not None
+            ]
+            latency_ms, _, best = min(known, default=(None, 0, None))
+            unmet.append(Unmet(service=service, latency_ms=latency_ms, row=best))
+    problem = Problem(
         services=demand.services,
         models=tuple(models),
         kinds=kinds,
-        partitions=tuple(_partitions(kinds, models)),
+        partitions=(),
         options=tuple(options),
         admitted=tuple(admitted),
         limits=demand.limits,
         unmet=tuple(unmet),
     )
+    return replace(problem, partitions=tuple(_partitions(problem)))
 
 
 def latency_of(row: Row) -> float | None:
@@ -217,7 +247,8 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
     for model in models:
         own = [row for row in profile.rows if row.gpu_model == model.name]
         if not own:
-            raise ConfigError(f"{profile.source}: there is no row of {model.name}; the rows are of {_names(profile)}")
+            there = ", ".join(profile.gpu_models)
+            raise ConfigError(f"{profile.source}: there is no row of {model.name}; the rows are of {there}")
         if model.mig is None and all(row.sharing_mode in ON_INSTANCES for row in own):
             raise ConfigError(
                 f"{profile.source}: {model.name} has no MIG, and only instances were profiled; profile the undivided "
@@ -226,75 +257,55 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
     return found
 
 
-def _names(profile: Profile) -> str:
-    return ", ".join(profile.gpu_models)
-
-
 def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tuple[Kind, ...]:
-    """Those that have rows, the larger instances last; a GPU that cannot be divided has its undivided self alone."""
+    """Return those that have rows, the larger instances last; a GPU that cannot be divided is one as a whole."""
+    sizes = [None if model.mig is None else (model.mig.compute_slices, model.mig.memory_slices) for model in models]
+    largest = max(filter(None, sizes), default=(1, 1))
     kinds = []
     for number, model in enumerate(models):
         own = [row for row in rows if row.gpu_model == model.name]
         if model.mig is not None:
-            sizes = {}
-            for row in own:
-                if row.instance_profile is not None and row.instance_profile not in sizes:
-                    try:
-                        sizes[row.instance_profile] = partitions.resolve(model.mig, row.instance_profile)
-                    except ConfigError as error:
-                        raise ConfigError(f"{profile.place_of(row)}, instance_profile: {error}") from error
-            if short := [name for name, found in sizes.items() if name != found.name]:
-                row = next(row for row in own if row.instance_profile == short[0])
-                raise ConfigError(
-                    f"{profile.place_of(row)}, instance_profile: {short[0]} is no full name; write "
-                    f"{sizes[short[0]].name}"
-                )
-            kinds += [Kind(model=number, profile=each.name) for each in sorted(sizes.values(), key=lambda p: p.size)]
+            found = {row.instance_profile: _resolve(row, model.mig, profile) for row in own if row.instance_profile}
+            kinds += [
+                Kind(model=number, mig_profile=each, slices=each.size, memory_mib=each.memory_mib or math.inf)
+                for each in sorted(found.values(), key=lambda each: each.size)
+            ]
         if any(row.instance_profile is None for row in own):
-            kinds.append(Kind(model=number, profile=WHOLE))
+            known = mig_table.models().get(model.name)
+            capacity_mib = known.capacity_mib if known else math.inf
+            kinds.append(Kind(model=number, mig_profile=None, slices=sizes[number] or largest, memory_mib=capacity_mib))
     return tuple(kinds)
 
 
-def _partitions(kinds: Sequence[Kind], models: Sequence[Model]) -> Iterator[Partition]:
-    for number, model in enumerate(models):
-        mine = {kind.profile: KindIndex(position) for position, kind in enumerate(kinds) if kind.model == number}
-        if WHOLE in mine:
-            yield Partition(model=number, counts={mine[WHOLE]: 1})
-        pool = [partitions.resolve(model.mig, name) for name in mine if name != WHOLE] if model.mig else []
+def _resolve(row: Row, mig: MigGpu, profile: Profile) -> MigProfile:
+    name = str(row.instance_profile)
+    try:
+        found = partitions.resolve(mig, name)
+    except ConfigError as error:
+        raise ConfigError(f"{profile.place_of(row)}, instance_profile: {error}") from error
+    if found.name != name:
+        raise ConfigError(f"{profile.place_of(row)}, instance_profile: {name} is no full name; write {found.name}")
+    return found
+
+
+def _partitions(problem: Problem) -> Iterator[Partition]:
+    for number, model in enumerate(problem.models):
+        kinds = problem.kinds_of(number)
+        if WHOLE in kinds:
+            yield Partition(model=number, counts={kinds[WHOLE]: 1})
+        pool = [each for kind in kinds.values() if (each := problem.kinds[kind].mig_profile) is not None]
         if model.mig is not None and pool:
             for names in partitions.maximal_combinations(model.mig, pool):
-                counts = Counter(mine[name] for name in names)
+                counts = Counter(kinds[name] for name in names)
                 yield Partition(model=number, counts=dict(sorted(counts.items())))
 
 
-def _memory_mib(kind: Kind, models: Sequence[Model]) -> float:
-    """What those on it may use together; infinite where it is not known."""
-    model = models[kind.model]
-    if kind.profile != WHOLE and model.mig is not None:
-        return partitions.resolve(model.mig, kind.profile).memory_mib or float("inf")
-    known = mig_table.models().get(model.name)
-    return known.capacity_mib if known else float("inf")
-
-
-def _fits(row: Row, kind: Kind, models: Sequence[Model]) -> bool:
-    return (row.memory_mib or 0) <= _memory_mib(kind, models)
-
-
-def _options(
-    number: int,
-    service: Service,
-    rows: Sequence[tuple[KindIndex, Row]],
-    kinds: Sequence[Kind],
-    models: Sequence[Model],
-    margin: str,
-) -> Iterator[Option]:
-    """Each configuration of a service whose latency is below its part of the objective and whose memory fits."""
+def _admit(number: int, service: Service, rows: Sequence[tuple[KindIndex, Row]], margin: str) -> Iterator[Option]:
+    """Yield each configuration of a service whose latency is below its part of the objective."""
     assert service.objective_ms is not None, "checked when the services were read"
     for kind, row in rows:
         latency, throughput = latency_of(row), planned_throughput(row, margin)
-        if latency is None or not throughput or not _fits(row, kinds[kind], models):
-            continue
-        if latency < service.latency_share * service.objective_ms:
+        if latency is not None and throughput and latency < service.latency_share * service.objective_ms:
             yield Option(
                 service=ServiceIndex(number), kind=kind, row=row, throughput_per_s=throughput, latency_ms=latency
             )
@@ -318,19 +329,5 @@ def planned_throughput(row: Row, margin: str) -> float | None:
     return row.throughput_per_s if margin == NONE else row.throughput_per_s * (1 - float(margin))
 
 
-def _worst_first(option: Option) -> tuple[float, float, int, int]:
+def _rank(option: Option) -> tuple[float, float, int, int]:
     return option.throughput_per_s, -option.latency_ms, -option.row.processes, -(option.row.batch or 0)
-
-
-def _unmet(
-    service: Service, rows: Sequence[tuple[KindIndex, Row]], kinds: Sequence[Kind], models: Sequence[Model]
-) -> Unmet:
-    fitting = [
-        (latency, number, row)
-        for number, (kind, row) in enumerate(rows)
-        if (latency := latency_of(row)) is not None and _fits(row, kinds[kind], models)
-    ]
-    if not fitting:
-        return Unmet(service=service)
-    latency, _, row = min(fitting)
-    return Unmet(service=service, latency_ms=latency, row=row)

@@ -11,23 +11,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.planner.serving import exact, sharing_limits
-from pipeline.planner.serving.problem import WHOLE, Kind, Problem
+from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Filled, Solution, judged
-from pipeline.prepare.mig import partitions
 
 
 def count_slices(problem: Problem, gpus: Sequence[Filled]) -> tuple[int, int]:
     """Return the compute slices and the memory slices of all instances."""
-    sizes = _sizes(problem)
-    used = [sizes[option.kind] for gpu in gpus for option in gpu.options if option is not None]
+    used = [problem.kinds[option.kind].slices for gpu in gpus for option in gpu.options if option is not None]
     return sum(compute for compute, _ in used), sum(memory for _, memory in used)
 
 
 def weigh_kinds(problem: Problem, num_gpus: int) -> list[float]:
     """Return weights of the kinds, whose sums compare as compute slices, then memory slices, of so many GPUs."""
-    sizes = _sizes(problem)
-    heaviest = 1 + num_gpus * max(memory for _, memory in sizes)
-    return [float(heaviest * compute + memory) for compute, memory in sizes]
+    heaviest = 1 + num_gpus * max(kind.slices[1] for kind in problem.kinds)
+    return [float(heaviest * compute + memory) for compute, memory in (kind.slices for kind in problem.kinds)]
 
 
 def with_fewest(problem: Problem, solution: Solution, *, time_limit_s: float) -> Solution:
@@ -44,19 +41,3 @@ def with_fewest(problem: Problem, solution: Solution, *, time_limit_s: float) ->
     if not gpus or count_slices(problem, gpus) > count_slices(problem, solution.gpus):
         return replace(solution, seconds=seconds)
     return replace(judged(gpus, solution.bound, seconds), has_fewest_slices=is_fewest)
-
-
-def _sizes(problem: Problem) -> list[tuple[int, int]]:
-    """The compute and memory slices of each kind."""
-    whole = [(model.mig.compute_slices, model.mig.memory_slices) for model in problem.models if model.mig is not None]
-    most = max(whole, default=(1, 1))
-    return [_size(problem, kind, most) for kind in problem.kinds]
-
-
-def _size(problem: Problem, kind: Kind, most: tuple[int, int]) -> tuple[int, int]:
-    mig = problem.models[kind.model].mig
-    if mig is None:
-        return most
-    if kind.profile == WHOLE:
-        return mig.compute_slices, mig.memory_slices
-    return partitions.resolve(mig, kind.profile).size

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.mig_table import model_called
-from pipeline.planner.deployment import Deployment, Gpu, Instance
+from pipeline.planner.deployment import Deployment, Gpu
 from pipeline.planner.serving import planned
 from pipeline.planner.serving.problem import WHOLE, KindIndex, Option, Partition, Problem
 from pipeline.planner.serving.solution import Filled
@@ -54,25 +55,20 @@ class Target:
 
     def deployed(self, problem: Problem, today: Deployment) -> Gpu:
         """The GPU as a part of a deployment."""
-        placed = [
-            planned.instance(option, problem.kinds[kind].profile or None, start)
-            for (kind, start), option in self.taken.items()
-        ]
+        placed = [planned.instance(problem, option, start) for (_, start), option in self.taken.items()]
         mode = planned.mode_of(next(iter(self.taken.values())).row)
         name = None if self.today is None else today.gpus[self.today].id
         return planned.gpu(problem.models[self.layout.model], placed, mode, name)
 
 
 def layouts(problem: Problem) -> list[Layout]:
-    """Every layout of each model."""
+    """Return every layout of each model."""
     found = []
     for number, model in enumerate(problem.models):
-        kinds = {
-            kind.profile: KindIndex(position) for position, kind in enumerate(problem.kinds) if kind.model == number
-        }
+        kinds = problem.kinds_of(number)
         if WHOLE in kinds:
             found.append(Layout(number, ((kinds[WHOLE], None),)))
-        pool = [partitions.resolve(model.mig, name) for name in kinds if name != WHOLE] if model.mig else []
+        pool = [each for kind in kinds.values() if (each := problem.kinds[kind].mig_profile) is not None]
         if model.mig is not None and pool:
             for placed in partitions.maximal_layouts(model.mig, pool):
                 found.append(Layout(number, tuple((kinds[profile.name], start) for profile, start in placed)))
@@ -80,19 +76,26 @@ def layouts(problem: Problem) -> list[Layout]:
 
 
 def staying(problem: Problem, gpu: Gpu) -> Today:
-    """What of a GPU may stay: services that are still served, in configurations that may still be used."""
+    """Return what of a GPU may stay: services that are still served, in configurations that may still be used."""
     name = model_called(gpu.model)
     model = next((number for number, each in enumerate(problem.models) if each.name == name), None)
     # Of several on an undivided GPU, none has it to itself as a plan would give it.
     if model is None or (gpu.mode != "mig" and len(gpu.instances) > 1):
         return Today(model, {})
-    kinds = {kind.profile: KindIndex(position) for position, kind in enumerate(problem.kinds) if kind.model == model}
+    kinds = problem.kinds_of(model)
     options = {}
-    for each in gpu.instances:
-        kind = kinds.get(each.profile or WHOLE)
-        option = None if kind is None else _same(problem, kind, each, gpu.mode)
-        if kind is not None and option is not None:
-            options[kind, each.start] = option
+    for instance in gpu.instances:
+        there = (instance.service, kinds.get(instance.profile or WHOLE), gpu.mode)
+        configuration = (instance.processes, instance.batch, instance.share_pct)
+        for option in itertools.chain.from_iterable(problem.admitted):
+            row = option.row
+            if (row.workload, option.kind, planned.mode_of(row)) == there and (
+                row.processes,
+                row.batch,
+                row.share_percent,
+            ) == configuration:
+                options[option.kind, instance.start] = option
+                break
     return Today(model, options)
 
 
@@ -104,22 +107,6 @@ def num_kept(targets: Sequence[Target], there: Sequence[Today]) -> int:
         if target.today is not None
         for slot, option in target.taken.items()
     )
-
-
-def _same(problem: Problem, kind: KindIndex, there: Instance, mode: str) -> Option | None:
-    """The configuration that runs there, if it may still be used."""
-    for own, service in zip(problem.admitted, problem.services, strict=True):
-        if service.name == there.service:
-            for option in own:
-                row = option.row
-                is_same = (row.processes, row.batch, row.share_percent) == (
-                    there.processes,
-                    there.batch,
-                    there.share_pct,
-                )
-                if is_same and option.kind == kind and planned.mode_of(row) == mode:
-                    return option
-    return None
 
 
 def _by_kind(slot: Slot) -> tuple[int, int]:
