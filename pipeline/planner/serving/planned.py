@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pipeline.base.domain.modes import PlannedAs
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
 from pipeline.planner.profile import PLANNED_AS, Profile, Row
 from pipeline.planner.serving import exact
-from pipeline.planner.serving.problem import Model, Option, Problem, Unmet
+from pipeline.planner.serving.problem import Option, Problem, Unmet
 from pipeline.planner.serving.solution import Filled, Solution
 
 
@@ -32,7 +31,7 @@ def plan_of(
     """
     assert solution.status in ("optimal", "feasible")
     return Plan(
-        deployment=deployment or Deployment(gpus=tuple(gpu_of(problem, each) for each in solution.gpus)),
+        deployment=deployment or Deployment(gpus=tuple(_place(problem, gpu) for gpu in solution.gpus)),
         services=problem.services,
         profile_digest=profile.digest,
         status=solution.status,
@@ -43,36 +42,26 @@ def plan_of(
     )
 
 
-def gpu_of(problem: Problem, filled: Filled) -> Gpu:
+def _place(problem: Problem, gpu: Filled) -> Gpu:
     """Place the instances of a GPU; slots that stay free are not among them."""
-    model = problem.models[filled.partition.model]
-    starts = problem.starts(filled.partition)
-    placed = [
-        instance(problem, option, start)
-        for option, start in zip(filled.options, starts, strict=True)
-        if option is not None
-    ]
-    (mode,) = {mode_of(option.row) for option in filled.options if option is not None}
-    return gpu(model, placed, mode)
+    starts = zip(gpu.options, problem.starts(gpu.partition), strict=True)
+    return build_gpu(problem, gpu.partition.model, [(o, start) for o, start in starts if o is not None])
 
 
-def gpu(model: Model, instances: Sequence[Instance], mode: PlannedAs, name: str | None = None) -> Gpu:
-    """A GPU of a model with these instances, from the lowest start upwards; `name` says which GPU it is."""
+def build_gpu(problem: Problem, model: int, taken: Iterable[tuple[Option, int | None]], name: str | None = None) -> Gpu:
+    """Return a GPU of a model with configurations at their starts; `name` says which GPU it is."""
+    placed = sorted(taken, key=lambda each: each[1] or 0)
+    mig = problem.models[model].mig
     return Gpu(
-        model=model.name,
-        instances=tuple(sorted(instances, key=lambda each: each.start or 0)),
+        model=problem.models[model].name,
+        instances=tuple(_instance(problem, *each) for each in placed),
         id=name,
-        mode=mode,
-        driver_branch=model.mig.driver_branch if model.mig else None,
+        mode=PLANNED_AS[placed[0][0].row.sharing_mode],
+        driver_branch=mig.driver_branch if mig else None,
     )
 
 
-def mode_of(row: Row) -> PlannedAs:
-    """How those on a GPU share it, in the words of a deployment."""
-    return PLANNED_AS[row.sharing_mode]
-
-
-def instance(problem: Problem, option: Option, start: int | None) -> Instance:
+def _instance(problem: Problem, option: Option, start: int | None) -> Instance:
     """Put a configuration in its place, with the figures that were measured of it."""
     row = option.row
     return Instance(

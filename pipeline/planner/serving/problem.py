@@ -210,11 +210,9 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
         options.append({option.kind: option for option in sorted(every, key=_rank)})
         admitted.append(every)
         if not every:
-            known = [
-                (latency, n, row) for n, (_, row) in enumerate(fitting) if (latency := latency_of(row)) is not None
-            ]
-            latency_ms, _, best = min(known, default=(None, 0, None))
-            unmet.append(Unmet(service=service, latency_ms=latency_ms, row=best))
+            known = [row for _, row in fitting if latency_of(row) is not None]
+            best = min(known, key=lambda row: latency_of(row) or 0.0, default=None)
+            unmet.append(Unmet(service=service, row=best))
     problem = Problem(
         services=demand.services,
         models=tuple(models),

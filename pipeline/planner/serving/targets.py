@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.mig_table import model_called
 from pipeline.planner.deployment import Deployment, Gpu
+from pipeline.planner.profile import PLANNED_AS
 from pipeline.planner.serving import planned
 from pipeline.planner.serving.problem import WHOLE, KindIndex, Option, Partition, Problem
 from pipeline.planner.serving.solution import Filled
@@ -55,10 +56,9 @@ class Target:
 
     def deployed(self, problem: Problem, today: Deployment) -> Gpu:
         """The GPU as a part of a deployment."""
-        placed = [planned.instance(problem, option, start) for (_, start), option in self.taken.items()]
-        mode = planned.mode_of(next(iter(self.taken.values())).row)
         name = None if self.today is None else today.gpus[self.today].id
-        return planned.gpu(problem.models[self.layout.model], placed, mode, name)
+        taken = [(option, start) for (_, start), option in self.taken.items()]
+        return planned.build_gpu(problem, self.layout.model, taken, name)
 
 
 def layouts(problem: Problem) -> list[Layout]:
@@ -89,7 +89,7 @@ def staying(problem: Problem, gpu: Gpu) -> Today:
         configuration = (instance.processes, instance.batch, instance.share_pct)
         for option in itertools.chain.from_iterable(problem.admitted):
             row = option.row
-            if (row.workload, option.kind, planned.mode_of(row)) == there and (
+            if (row.workload, option.kind, PLANNED_AS[row.sharing_mode]) == there and (
                 row.processes,
                 row.batch,
                 row.share_percent,
