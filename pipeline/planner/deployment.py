@@ -68,6 +68,15 @@ class Gpu:
     driver_branch: int | None = None
 
 
+def total_per_s(gpus: Iterable[Gpu]) -> dict[str, float]:
+    """Return what each service gets from all its instances; those whose figure is missing add nothing."""
+    total: dict[str, float] = defaultdict(float)
+    for gpu in gpus:
+        for instance in gpu.instances:
+            total[instance.service] += instance.throughput_per_s or 0.0
+    return dict(total)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """GPUs and what runs on them."""
@@ -76,11 +85,7 @@ class Deployment:
 
     def throughput_per_s(self) -> dict[str, float]:
         """What each service gets from all its instances together; those whose figure is missing add nothing."""
-        total: dict[str, float] = defaultdict(float)
-        for gpu in self.gpus:
-            for instance in gpu.instances:
-                total[instance.service] += instance.throughput_per_s or 0.0
-        return dict(total)
+        return total_per_s(self.gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +148,12 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
     rest = dict(content)
     gpus = rest.pop("gpus")
     num_gpus = rest.pop("num_gpus", None)
-    deployment = Deployment(gpus=files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus"))
-    if num_gpus is not None and num_gpus != len(deployment.gpus):
-        raise ConfigError(f"{where}: num_gpus is {num_gpus!r}, but gpus lists {len(deployment.gpus)}")
+    decoded = files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus")  # for itself, as errors name the key
+    if num_gpus is not None and num_gpus != len(decoded):
+        raise ConfigError(f"{where}: num_gpus is {num_gpus!r}, but gpus lists {len(decoded)}")
     plan = files.decode(Plan, rest | {"deployment": {"gpus": gpus}}, where)
     _check_services(plan.services, where)
-    check(deployment, where)
+    check(plan.deployment, where)
     return plan
 
 
@@ -224,12 +229,9 @@ def _check_layout(gpu: Gpu, where: str) -> None:
 
 def _check_undivided(gpu: Gpu, where: str) -> None:
     needed = sum(instance.memory_mib or 0 for instance in gpu.instances)
-    try:
-        capacity_mib = mig_table.find(gpu.model).capacity_mib
-    except ConfigError:
-        return  # a GPU that cannot be divided may well be used undivided, and what memory it has is not known
-    if needed > capacity_mib:
-        raise ConfigError(f"{where}: those on it need {needed:g} MiB together, but {gpu.model} has {capacity_mib}")
+    known = mig_table.models().get(mig_table.model_called(gpu.model))  # one that cannot be divided is not in it
+    if known is not None and needed > known.capacity_mib:
+        raise ConfigError(f"{where}: its services need {needed:g} MiB, but {gpu.model} has {known.capacity_mib}")
 
 
 def _legal(model: MigGpu, there: partitions.Placed) -> str:

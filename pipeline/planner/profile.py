@@ -168,16 +168,11 @@ def read(paths: Sequence[Path] | Path) -> Profile:
 
 def write(path: Path, profile: Profile) -> None:
     """Write a table; what is missing is an empty field. ConfigError if the file cannot be written."""
-    files.write(path, as_csv(profile))
-
-
-def as_csv(profile: Profile) -> str:
-    """The table as text."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_VERSION_COLUMN, *COLUMNS, _SIMULATED_COLUMN])
     writer.writerows([VERSION, *_written(row), str(profile.is_simulated).lower()] for row in profile.rows)
-    return text.getvalue()
+    files.write(path, text.getvalue())
 
 
 def _written(row: Row) -> list[str]:
@@ -199,7 +194,10 @@ def _read_file(path: Path) -> Iterable[tuple[int, Row, bool]]:
         _check_columns(path, reader.fieldnames or ())
         for cells in reader:
             where = f"{path} row {reader.line_num}"
-            yield reader.line_num, _row(where, cells), _is_simulated(where, cells)
+            row, flag = _row(where, cells), cells.get(_SIMULATED_COLUMN, "").strip()
+            if flag not in _TRUTHS:
+                raise ConfigError(f"{where}, {_SIMULATED_COLUMN}: {flag!r} is neither true nor false")
+            yield reader.line_num, row, _TRUTHS[flag]
     except csv.Error as error:
         raise ConfigError(f"{path} row {reader.line_num}: not a table in CSV: {error}") from error
 
@@ -243,13 +241,6 @@ def _row(where: str, cells: dict[str, Any]) -> Row:
     row = Row(**values)
     _check(where, row)
     return row
-
-
-def _is_simulated(where: str, cells: dict[str, Any]) -> bool:
-    text = cells.get(_SIMULATED_COLUMN, "").strip()
-    if text not in _TRUTHS:
-        raise ConfigError(f"{where}, {_SIMULATED_COLUMN}: {text!r} is neither true nor false")
-    return _TRUTHS[text]
 
 
 def _check(where: str, row: Row) -> None:
@@ -305,10 +296,6 @@ def _name(where: str, text: str) -> str:
     return text
 
 
-def _ids(_where: str, text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "workload": _name,
     "gpu_model": _name,
@@ -325,7 +312,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "memory_mib": _positive,
     "energy_per_item_j": _positive,
     "num_blocks": count,
-    "runs": _ids,
+    "runs": lambda _where, text: tuple(text.split()),
 }
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import yaml
 
@@ -44,7 +43,8 @@ def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> st
         entries[node].setdefault(tuple(sorted(found.items())), []).append(device)
     configs = {
         name if max(indexes) < per_node else f"{name}-{node + 1}": [
-            _entry(dict(profiles), devices) for profiles, devices in mine.items()
+            {"devices": sorted(devices), "mig-enabled": bool(profiles), "mig-devices": dict(profiles)}
+            for profiles, devices in mine.items()
         ]
         for node, mine in entries.items()
     }
@@ -61,7 +61,3 @@ def _indexes(gpus: Sequence[Gpu], source: str) -> list[int]:
         raise ConfigError(f"{source}: the ids of its GPUs name an index twice; mig-parted needs one for each GPU")
     free = (number for number in itertools.count() if number not in given)
     return [next(free) if gpu.id is None else int(gpu.id) for gpu in gpus]
-
-
-def _entry(profiles: Mapping[str, int], devices: list[int]) -> dict[str, Any]:
-    return {"devices": sorted(devices), "mig-enabled": bool(profiles), "mig-devices": dict(profiles)}

@@ -132,11 +132,6 @@ class Board:
         required = self.requirements.get(service, 0.0)
         return self.total.get(service, 0.0) - required + _ROUNDING * max(required, 1.0)
 
-    def can_go(self, number: int) -> bool:
-        """Whether an item can be taken away without its service missing it."""
-        item = self.items[number]
-        return item.worth <= self.surplus(item.service)
-
     def give(self, target: int, gpu: int) -> None:
         """Let a GPU become one of tomorrow; what of it is there already has found its place."""
         self.want[gpu] = target

@@ -8,31 +8,29 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner.deployment import Gpu, Instance, Plan
-from pipeline.planner.transition.rooms import Kind, Rooms, configuration
+from pipeline.planner.deployment import Gpu, Instance, Plan, mig_gpu
+from pipeline.planner.transition.rooms import Kind, configuration
+from pipeline.prepare.mig import partitions
 
 
 def in_full(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs with one name for each model, and the full names of profiles."""
-    found = []
-    for gpu in gpus:
-        model = mig_table.find(gpu.model).name if can_be_divided(gpu) else gpu.model
-        room = Rooms(gpu) if gpu.mode == "mig" else None
-        instances = tuple(
-            each if room is None or each.profile is None else dataclasses.replace(each, profile=room.name(each.profile))
-            for each in gpu.instances
+    """Return the GPUs with one name for each model, and the full names of profiles."""
+    return tuple(
+        dataclasses.replace(
+            gpu,
+            model=mig_table.model_called(gpu.model) if can_be_divided(gpu) else gpu.model,
+            instances=tuple(
+                dataclasses.replace(each, profile=each.profile and partitions.resolve(mig_gpu(gpu), each.profile).name)
+                for each in gpu.instances
+            ),
         )
-        found.append(dataclasses.replace(gpu, model=model, instances=instances))
-    return tuple(found)
+        for gpu in gpus
+    )
 
 
 def can_be_divided(gpu: Gpu) -> bool:
-    """Whether its model is one that MIG divides."""
-    try:
-        mig_table.find(gpu.model)
-    except ConfigError:
-        return False
-    return True
+    """Return whether its model is one that MIG divides."""
+    return mig_table.model_called(gpu.model) in mig_table.models()
 
 
 def with_ids(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:

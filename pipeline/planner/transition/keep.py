@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.planner.deployment import Gpu, Instance
+from pipeline.planner.transition.given import kind_of
 from pipeline.planner.transition.rooms import Kind, Rooms, Spot, configuration
 
 
@@ -59,22 +60,19 @@ def matched(
 
 
 def _pair(number: int, gpu: Gpu, other: int, target: Gpu, rooms: Mapping[Kind, Rooms]) -> Match | None:
-    if (gpu.model, gpu.driver_branch, gpu.mode) != (target.model, target.driver_branch, target.mode):
+    if (kind_of(gpu), gpu.mode) != (kind_of(target), target.mode):
         return None
     if gpu.mode != "mig":
         # Those on an undivided GPU slow each other down: their figures hold for all of them together.
-        order = [
-            sorted(range(len(each.instances)), key=lambda i: str(configuration(each.instances[i])))
+        there, coming = (
+            sorted((str(configuration(instance)), number) for number, instance in enumerate(each.instances))
             for each in (gpu, target)
-        ]
-        same = [configuration(gpu.instances[i]) for i in order[0]] == [
-            configuration(target.instances[i]) for i in order[1]
-        ]
-        if not same:
+        )
+        if [name for name, _ in there] != [name for name, _ in coming]:
             return None
-        stays = tuple(zip(*order, strict=True))
+        stays = tuple((old, new) for (_, old), (_, new) in zip(there, coming, strict=True))
         return Match(gpu=number, target=other, stays=stays, wanted=_kept(gpu, target.instances, stays))
-    room = rooms[Kind(gpu.model, gpu.driver_branch)]
+    room = rooms[kind_of(gpu)]
     for stays in _choices(gpu.instances, target.instances):
         starts = _starts(gpu, target, stays, room)
         if starts is not None:
@@ -129,7 +127,7 @@ def _weight(gpu: Gpu, pair: Match, rooms: Mapping[Kind, Rooms]) -> float:
     """Memory slices that stay; among equal ones, a pair in whose way less is."""
     if gpu.mode != "mig":
         return 100.0
-    room = rooms[Kind(gpu.model, gpu.driver_branch)]
+    room = rooms[kind_of(gpu)]
     stays = sum(room.slices(str(gpu.instances[old].profile)) for old, _ in pair.stays)
     return stays + 0.01 * len(pair.stays) / max(len(gpu.instances), len(pair.wanted))
 

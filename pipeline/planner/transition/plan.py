@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
+from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, total_per_s
 from pipeline.planner.transition import exchange, graph, keep
 from pipeline.planner.transition.board import Board, Item
 from pipeline.planner.transition.given import (
@@ -267,13 +267,10 @@ def _spare_gpus(gpus: Sequence[Gpu], wanted: Sequence[Gpu], most: Mapping[Kind, 
 def _refuse_lack(gpus: Sequence[Gpu], wanted: Sequence[Gpu], requirements: Mapping[str, float]) -> None:
     """There is no transition that keeps what is not there before it, or not after it."""
     for name, deployment in (("today's", gpus), ("tomorrow's", wanted)):
-        total: dict[str, float] = defaultdict(float)
-        for gpu in deployment:
-            for instance in gpu.instances:
-                total[instance.service] += instance.throughput_per_s or 0.0
+        total = total_per_s(deployment)
         for service, required in requirements.items():
-            if total[service] < required * (1 - 1e-9):
+            if total.get(service, 0.0) < required * (1 - 1e-9):
                 raise NoTransitionError(
                     f"{service} must keep {required:g}/s, the smaller of its rates, but {name} deployment gives it "
-                    f"{total[service]:g}/s"
+                    f"{total.get(service, 0.0):g}/s"
                 )

@@ -31,6 +31,7 @@ from pipeline.clean.journal import Journal
 from pipeline.planner import files
 from pipeline.planner.deployment import Gpu
 from pipeline.planner.transition import plan, progress
+from pipeline.planner.transition.given import kind_of
 from pipeline.planner.transition.plan import NoTransitionError, Terms
 from pipeline.planner.transition.progress import Standing
 from pipeline.planner.transition.rooms import Kind
@@ -270,7 +271,7 @@ class _Replay:
         there = set(self._now)
         extra = {str(gpu.id): Standing(gpu=gpu, mode=gpu.mode) for gpu in self._spare if gpu.id not in there}
         begin = progress.onward_from(self._now | extra, {*old.set_aside, failed.gpu})
-        count = Counter(Kind(gpu.model, gpu.driver_branch) for gpu in begin.gpus)
+        count = Counter(kind_of(gpu) for gpu in begin.gpus)
         terms = Terms(
             old_rates_per_s=old.old_rates_per_s,
             new_rates_per_s=old.new_rates_per_s,
@@ -302,7 +303,7 @@ def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> I
 
 def _models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
     """The GPUs of a new machine: those of the transition, in their order, and the spare ones that it did not need."""
-    count = Counter(Kind(gpu.model, gpu.driver_branch) for gpu in transition.today.gpus)
+    count = Counter(kind_of(gpu) for gpu in transition.today.gpus)
     more = [kind.model for kind, number in most.items() for _ in range(number - count[kind])]
     return [*(gpu.model for gpu in transition.today.gpus), *more]
 
@@ -326,7 +327,7 @@ def _on_machine(
     spare = []
     for kind, number in most.items():
         free = [device for device in devices if device.uuid not in used and models[device.index or 0] == kind.model]
-        missing = number - sum(Kind(gpu.model, gpu.driver_branch) == kind for gpu, _ in found.values())
+        missing = number - sum(kind_of(gpu) == kind for gpu, _ in found.values())
         for device in free[: max(missing, 0)]:
             gpu = Gpu(model=kind.model, driver_branch=kind.driver_branch, instances=(), id=str(device.index))
             found[str(gpu.id)] = (gpu, device)

@@ -36,10 +36,6 @@ class Rooms:
         self._placed: dict[tuple[frozenset[Spot], tuple[str, ...]], tuple[int, ...] | None] = {}
         self._best: dict[tuple[frozenset[Spot], str], int | None] = {}
 
-    def name(self, request: str) -> str:
-        """The full name of a profile, which may be given as `2g`."""
-        return partitions.resolve(self._model, request).name
-
     def slices(self, profile: str) -> int:
         """The memory slices of an instance."""
         return self._profiles[profile].memory_slices

@@ -21,7 +21,7 @@ def _let_go(board: Board) -> bool:
     for service in stirred:
         items = board.going.get(service, set())
         for number in sorted(items, key=lambda number: (in_the_way(board, number), -board.items[number].worth, number)):
-            if board.can_go(number):
+            if board.items[number].worth <= board.surplus(service):
                 board.take(number)
                 has_changed = True
     board.stirred_services.clear()  # what has gone leaves less for others to go
@@ -64,7 +64,7 @@ def fitting(board: Board, gpu: int, target: int) -> list[tuple[int, int | None]]
         rest = [other for other in missing if other != number and all(other != done for done, _ in placed)]
         start = _start_beside(board, number, spots, mine, rest)
         if start is not None:
-            new = spot_of(start, board.items[number].profile)
+            new = Spot(start, str(board.items[number].profile))
             spots, mine = spots | {new}, mine | {new}
             placed.append((number, start))
     return placed
@@ -87,16 +87,11 @@ def _start_beside(
     room, names = board.rooms[item.kind], [str(board.items[other].profile) for other in rest]
     planned = item.instance.start
     for start in sorted(room.starts(str(item.profile)), key=lambda start: start != planned):
-        new = spot_of(start, item.profile)
+        new = Spot(start, str(item.profile))
         fits = all(start != spot.start for spot in there) and room.is_legal(there | {new})
         if fits and room.place(mine | {new}, names) is not None:
             return start
     return None
-
-
-def spot_of(start: int, profile: str | None) -> Spot:
-    """The GPU instance of an item that has one."""
-    return Spot(start, str(profile))
 
 
 def _assign(board: Board) -> bool:

@@ -11,7 +11,7 @@ from itertools import islice
 
 from pipeline.planner.transition.board import Board
 from pipeline.planner.transition.rooms import Spot
-from pipeline.planner.transition.settling import fitting, in_the_way, own_spots, spot_of, waiting
+from pipeline.planner.transition.settling import fitting, in_the_way, own_spots, waiting
 
 Try = Callable[[Board], bool]
 
@@ -94,7 +94,7 @@ def _clearing(board: Board) -> list[tuple[float, Try]]:
         others = [number for number in board.there[gpu] if number not in mine]
         room = board.rooms[board.kinds[gpu]]
         sets = {tuple(others)}
-        there = {other: spot_of(int(board.there[gpu][other] or 0), board.items[other].profile) for other in others}
+        there = {other: Spot(int(board.there[gpu][other] or 0), str(board.items[other].profile)) for other in others}
         for new in _to_come(board, gpu, target):
             sets.add(tuple(n for n, spot in there.items() if spot.start == new.start or not room.is_legal({spot, new})))
         for blockers in sets:
