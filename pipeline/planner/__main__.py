@@ -29,7 +29,7 @@ COMMANDS = {
     "replay": "carry the steps of a transition out on a simulated machine, or go on with what was killed",
     "train": "which training jobs run together, in which mode and order, for the least makespan, completion or energy",
 }
-"""What each is for. Its file has the same name."""
+"""What each is for. Its file is `NAME_command.py`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def make_parser(*words: str) -> argparse.ArgumentParser:
 
 
 def _load(command: str) -> Any:
-    return importlib.import_module(f"pipeline.planner.commands.{command}")
+    return importlib.import_module(f"pipeline.planner.commands.{command}_command")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pipeline.base.domain import mig_table
 from pipeline.base.domain.modes import PlannedAs
 from pipeline.base.system import entry_points, json_decoder
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import files
+from pipeline.planner import input_files
 from pipeline.prepare.mig import partitions, profiles
 from pipeline.prepare.mig.profiles import MigGpu
 
@@ -148,10 +148,10 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
     rest = dict(content)
     gpus = rest.pop("gpus")
     num_gpus = rest.pop("num_gpus", None)
-    decoded = files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus")  # for itself, as errors name the key
+    decoded = input_files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus")  # for itself, as errors name the key
     if num_gpus is not None and num_gpus != len(decoded):
         raise ConfigError(f"{where}: num_gpus is {num_gpus!r}, but gpus lists {len(decoded)}")
-    plan = files.decode(Plan, rest | {"deployment": {"gpus": gpus}}, where)
+    plan = input_files.decode(Plan, rest | {"deployment": {"gpus": gpus}}, where)
     _check_services(plan.services, where)
     check(plan.deployment, where)
     return plan
@@ -159,12 +159,12 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
 
 def read(path: Path) -> Plan:
     """The plan in a file; ConfigError if there is none that can be used."""
-    return from_json(files.read_json(path), str(path))
+    return from_json(input_files.read_json(path), str(path))
 
 
 def write(plan: Plan, path: Path) -> None:
     """Write a plan; ConfigError if the file cannot be written."""
-    files.write_json(path, to_json(plan))
+    input_files.write_json(path, to_json(plan))
 
 
 def check(deployment: Deployment, where: str) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pipeline.base.domain import mig_table, modes
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import files
-from pipeline.planner.profile import Profile, Row, count, number
+from pipeline.planner import input_files
+from pipeline.planner.profile_table import Profile, Row, count, number
 from pipeline.prepare.mig import partitions, profiles
 
 GPU_MODEL = "a100_80gb"
@@ -46,7 +46,7 @@ def read(folder: Path) -> Profile:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    reader = csv.DictReader(io.StringIO(files.read(path)))
+    reader = csv.DictReader(io.StringIO(input_files.read(path)))
     if reader.fieldnames != _COLUMNS:
         raise ConfigError(f"{path} row 1: no table of ParvaGPU, whose columns are {', '.join(_COLUMNS)}")
     gpu = profiles.load_model(mig_table.find(GPU_MODEL).name)

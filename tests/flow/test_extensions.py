@@ -245,7 +245,7 @@ ADDED = {
     ),
     "command of the planner": Added(
         "tally",
-        {"pipeline/planner/commands/tally.py": TALLY},
+        {"pipeline/planner/commands/tally_command.py": TALLY},
         {"pipeline/planner/__main__.py": {'    "train": ': '    "tally": "how many things there are",\n'}},
     ),
     "study": Added("added", {"conf/experiment/added.yaml": STUDY}),

@@ -22,7 +22,7 @@ from pipeline.importer import experiment_file
 from pipeline.importer.experiment_file import Program, Value, override_value
 from pipeline.plan.schema import keys_of
 from pipeline.planner.deployment import Gpu, Instance, Plan
-from pipeline.planner.profile import SIMULATED
+from pipeline.planner.profile_table import SIMULATED
 from pipeline.prepare.mig import partitions, profiles
 
 REPEATS = 5

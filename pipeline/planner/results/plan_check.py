@@ -19,11 +19,11 @@ from pipeline.base.domain.normalise import independent
 from pipeline.base.domain.records import Result
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import profile
+from pipeline.planner import profile_table
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 from pipeline.planner.export.experiment import Group, groups_of, rates_per_s
-from pipeline.planner.profile import Profile
-from pipeline.planner.results.measured import batch_key
+from pipeline.planner.profile_table import Profile
+from pipeline.planner.results.profile_measurement import batch_key
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY, Scale
 from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.page.table_format import Table, with_interval
@@ -274,7 +274,7 @@ def _combine(quantity: str, figures: Sequence[float | None]) -> float | None:
     return _COMBINE[quantity](known) if known and len(known) == len(figures) else None
 
 
-def _find_row(gpu: Gpu, instance: Instance, table: Profile | None) -> profile.Row | None:
+def _find_row(gpu: Gpu, instance: Instance, table: Profile | None) -> profile_table.Row | None:
     """The row of the profile that an instance was planned by; `None` if it is not known."""
     for row in table.rows if table is not None else ():
         cell = (row.workload, row.instance_profile, row.processes, row.batch, row.share_percent)

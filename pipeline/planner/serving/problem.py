@@ -17,8 +17,8 @@ from typing import NewType
 from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Service
-from pipeline.planner.profile import ON_INSTANCES, PLANNED_AS, Profile, Row
-from pipeline.planner.serving.services import Demand, Limits
+from pipeline.planner.profile_table import ON_INSTANCES, PLANNED_AS, Profile, Row
+from pipeline.planner.serving.demand import Demand, Limits
 from pipeline.prepare.mig import partitions
 from pipeline.prepare.mig.profiles import MigGpu
 from pipeline.prepare.mig.profiles import Profile as MigProfile

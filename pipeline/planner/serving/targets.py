@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.mig_table import model_called
 from pipeline.planner.deployment import Deployment, Gpu
-from pipeline.planner.profile import PLANNED_AS
-from pipeline.planner.serving import planned
+from pipeline.planner.profile_table import PLANNED_AS
+from pipeline.planner.serving import solution_plan
 from pipeline.planner.serving.problem import WHOLE, KindIndex, Option, Partition, Problem
 from pipeline.planner.serving.solution import Filled
 from pipeline.prepare.mig import partitions
@@ -58,7 +58,7 @@ class Target:
         """The GPU as a part of a deployment."""
         name = None if self.today is None else today.gpus[self.today].id
         taken = [(option, start) for (_, start), option in self.taken.items()]
-        return planned.build_gpu(problem, self.layout.model, taken, name)
+        return solution_plan.build_gpu(problem, self.layout.model, taken, name)
 
 
 def layouts(problem: Problem) -> list[Layout]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.planner.training.jobs import Group, Groups, Objective, Problem
+from pipeline.planner.training.training_jobs import Group, Groups, Objective, Problem
 
 _MOST_VARIABLES = 1500
 _PROVED = 1e-6

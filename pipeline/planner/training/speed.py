@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base.domain.modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
-from pipeline.planner.profile import Row
+from pipeline.planner.profile_table import Row
 from pipeline.planner.serving.problem import Model
 from pipeline.prepare.mig import partitions
 

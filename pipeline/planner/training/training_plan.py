@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import deployment, files
+from pipeline.planner import deployment, input_files
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
-from pipeline.planner.profile import PLANNED_AS
-from pipeline.planner.training.jobs import Group, Problem
+from pipeline.planner.profile_table import PLANNED_AS
+from pipeline.planner.training.training_jobs import Group, Problem
 from pipeline.prepare.mig import partitions, profiles
 from pipeline.prepare.mig.partitions import Instance as PlacedInstance
 
@@ -98,7 +98,7 @@ def read(path: Path) -> tuple[Plan, bool]:
         ConfigError: there is none that can be used; or a group has different workloads in one instance, which a GPU of
             a plan cannot have.
     """
-    content = files.read_json(path)
+    content = input_files.read_json(path)
     if _OBJECTIVE not in content:
         return deployment.from_json(content, str(path)), False
     return _read_training(content, str(path)), True
@@ -107,7 +107,7 @@ def read(path: Path) -> tuple[Plan, bool]:
 def _read_training(content: Mapping[str, Any], where: str) -> Plan:
     if (version := content.get("version")) != VERSION:
         raise ConfigError(f"{where}: version is {version!r}, but this program reads version {VERSION}; plan again")
-    gpus = files.decode(tuple[PlannedGpu, ...], content.get("gpus"), f"{where}: gpus")
+    gpus = input_files.decode(tuple[PlannedGpu, ...], content.get("gpus"), f"{where}: gpus")
     plan = Plan(
         deployment=Deployment(
             gpus=tuple(
@@ -116,8 +116,10 @@ def _read_training(content: Mapping[str, Any], where: str) -> Plan:
                 for position, group in enumerate(gpu.groups)
             )
         ),
-        profile_digest=files.decode(cast(Any, str | None), content.get("profile_digest"), f"{where}: profile_digest"),
-        is_simulated=files.decode(bool, content.get("is_simulated", False), f"{where}: is_simulated"),
+        profile_digest=input_files.decode(
+            cast(Any, str | None), content.get("profile_digest"), f"{where}: profile_digest"
+        ),
+        is_simulated=input_files.decode(bool, content.get("is_simulated", False), f"{where}: is_simulated"),
     )
     deployment.check(plan.deployment, where)
     return plan

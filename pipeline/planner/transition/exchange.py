@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import random
 
-from pipeline.planner.transition.board import Board
-from pipeline.planner.transition.settling import settle
-from pipeline.planner.transition.ways_out import ways_out
+from pipeline.planner.transition.escape_moves import ways_out
+from pipeline.planner.transition.free_moves import settle
+from pipeline.planner.transition.search_state import Board
 
 _MOST_WITHOUT_GAIN = 6
 

@@ -16,9 +16,9 @@ from typing import Any
 from pipeline.base.domain.modes import PlannedAs
 from pipeline.base.system.words import natural
 from pipeline.planner.deployment import Gpu
-from pipeline.planner.transition.board import Board, Item
 from pipeline.planner.transition.rooms import Spot, configuration
-from pipeline.planner.transition.steps import Slice, Step, StepKind
+from pipeline.planner.transition.search_state import Board, Item
+from pipeline.planner.transition.transition_steps import Slice, Step, StepKind
 
 _Place = tuple[int, int | None]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
 from pipeline.planner.deployment import Gpu, Instance
-from pipeline.planner.transition.steps import Slice, Step, Transition
+from pipeline.planner.transition.transition_steps import Slice, Step, Transition
 from pipeline.prepare.mig import profiles
 from pipeline.prepare.mig.profiles import MigGpu
 

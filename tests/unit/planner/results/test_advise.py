@@ -15,9 +15,9 @@ from pipeline.base.domain.normalise import SPEEDUP
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.planner.commands.advise import answer_of
+from pipeline.planner.commands.advise_command import answer_of
 from pipeline.planner.results.advice import Advice, advise
-from pipeline.planner.results.settle import command
+from pipeline.planner.results.follow_up_sweep import command
 from pipeline.report.evaluate.cells import Case, Cell, cells_of
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Decision, Verdict, slower_pairs, verdicts, winners

@@ -6,7 +6,7 @@ import random
 
 import yaml
 
-from pipeline.planner.profile import Profile, Row, write
+from pipeline.planner.profile_table import Profile, Row, write
 from tests.unit.planner.serving.validator import KEYS, TABLE
 
 MODELS = ("a30_24gb", "a100_40gb", "a100_80gb", "h100_80gb", "rtxpro6000_96gb")

@@ -9,9 +9,9 @@ import yaml
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import __main__ as planner
-from pipeline.planner import parvagpu, profile
-from pipeline.planner.pictures import load
-from pipeline.planner.serving import methods
+from pipeline.planner import parvagpu, profile_table
+from pipeline.planner.pictures import load_picture
+from pipeline.planner.serving import solvers
 from tests.unit.planner.serving import validator
 from tests.unit.planner.serving.cases import random_case
 
@@ -36,7 +36,7 @@ def scenario(number):
 @pytest.fixture(scope="module")
 def parva_profile(tmp_path_factory):
     path = tmp_path_factory.mktemp("parvagpu") / "profile.csv"
-    profile.write(path, parvagpu.read(PARVAGPU))
+    profile_table.write(path, parvagpu.read(PARVAGPU))
     return path
 
 
@@ -173,7 +173,7 @@ def test_too_few_gpus_are_said_with_who_must_go(tmp_path, capsys):
 SPEEDS = {"1g.10gb": 15, "2g.20gb": 114, "3g.40gb": 112, "7g.80gb": 164}
 
 
-@pytest.mark.parametrize("method", methods.METHODS)
+@pytest.mark.parametrize("method", solvers.METHODS)
 @pytest.mark.parametrize("limits", [{}, {"services_per_gpu": 1}])
 def test_a_small_service_gets_a_small_instance(tmp_path, capsys, method, limits):
     rows = [ROW | {"instance_profile": name, "throughput_per_s": str(speed)} for name, speed in SPEEDS.items()]
@@ -300,7 +300,7 @@ def test_profiles_that_cannot_be_used_are_refused(tmp_path, capsys, rows, others
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_planned(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(methods, "solve", lambda *_, **__: pytest.fail("planned"))
+    monkeypatch.setattr(solvers, "solve", lambda *_, **__: pytest.fail("planned"))
     argv = ["serve", demand(tmp_path, [BERT]), "--profile", table(tmp_path, ROW), "--out", tmp_path / "no/plan.json"]
     status, error = run(capsys, *argv)
     assert status == 2 and "there is no folder" in error and error.count("\n") == 1
@@ -327,7 +327,7 @@ def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
     _, both = run(capsys, *argv, "--load", 1, "--load", 3)
     needed = [{row["method"]: row["num_gpus"] for row in each["methods"]} for each in (one, *both["loads"])]
     assert [each["load"] for each in both["loads"]] == [1, 3] and needed[0] == needed[1]
-    assert [each.load for each in load.read(both, "compare.json")] == [1, 3]  # as it is drawn from
+    assert [each.load for each in load_picture.read(both, "compare.json")] == [1, 3]  # as it is drawn from
     tripled = [service | {"rate_per_s": 3 * service["rate_per_s"]} for service in scenario(0)]
     _, expected = run(capsys, "serve", demand(tmp_path, tripled), "--profile", parva_profile)
     assert needed[2]["exact"] == expected["num_gpus"] > needed[0]["exact"]
@@ -352,4 +352,4 @@ def test_only_what_was_profiled_is_compared_with(tmp_path, capsys, profiles, exp
     argv = ["compare", demand(tmp_path, [BERT]), "--profile", table(tmp_path, *rows)]
     status, found = run(capsys, *argv)
     assert status == 0
-    assert [row["method"] for row in found["methods"]][len(methods.METHODS) :] == expected
+    assert [row["method"] for row in found["methods"]][len(solvers.METHODS) :] == expected

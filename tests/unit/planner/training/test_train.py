@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import __main__, profile
+from pipeline.planner import __main__, profile_table
 from pipeline.planner.export.experiment import groups_of
-from pipeline.planner.profile import Profile, Row
+from pipeline.planner.profile_table import Profile, Row
 from pipeline.planner.results.plan_check import check
 from pipeline.planner.serving.problem import Model
-from pipeline.planner.training import jobs as training
 from pipeline.planner.training import schedule, training_plan
-from pipeline.planner.training.jobs import Group, Job, Problem
+from pipeline.planner.training import training_jobs as training
 from pipeline.planner.training.schedule import Schedule
 from pipeline.planner.training.speed import Place, Speeds, fitted
+from pipeline.planner.training.training_jobs import Group, Job, Problem
 from pipeline.prepare.mig import profiles
 from tests.support.report_rows import job, params, study
 from tests.support.report_rows import row as report_row
@@ -211,7 +211,7 @@ def test_only_measured_speeds_where_that_is_asked_for() -> None:
 
 
 def run(tmp_path: Path, jobs: str, rows: list[Row], *options: str) -> int:
-    profile.write(tmp_path / "p.csv", Profile(rows=tuple(rows)))
+    profile_table.write(tmp_path / "p.csv", Profile(rows=tuple(rows)))
     (tmp_path / "jobs.yaml").write_text(jobs)
     return __main__.main(["train", str(tmp_path / "jobs.yaml"), "--profile", str(tmp_path / "p.csv"), *options])
 
@@ -230,7 +230,7 @@ def test_the_command_prints_and_writes_the_plan_and_marks_predictions(tmp_path: 
         "optimal",
         18.0,
     )
-    assert plan["profile_digest"] == profile.read(tmp_path / "p.csv").digest
+    assert plan["profile_digest"] == profile_table.read(tmp_path / "p.csv").digest
     (group,) = plan["gpus"][0]["groups"]
     assert group["mode"] == "mps" and [each["is_predicted"] for each in group["jobs"]] == [False, False]
     assert run(tmp_path, jobs.replace("2", "5"), ROWS, "--modes", "mps", "--json") == 0

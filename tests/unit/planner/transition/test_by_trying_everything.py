@@ -9,8 +9,8 @@ from collections import Counter, deque
 import pytest
 
 from pipeline.planner.deployment import Gpu, Plan
-from pipeline.planner.transition import plan as planning
-from pipeline.planner.transition.plan import NoTransitionError
+from pipeline.planner.transition import transition_plan as planning
+from pipeline.planner.transition.transition_plan import NoTransitionError
 from pipeline.prepare.mig import partitions, profiles
 from tests.unit.planner.transition.deployments import random_plan, same_rates
 

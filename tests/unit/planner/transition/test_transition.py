@@ -10,10 +10,10 @@ from collections import Counter
 import pytest
 
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
-from pipeline.planner.transition import plan as planning
-from pipeline.planner.transition import progress, proof
-from pipeline.planner.transition.plan import NoTransitionError, Terms
-from pipeline.planner.transition.steps import Slice, Step, Transition
+from pipeline.planner.transition import gpu_progress, proof
+from pipeline.planner.transition import transition_plan as planning
+from pipeline.planner.transition.transition_plan import NoTransitionError, Terms
+from pipeline.planner.transition.transition_steps import Slice, Step, Transition
 from tests.unit.planner.transition.deployments import random_plan, same_rates
 
 MODELS = (("a30_24gb", None), ("a100_40gb", 470), ("a100_80gb", None), ("h100_80gb", None), ("rtxpro6000_96gb", None))
@@ -75,7 +75,7 @@ def test_between_random_deployments_every_order_of_steps_keeps_every_service(see
     for run in range(3):
         done, _ = run_at_random(planned, run)
         assert done == {step.id for step in planned.steps}
-    reached = progress.after(planned, {step.id for step in planned.steps})
+    reached = gpu_progress.after(planned, {step.id for step in planned.steps})
     assert sum(bool(each.there) for each in reached.values()) == len(drawn(seed)[1].deployment.gpus)
     assert all(not each.idle for each in reached.values())
     assert planned.makespan_s == max((step.ends_s or 0 for step in planned.steps), default=0)
@@ -89,7 +89,7 @@ def test_after_a_step_that_fails_the_rest_is_planned_anew_around_its_gpu(seed: i
     done, failed = run_at_random(planned, seed, fails_at=seed % (len(planned.steps) or 1))
     if failed is None:  # it was to be a step that only takes away
         return
-    begin = progress.onward_from(progress.after(planned, done), {failed.gpu})
+    begin = gpu_progress.onward_from(gpu_progress.after(planned, done), {failed.gpu})
     terms = Terms(
         old_rates_per_s=planned.old_rates_per_s,
         new_rates_per_s=planned.new_rates_per_s,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pipeline.base.domain.answer import Answer
 from pipeline.base.system.words import counted
-from pipeline.planner import parvagpu, profile
-from pipeline.planner.results import measured
+from pipeline.planner import parvagpu, profile_table
+from pipeline.planner.results import profile_measurement
 from pipeline.report.read import rows, stores
 
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(arguments: argparse.Namespace) -> Answer:
     """Write the profile; say what is in it."""
     made = parvagpu.read(arguments.from_parvagpu) if arguments.from_parvagpu is not None else _measured(arguments)
-    profile.write(arguments.out, made)
+    profile_table.write(arguments.out, made)
     workloads = list(dict.fromkeys(row.workload for row in made.rows))
     data = {
         "profile": str(arguments.out),
@@ -42,8 +42,8 @@ def answer(arguments: argparse.Namespace) -> Answer:
     return Answer(data=data, text=f"{text}, {on}")
 
 
-def _measured(arguments: argparse.Namespace) -> profile.Profile:
+def _measured(arguments: argparse.Namespace) -> profile_table.Profile:
     """What the runs of an experiment make."""
     where = stores.named_stores(arguments)
     study = rows.read(where, arguments.experiment)
-    return measured.profile_of(study, f"experiment {arguments.experiment!r}")
+    return profile_measurement.profile_of(study, f"experiment {arguments.experiment!r}")

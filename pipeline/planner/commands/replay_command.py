@@ -9,9 +9,9 @@ from pathlib import Path
 from pipeline.base.domain.answer import Answer
 from pipeline.base.system import locks
 from pipeline.base.system.words import counted, say
-from pipeline.planner.commands.transition import what
-from pipeline.planner.transition import proof, steps
-from pipeline.planner.transition.replay import Outcome, replay
+from pipeline.planner.commands.transition_command import what
+from pipeline.planner.transition import proof, transition_steps
+from pipeline.planner.transition.machine_replay import Outcome, replay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> Answer:
     """How far it came; 1 if the steps do not hold what they promise, or a failure left no way."""
-    transition = steps.read(arguments.steps)
+    transition = transition_steps.read(arguments.steps)
     if broken := proof.check(transition).broken:
         lines = [f"does not hold: {each}" for each in broken]
         return Answer(data={"broken": list(broken)}, text="\n".join([*lines, "nothing was changed"]), status=1)
 
-    def told(result: str, step: steps.Step) -> None:
+    def told(result: str, step: transition_steps.Step) -> None:
         say(f"{step.id} {step.kind} {what(step)}: {result}")
 
     outcome = replay(transition, arguments.machine, Path(arguments.lock_dir), told)

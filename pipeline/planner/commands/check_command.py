@@ -10,9 +10,9 @@ from typing import Any
 from pipeline.base.domain.answer import Answer
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import aligned
-from pipeline.planner import profile
+from pipeline.planner import profile_table
 from pipeline.planner.deployment import Plan
-from pipeline.planner.pictures import gpus
+from pipeline.planner.pictures import gpu_picture
 from pipeline.planner.results import plan_check
 from pipeline.planner.results.plan_check import Check
 from pipeline.planner.training import training_plan
@@ -47,13 +47,13 @@ def answer(arguments: argparse.Namespace) -> Answer:
     if arguments.out is not None and not arguments.report:
         raise ConfigError("--out says where the report goes; add --report")
     plan, is_training = training_plan.read(arguments.plan)
-    table = profile.read(arguments.profile) if arguments.profile else None
+    table = profile_table.read(arguments.profile) if arguments.profile else None
     study = rows.read(named_stores(arguments), arguments.experiment)
     found = plan_check.check(plan, study, table, arguments.plan.name, by_group=is_training)
     planned = plan_check.table_of(found, arguments.plan.name)
     text = in_words(found, planned)
     if plan.is_simulated:
-        text += f"\nplanned: {profile.SIMULATED}"
+        text += f"\nplanned: {profile_table.SIMULATED}"
     if arguments.report:
         folder = arguments.out or publish.default_folder(arguments.experiment)
         text += f"\nreport: {_report(study, planned, None if is_training else plan, folder).absolute()}"
@@ -77,7 +77,7 @@ def _report(study: Study, table: Table, plan: Plan | None, folder: Path) -> Path
     content = content_of(study)
     figures = list(content.figures)
     if plan is not None:
-        figures.append(draw(gpus.sketch(plan, "planned-gpus"), "planned-gpus", is_simulated=plan.is_simulated))
+        figures.append(draw(gpu_picture.sketch(plan, "planned-gpus"), "planned-gpus", is_simulated=plan.is_simulated))
     added = dataclasses.replace(content, tables=[table, *content.tables], figures=figures)
     return publish.write(added, folder).page
 

@@ -19,8 +19,8 @@ from pipeline.base.domain.naming import own_params
 from pipeline.base.domain.normalise import independent
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.host import CPU_PREFIX
-from pipeline.planner import profile
-from pipeline.planner.profile import Profile
+from pipeline.planner import profile_table
+from pipeline.planner.profile_table import Profile
 from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY
 from pipeline.report.evaluate.statistics import estimate
@@ -163,7 +163,7 @@ def _shares(
         )
         made.append((key, jobs))
     for key, jobs in made:
-        if (key.instance_profile is not None) == (key.sharing_mode in profile.ON_INSTANCES):
+        if (key.instance_profile is not None) == (key.sharing_mode in profile_table.ON_INSTANCES):
             yield key, jobs, sum(other == key for other, _ in made)
 
 
@@ -226,7 +226,7 @@ def _chosen(key: _Key, found: Sequence[_Found], source: str) -> _Found:
     return best[0]
 
 
-def _row(key: _Key, found: _Found) -> profile.Row | None:
+def _row(key: _Key, found: _Found) -> profile_table.Row | None:
     """The row; `None` if its throughput is not known."""
     of_blocks = {
         name: {
@@ -241,7 +241,7 @@ def _row(key: _Key, found: _Found) -> profile.Row | None:
     figures = {name: each.median for name, each in known.items()}
     if memory := found.values.get("memory_mib"):  # what must fit is the highest
         figures["memory_mib"] = max(max(values) for values in memory.values())
-    return profile.Row(
+    return profile_table.Row(
         workload=key.workload,
         gpu_model=model_called(key.device),
         sharing_mode=key.sharing_mode,

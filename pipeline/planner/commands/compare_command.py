@@ -10,9 +10,9 @@ from typing import Any
 from pipeline.base.domain.answer import Answer
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import aligned
-from pipeline.planner.commands.serve import no_plan
-from pipeline.planner.profile import marks
-from pipeline.planner.serving import asked, methods
+from pipeline.planner.commands.serve_command import no_plan
+from pipeline.planner.profile_table import marks
+from pipeline.planner.serving import planning_input, solvers
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Solution
 
@@ -22,7 +22,7 @@ _TIME_LIMIT_S = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is asked."""
-    asked.add_arguments(parser, time_limit_s=_TIME_LIMIT_S)
+    planning_input.add_arguments(parser, time_limit_s=_TIME_LIMIT_S)
     parser.add_argument(
         "--load",
         type=float,
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> Answer:
     """For each load a row a method; none if there is no plan."""
-    problem, profile = asked.read(arguments)
+    problem, profile = planning_input.read(arguments)
     found, texts = [], []
     for load in arguments.load or [1.0]:
         if not 0 < load < math.inf:
@@ -42,7 +42,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     for load in arguments.load or [1.0]:
         services = tuple(replace(service, rate_per_s=service.rate_per_s * load) for service in problem.services)
         scaled = replace(problem, services=services)
-        best = methods.solve(scaled, methods.EXACT, time_limit_s=arguments.time_limit_s, fewest_slices=False)
+        best = solvers.solve(scaled, solvers.EXACT, time_limit_s=arguments.time_limit_s, fewest_slices=False)
         if best.status == "infeasible":
             return no_plan(scaled, best, arguments.time_limit_s, profile)
         rows = _rows(scaled, best, arguments)
@@ -54,10 +54,10 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 
 def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = [_row(methods.EXACT, best)]
-    for method in methods.METHODS:
-        if method != methods.EXACT:
-            found = methods.solve(
+    rows = [_row(solvers.EXACT, best)]
+    for method in solvers.METHODS:
+        if method != solvers.EXACT:
+            found = solvers.solve(
                 problem,
                 method,
                 seed=arguments.seed,
@@ -67,7 +67,7 @@ def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> li
             )
             rows.append(_row(method, found))
     for name, restricted in undivided_and_smallest(problem):
-        found = methods.solve(restricted, methods.EXACT, time_limit_s=arguments.time_limit_s, fewest_slices=False)
+        found = solvers.solve(restricted, solvers.EXACT, time_limit_s=arguments.time_limit_s, fewest_slices=False)
         rows.append(_row(name, found))
     return rows
 

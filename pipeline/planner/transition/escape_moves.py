@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-from pipeline.planner.transition.board import Board
+from pipeline.planner.transition.free_moves import fitting, in_the_way, own_spots, waiting
 from pipeline.planner.transition.rooms import Spot
-from pipeline.planner.transition.settling import fitting, in_the_way, own_spots, waiting
+from pipeline.planner.transition.search_state import Board
 
 Try = Callable[[Board], bool]
 

@@ -14,10 +14,10 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import aligned, counted
 from pipeline.planner import deployment
 from pipeline.planner.deployment import Instance
-from pipeline.planner.profile import marks
-from pipeline.planner.transition import plan, proof, steps
+from pipeline.planner.profile_table import marks
+from pipeline.planner.transition import proof, transition_plan, transition_steps
 from pipeline.planner.transition.proof import Proof
-from pipeline.planner.transition.steps import KINDS, Step, Transition
+from pipeline.planner.transition.transition_steps import KINDS, Step, Transition
 
 _MOST_SPARE = 4096
 
@@ -47,15 +47,15 @@ def answer(arguments: argparse.Namespace) -> Answer:
     durations_s = durations(arguments.duration)
     today, tomorrow = deployment.read(arguments.today), deployment.read(arguments.tomorrow)
     try:
-        found = plan.plan(today, tomorrow, arguments.spare, durations_s)
-    except plan.NoTransitionError as error:
+        found = transition_plan.plan(today, tomorrow, arguments.spare, durations_s)
+    except transition_plan.NoTransitionError as error:
         return Answer(data={"steps": None, "reason": str(error)}, text=f"no transition: {error}", status=1)
     proved = proof.check(found)
     data = json_decoder.encode(found) | {"lowest_per_s": dict(proved.lowest_per_s), "broken": list(proved.broken)}
     if proved.broken:
         return Answer(data=data, text="\n".join(f"does not hold: {each}" for each in proved.broken), status=1)
     if arguments.out is not None:
-        steps.write(found, arguments.out)
+        transition_steps.write(found, arguments.out)
     written = f"\nsteps: {arguments.out}" if arguments.out is not None else ""
     return Answer(data=data, text=in_words(found, proved) + written)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import profile
-from pipeline.planner.profile import Profile
-from pipeline.planner.serving import problem, services
+from pipeline.planner import profile_table
+from pipeline.planner.profile_table import Profile
+from pipeline.planner.serving import demand, problem
 from pipeline.planner.serving.problem import INTERVAL, NONE, Model, Problem
 from pipeline.prepare.mig import profiles
 
@@ -50,10 +50,10 @@ def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
     margin = checked_margin(arguments.margin)
     if not 0 < arguments.time_limit_s < math.inf:
         raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0 and finite")
-    demand = services.read(arguments.services)
-    table = profile.read(arguments.profile)
-    models = find_models(arguments.gpu or table.gpu_models, table, demand.limits, arguments.driver_branch)
-    return problem.build(demand, table, models, margin), table
+    stated = demand.read(arguments.services)
+    table = profile_table.read(arguments.profile)
+    models = find_models(arguments.gpu or table.gpu_models, table, stated.limits, arguments.driver_branch)
+    return problem.build(stated, table, models, margin), table
 
 
 def checked_margin(margin: str) -> str:
@@ -70,7 +70,7 @@ def checked_margin(margin: str) -> str:
 
 
 def find_models(
-    selectors: Sequence[str], table: Profile, limits: services.Limits, driver_branch: int | None
+    selectors: Sequence[str], table: Profile, limits: demand.Limits, driver_branch: int | None
 ) -> list[Model]:
     """The GPU models that are named: by model, by the name in the profile, or by index or UUID of a GPU."""
     if driver_branch is not None and driver_branch < 1:

@@ -8,11 +8,11 @@ from typing import Any
 
 from pipeline.base.domain.answer import Answer
 from pipeline.base.system.words import aligned, counted
-from pipeline.planner import deployment, files
+from pipeline.planner import deployment, input_files
 from pipeline.planner.deployment import Instance, Plan
-from pipeline.planner.profile import Profile, marks
-from pipeline.planner.serving import asked, methods, planned, slices
+from pipeline.planner.profile_table import Profile, marks
 from pipeline.planner.serving import change as changes
+from pipeline.planner.serving import planning_input, slices, solution_plan, solvers
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Solution, judged
 
@@ -22,9 +22,9 @@ _CHANGE_S = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is asked, how it is solved, and where the plan goes."""
-    asked.add_arguments(parser)
+    planning_input.add_arguments(parser)
     parser.add_argument(
-        "--method", choices=list(methods.METHODS), default=methods.EXACT, help=f"how to solve it; {methods.EXACT}"
+        "--method", choices=list(solvers.METHODS), default=solvers.EXACT, help=f"how to solve it; {solvers.EXACT}"
     )
     parser.add_argument(
         "--from",
@@ -39,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(arguments: argparse.Namespace) -> Answer:
     """The plan, or why there is none."""
     if arguments.out is not None:
-        files.check_folder(arguments.out)
-    problem, profile = asked.read(arguments)
+        input_files.check_folder(arguments.out)
+    problem, profile = planning_input.read(arguments)
     today = None if arguments.today is None else deployment.read(arguments.today).deployment
-    solution = methods.solve(
+    solution = solvers.solve(
         problem,
         arguments.method,
         seed=arguments.seed,
@@ -74,7 +74,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
         }
     compute, memory = slices.count_slices(problem, solution.gpus)
     details |= {"num_compute_slices": compute, "num_memory_slices": memory}
-    plan = planned.plan_of(problem, solution, profile, details, changed)
+    plan = solution_plan.plan_of(problem, solution, profile, details, changed)
     if arguments.out is not None:
         deployment.write(plan, arguments.out)
     written = f"\nplan: {arguments.out}" if arguments.out is not None else ""
@@ -83,7 +83,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 def no_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: Profile) -> Answer:
     """Which services and objectives, or which limits, are the reason."""
-    reasons = planned.reasons(problem, solution, time_limit_s)
+    reasons = solution_plan.reasons(problem, solution, time_limit_s)
     data: dict[str, Any] = {
         "version": deployment.VERSION,
         "status": solution.status,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.base.domain.mig_table import model_called
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import files
+from pipeline.planner import input_files
 from pipeline.planner.deployment import Service
 
 _LEAST_PER_S = 1e-9
@@ -57,14 +57,14 @@ def read(path: Path) -> Demand:
         ConfigError: it cannot be read, a key is missing, unknown or of another type, a rate or objective is 0, a
             service is there twice, or a limit names a service that is not there.
     """
-    raw = files.read_mapping(path, "services")
+    raw = input_files.read_mapping(path, "services")
     shared = raw.get("latency_share")
     if shared is not None and isinstance(raw.get("services"), list):
         services = [
             {"latency_share": shared} | service if isinstance(service, dict) else service for service in raw["services"]
         ]
         raw = raw | {"services": services}
-    content = files.decode(_File, raw, str(path))
+    content = input_files.decode(_File, raw, str(path))
     check(content.services, str(path))
     return Demand(services=content.services, limits=_checked(content.limits, content.services, f"{path}: limits"))
 

@@ -12,10 +12,10 @@ from pipeline.base.domain import mig_table
 from pipeline.base.domain.answer import Answer
 from pipeline.base.system.errors import ConfigError
 from pipeline.importer import experiment_file
-from pipeline.planner import files
+from pipeline.planner import input_files
 from pipeline.planner.deployment import Plan
 from pipeline.planner.export import experiment, kubernetes, mig_parted
-from pipeline.planner.profile import SIMULATED
+from pipeline.planner.profile_table import SIMULATED
 from pipeline.planner.training import training_plan
 
 _EXPERIMENT, _MIG_PARTED, _KUBERNETES = "experiment", "mig-parted", "kubernetes"
@@ -79,7 +79,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     path = Path(arguments.out)
     if path.exists() and not arguments.force:
         raise ConfigError(f"{path} exists; give another --out, or --force to replace it")
-    files.write(path, text)
+    input_files.write(path, text)
     return Answer(data=data | {"file": str(path)}, text=f"written: {path}")
 
 

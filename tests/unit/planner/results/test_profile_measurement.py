@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.base.domain.records import NEIGHBOURS, Result
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import profile
-from pipeline.planner.results.measured import profile_of
+from pipeline.planner import profile_table
+from pipeline.planner.results.profile_measurement import profile_of
 from pipeline.report.read.records import JobRow, Row
 from pipeline.report.read.rows import study_of
 from tests.support.report_rows import copies, job, params, row, study
@@ -19,7 +19,7 @@ from tests.unit.report.test_report_services import served
 OWN = params("train")
 
 
-def rows_of(*rows: Row) -> dict[tuple[Any, ...], profile.Row]:
+def rows_of(*rows: Row) -> dict[tuple[Any, ...], profile_table.Row]:
     found = profile_of(study(*rows), "x").rows
     return {(each.sharing_mode, each.instance_profile, each.processes): each for each in found}
 
@@ -159,5 +159,5 @@ def test_blocks_of_a_second_store_count_and_the_table_can_be_read_back(tmp_path)
     ]
     made = profile_of(study_of("synthetic", *stores), "x")
     assert [each.num_blocks for each in made.rows] == [6]
-    profile.write(tmp_path / "p.csv", made)
-    assert profile.read(tmp_path / "p.csv").digest == made.digest
+    profile_table.write(tmp_path / "p.csv", made)
+    assert profile_table.read(tmp_path / "p.csv").digest == made.digest

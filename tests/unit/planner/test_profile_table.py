@@ -7,8 +7,8 @@ import pytest
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import __main__ as planner
-from pipeline.planner import parvagpu, profile
-from pipeline.planner.profile import Profile, Row
+from pipeline.planner import parvagpu, profile_table
+from pipeline.planner.profile_table import Profile, Row
 
 HEAD = "Mig instance,Batch size,Workload Number,Throughput,Latency"
 PARVAGPU = PROJECT_DIR / "tests/data/parvagpu"
@@ -50,8 +50,8 @@ def table(*rows):
 
 def test_what_is_written_is_read_again(tmp_path):
     path = tmp_path / "profile.csv"
-    profile.write(path, Profile(rows=(WHOLE, BARE)))
-    found = profile.read(path)
+    profile_table.write(path, Profile(rows=(WHOLE, BARE)))
+    found = profile_table.read(path)
     assert found.rows[0] == WHOLE
     assert found.rows[1].throughput_per_s == pytest.approx(1 / 3, rel=1e-11)
     assert found.rows[1].latency_p99_ms is None and found.rows[1].runs == ()
@@ -64,29 +64,29 @@ def test_the_digest_is_of_the_content_alone(tmp_path):
     path.write_text(table({name: GOOD[name] for name in columns} | {"throughput_per_s": "10.00"}))
     again = tmp_path / "again.csv"
     again.write_text(table(GOOD))
-    assert profile.read(path).digest == profile.read(again).digest
+    assert profile_table.read(path).digest == profile_table.read(again).digest
     again.write_text(table(GOOD | {"throughput_per_s": "10.01"}))
-    assert profile.read(path).digest != profile.read(again).digest
+    assert profile_table.read(path).digest != profile_table.read(again).digest
     assert Profile(rows=(WHOLE, BARE)).digest == Profile(rows=(BARE, WHOLE)).digest
 
 
 def test_simulated_figures_stay_marked_and_are_not_mixed_with_real_ones(tmp_path):
     simulated, real, old = tmp_path / "simulated.csv", tmp_path / "real.csv", tmp_path / "old.csv"
-    profile.write(simulated, Profile(rows=(BARE,), is_simulated=True))
-    profile.write(real, Profile(rows=(WHOLE,)))
+    profile_table.write(simulated, Profile(rows=(BARE,), is_simulated=True))
+    profile_table.write(real, Profile(rows=(WHOLE,)))
     old.write_text(table(GOOD))  # without the column
-    assert [profile.read(path).is_simulated for path in (simulated, real, old)] == [True, False, False]
-    assert profile.read(simulated).digest == Profile(rows=(BARE,), is_simulated=True).digest
-    assert profile.read(simulated).digest != Profile(rows=(BARE,)).digest
+    assert [profile_table.read(path).is_simulated for path in (simulated, real, old)] == [True, False, False]
+    assert profile_table.read(simulated).digest == Profile(rows=(BARE,), is_simulated=True).digest
+    assert profile_table.read(simulated).digest != Profile(rows=(BARE,)).digest
     with pytest.raises(ConfigError, match=f"{real} row 2, is_simulated: {simulated} row 2 is of a simulated GPU"):
-        profile.read([simulated, real])
-    assert len(profile.read([real, old]).rows) == 2
+        profile_table.read([simulated, real])
+    assert len(profile_table.read([real, old]).rows) == 2
 
 
 def test_a_gpu_may_be_called_as_the_driver_calls_it(tmp_path):
     path = tmp_path / "profile.csv"
     path.write_text(table(GOOD | {"gpu_model": "NVIDIA A100-SXM4-80GB"}, GOOD | {"gpu_model": "NVIDIA RTX 9999"}))
-    assert [row.gpu_model for row in profile.read(path).rows] == ["a100_80gb", "NVIDIA RTX 9999"]
+    assert [row.gpu_model for row in profile_table.read(path).rows] == ["a100_80gb", "NVIDIA RTX 9999"]
 
 
 BAD = {
@@ -118,7 +118,7 @@ def test_what_cannot_be_used_is_refused(tmp_path, rows, message):
     path = tmp_path / "profile.csv"
     path.write_text(table(*rows))
     with pytest.raises(ConfigError, match=f"^{path} {message}") as refused:
-        profile.read(path)
+        profile_table.read(path)
     assert "\n" not in str(refused.value)
 
 
@@ -128,7 +128,7 @@ def test_parvagpu_gives_the_throughput_of_a_process(tmp_path, capsys):
     assert "1747 rows, 11 workloads, measured on a100_80gb" in capsys.readouterr().out
     row, *others = [
         row
-        for row in profile.read(out).rows
+        for row in profile_table.read(out).rows
         if (row.workload, row.instance_profile, row.batch, row.processes) == ("bert", "1g.10gb", 2, 3)
     ]
     assert not others

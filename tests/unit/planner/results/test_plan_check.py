@@ -10,11 +10,11 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import profile
-from pipeline.planner.commands.check import in_words
+from pipeline.planner import profile_table
+from pipeline.planner.commands.check_command import in_words
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.planner.export.experiment import groups_of, only_model, rates_per_s
-from pipeline.planner.profile import Profile
+from pipeline.planner.profile_table import Profile
 from pipeline.planner.results.plan_check import Check, Compared, check, table_of
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.page.page import content_of, render
@@ -88,7 +88,7 @@ def test_memory_and_energy_are_of_a_service_that_has_them_to_itself() -> None:
 
 def test_the_profile_gives_intervals_and_energy_and_must_be_the_one_of_the_plan() -> None:
     rows = (
-        profile.Row(
+        profile_table.Row(
             workload="train",
             gpu_model=H100,
             sharing_mode="mps",

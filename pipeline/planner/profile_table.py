@@ -20,7 +20,7 @@ from pipeline.base.domain import modes
 from pipeline.base.domain.mig_table import model_called
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import files
+from pipeline.planner import input_files
 
 VERSION = 1
 _VERSION_COLUMN, _SIMULATED_COLUMN = "schema_version", "is_simulated"
@@ -172,7 +172,7 @@ def write(path: Path, profile: Profile) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_VERSION_COLUMN, *COLUMNS, _SIMULATED_COLUMN])
     writer.writerows([VERSION, *_written(row), str(profile.is_simulated).lower()] for row in profile.rows)
-    files.write(path, text.getvalue())
+    input_files.write(path, text.getvalue())
 
 
 def _written(row: Row) -> list[str]:
@@ -189,7 +189,7 @@ def _field(value: object) -> str:
 
 def _read_file(path: Path) -> Iterable[tuple[int, Row, bool]]:
     """Each row with the number of its line, and whether it is of a simulated GPU."""
-    reader = csv.DictReader(io.StringIO(files.read(path)), restkey="", strict=True)
+    reader = csv.DictReader(io.StringIO(input_files.read(path)), restkey="", strict=True)
     try:
         _check_columns(path, reader.fieldnames or ())
         for cells in reader:

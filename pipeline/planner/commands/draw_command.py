@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pipeline.base.domain.answer import Answer
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import deployment, files
-from pipeline.planner.pictures import gpus, load, timeline
-from pipeline.planner.transition import steps
+from pipeline.planner import deployment, input_files
+from pipeline.planner.pictures import gpu_picture, load_picture, transition_picture
+from pipeline.planner.transition import transition_steps
 from pipeline.report.figures.drawing import Sketch, draw
 
 
@@ -55,13 +55,13 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 def _sketch(path: Path, name: str) -> tuple[Sketch, bool]:
     """The picture of a file, and whether what it shows is simulated."""
-    content = files.read_json(path)
+    content = input_files.read_json(path)
     if "steps" in content:
-        transition = steps.read(path)
-        return timeline.sketch(transition, name), transition.is_simulated
+        transition = transition_steps.read(path)
+        return transition_picture.sketch(transition, name), transition.is_simulated
     if "loads" in content:
-        return load.sketch(load.read(content, str(path)), name), content.get("is_simulated") is True
+        return load_picture.sketch(load_picture.read(content, str(path)), name), content.get("is_simulated") is True
     if "gpus" in content:
         plan = deployment.from_json(content, str(path))
-        return gpus.sketch(plan, name), plan.is_simulated
+        return gpu_picture.sketch(plan, name), plan.is_simulated
     raise ConfigError(f"{path}: holds no plan, no steps of a transition and no comparison of methods")

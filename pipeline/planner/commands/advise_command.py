@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.base.domain.answer import Answer
 from pipeline.base.system import entry_points, json_decoder, words
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner.results import settle
+from pipeline.planner.results import follow_up_sweep
 from pipeline.planner.results.advice import Advice, advise
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.verdicts import verdicts
@@ -44,7 +44,7 @@ def answer_of(study: Study) -> Answer:
             "advise; measure some, as with "
             f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
         )
-    sweeps = [settle.command(study, advice) for advice in found]
+    sweeps = [follow_up_sweep.command(study, advice) for advice in found]
     text = "\n".join(
         [*_table(found), "", *(line for each in zip(found, sweeps, strict=True) for line in _describe(*each))]
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.planner.deployment import Gpu, Instance
-from pipeline.planner.transition.given import kind_of
+from pipeline.planner.transition.gpu_identity import kind_of
 from pipeline.planner.transition.rooms import Kind, Rooms, Spot, configuration
 
 

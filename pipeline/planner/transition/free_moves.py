@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.planner.transition.board import Board
 from pipeline.planner.transition.rooms import Kind, Spot
+from pipeline.planner.transition.search_state import Board
 
 
 def settle(board: Board) -> None:

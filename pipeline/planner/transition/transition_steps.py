@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from pipeline.base.domain.modes import PlannedAs
 from pipeline.base.system import entry_points, json_decoder
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import deployment, files
+from pipeline.planner import deployment, input_files
 from pipeline.planner.deployment import Deployment, Instance
 
 VERSION = 1
@@ -111,12 +111,12 @@ class Transition:
 
 def read(path: Path) -> Transition:
     """The transition in a file; ConfigError if there is none that can be used."""
-    content = files.read_json(path)
+    content = input_files.read_json(path)
     if (version := content.get("version")) != VERSION or "steps" not in content:
         made = f"`{entry_points.spell('planner', 'transition')}`"
         seen = f"its version is {version!r}, not {VERSION}" if "steps" in content else "it has no steps"
         raise ConfigError(f"{path} is not a transition as {made} writes it: {seen}")
-    transition = files.decode(Transition, content, str(path))
+    transition = input_files.decode(Transition, content, str(path))
     for key in ("today", "tomorrow", "reached"):
         deployment.check(getattr(transition, key), f"{path}: {key}")
     if unnamed := [gpu for gpu in transition.today.gpus if gpu.id is None]:
@@ -126,4 +126,4 @@ def read(path: Path) -> Transition:
 
 def write(transition: Transition, path: Path) -> None:
     """Write a transition; ConfigError if the file cannot be written."""
-    files.write_json(path, json_decoder.encode(transition))
+    input_files.write_json(path, json_decoder.encode(transition))

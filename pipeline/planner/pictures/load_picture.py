@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.planner import files
+from pipeline.planner import input_files
 from pipeline.report.figures.drawing import FAINT, SERIES_COLOURS, Sketch, add_legend, new_figure
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Load:
 
 def read(content: Mapping[str, Any], where: str) -> tuple[Load, ...]:
     """The loads that `compare --json` told of, in rising order; ConfigError if it did not."""
-    loads: tuple[Load, ...] = files.decode(tuple[Load, ...], content.get("loads"), f"{where}: loads")
+    loads: tuple[Load, ...] = input_files.decode(tuple[Load, ...], content.get("loads"), f"{where}: loads")
     return tuple(sorted(loads, key=lambda each: each.load))
 
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, total_per_s
-from pipeline.planner.transition import exchange, graph, keep
-from pipeline.planner.transition.board import Board, Item
-from pipeline.planner.transition.given import (
+from pipeline.planner.transition import exchange, gpu_matching, graph
+from pipeline.planner.transition.gpu_identity import (
     can_be_divided,
     free_names,
     in_full,
@@ -21,7 +20,8 @@ from pipeline.planner.transition.given import (
     with_ids,
 )
 from pipeline.planner.transition.rooms import Kind, Rooms, Spot, configuration
-from pipeline.planner.transition.steps import Idle, Step, Transition
+from pipeline.planner.transition.search_state import Board, Item
+from pipeline.planner.transition.transition_steps import Idle, Step, Transition
 
 # Of the ways that are tried, `None` being the plain one. Of a small transition all are, of a large one those that may
 # have this many instances together, and more only until one leads to the end.
@@ -170,7 +170,7 @@ def _board(
     is_kept: bool,
 ) -> Board:
     """Items for all that goes and all that comes; what stays is in its place already."""
-    matches = keep.matched(gpus, wanted, rooms, untouchable) if is_kept else []
+    matches = gpu_matching.matched(gpus, wanted, rooms, untouchable) if is_kept else []
     becomes = {match.gpu: match for match in matches}
     starts = {match.target: match.wanted for match in matches}
     numbers: Iterator[int] = itertools.count()

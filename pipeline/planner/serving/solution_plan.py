@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
-from pipeline.planner.profile import PLANNED_AS, Profile, Row
+from pipeline.planner.profile_table import PLANNED_AS, Profile, Row
 from pipeline.planner.serving import exact
 from pipeline.planner.serving.problem import Option, Problem, Unmet
 from pipeline.planner.serving.solution import Filled, Solution

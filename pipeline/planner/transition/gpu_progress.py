@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.planner.deployment import Gpu, Instance
-from pipeline.planner.transition.plan import Begin
-from pipeline.planner.transition.steps import Idle, Slice, Step, Transition
+from pipeline.planner.transition.transition_plan import Begin
+from pipeline.planner.transition.transition_steps import Idle, Slice, Step, Transition
 
 
 @dataclass(slots=True, kw_only=True)

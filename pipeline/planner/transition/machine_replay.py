@@ -28,14 +28,14 @@ from pipeline.base.system.host import boot_id
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean import journal, own_file
 from pipeline.clean.journal import Journal
-from pipeline.planner import files
+from pipeline.planner import input_files
 from pipeline.planner.deployment import Gpu
-from pipeline.planner.transition import plan, progress
-from pipeline.planner.transition.given import kind_of
-from pipeline.planner.transition.plan import NoTransitionError, Terms
-from pipeline.planner.transition.progress import Standing
+from pipeline.planner.transition import gpu_progress, transition_plan
+from pipeline.planner.transition.gpu_identity import kind_of
+from pipeline.planner.transition.gpu_progress import Standing
 from pipeline.planner.transition.rooms import Kind
-from pipeline.planner.transition.steps import Slice, Step, Transition
+from pipeline.planner.transition.transition_plan import NoTransitionError, Terms
+from pipeline.planner.transition.transition_steps import Slice, Step, Transition
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mig import profiles
 from pipeline.prepare.mig.control import Control, destroy_instance, switch_off
@@ -124,7 +124,7 @@ class _Log:
             self.done.add(line["done"])
             self.begun = None
         elif "planned" in line:
-            self.transition = files.decode(Transition, line["planned"], str(self._path))
+            self.transition = input_files.decode(Transition, line["planned"], str(self._path))
             self.done, self.begun = set(), None
         self.is_set_up = self.is_set_up or "set_up" in line
         self.is_reached = "reached" in line
@@ -144,7 +144,7 @@ def replay(transition: Transition, machine: Path, locks: Path, told: Callable[[s
         CollocationError: it is in use, or a journal cannot be carried out.
     """
     machine = machine.expanduser().resolve()
-    most = plan.most_gpus(transition.today.gpus, transition.tomorrow.gpus, transition.spare)
+    most = transition_plan.most_gpus(transition.today.gpus, transition.tomorrow.gpus, transition.spare)
     StateFile(machine).keep(_models(transition, most))
     outcome = Outcome()
     with rehearsal.kept(machine), ExitStack() as stack:
@@ -178,7 +178,7 @@ class _Replay:
     ) -> None:
         self._held, self._log, self._spare, self._most = held, log, spare, most
         self._outcome, self._told = outcome, told
-        self._now = progress.after(log.transition, log.done)
+        self._now = gpu_progress.after(log.transition, log.done)
 
     def run(self) -> None:
         """Set up, compare, and take every step that is left."""
@@ -197,7 +197,7 @@ class _Replay:
                 if not self._plan_anew(step):
                     return
                 continue
-            progress.take(self._now, step)
+            gpu_progress.take(self._now, step)
             self._log.write({"done": step.id})
             self._outcome.done += 1
             self._told("done", step)
@@ -270,7 +270,7 @@ class _Replay:
         old = self._log.transition
         there = set(self._now)
         extra = {str(gpu.id): Standing(gpu=gpu, mode=gpu.mode) for gpu in self._spare if gpu.id not in there}
-        begin = progress.onward_from(self._now | extra, {*old.set_aside, failed.gpu})
+        begin = gpu_progress.onward_from(self._now | extra, {*old.set_aside, failed.gpu})
         count = Counter(kind_of(gpu) for gpu in begin.gpus)
         terms = Terms(
             old_rates_per_s=old.old_rates_per_s,
@@ -281,12 +281,12 @@ class _Replay:
         )
         most = {kind: min(number, count[kind]) for kind, number in self._most.items()}
         try:
-            planned = plan.onward(begin, old.tomorrow.gpus, terms, most)
+            planned = transition_plan.onward(begin, old.tomorrow.gpus, terms, most)
         except NoTransitionError as error:
             self._outcome.reason = f"step {failed.id} failed on GPU {failed.gpu}, and without that GPU {error}"
             return False
         self._log.write({"planned": json_decoder.encode(planned)})
-        self._now = progress.begin(planned)
+        self._now = gpu_progress.begin(planned)
         return True
 
 

@@ -19,8 +19,8 @@ from typing import Literal
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import files
-from pipeline.planner.profile import Profile as Table
+from pipeline.planner import input_files
+from pipeline.planner.profile_table import Profile as Table
 from pipeline.planner.serving.problem import Model
 from pipeline.planner.training.speed import Place, Program, Speed, Speeds
 from pipeline.prepare.mig import partitions
@@ -138,7 +138,7 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Proble
     Raises:
         ConfigError: the file or a job cannot be used, or the profile says too little of a job.
     """
-    content = files.decode(_File, files.read_mapping(path, "jobs"), str(path))
+    content = input_files.decode(_File, input_files.read_mapping(path, "jobs"), str(path))
     if not content.jobs:
         raise ConfigError(f"{path}: jobs is empty: there is nothing to plan")
     gpus = content.gpus if num_gpus is None else num_gpus

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.system.words import natural
 from pipeline.planner.transition.graph import timed
-from pipeline.planner.transition.steps import KINDS, Step, Transition
+from pipeline.planner.transition.transition_steps import KINDS, Step, Transition
 from pipeline.report.figures.drawing import (
     FAINT,
     PAPER,

@@ -18,12 +18,12 @@ import pytest
 
 from pipeline.base.system import command
 from pipeline.clean import own_file
-from pipeline.planner import files
+from pipeline.planner import input_files
 from pipeline.planner.__main__ import main
 from pipeline.planner.deployment import Instance
-from pipeline.planner.transition import plan as planning
-from pipeline.planner.transition import progress, proof, steps
-from pipeline.planner.transition.steps import Transition
+from pipeline.planner.transition import gpu_progress, proof, transition_steps
+from pipeline.planner.transition import transition_plan as planning
+from pipeline.planner.transition.transition_steps import Transition
 from pipeline.prepare.device import smi
 from pipeline.prepare.mig import profiles
 from pipeline.simulation.machine import codes
@@ -48,7 +48,7 @@ class Bench:
         chance = random.Random(seed)
         one, other = same_rates(*(random_plan(chance, model, num_gpus, 3) for _ in range(2)))
         planned = planning.plan(one, other, spare, {})
-        steps.write(planned, self.steps)
+        transition_steps.write(planned, self.steps)
         return planned
 
     def replay(self) -> int:
@@ -118,7 +118,7 @@ def test_mig_is_switched_off_for_whole_gpus_and_on_for_instances(bench: Bench) -
     for number, plans in enumerate(((divided, whole), (whole, divided))):
         bench.machine = bench.folder / f"cluster{number}.json"
         bench.file = StateFile(bench.machine)
-        steps.write(planning.plan(*plans, 1, {}), bench.steps)
+        transition_steps.write(planning.plan(*plans, 1, {}), bench.steps)
         assert bench.replay() == 0
         first, spare = bench.file.read().gpus
         assert first.instances == () and len(spare.instances) == 2 * number and spare.mig_current == bool(number)
@@ -205,7 +205,7 @@ def test_after_a_failure_the_rest_is_planned_anew_and_reached(
     (failure,) = json.loads(capsys.readouterr().out)["failures"]
     assert "Insufficient Resources" in failure["reason"]
     lines = map(json.loads, (bench.folder / "cluster.json.replay" / "steps.jsonl").read_text().splitlines())
-    (anew,) = (files.decode(Transition, line["planned"], "log") for line in lines if "planned" in line)
+    (anew,) = (input_files.decode(Transition, line["planned"], "log") for line in lines if "planned" in line)
     assert proof.check(anew).broken == () and anew.set_aside == (failure["gpu"],)
     assert failure["gpu"] not in {step.gpu for step in anew.steps}
     there, reached = bench.there(), bench.reached(anew)
@@ -243,7 +243,7 @@ def test_a_machine_that_is_not_as_the_transition_has_it_is_left_alone(
     bench.file.keep(["a30_24gb"] * len(planned.today.gpus))
     Driver(bench.file).set_mig_mode(0, is_on=True)
     taken = {(profile.name, start) for profile in profiles.load_model("a30_24gb").profiles for start in profile.starts}
-    somebody = progress.begin(planned)["0"].slices
+    somebody = gpu_progress.begin(planned)["0"].slices
     name, start = min(taken - {(each.profile, each.start) for each in somebody})
     ids = {profile.name: profile.profile_id for profile in profiles.load_model("a30_24gb").profiles}
     nvidia_smi.main(["--state-file", str(bench.machine), "mig", "-i", "0", "-cgi", f"{ids[name]}:{start}", "-C"])
@@ -260,12 +260,12 @@ def test_another_transition_waits_for_the_end_of_the_first(bench: Bench, capsys:
     bench.plan(2)
     assert bench.replay() == 2
     assert "is in the middle of another transition" in capsys.readouterr().err
-    steps.write(planned, bench.steps)
+    transition_steps.write(planned, bench.steps)
     assert bench.replay() == 0
 
 
 def test_steps_that_do_not_hold_are_not_begun(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     planned = bench.plan(1)
-    steps.write(dataclasses.replace(planned, steps=planned.steps[:-1]), bench.steps)
+    transition_steps.write(dataclasses.replace(planned, steps=planned.steps[:-1]), bench.steps)
     assert bench.replay() == 1
     assert json.loads(capsys.readouterr().out)["broken"] and not bench.machine.exists()

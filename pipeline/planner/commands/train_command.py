@@ -15,14 +15,14 @@ from pipeline.base.domain.answer import Answer
 from pipeline.base.system import json_decoder
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import aligned, counted
-from pipeline.planner import files, profile
-from pipeline.planner.profile import Profile, marks
-from pipeline.planner.serving import asked
-from pipeline.planner.serving.services import Limits
-from pipeline.planner.training import jobs as training
+from pipeline.planner import input_files, profile_table
+from pipeline.planner.profile_table import Profile, marks
+from pipeline.planner.serving import planning_input
+from pipeline.planner.serving.demand import Limits
 from pipeline.planner.training import schedule, training_plan
-from pipeline.planner.training.jobs import Objective, Problem
+from pipeline.planner.training import training_jobs as training
 from pipeline.planner.training.schedule import Schedule
+from pipeline.planner.training.training_jobs import Objective, Problem
 from pipeline.planner.training.training_plan import PlannedGpu, PlannedJob
 
 _NAMES = {"makespan": "makespan", "completion": "mean completion", "energy": "energy"}
@@ -59,12 +59,12 @@ def answer(arguments: argparse.Namespace) -> Answer:
     """Return the plan, or the job that makes that there is none."""
     if not arguments.time_limit_s > 0:
         raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0")
-    table = profile.read(arguments.profile)
+    table = profile_table.read(arguments.profile)
     allowed = _choose_modes(arguments.modes, table)
     selectors = [arguments.gpu] if arguments.gpu else list(table.gpu_models)
     if len(selectors) != 1:
         raise ConfigError(f"{table.source}: it has rows of {', '.join(selectors)}; choose one with --gpu")
-    (model,) = asked.find_models(selectors, table, Limits(), arguments.driver_branch)
+    (model,) = planning_input.find_models(selectors, table, Limits(), arguments.driver_branch)
     problem, objective = training.read(arguments.jobs, arguments.gpus, model, table), arguments.objective
     best, why = _solve(problem, arguments, allowed, arguments.time_limit_s)
     note = marks(is_simulated=table.is_simulated)
@@ -102,7 +102,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
         "is_simulated": table.is_simulated,
     }
     if arguments.out is not None:
-        files.write_json(arguments.out, data)
+        input_files.write_json(arguments.out, data)
     lines = [*note, *_describe(problem, best, gpus, objective, by_mode)]
     if arguments.modes is None and (left := [mode for mode in training.MODES if mode not in allowed]):
         lines.append(f"nothing was measured under {', '.join(left)}, so none is planned; --modes adds predictions")
