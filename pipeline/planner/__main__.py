@@ -33,7 +33,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer one command; returns the exit status."""
+    """Answer one command and return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = make_parser(*words).parse_args(words)
     try:

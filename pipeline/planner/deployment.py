@@ -1,4 +1,4 @@
-"""What runs on which GPU: deployments, and plans, which are deployments with what they are for. And their file.
+"""Deployments: the services on each GPU; plans, which are deployments with their purpose; and the file of a plan.
 
 A deployment is legal when every GPU can be divided as it says and the memory suffices; whether it serves anybody well
 is the matter of whoever plans. Starts are those of `pipeline.prepare.mig.partitions`: first memory slices.
@@ -84,13 +84,13 @@ class Deployment:
     gpus: tuple[Gpu, ...]
 
     def throughput_per_s(self) -> dict[str, float]:
-        """What each service gets from all its instances together; those whose figure is missing add nothing."""
+        """Return what each service gets from all its instances; those whose figure is missing add nothing."""
         return total_per_s(self.gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What a service must get. `latency_share` is the part of the objective that a configuration may use up."""
+    """A service's rate and objective; a configuration may use up the `latency_share` of the objective."""
 
     name: str
     rate_per_s: float
@@ -123,14 +123,14 @@ class Plan:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """The plan as its file holds it."""
+    """Return the plan as its file holds it."""
     content: dict[str, Any] = json_decoder.encode(plan)
     content["gpus"] = content.pop("deployment")["gpus"]
     return {"version": content.pop("version"), "num_gpus": len(plan.deployment.gpus)} | content
 
 
 def from_json(content: Mapping[str, Any], where: str) -> Plan:
-    """The plan that a file holds, which is legal.
+    """Return the plan that a file holds, which is legal.
 
     Args:
         content: the object of the file.
@@ -158,7 +158,7 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
 
 
 def read(path: Path) -> Plan:
-    """The plan in a file; ConfigError if there is none that can be used."""
+    """Read the plan in a file; ConfigError if there is none that can be used."""
     return from_json(input_files.read_json(path), str(path))
 
 
@@ -182,7 +182,7 @@ def check(deployment: Deployment, where: str) -> None:
 
 
 def check_gpu(gpu: Gpu, where: str) -> None:
-    """As `check`, for one GPU."""
+    """Refuse a GPU as `check` does."""
     for number, instance in enumerate(gpu.instances):
         if instance.processes == 0 or instance.batch == 0:
             raise ConfigError(f"{where}.instances[{number}]: processes and batch must be at least 1")
@@ -198,12 +198,12 @@ def check_gpu(gpu: Gpu, where: str) -> None:
 
 
 def mig_gpu(gpu: Gpu) -> MigGpu:
-    """How MIG divides the GPU; ConfigError if its model is not known or cannot be divided."""
+    """Return how MIG divides the GPU; ConfigError if its model is not known or cannot be divided."""
     return profiles.load_model(gpu.model, gpu.driver_branch)
 
 
 def placed(gpu: Gpu) -> partitions.Placed:
-    """The profiles and starts of a divided GPU; ConfigError if it has no such profile."""
+    """Return the profiles and starts of a divided GPU; ConfigError if it has no such profile."""
     model = mig_gpu(gpu)
     return tuple(
         (partitions.resolve(model, instance.profile), instance.start)
@@ -235,7 +235,7 @@ def _check_undivided(gpu: Gpu, where: str) -> None:
 
 
 def _legal(model: MigGpu, there: partitions.Placed) -> str:
-    """What could be asked for instead: the same profiles elsewhere, or the nearest that fit together."""
+    """Suggest the same profiles elsewhere, or the nearest that fit together."""
     asked = [profile for profile, _ in there]
     layout = partitions.place(model, asked)
     if layout is not None:

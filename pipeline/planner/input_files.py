@@ -24,7 +24,7 @@ _UNREADABLE = (ValueError, KeyError, AttributeError, RecursionError)
 
 
 class _Loader(_FASTEST):  # type: ignore[misc]
-    """Refuses a key that is given twice, of which others take the last."""
+    """A loader that refuses a key that is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         written: set[tuple[str, str]] = set()
@@ -40,7 +40,7 @@ class _Loader(_FASTEST):  # type: ignore[misc]
 
 
 def read(path: Path) -> str:
-    """The text of a file; ConfigError if it is no regular file, cannot be read or is no UTF-8."""
+    """Read the text of a file; ConfigError if it is no regular file, cannot be read or is no UTF-8."""
     try:
         return regular_files.read_bytes(path.resolve()).decode("utf-8-sig")
     except OSError as error:
@@ -52,7 +52,7 @@ def read(path: Path) -> str:
 
 
 def read_mapping(path: Path, key: str) -> dict[str, Any]:
-    """The mapping that a file in YAML holds, which has this key; ConfigError names file and row."""
+    """Read a file in YAML that holds a mapping with this key; ConfigError names file and row."""
     text = read(path)
     try:
         raw = yaml.load(text, _Loader)  # noqa: S506  # a safe loader

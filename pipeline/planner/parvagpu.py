@@ -31,7 +31,7 @@ _SCENARIOS = "slo_"
 
 
 def read(folder: Path) -> Profile:
-    """The tables of a folder as one profile, a workload a file.
+    """Read the tables of a folder as one profile, a workload a file.
 
     Raises:
         ConfigError: there is no table, or a field cannot be used; names file, row and column.

@@ -30,7 +30,7 @@ SIMULATED = "simulated: the profile says nothing about a real GPU"
 
 
 def marks(*, is_simulated: bool) -> list[str]:
-    """The lines that an answer has more if what it says is simulated."""
+    """Return the lines that mark an answer as simulated."""
     return [SIMULATED] if is_simulated else []
 
 
@@ -77,7 +77,7 @@ class Row:
 
     @property
     def cell(self) -> tuple[str | float | None, ...]:
-        """What no two rows of a table may have in common."""
+        """The columns that no two rows of a table have in common."""
         return (
             self.workload,
             self.gpu_model,
@@ -119,23 +119,23 @@ class Profile:
 
     @cached_property
     def digest(self) -> str:
-        """Of the content: the same whatever the order of rows and columns, and however numbers were written."""
+        """The digest of the content, whatever the order of rows and columns, and the spelling of numbers."""
         lines = sorted("\0".join(map(str, _written(row))) for row in self.rows)
         head = f"version {VERSION}{' simulated' if self.is_simulated else ''}"
         return hashlib.sha256("\n".join([head, *lines]).encode()).hexdigest()
 
     def place_of(self, row: Row) -> str:
-        """Where a row of it was read, for messages."""
+        """Return where a row was read, for messages."""
         return self.places[self.rows.index(row)] if self.places else self.source
 
     @property
     def gpu_models(self) -> tuple[str, ...]:
-        """Those that have rows, in the order of the rows."""
+        """The GPU models that have rows, in the order of the rows."""
         return tuple(dict.fromkeys(row.gpu_model for row in self.rows))
 
 
 def read(paths: Sequence[Path] | Path) -> Profile:
-    """The table of a file, or of several as one.
+    """Read the table of a file, or of several as one.
 
     Raises:
         ConfigError: a file cannot be read or is of another version, a row cannot be used, or some are of a simulated
@@ -188,7 +188,7 @@ def _field(value: object) -> str:
 
 
 def _read_file(path: Path) -> Iterable[tuple[int, Row, bool]]:
-    """Each row with the number of its line, and whether it is of a simulated GPU."""
+    """Yield each row with the number of its line, and whether it is of a simulated GPU."""
     reader = csv.DictReader(io.StringIO(input_files.read(path)), restkey="", strict=True)
     try:
         _check_columns(path, reader.fieldnames or ())
@@ -261,7 +261,7 @@ def _check(where: str, row: Row) -> None:
 
 
 def number(where: str, text: str) -> float:
-    """A figure, finite and not negative; ConfigError naming `where`."""
+    """Read a figure, finite and not negative; ConfigError naming `where`."""
     try:
         value = float(text)
     except ValueError as error:
@@ -283,7 +283,7 @@ def _positive(where: str, text: str) -> float:
 
 
 def count(where: str, text: str) -> int:
-    """A whole number above 0; ConfigError naming `where`."""
+    """Read a whole number above 0; ConfigError naming `where`."""
     value = _positive(where, text)
     if not value.is_integer():
         raise ConfigError(f"{where}: {text} is no whole number")

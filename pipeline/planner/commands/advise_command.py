@@ -21,17 +21,17 @@ from pipeline.report.read.stores import add_store_arguments, named_stores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The study."""
+    """Add the study."""
     add_store_arguments(parser)
 
 
 def answer(arguments: argparse.Namespace) -> Answer:
-    """Advice for each case of several jobs; status 1 where there is none for one of them."""
+    """Return advice for each case of several jobs; status 1 where there is none for one of them."""
     return answer_of(rows.read(named_stores(arguments), arguments.experiment))
 
 
 def answer_of(study: Study) -> Answer:
-    """The same for a study that was read.
+    """Return the same for a study that was read.
 
     Raises:
         ConfigError: no jobs ran together in it.

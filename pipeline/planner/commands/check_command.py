@@ -26,7 +26,7 @@ from pipeline.report.read.stores import add_store_arguments, named_stores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The plan, its experiment, the profile, and whether there is to be a report."""
+    """Add the plan, its experiment, the profile and the report."""
     parser.add_argument("plan", type=Path, help="as `serve` or `train` wrote it, in JSON")
     add_store_arguments(parser)
     parser.add_argument(
@@ -61,7 +61,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 
 def in_words(found: Check, table: Table) -> str:
-    """The table, and what does not hold."""
+    """Format the table, and list what does not hold."""
     lines = aligned([list(table.columns), *([shown(value) for value in row] for row in table.rows)], left=(0, 1, 2, 3))
     lines += [f"not measured: {why}" for why in found.missing]
     lines += [f"not kept: {what}" for what in found.broken]

@@ -21,7 +21,7 @@ _TIME_LIMIT_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is asked."""
+    """Add the demand, and the loads to plan for."""
     planning_input.add_arguments(parser, time_limit_s=_TIME_LIMIT_S)
     parser.add_argument(
         "--load",
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> Answer:
-    """For each load a row a method; none if there is no plan."""
+    """Return a row a method for each load; none if there is no plan."""
     problem, profile = planning_input.read(arguments)
     found, texts = [], []
     for load in arguments.load or [1.0]:
@@ -73,7 +73,7 @@ def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> li
 
 
 def undivided_and_smallest(problem: Problem) -> list[tuple[str, Problem]]:
-    """The same with whole GPUs alone, and with GPUs that are divided into as many instances as possible.
+    """Restrict a problem to whole GPUs, and to GPUs that are divided into as many instances as possible.
 
     What nothing was profiled of is left out.
     """

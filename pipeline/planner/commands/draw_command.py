@@ -15,7 +15,7 @@ from pipeline.report.figures.drawing import Sketch, draw
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is drawn, and where the pictures go."""
+    """Add the files, and the folder of the pictures."""
     parser.add_argument(
         "files",
         type=Path,
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> Answer:
-    """The pictures, all drawn before the first is written."""
+    """Draw all pictures, then write them."""
     names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem) for path in arguments.files]
     if len(set(names)) < len(names):
         raise ConfigError(f"two of the files would be drawn as {max(names, key=names.count)}.svg; draw one at a time")
@@ -54,7 +54,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 
 def _sketch(path: Path, name: str) -> tuple[Sketch, bool]:
-    """The picture of a file, and whether what it shows is simulated."""
+    """Return the picture of a file, and whether it shows something simulated."""
     content = input_files.read_json(path)
     if "steps" in content:
         transition = transition_steps.read(path)

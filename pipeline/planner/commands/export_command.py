@@ -22,7 +22,7 @@ _EXPERIMENT, _MIG_PARTED, _KUBERNETES = "experiment", "mig-parted", "kubernetes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The plan, what it becomes, and where that goes."""
+    """Add the plan, the format, and the path of the export."""
     parser.add_argument("plan", type=Path, help="as `serve` or `train` wrote it, in JSON")
     parser.add_argument("--as", dest="kind", required=True, choices=[_EXPERIMENT, _MIG_PARTED, _KUBERNETES])
     parser.add_argument("--name", help="of what is made; by default that of the plan's file")
@@ -106,7 +106,7 @@ def _text(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
 
 
 def _by_service(flag: str, given: Sequence[str], *, needs_service: bool) -> dict[str, str]:
-    """What a flag says for each service; under an empty name, for all others."""
+    """Split the arguments of a flag by service; under an empty name is that of all others."""
     found: dict[str, str] = {}
     for word in given:
         service, has_service, value = word.partition("=")

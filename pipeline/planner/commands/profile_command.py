@@ -13,7 +13,7 @@ from pipeline.report.read import rows, stores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One source, and where the profile goes."""
+    """Add the source, and the path of the profile."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--from-parvagpu", type=Path, metavar="DIR", help="the tables that ParvaGPU published, of an A100 80GB"
@@ -43,7 +43,6 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 
 def _measured(arguments: argparse.Namespace) -> profile_table.Profile:
-    """What the runs of an experiment make."""
     where = stores.named_stores(arguments)
     study = rows.read(where, arguments.experiment)
     return profile_measurement.profile_of(study, f"experiment {arguments.experiment!r}")

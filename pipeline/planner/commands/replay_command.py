@@ -15,7 +15,7 @@ from pipeline.planner.transition.machine_replay import Outcome, replay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The steps, the machine, and where its locks and journals are."""
+    """Add the steps, the machine, and the folder of locks and journals."""
     parser.add_argument("steps", type=Path, help="what `transition` wrote")
     parser.add_argument(
         "--machine", type=Path, required=True, metavar="FILE", help="a kept simulated machine, made if it is not there"
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> Answer:
-    """How far it came; 1 if the steps do not hold what they promise, or a failure left no way."""
+    """Carry the steps out; status 1 if they do not hold what they promise, or a failure left no way."""
     transition = transition_steps.read(arguments.steps)
     if broken := proof.check(transition).broken:
         lines = [f"does not hold: {each}" for each in broken]
@@ -39,7 +39,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 
 def in_words(outcome: Outcome) -> str:
-    """What this start did, and what it could not."""
+    """Describe what this start did, and what it could not."""
     lines = [f"put back what a killed start had begun: {each}" for each in outcome.put_back]
     if outcome.was_set_up:
         lines.append("today's GPU instances were made first: the machine had none")

@@ -21,7 +21,7 @@ _CHANGE_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is asked, how it is solved, and where the plan goes."""
+    """Add the demand, the method, today's plan and the path of the plan."""
     planning_input.add_arguments(parser)
     parser.add_argument(
         "--method", choices=list(solvers.METHODS), default=solvers.EXACT, help=f"how to solve it; {solvers.EXACT}"
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> Answer:
-    """The plan, or why there is none."""
+    """Return the plan, or why there is none."""
     if arguments.out is not None:
         input_files.check_folder(arguments.out)
     problem, profile = planning_input.read(arguments)
@@ -82,7 +82,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 
 def no_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: Profile) -> Answer:
-    """Which services and objectives, or which limits, are the reason."""
+    """Return the services, objectives or limits that are the reason why there is no plan."""
     reasons = solution_plan.reasons(problem, solution, time_limit_s)
     data: dict[str, Any] = {
         "version": deployment.VERSION,
@@ -100,7 +100,7 @@ def no_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: 
 
 
 def in_words(plan: Plan) -> str:
-    """The plan for people: what is proved, who is where, and what each service has to spare."""
+    """Describe a plan: what is proved, the GPUs, and what each service has to spare."""
     num_gpus = len(plan.deployment.gpus)
     if plan.status == "optimal":
         head = f"{counted(num_gpus, 'GPU')}: proved, no plan has fewer"

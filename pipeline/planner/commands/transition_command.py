@@ -23,7 +23,7 @@ _MOST_SPARE = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two plans, what may be used on the way, and how long each kind of step takes."""
+    """Add the two plans, the spare GPUs and the duration of each kind of step."""
     parser.add_argument("today", type=Path, help="the plan that is deployed")
     parser.add_argument("tomorrow", type=Path, help="the plan that is wanted")
     parser.add_argument(
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> Answer:
-    """The steps and what they keep, or why there are none."""
+    """Return the steps and what they keep, or why there are none."""
     if not 0 <= arguments.spare <= _MOST_SPARE:
         raise ConfigError(f"--spare {arguments.spare}: must be from 0 to {_MOST_SPARE}")
     durations_s = durations(arguments.duration)
@@ -61,7 +61,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 
 def durations(given: Sequence[str]) -> dict[str, float]:
-    """Seconds by kind of step; empty if none are given. ConfigError for what is no duration, or if one is missing."""
+    """Read seconds by kind of step; ConfigError for what is no duration, or if one is missing."""
     found: dict[str, float] = {}
     for text in given:
         kind, _, number = text.partition("=")
@@ -80,7 +80,7 @@ def durations(given: Sequence[str]) -> dict[str, float]:
 
 
 def in_words(transition: Transition, proved: Proof) -> str:
-    """What is done, how long it takes, what each service keeps, and the steps."""
+    """Describe the steps, how long they take, and what each service keeps."""
     counts: Counter[str] = Counter(step.kind for step in transition.steps)
     kinds = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
     makespan = "" if transition.makespan_s is None else f", makespan {transition.makespan_s:g} s"
@@ -116,7 +116,7 @@ def _steps(found: Sequence[Step]) -> list[str]:
 
 
 def what(step: Step) -> str:
-    """What a step does, and where."""
+    """Describe a step, and where it takes place."""
     if step.kind == "repartition":
         gone = [f"-{each.profile}@{each.start}" for each in step.destroyed]
         made = [f"+{each.profile}@{each.start}" for each in step.made]

@@ -52,7 +52,7 @@ class Group:
 
     @property
     def scenario(self) -> str:
-        """How its jobs share the GPU."""
+        """The scenario by which its jobs share the GPU."""
         if self.gpu.mode == "mig":
             return modes.MIG_MPS.name
         if self.gpu.mode == "naive":
@@ -62,7 +62,7 @@ class Group:
 
     @property
     def profiles(self) -> tuple[str, ...]:
-        """Of each instance: by slices where these name it, so that it follows the GPU that a rehearsal takes."""
+        """The profile of each instance, by slices where possible: then it follows the GPU of a rehearsal."""
         if self.gpu.mode != "mig":
             return ()
         model = profiles.load_model(self.gpu.model, self.gpu.driver_branch)
@@ -71,7 +71,7 @@ class Group:
 
 
 def rates_per_s(plan: Plan) -> dict[tuple[int, int], float]:
-    """The planned rate of one process of each instance, by position of GPU and instance; of services alone.
+    """Return the planned rate of one process of each instance of a service, by position of GPU and instance.
 
     A service's rate is dealt to its instances by their throughput; where one is not known, by their processes.
     """
@@ -92,7 +92,7 @@ def rates_per_s(plan: Plan) -> dict[tuple[int, int], float]:
 
 
 def groups_of(plan: Plan) -> list[Group]:
-    """The groups of a plan, in its order. A GPU on which nothing runs is in none."""
+    """Return the groups of a plan, in its order. A GPU on which nothing runs is in none."""
     rates = rates_per_s(plan)
     names: dict[str, dict[tuple[object, ...], str]] = defaultdict(dict)  # by model, of which each is exported alone
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -116,7 +116,7 @@ def groups_of(plan: Plan) -> list[Group]:
 
 
 def _name(instance: Instance, rate_per_s: float | None, names: dict[tuple[object, ...], str]) -> str:
-    """What a mix calls the processes of an instance: equal ones by one name, which no others have; `names` keeps it."""
+    """Name the processes of an instance in a mix: equal ones alike, as no others; `names` keeps it."""
     key = (instance.service, instance.batch, rate_per_s, instance.latency_p99_ms is None)
     if key not in names:
         label = re.sub(r"\W", "_", instance.service.split()[0])
@@ -127,7 +127,7 @@ def _name(instance: Instance, rate_per_s: float | None, names: dict[tuple[object
 
 
 def programs_of(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, str]) -> dict[Program, str]:
-    """The program that each name of the mixes stands for.
+    """Return the program that each name of the mixes stands for.
 
     Args:
         plan: what is to run.
@@ -151,7 +151,7 @@ def programs_of(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, str
 
 
 def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) -> str:
-    """The text of the experiment file.
+    """Return the text of the experiment file.
 
     Args:
         plan: with at least one GPU, all of one model.
@@ -189,7 +189,7 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
 
 
 def only_model(plan: Plan, model: str) -> Plan:
-    """The plan with the GPUs of one model left, the rates of services shared out as among all of them."""
+    """Keep the GPUs of one model, the rates of services shared out as among all of them."""
     gpus = tuple(gpu for gpu in plan.deployment.gpus if gpu.model == model)
     kept: dict[str, float] = defaultdict(float)
     for (number, position), rate in rates_per_s(plan).items():
@@ -200,7 +200,7 @@ def only_model(plan: Plan, model: str) -> Plan:
 
 
 def _window_s(plan: Plan) -> float:
-    """Long enough for a p99 of each process of which one is planned, unless that takes too long."""
+    """Return a window for a p99 of each process of which one is planned, unless that takes too long."""
     gpus = plan.deployment.gpus
     rates = [
         rate
@@ -212,7 +212,7 @@ def _window_s(plan: Plan) -> float:
 
 
 def without_p99(plan: Plan) -> tuple[str, ...]:
-    """Services that were planned by a p99 of which a process gets too few requests to measure one."""
+    """Return services planned by a p99 of which a process gets too few requests to measure one."""
     gpus, window_s = plan.deployment.gpus, _window_s(plan)
     placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in rates_per_s(plan).items())
     found = (i.service for i, rate in placed if i.latency_p99_ms is not None and not _has_p99(rate, window_s))
@@ -226,7 +226,7 @@ def _has_p99(rate_per_s: float, window_s: float) -> bool:
 def _objective(
     instance: Instance, rate_per_s: float | None, objective_ms: float | None, window_s: float
 ) -> dict[str, Value]:
-    """The latency that is good, and of how many requests where that was planned and can be measured."""
+    """Return the latency objective, and its percentile where that was planned and can be measured."""
     if rate_per_s is None or objective_ms is None:
         return {}
     is_of_p99 = instance.latency_p99_ms is not None and _has_p99(rate_per_s, window_s)
@@ -235,7 +235,7 @@ def _objective(
 
 
 def rehearsal_s(plan: Plan) -> int:
-    """How long the window of a rehearsal must be so that every process is asked something."""
+    """Return a window in which every process of a rehearsal gets requests."""
     return max(1, math.ceil(_FEWEST_REQUESTS / min(rates_per_s(plan).values(), default=math.inf)))
 
 
@@ -271,7 +271,6 @@ def _program(
 
 
 def _sharing(group: Group) -> dict[str, Any]:
-    """The scenario of a group and its options, as a block has them."""
     shares = [group.gpu.instances[place].share_pct for place in group.instance_of]
     said: dict[str, Any] = {"scenario": group.scenario}
     if group.scenario == modes.MIG_MPS.name:

@@ -34,7 +34,7 @@ class _Kind(NamedTuple):
 
 
 def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> str:
-    """The manifests as one stream of YAML.
+    """Return the manifests as one stream of YAML.
 
     Args:
         plan: its undivided GPUs have one service each.
@@ -75,7 +75,7 @@ def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> st
 
 
 def _label(text: str, room: int = 0) -> str:
-    """Text as a name of Kubernetes: lower case, digits and hyphens."""
+    """Turn a text into a name of Kubernetes: lower case, digits and hyphens."""
     made = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[: _LONGEST - room].strip("-")
     return made or "plan"
 

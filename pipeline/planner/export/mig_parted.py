@@ -18,7 +18,7 @@ from pipeline.planner.deployment import Gpu, Plan
 
 
 def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> str:
-    """The configuration in YAML.
+    """Return the configuration in YAML.
 
     Args:
         plan: its GPUs are those of the nodes in turn; an `id` is an index over all nodes.
@@ -52,7 +52,7 @@ def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> st
 
 
 def _indexes(gpus: Sequence[Gpu], source: str) -> list[int]:
-    """The index of each GPU: its id, or the lowest that no other has."""
+    """Return the index of each GPU: its id, or the lowest that no other has."""
     for gpu in gpus:
         if gpu.id is not None and not re.fullmatch(r"[0-9]{1,9}", gpu.id):
             raise ConfigError(f"{source}: GPU {gpu.id!r} is no index, which mig-parted needs; plan for indexes or none")

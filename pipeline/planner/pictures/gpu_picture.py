@@ -57,7 +57,7 @@ class _Box:
 
 
 def sketch(plan: Plan, name: str) -> Sketch:
-    """The GPUs of a plan, equal ones once."""
+    """Sketch the GPUs of a plan, equal ones once."""
     rows = _rows(plan.deployment.gpus)
     return Sketch(
         name=name,
@@ -72,7 +72,6 @@ def sketch(plan: Plan, name: str) -> Sketch:
 
 
 def _rows(gpus: Sequence[Gpu]) -> list[_Row]:
-    """Equal GPUs together, in the order of the plan."""
     found: dict[Gpu, list[str]] = {}
     for number, gpu in enumerate(gpus):
         found.setdefault(replace(gpu, id=None), []).append(str(number) if gpu.id is None else gpu.id)
@@ -161,7 +160,7 @@ def _boxes(gpu: Gpu, loads: dict[str, float]) -> list[_Box]:
 
 
 def _words(box: _Box, room: int) -> str:
-    """Who, how often and how full, as far as there is room; in two lines if need be."""
+    """Label an instance with service, processes and load, as far as there is room, in two lines if need be."""
     instance = box.instance
     who = instance.service if instance.processes == 1 else f"{instance.processes}x {instance.service}"
     full = "" if box.load is None else f" {box.load:.0%}"
@@ -174,7 +173,7 @@ def _words(box: _Box, room: int) -> str:
 
 
 def _shortened(name: str, room: int) -> str:
-    """A name without its middle: many differ in their ends alone."""
+    """Cut the middle out of a name: many differ in their ends alone."""
     if len(name) <= room or room < 4:
         return plain(name, max(room, 4))
     tail = min(3, (room - 2) // 2)
@@ -187,7 +186,7 @@ def _label(row: _Row, *, names_model: bool) -> str:
 
 
 def _slices(gpu: Gpu) -> int:
-    """The width of a GPU; one that cannot be divided is drawn as wide as most."""
+    """Return the width of a GPU; one that cannot be divided is drawn as wide as most."""
     try:
         return deployment.mig_gpu(gpu).memory_slices
     except ConfigError:

@@ -20,7 +20,7 @@ _LINES = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """What a method needs; `num_gpus` is `None` where it found no plan."""
+    """The GPUs that a method needs; `num_gpus` is `None` where it found no plan."""
 
     method: str
     status: str
@@ -40,13 +40,13 @@ class Load:
 
 
 def read(content: Mapping[str, Any], where: str) -> tuple[Load, ...]:
-    """The loads that `compare --json` told of, in rising order; ConfigError if it did not."""
+    """Read what `compare --json` printed, in the order of the loads; ConfigError if it did not."""
     loads: tuple[Load, ...] = input_files.decode(tuple[Load, ...], content.get("loads"), f"{where}: loads")
     return tuple(sorted(loads, key=lambda each: each.load))
 
 
 def sketch(loads: Sequence[Load], name: str) -> Sketch:
-    """GPUs by load, a line a method."""
+    """Sketch GPUs by load, a line a method."""
     proved = all(row.status == "optimal" for each in loads for row in each.methods[:1])
     exact = (
         "what the exact method finds is proved to be the fewest"

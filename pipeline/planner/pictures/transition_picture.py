@@ -48,7 +48,7 @@ class _Bar:
 
 
 def sketch(transition: Transition, name: str) -> Sketch:
-    """The steps of a transition."""
+    """Sketch the steps of a transition."""
     is_timed = bool(transition.durations_s)
     steps = transition.steps if is_timed else timed(transition.steps, dict.fromkeys(KINDS, 1.0))
     unit = (
@@ -150,7 +150,6 @@ def _words(bar: _Bar) -> str:
 
 
 def _least(axes: Axes, transition: Transition, steps: Sequence[Step], end: float) -> None:
-    """Of all services, the least share of what they must keep, from the first step to the last."""
     times, shares = least_shares(transition, steps)
     if not shares:
         say_missing(axes, "no service must keep anything")
@@ -163,7 +162,7 @@ def _least(axes: Axes, transition: Transition, steps: Sequence[Step], end: float
 
 
 def least_shares(transition: Transition, steps: Sequence[Step]) -> tuple[list[float], list[float]]:
-    """Times, and from each on the least share; empty if no service must keep anything.
+    """Return times, and from each on the least share; empty if no service must keep anything.
 
     Who starts counts from the end of its step; who ends, until the beginning of its step.
     """

@@ -37,7 +37,7 @@ from pipeline.report.page.table_format import with_interval
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What the modes of a case are compared by.
+    """The quantity by which the modes of a case are compared.
 
     Attributes:
         metric: the quantity of a cell.
@@ -59,7 +59,7 @@ KEPT = Aim(SLOWDOWN, "slowdown beside the services", True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to take for one case at one degree.
+    """The recommended mode of one case at one degree.
 
     Attributes:
         mode: what is recommended; `None` if nothing can be.
@@ -110,7 +110,7 @@ class _Place:
 
 
 def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
-    """Advice for each case of several jobs at each degree, in the order of the cells.
+    """Return advice for each case of several jobs at each degree, in the order of the cells.
 
     Args:
         cells: of one study.
@@ -156,7 +156,6 @@ def _place(cells: Sequence[Cell]) -> _Place:
 
 
 def _aim_of(cells: Sequence[Cell]) -> Aim | None:
-    """By what the cells of a place can be compared; `None` if by nothing."""
     known = {name for cell in cells for name in cell.estimates}
     if not any(cell.num_given for cell in cells):
         return SPEED if SPEEDUP in known else None
@@ -167,7 +166,7 @@ def _aim_of(cells: Sequence[Cell]) -> Aim | None:
 
 
 def _serial_beside(candidates: Sequence[Cell]) -> Cell:
-    """One after another, where that is no cell of its own (steady mixes): the unit of the speed-ups of the others."""
+    """Make a cell of one job after another, where there is none (steady mixes): the unit of the speed-ups."""
     values = {block: 1.0 for cell in candidates for block in cell.values.get(SPEEDUP, {})}
     first = candidates[0]
     one = Estimate(median=1.0, low=1.0, high=1.0, n=len(values))
@@ -183,7 +182,7 @@ def _serial_beside(candidates: Sequence[Cell]) -> Cell:
 
 
 def _missed(cell: Cell) -> str:
-    """What a mode of services lacks to be recommended; empty if nothing."""
+    """Say what a mode of services lacks to be recommended; empty if nothing."""
     sustained, met = (cell.values.get(name, {}) for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST))
     for by_block, words in ((sustained, "does not sustain the rate"), (met, "misses the objective")):
         if number := sum(value < 1 for value in by_block.values()):
@@ -192,7 +191,7 @@ def _missed(cell: Cell) -> str:
 
 
 def _speed_over(place: _Place, other: Cell) -> dict[int, float]:
-    """Speed of the best mode over that of another one, by block that has both."""
+    """Return the speed of the best mode over that of another one, by block that has both."""
     best, aim = place.candidates[0], place.aim
     assert aim is not None
     if aim.is_less_better:
@@ -201,7 +200,7 @@ def _speed_over(place: _Place, other: Cell) -> dict[int, float]:
 
 
 def _from_verdicts(place: _Place, other: Cell, found: Iterable[Verdict]) -> _Compared | None:
-    """What the report says of the best mode and another one; `None` if nothing."""
+    """Return what the report says of the best mode and another one; `None` if nothing."""
     best = place.candidates[0].mode
     if place.aim is KEPT:  # the report compares such mixes by nothing
         return None
@@ -279,7 +278,7 @@ def _nothing_to_compare(place: _Place) -> str:
 
 
 def _refusal(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
-    """Why there is no advice: the first of the modes that the best was not told apart from."""
+    """Say why there is no advice: the first of the modes that the best was not told apart from."""
     best = place.candidates[0].mode
     names = [best, *(cell.mode for cell in open_)]
     known = [compared for cell in open_ if (compared := place.compared.get(cell.mode)) is not None]
@@ -329,7 +328,7 @@ def _recommendation(advice: Advice, place: _Place, chosen: Cell, equal: Sequence
 
 
 def _changes(chosen: Cell, second: Cell, over: Estimate, others: Sequence[Cell], *, is_equal: bool) -> Iterable[str]:
-    """Under which conditions another mode would be taken, as far as the same jobs were measured."""
+    """Yield conditions under which another mode would be taken, as far as the same jobs were measured."""
     if is_equal:
         yield f"{second.mode} instead, if it gains {MARGIN_IN_WORDS} on {chosen.mode}"
     else:
@@ -350,7 +349,6 @@ def _changes(chosen: Cell, second: Cell, over: Estimate, others: Sequence[Cell],
 
 
 def _is_below(one: Estimate, other: Estimate) -> bool:
-    """Whether the interval of one lies below that of the other."""
     return one.high is not None and other.low is not None and one.high < other.low
 
 
@@ -360,7 +358,7 @@ def _elsewhere(
     cells: Sequence[Cell],
     kinds: Mapping[tuple[Case, int, str], str],
 ) -> Iterable[str]:
-    """Where the study recommends another kind of sharing: at another degree, or another value of one parameter."""
+    """Yield where the study recommends another kind of sharing: at another degree or value of one parameter."""
     if (taken := advice.mode) is None:
         return
     here = (advice.case, advice.degree)

@@ -21,7 +21,7 @@ _WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
 
 
 def command(study: Study, advice: Advice) -> str | None:
-    """What to type so that there can be advice; `None` where there is some, or where no sweep would help."""
+    """Return the command that would settle it; `None` if there is advice, or no sweep would help."""
     rows = _rows(study, advice)
     together = [row for row in rows if not row.is_sequential]
     if advice.mode is not None or not together:
@@ -40,7 +40,7 @@ def command(study: Study, advice: Advice) -> str | None:
 
 
 def _with_more_modes(advice: Advice, together: Sequence[Row]) -> str | None:
-    """A sweep of the modes of which there is too little to choose from; not of those whose results were wrong."""
+    """Sweep the modes of which there is too little to choose from; not those whose results were wrong."""
     repeats = f"repeats={MIN_BLOCKS}"
     if advice.aim is None:
         is_of_services = any(job.is_rate_given for row in together for job in row.jobs)
@@ -57,7 +57,7 @@ def _rows(study: Study, advice: Advice) -> list[Row]:
 
 
 def _typed(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] = ()) -> str | None:
-    """The newest command line of the rows with what is decided in place of what it said, and without some keys."""
+    """Return the newest command line of the rows, with these overrides and without some keys."""
     recorded = max(rows, key=lambda row: row.start_ms).facts.get("command_line", "")
     words = content.words_of(recorded)
     if not words:
@@ -76,6 +76,5 @@ def _typed(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] =
 
 
 def _quoted(name: str) -> str:
-    """A name as an entry of a list in Hydra's grammar."""
     is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", name)
     return name if is_plain else str(QuotedString(name, Quote.double).with_quotes())

@@ -1,4 +1,4 @@
-"""What a plan predicted of each service beside what the runs of its experiment measured.
+"""The predictions of a plan for each service beside the measurements of its experiment.
 
 A group of the experiment stands for every GPU that was planned alike. What one of them lacks, a service that runs on it
 lacks: nothing is scaled up from the others.
@@ -79,14 +79,14 @@ class Compared:
 
     @property
     def error_ratio(self) -> float | None:
-        """How far the measurement is from the prediction, as a share of the prediction."""
+        """The distance of the measurement from the prediction, as a share of the prediction."""
         if self.measured is None or not self.predicted:
             return None
         return self.measured.median / self.predicted - 1
 
     @property
     def is_within(self) -> bool | None:
-        """Whether the intervals of both overlap; a side without one is a point.
+        """True if the intervals of both overlap; a side without one is a point.
 
         `None` if neither has one, and of a rate that is asked: whether that was sustained is told apart.
         """
@@ -121,7 +121,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether the whole plan was measured, and every service got what it was promised."""
+        """True if the whole plan was measured, and every service got what it was promised."""
         return not (self.broken or self.missing or self.unchecked)
 
 
@@ -175,7 +175,7 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
 
 
 def _is_run_of(row: Row, group: Group, rates: Mapping[tuple[int, int], float], models: Set[str]) -> bool:
-    """Whether a run is of a group: the same jobs in the same places of such a GPU.
+    """Return whether a run is of a group: the same jobs in the same places of such a GPU.
 
     A rehearsal may take a simulated GPU that is none of the plan's models, with smaller batches.
     """
@@ -196,7 +196,6 @@ def _is_run_of(row: Row, group: Group, rates: Mapping[tuple[int, int], float], m
 
 
 def _has_rate(job: JobRow, planned_per_s: float | None) -> bool:
-    """Whether a job is asked at the rate that was planned, if any; what answers no requests is asked at none."""
     given = job.params.get(services.RATE)
     if given is None:
         return planned_per_s is None or _ARRIVAL not in job.params
@@ -275,7 +274,7 @@ def _combine(quantity: str, figures: Sequence[float | None]) -> float | None:
 
 
 def _find_row(gpu: Gpu, instance: Instance, table: Profile | None) -> profile_table.Row | None:
-    """The row of the profile that an instance was planned by; `None` if it is not known."""
+    """Find the row of the profile that an instance was planned by; `None` if it is not known."""
     for row in table.rows if table is not None else ():
         cell = (row.workload, row.instance_profile, row.processes, row.batch, row.share_percent)
         planned = (instance.service, instance.profile, instance.processes, instance.batch, instance.share_pct)

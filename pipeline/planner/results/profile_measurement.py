@@ -47,7 +47,7 @@ class _Key(NamedTuple):
 
 @dataclass(slots=True)
 class _Found:
-    """What one group of runs, repeated over the blocks, says of a key.
+    """The runs of one group, repeated over the blocks, that measure a key.
 
     Attributes:
         what: its case, for errors.
@@ -67,7 +67,7 @@ class _Found:
 
 
 def profile_of(study: Study, source: str) -> Profile:
-    """The profile that a study makes.
+    """Return the profile that a study makes.
 
     Args:
         study: of one store or several.
@@ -110,7 +110,7 @@ def _is_profiled(cell: Cell) -> bool:
 
 
 def _names(jobs: Iterable[JobRow]) -> dict[tuple[str, frozenset[tuple[str, str]]], str]:
-    """What each program is called: its workload, and the options in which workloads of that name differ."""
+    """Name each program by its workload, and the options in which workloads of that name differ."""
     variants: dict[str, list[frozenset[tuple[str, str]]]] = defaultdict(list)
     for job in jobs:
         workload, options = _program(job)
@@ -130,14 +130,14 @@ def _program(job: JobRow) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def batch_key(job: JobRow) -> str:
-    """The param that says how many requests or samples a step takes; empty if it has none."""
+    """Return the param that says how many requests or samples a step takes; empty if it has none."""
     return next((key for key in _BATCHES if key in job.params), "")
 
 
 def _shares(
     row: Row, names: Mapping[tuple[str, frozenset[tuple[str, str]]], str]
 ) -> Iterator[tuple[_Key, list[JobRow], int]]:
-    """Each share of the GPU in a group: its key, its jobs, and how many alike there are; none of shares that differ.
+    """Yield each share of the GPU in a group: its key, its jobs, and how many alike there are.
 
     None on compute instances either, which no plan makes.
     """
@@ -168,7 +168,7 @@ def _shares(
 
 
 def _limit_pct(row: Row, job: JobRow) -> float | None:
-    """The share of the multiprocessors to which MPS limits a job, in per cent; `None` without a limit."""
+    """Return the share of the multiprocessors to which MPS limits a job; `None` without a limit."""
     if PERCENTAGE in job.place:
         return float(job.place[PERCENTAGE])
     whole = row.facts.get("multiprocessors", "")
@@ -190,7 +190,7 @@ def _add(found: dict[str, _Found], cell: Cell, row: Row, jobs: Sequence[JobRow],
 
 
 def _figures(row: Row, jobs: Sequence[JobRow]) -> dict[str, float]:
-    """The figures of one share in one block; absent where a job lacks one."""
+    """Return the figures of one share in one block; absent where a job lacks one."""
     rates = _known(jobs, units.rate_of(jobs[0].unit))
     means, tails = _known(jobs, services.MEAN), _known(jobs, services.P99)
     found = {"throughput_per_s": sum(rates)} if rates else {}
@@ -212,7 +212,7 @@ def _known(jobs: Sequence[JobRow], name: str) -> list[float]:
 
 
 def _chosen(key: _Key, found: Sequence[_Found], source: str) -> _Found:
-    """The one finding that is the row; of several instances the fullest GPU, of several rates the highest that held."""
+    """Choose the row: of several instances the fullest GPU, of several rates the highest that held."""
     met = [each for each in found if each.is_met]
     able = met or [each for each in found if each.rate_per_s == min(other.rate_per_s or 0.0 for other in found)]
     fullest = [each for each in able if each.num_instances == max(other.num_instances for other in able)]
@@ -227,7 +227,6 @@ def _chosen(key: _Key, found: Sequence[_Found], source: str) -> _Found:
 
 
 def _row(key: _Key, found: _Found) -> profile_table.Row | None:
-    """The row; `None` if its throughput is not known."""
     of_blocks = {
         name: {
             block: statistics.fmean(values) for block, values in by_block.items() if len(values) == found.num_instances

@@ -34,7 +34,7 @@ class Configuration:
 
 
 class Candidates:
-    """Proposes configurations for a problem.
+    """Promising configurations for a problem.
 
     Attributes:
         utility: `[service, kind]`, the share of its rate that a service gets there; 0 where it has no configuration.
@@ -56,7 +56,7 @@ class Candidates:
         self._most = problem.limits.services_per_gpu or max(map(len, self.slots), default=1)
 
     def best(self, lack: NDArray[np.float64], left: Sequence[float], count: int = 1) -> list[Configuration]:
-        """The configurations of the highest scores, the best first.
+        """Return the configurations of the highest scores, the best first.
 
         Args:
             lack: `[service]`, the share of its rate that each still lacks.
@@ -69,12 +69,12 @@ class Candidates:
         return [each for each, score in ranked[:count] if score > 0]
 
     def of_prices(self, price: NDArray[np.float64], left: Sequence[float]) -> list[Configuration]:
-        """Configurations that are worth most where the rate of each service has a price, `[service]`."""
+        """Return configurations that are worth most where the rate of each service has a price, `[service]`."""
         worth = price[:, None] * self.utility
         return list(self._proposed(worth, None, left))
 
     def given(self, configuration: Configuration) -> dict[ServiceIndex, float]:
-        """The share of its rate that each of its services gets."""
+        """Return the share of its rate that each of its services gets."""
         found: dict[ServiceIndex, float] = {}
         for kind, service in zip(self.slots[configuration.partition], configuration.services, strict=True):
             if service >= 0:
@@ -82,13 +82,13 @@ class Candidates:
         return found
 
     def score(self, configuration: Configuration, lack: NDArray[np.float64]) -> float:
-        """What it is worth where services lack so much."""
+        """Return what a configuration is worth where services lack so much."""
         return sum(
             float(lack[each]) * min(share, float(lack[each])) for each, share in self.given(configuration).items()
         )
 
     def filled(self, configuration: Configuration) -> Filled:
-        """The configuration as a GPU of a solution."""
+        """Return the configuration as a GPU of a solution."""
         options = self.problem.options
         return Filled(
             self.problem.partitions[configuration.partition],
@@ -99,7 +99,7 @@ class Candidates:
         )
 
     def is_allowed(self, services: frozenset[ServiceIndex]) -> bool:
-        """Whether these may share a GPU."""
+        """Return whether these may share a GPU."""
         return len(services) <= self._most and all(
             self._may_share is None or self._may_share[a, b] for a in services for b in services if a < b
         )
@@ -107,7 +107,7 @@ class Candidates:
     def _proposed(
         self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, left: Sequence[float]
     ) -> Iterator[Configuration]:
-        """Of gains `[service, kind]`: pairs, and the best of as many services as may share a GPU."""
+        """Yield pairs, and the best of as many services as may share a GPU, by gain `[service, kind]`."""
         usable = [number for number, each in enumerate(self.problem.partitions) if left[each.model] > 0]
         if usable:
             yield from self._pairs(gain, usable)
@@ -146,7 +146,7 @@ class Candidates:
         return service if gain[service, kind] > 0 else FREE
 
     def _mixed(self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, partition: int) -> Configuration:
-        """Each slot to who gains most from it, the larger slots first; what was given before counts."""
+        """Give each slot to the service that gains most from it, the larger slots first."""
         import numpy as np
 
         own, allowed = gain.copy(), np.ones(len(gain), dtype=bool)
@@ -175,7 +175,7 @@ class Candidates:
 
 
 def _may_share(problem: Problem) -> NDArray[np.bool_] | None:
-    """`[service, service]`: who may be on a GPU with whom; `None` if everybody may."""
+    """Return `[service, service]`: which may share a GPU; `None` if all may."""
     import numpy as np
 
     if not problem.limits.apart:

@@ -45,7 +45,7 @@ class Change:
 
     @property
     def is_least(self) -> bool:
-        """Whether it is proved that no plan with so few GPUs changes less."""
+        """True if it is proved that no plan with so few GPUs changes less."""
         return self.at_least is not None and self.num_created + self.num_removed <= self.at_least
 
 
@@ -63,7 +63,7 @@ def least(problem: Problem, gpus: Sequence[Filled], today: Deployment, *, time_l
     there = [of_targets.staying(problem, gpu) for gpu in today.gpus]
 
     def num_changes(targets: Sequence[Target]) -> int:
-        """Those created less those kept, from which the number of changes differs by that of today's instances."""
+        """Count instances created less those kept: changes differ from that by today's instances."""
         return sum(len(target.taken) for target in targets) - 2 * of_targets.num_kept(targets, there)
 
     def left_s() -> float:

@@ -68,7 +68,7 @@ def fewest(problem: Problem, num_gpus: int, there: Sequence[Today], time_limit_s
 
 
 class Placing:
-    """The programme of a problem, of today's GPUs, of a number of GPUs and, if given, of instances chosen already."""
+    """The programme that places instances on today's GPUs and others, if given of instances chosen before."""
 
     def __init__(
         self,

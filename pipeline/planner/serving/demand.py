@@ -1,4 +1,4 @@
-"""What is to be served: services with rates and latency objectives, and limits on who shares a GPU; from YAML."""
+"""The demand: services with rates and latency objectives, and limits on who shares a GPU; from YAML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_PER_S = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a plan must not do.
+    """The limits that a plan must keep.
 
     Attributes:
         services_per_gpu: how many different services may share a GPU.
@@ -31,7 +31,7 @@ class Limits:
 
     @property
     def concern_sharing(self) -> bool:
-        """Whether any of them says who may share a GPU."""
+        """True if any of them says who may share a GPU."""
         return self.services_per_gpu is not None or bool(self.apart)
 
 
@@ -51,7 +51,7 @@ class _File:
 
 
 def read(path: Path) -> Demand:
-    """The services of a file.
+    """Read the services of a file.
 
     Raises:
         ConfigError: it cannot be read, a key is missing, unknown or of another type, a rate or objective is 0, a

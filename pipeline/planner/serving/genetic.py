@@ -30,7 +30,7 @@ def search(
     rounds: float = math.inf,
     cost: Cost = len,
 ) -> list[Configuration]:
-    """The best GPUs that were found, no worse than those to begin with; arguments as of `tree.search`."""
+    """Return the best GPUs that were found, no worse than those to begin with; arguments as of `tree.search`."""
     end = time.monotonic() + time_limit_s
     chance = random.Random(seed)  # noqa: S311
     completions = Completions(candidates, chance)
@@ -50,7 +50,7 @@ def search(
 
 
 def _best(deployments: Sequence[list[Configuration]], cost: Cost) -> list[list[Configuration]]:
-    """Those that live on; of equal ones the newest, which come first, so that the population drifts."""
+    """Keep the best; of equal ones the newest, which come first, so that the population drifts."""
     return sorted(deployments, key=cost)[:_POPULATION]
 
 
@@ -67,7 +67,7 @@ def _mutated(candidates: Candidates, parent: Sequence[Configuration], chance: ra
 def _swapped(
     candidates: Candidates, one: Configuration, other: Configuration, chance: random.Random
 ) -> tuple[Configuration, Configuration] | None:
-    """Both with the services of two slots of one kind exchanged; `None` if there are none, or they may not."""
+    """Exchange the services of two slots of one kind; `None` if there are none, or they may not."""
     kinds = [candidates.slots[each.partition] for each in (one, other)]
     pairs = [(i, j) for i, kind in enumerate(kinds[0]) for j, same in enumerate(kinds[1]) if kind == same]
     if not pairs:
@@ -81,12 +81,11 @@ def _swapped(
 
 
 def _erased(gpus: Sequence[Configuration], chance: random.Random) -> list[Configuration]:
-    """Without a random part of the GPUs, the idle ones rather than the others."""
+    """Erase a random part of the GPUs, the idle ones rather than the others."""
     count = max(1, round(chance.uniform(*_ERASED) * len(gpus)))
     order = sorted(gpus, key=lambda gpu: chance.random() * (1 + _free(gpu)), reverse=True)
     return order[count:]
 
 
 def _free(gpu: Configuration) -> float:
-    """Share of its slots that nobody has."""
     return gpu.services.count(FREE) / len(gpu.services)

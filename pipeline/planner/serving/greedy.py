@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def lacking(candidates: Candidates, there: Sequence[Configuration]) -> NDArray[np.float64]:
-    """`[service]`: the share of its rate that each lacks beside what is there; 0 if it suffices."""
+    """Return `[service]`: the share of its rate that each lacks beside these GPUs; 0 if they suffice."""
     import numpy as np
 
     lack = np.ones(len(candidates.problem.services))
@@ -25,7 +25,7 @@ def lacking(candidates: Candidates, there: Sequence[Configuration]) -> NDArray[n
 
 
 def take(candidates: Candidates, configuration: Configuration, lack: NDArray[np.float64]) -> None:
-    """Take what a configuration gives from what services lack, in place."""
+    """Subtract what a configuration gives from what services lack, in place."""
     for service, share in candidates.given(configuration).items():
         lack[service] -= share
         if suffices(1 - lack[service]):
@@ -33,7 +33,7 @@ def take(candidates: Candidates, configuration: Configuration, lack: NDArray[np.
 
 
 def gpus_left(candidates: Candidates, there: Sequence[Configuration]) -> list[float]:
-    """`[model]`: how many GPUs there are beside those in use; infinite without a limit."""
+    """Return `[model]`: how many GPUs there are beside those in use; infinite without a limit."""
     models, partitions = candidates.problem.models, candidates.problem.partitions
     used = [0] * len(models)
     for configuration in there:

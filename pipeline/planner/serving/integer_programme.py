@@ -29,7 +29,7 @@ class Counts:
 
 
 class Programme:
-    """Serve every service of a problem at the least cost, with no more GPUs than the limits allow.
+    """The integer programme that serves every service at the least cost, with no more GPUs than allowed.
 
     Attributes:
         cost: of each column.

@@ -10,7 +10,7 @@ from pipeline.planner.serving.targets import Layout, Target, Today, num_kept
 
 
 def matched(gpus: Sequence[Filled], there: Sequence[Today], layouts: Sequence[Layout]) -> list[Target]:
-    """Each GPU on the one of today's, and in the layout, where most stays; today's first, in their order."""
+    """Match each GPU with the one of today's, and the layout, where most stays; today's first, in their order."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
@@ -38,7 +38,7 @@ def matched(gpus: Sequence[Filled], there: Sequence[Today], layouts: Sequence[La
 
 
 def _arranged(gpu: Filled, layout: Layout, number: int | None, today: Today) -> Target:
-    """The services of a GPU in the slots of a layout: first where they are today."""
+    """Put the services of a GPU into the slots of a layout, first where they are today."""
     target = Target(layout, number, {})
     waiting = [option for option in gpu.options if option is not None]
     for slot in layout.slots:

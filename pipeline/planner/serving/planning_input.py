@@ -1,4 +1,4 @@
-"""What the commands that plan services are asked: the demand, profiles, GPU models and margin of a command line."""
+"""The command line of commands that plan services: demand, profiles, GPU models and margin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIME_LIMIT_S = 40.0
 
 
 def add_arguments(parser: argparse.ArgumentParser, time_limit_s: float = TIME_LIMIT_S) -> None:
-    """Demand, profile, GPUs, margin, seed and time limit."""
+    """Add demand, profile, GPUs, margin, seed and time limit."""
     parser.add_argument("services", type=Path, help="what is to be served, in YAML")
     parser.add_argument(
         "--profile", type=Path, action="append", required=True, metavar="FILE", help="may be given again, a file a GPU"
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, time_limit_s: float = TIME_LI
 
 
 def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
-    """The problem that a command line states, and the profile that it rests on; ConfigError if it cannot be used."""
+    """Return the problem of a command line, and its profile; ConfigError if it cannot be used."""
     margin = checked_margin(arguments.margin)
     if not 0 < arguments.time_limit_s < math.inf:
         raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0 and finite")
@@ -57,7 +57,7 @@ def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
 
 
 def checked_margin(margin: str) -> str:
-    """A margin that `problem.build` understands; ConfigError for another."""
+    """Return a margin that `problem.build` understands; ConfigError for another."""
     if margin in (INTERVAL, NONE):
         return margin
     try:
@@ -72,7 +72,7 @@ def checked_margin(margin: str) -> str:
 def find_models(
     selectors: Sequence[str], table: Profile, limits: demand.Limits, driver_branch: int | None
 ) -> list[Model]:
-    """The GPU models that are named: by model, by the name in the profile, or by index or UUID of a GPU."""
+    """Find GPU models by name, by the name in the profile, or by index or UUID of a GPU."""
     if driver_branch is not None and driver_branch < 1:
         raise ConfigError(f"--driver-branch {driver_branch}: must be above 0, as 470 of driver 470.82.01")
     models: list[Model] = []

@@ -52,7 +52,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a service can be put on, on GPUs of a model, given by its position among the models.
+    """An instance profile or undivided GPU of a model, given by its position among the models.
 
     Attributes:
         mig_profile: of the instance; `None` for the undivided GPU.
@@ -116,13 +116,13 @@ class Unmet:
 
     @property
     def objective_above_ms(self) -> float | None:
-        """Any objective above this would be met."""
+        """The lowest latency objective that its best configuration misses: any above this would be met."""
         return None if self.latency_ms is None else self.latency_ms / self.service.latency_share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a planner solves.
+    """The problem of serving a demand.
 
     Attributes:
         options: for each service, the best configuration on each kind where it has one.
@@ -157,11 +157,11 @@ class Problem:
         return [placed.start for placed in partitions.plan_layout(model.mig, known).instances]
 
     def share(self, option: Option) -> float:
-        """Of the rate of its service: what MIG-serving calls utility."""
+        """Return what MIG-serving calls utility: throughput over the rate of the service."""
         return option.throughput_per_s / self.services[option.service].rate_per_s
 
     def with_partitions(self, chosen: Sequence[Partition]) -> Problem:
-        """The same with some of its partitions alone."""
+        """Return the same problem with some of its partitions alone."""
         kinds = {kind for each in chosen for kind in each.counts}
         return replace(
             self,
@@ -171,7 +171,7 @@ class Problem:
 
 
 def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str = NONE) -> Problem:
-    """The problem of serving a demand.
+    """Build the problem of serving a demand.
 
     Args:
         demand: services and limits.
@@ -227,7 +227,7 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
 
 
 def latency_of(row: Row) -> float | None:
-    """What is held against an objective: the 99th percentile where it was measured, else the mean."""
+    """Return the 99th percentile where it was measured, else the mean."""
     return row.latency_mean_ms if row.latency_p99_ms is None else row.latency_p99_ms
 
 
@@ -321,7 +321,7 @@ def _check_figures(service: Service, rows: Sequence[tuple[KindIndex, Row]], marg
 
 
 def planned_throughput(row: Row, margin: str) -> float | None:
-    """What is planned with, under a margin; `None` if the row does not say."""
+    """Return the throughput to plan with, under a margin; `None` if the row does not say."""
     if margin == INTERVAL:
         return row.throughput_low_per_s
     return row.throughput_per_s if margin == NONE else row.throughput_per_s * (1 - float(margin))

@@ -1,4 +1,4 @@
-"""What a planner found: GPUs with configurations in their slots, and what is proved of their number."""
+"""The solution of a planner: GPUs with configurations in their slots, and what is proved of their number."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ class Solution:
 
     @property
     def gap(self) -> float | None:
-        """How far the plan may be from the best, as a share of its GPUs."""
+        """The distance of the plan from the bound, as a share of its GPUs."""
         if self.bound is None or not self.gpus:
             return None
         return (len(self.gpus) - self.bound) / len(self.gpus)
 
 
 def judged(gpus: Sequence[Filled], bound: int | None, seconds: float = 0.0) -> Solution:
-    """A plan as a solution: optimal if its GPUs are as few as the bound."""
+    """Return a plan as a solution: optimal if its GPUs are as few as the bound."""
     status: Status = "optimal" if bound is not None and len(gpus) <= bound else "feasible"
     return Solution(gpus=tuple(gpus), bound=bound, status=status, seconds=seconds)
 
 
 def shares(problem: Problem, gpus: Sequence[Filled]) -> list[float]:
-    """What each service gets, over its rate."""
+    """Return what each service gets, over its rate."""
     found = [0.0] * len(problem.services)
     for gpu in gpus:
         for option in gpu.options:
@@ -75,12 +75,12 @@ def shares(problem: Problem, gpus: Sequence[Filled]) -> list[float]:
 
 
 def suffices(share: float) -> bool:
-    """Whether a service gets its rate."""
+    """Return whether a service gets its rate."""
     return share >= 1 - _ROUNDING
 
 
 def pruned(problem: Problem, gpus: Sequence[Filled]) -> list[Filled]:
-    """Without what nobody needs: instances beyond the rate of their service, the largest first, and empty GPUs."""
+    """Remove instances beyond the rate of their service, the largest first, and empty GPUs."""
     left = shares(problem, gpus)
     slots = [(number, slot) for number, gpu in enumerate(gpus) for slot, each in enumerate(gpu.options) if each]
     kept = [list(gpu.options) for gpu in gpus]
@@ -110,5 +110,5 @@ def raise_short(problem: Problem, gpus: Sequence[Filled], rates: list[float]) ->
 
 
 def ceil(value: float) -> int:
-    """The next whole number, of a bound that a solver knows to a relative millionth."""
+    """Return the next whole number, of a bound that a solver knows to a relative millionth."""
     return math.ceil(value - 1e-6 * max(1.0, abs(value)))

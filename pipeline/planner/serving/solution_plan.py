@@ -20,7 +20,7 @@ def plan_of(
     details: dict[str, Any],
     deployment: Deployment | None = None,
 ) -> Plan:
-    """The plan of a solution that has GPUs.
+    """Return the plan of a solution that has GPUs.
 
     Args:
         problem: what was solved.
@@ -79,7 +79,7 @@ def _instance(problem: Problem, option: Option, start: int | None) -> Instance:
 
 
 def slacks(problem: Problem, gpus: Sequence[Filled]) -> list[dict[str, Any]]:
-    """For each service what it gets beside what it needs.
+    """Return what each service gets beside what it needs.
 
     `rate_slack_ratio` is the throughput beyond the rate as a share of the rate, `latency_slack_ratio` what is left of
     the latency that is admitted, as a share of that, in its slowest instance.
@@ -116,7 +116,7 @@ def slacks(problem: Problem, gpus: Sequence[Filled]) -> list[dict[str, Any]]:
 
 
 def reasons(problem: Problem, solution: Solution, time_limit_s: float) -> list[tuple[str, dict[str, Any]]]:
-    """Why there is no plan: each reason in words, and the figures of a service that has no place."""
+    """Say why there is no plan: each reason, and the figures of a service that has no place."""
     if problem.unmet:
         return [(refused(unmet), _facts(unmet)) for unmet in problem.unmet]
     if solution.status == "unknown":
@@ -138,7 +138,7 @@ def _facts(unmet: Unmet) -> dict[str, Any]:
 
 
 def refused(unmet: Unmet) -> str:
-    """Why a service has no place, in words."""
+    """Say why a service has no place."""
     service = unmet.service
     admitted = f"{service.objective_ms:g} ms"
     if service.latency_share != 1:
@@ -154,7 +154,7 @@ def refused(unmet: Unmet) -> str:
 
 
 def in_words(row: Row) -> str:
-    """A configuration: `3g.40gb of a100_80gb, 2 processes, batch 8`."""
+    """Describe a configuration: `3g.40gb of a100_80gb, 2 processes, batch 8`."""
     batch = "" if row.batch is None else f", batch {row.batch}"
     count = "1 process" if row.processes == 1 else f"{row.processes} processes"
     share = "" if row.share_percent is None else f" at {row.share_percent:g} %"

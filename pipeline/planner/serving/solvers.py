@@ -39,7 +39,7 @@ def solve(
     cost: Cost = len,
     fewest_slices: bool = True,
 ) -> Solution:
-    """The GPUs that a method finds within the time limit; of the exact one those of the greedy one if they are fewer.
+    """Return the GPUs that a method finds in time; of the exact one the greedy ones if they are fewer.
 
     On so few GPUs, the services then get instances of as few slices as can be found in what is left of the time.
 

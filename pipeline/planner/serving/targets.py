@@ -28,7 +28,7 @@ class Layout:
 
     @property
     def counts(self) -> Counter[KindIndex]:
-        """How many slots of each kind."""
+        """The number of slots of each kind."""
         return Counter(kind for kind, _ in self.slots)
 
 
@@ -55,7 +55,7 @@ class Target:
         return Filled(partition, tuple(self.taken.get(slot) for slot in sorted(self.layout.slots, key=_by_kind)))
 
     def deployed(self, problem: Problem, today: Deployment) -> Gpu:
-        """The GPU as a part of a deployment."""
+        """Return the GPU as a part of a deployment."""
         name = None if self.today is None else today.gpus[self.today].id
         taken = [(option, start) for (_, start), option in self.taken.items()]
         return solution_plan.build_gpu(problem, self.layout.model, taken, name)
@@ -100,7 +100,7 @@ def staying(problem: Problem, gpu: Gpu) -> Today:
 
 
 def num_kept(targets: Sequence[Target], there: Sequence[Today]) -> int:
-    """How many instances stay where and as they are."""
+    """Count the instances that stay where and as they are."""
     return sum(
         there[target.today].options.get(slot) is option
         for target in targets

@@ -38,7 +38,7 @@ class _Node:
 
 
 class Completions:
-    """Completes sets of GPUs at random."""
+    """Random completions of sets of GPUs."""
 
     def __init__(self, candidates: Candidates, chance: random.Random) -> None:
         import numpy as np
@@ -52,7 +52,7 @@ class Completions:
         self._total = self._given.sum(axis=1)
 
     def complete(self, there: Sequence[Configuration]) -> list[Configuration] | None:
-        """GPUs that serve everybody, with these among them; `None` if there are not so many."""
+        """Return GPUs that serve everybody, with these among them; `None` if there are not so many."""
         import numpy as np
 
         found = list(there)
@@ -77,7 +77,7 @@ class Completions:
 
 
 def _pool(candidates: Candidates) -> list[Configuration]:
-    """What the greedy algorithm could have chosen at each of its steps."""
+    """Collect what the greedy algorithm could have chosen at each of its steps."""
     lack, left = greedy.lacking(candidates, []), greedy.gpus_left(candidates, [])
     found: dict[Configuration, None] = {}
     while lack.any() and len(found) < _POOL:
@@ -100,7 +100,7 @@ def search(
     rounds: float = math.inf,
     cost: Cost = len,
 ) -> list[Configuration]:
-    """The best GPUs that were found, no worse than those to begin with.
+    """Return the best GPUs that were found, no worse than those to begin with.
 
     Args:
         candidates: of the problem.
@@ -128,7 +128,7 @@ def search(
 
 
 def _descend(root: _Node, candidates: Candidates) -> tuple[list[_Node], list[Configuration]]:
-    """To the most promising node that has a child without a visit, and to that child; the path, and its GPUs."""
+    """Go down to the most promising node with an untried child, and to that child; return path and GPUs."""
     path, chosen = [root], list[Configuration]()
     while True:
         node = path[-1]

@@ -52,20 +52,20 @@ class Schedule:
 
     @property
     def energy_j(self) -> float | None:
-        """Of the GPUs while jobs run on them; `None` where that of a group is not known."""
+        """The energy of the GPUs while jobs run on them; `None` where that of a group is not known."""
         found = [group.energy_j for gpu in self.gpus for group in gpu]
         known = [each for each in found if each is not None]
         return sum(known) if len(known) == len(found) else None
 
     def value(self, objective: Objective) -> float | None:
-        """What is made as small as possible."""
+        """Return the quantity that an objective makes small."""
         if objective == "energy":
             return self.energy_j
         return self.makespan_s if objective == "makespan" else self.mean_completion_s
 
 
 def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, time_limit_s: float) -> Schedule | None:
-    """The best schedule of these groups; `None` if there is none, or none was found in time.
+    """Return the best schedule of these groups; `None` if there is none, or none was found in time.
 
     Args:
         problem: jobs and GPUs.
@@ -187,7 +187,7 @@ def _search(
     seed: int,
     time_limit_s: float,
 ) -> Schedule:
-    """The best schedule that moving single jobs and whole groups leads to."""
+    """Move single jobs and whole groups until nothing better is found."""
     rng = random.Random(seed)  # noqa: S311  a search, not a secret
     until_s = time.monotonic() + time_limit_s
 
@@ -216,7 +216,7 @@ def _search(
 
 
 def _spread(problem: Problem, groups: Groups) -> Schedule | None:
-    """Every job alone, the shortest first, each on the GPU that is free first."""
+    """Place every job alone, the shortest first, each on the GPU that is free first."""
     alone = [groups.get(problem.composition(kind)) for kind in range(len(problem.jobs))]
     every = [found[0] for found, job in zip(alone, problem.jobs, strict=True) for _ in range(job.count) if found]
     if None in alone:
@@ -225,7 +225,7 @@ def _spread(problem: Problem, groups: Groups) -> Schedule | None:
 
 
 def _moved(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
-    """A schedule with one group on another GPU, or with jobs of a group in another or a new one; perhaps exchanged.
+    """Move a group to another GPU, or jobs of a group to another or a new one, perhaps in exchange.
 
     `None` if there are no such groups.
     """

@@ -30,7 +30,7 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a process runs: fields as in `profile.Row`; `processes` are those of its instance, or of the GPU."""
+    """The place of a process: fields as in `profile_table.Row`; `processes` are those of its instance or GPU."""
 
     mode: str
     instance_profile: str | None = None
@@ -40,7 +40,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Of one process.
+    """The speed of one process.
 
     Attributes:
         energy_per_item_j: of the whole GPU while all of its shares are busy; `None` where it was not measured.
@@ -66,7 +66,7 @@ class LeftOut:
 
     @property
     def error_ratio(self) -> float:
-        """How far the prediction is off, as a share of the measurement."""
+        """The distance of the prediction from the measurement, as a share of the measurement."""
         return abs(self.predicted_per_s / self.measured_per_s - 1)
 
 
@@ -92,7 +92,7 @@ class Speeds:
         self.left_out = list(self._leave_each_out())
 
     def at(self, program: Program, place: Place, *, is_mixed: bool = False) -> Speed | None:
-        """The speed of a process; `None` if it was not measured and cannot be predicted.
+        """Return the speed of a process; `None` if it was not measured and cannot be predicted.
 
         Args:
             program: what runs.
@@ -119,7 +119,7 @@ class Speeds:
         )
 
     def alone(self, program: Program) -> Speed | None:
-        """The speed of a process that has the GPU to itself, else the largest instance of which it is known."""
+        """Return the speed of a process alone on the GPU, else on the largest instance of which it is known."""
         speed = self.at(program, Place(mode=SERIAL.name))
         profiles = partitions.slice_profiles(self.model.mig) if self.model.mig is not None else ()
         for each in reversed(profiles):
@@ -127,13 +127,13 @@ class Speeds:
         return speed
 
     def error_ratio(self, mode: str, program: Program | None = None) -> float | None:
-        """The median error of predictions in a mode: of a program's, or if it has none of all; `None` without any."""
+        """Return the median error of predictions in a mode, of a program if known, else of all; `None` without any."""
         of_mode = [each for each in self.left_out if each.row.sharing_mode == mode]
         mine = [each for each in of_mode if (each.row.workload, each.row.batch) == program]
         return statistics.median(each.error_ratio for each in mine or of_mode) if of_mode else None
 
     def share(self, place: Place | Row) -> float | None:
-        """The share of the multiprocessors that a process has, between 0 and 1; `None` if their number is not known."""
+        """Return the share of the multiprocessors of a process, 0 to 1; `None` if their number is not known."""
         if place.instance_profile is not None:
             if self.model.mig is None:
                 return None
@@ -173,7 +173,7 @@ class Speeds:
         return self._fits[key]
 
     def _points(self, rows: Iterable[Row], mode: str) -> list[_Point]:
-        """What was measured in a mode, and alone on the GPU."""
+        """Return what was measured in a mode, and alone on the GPU."""
         found = []
         for row in rows:
             is_alone = row.processes == 1 and row.instance_profile is None and row.share_percent is None
@@ -204,7 +204,7 @@ def _is_enough(points: Sequence[_Point]) -> bool:
 
 
 def fitted(points: Sequence[_Point]) -> tuple[float, float] | None:
-    """A and b of a + b / x seconds an item, with the least squares of the relative error; `None` without points."""
+    """Fit a and b of a + b / x seconds an item by least squares of the relative error; `None` without points."""
     if not points:
         return None
     from scipy.optimize import nnls

@@ -70,7 +70,7 @@ class Problem:
     memory_mib: float | None
 
     def composition(self, kind: int) -> Composition:
-        """One job of a kind, alone."""
+        """Return one job of a kind, alone."""
         return tuple(int(other == kind) for other in range(len(self.jobs)))
 
 
@@ -112,17 +112,17 @@ class Group:
 
     @property
     def ends_s(self) -> float:
-        """The ends of all of its jobs, added up."""
+        """The sum of the ends of all its jobs."""
         return sum(run.end_s for run in self.runs)
 
     @property
     def energy_j(self) -> float | None:
-        """`None` where that of a job is not known."""
+        """The energy of all its jobs; `None` where that of one is not known."""
         found = [run.energy_j for run in self.runs if run.energy_j is not None]
         return sum(found) if len(found) == len(self.runs) else None
 
     def cost(self, objective: Objective) -> float | None:
-        """What it adds to the objective, by which groups of equal jobs are compared; `None` if it is not known."""
+        """Return what a group adds to the objective; `None` if it is not known."""
         if objective == "energy":
             return self.energy_j
         return self.duration_s if objective == "makespan" else self.ends_s
@@ -133,7 +133,7 @@ Groups = Mapping[Composition, Sequence[Group]]
 
 
 def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Problem:
-    """The problem that a file of jobs states on GPUs of a model.
+    """Read a file of jobs, for GPUs of a model.
 
     Raises:
         ConfigError: the file or a job cannot be used, or the profile says too little of a job.
@@ -331,7 +331,7 @@ def _doubt(speed: Speed) -> tuple[bool, bool, float]:
 def cheapest(
     problem: Problem, objective: Objective, modes: Sequence[str] = MODES, *, is_measured_only: bool = False
 ) -> Groups:
-    """The groups of each composition that a best schedule may have.
+    """Return the groups of each composition that a best schedule may have.
 
     Of those that cost the least, the shortest, unless running its jobs one after another costs no more. For the mean
     completion, which depends on what comes behind a group as well: every one than which none has both a smaller sum of
@@ -366,7 +366,7 @@ def cheapest(
 
 
 def _in_turn(composition: Composition, best: Groups, objective: Objective) -> float | None:
-    """The least cost of a composition as two groups one after the other; `None` if there are no such two."""
+    """Return the least cost of a composition as two groups one after the other; `None` without such two."""
     found: list[float] = []
     for part in itertools.product(*(range(count + 1) for count in composition)):
         rest = tuple(map(operator.sub, composition, part))

@@ -52,7 +52,7 @@ class PlannedGroup:
 
     @property
     def is_predicted(self) -> bool:
-        """Whether any speed was not measured as such."""
+        """True if any speed was not measured as such."""
         return any(job.is_predicted for job in self.jobs)
 
 

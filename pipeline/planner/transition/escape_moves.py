@@ -1,4 +1,4 @@
-"""Ways out where nothing goes by itself: something is moved aside, or made for a time at another place.
+"""Moves where no free one is left: something is moved aside, or made for a time at another place.
 
 Each is a function that tries it on a board and says whether it could; the rules are kept by the board's own moves.
 """
@@ -20,7 +20,7 @@ _MOST_SHARED = 3
 
 
 def ways_out(board: Board, chance: random.Random | None) -> Iterator[Try]:
-    """What could be done where nothing goes by itself: a few of each sort, the most promising first."""
+    """Yield moves to try where no free one is left: a few of each sort, the most promising first."""
     for sort in (_giving, _clearing, _gathering, _standing_in):
         found = sort(board)
         if chance is not None:
@@ -30,7 +30,7 @@ def ways_out(board: Board, chance: random.Random | None) -> Iterator[Try]:
 
 
 def _giving(board: Board) -> list[tuple[float, Try]]:
-    """A GPU that is nothing yet becomes one of tomorrow: an empty one, or around those that are still there."""
+    """Let an unassigned GPU become one of tomorrow: an empty one, or around those that are still there."""
     found: list[tuple[float, Try]] = []
     free = [g for g, want in enumerate(board.want) if want is None and g not in board.untouchable]
     for kind in sorted({board.kinds[gpu] for gpu in free}, key=str):
@@ -54,7 +54,7 @@ def _giving(board: Board) -> list[tuple[float, Try]]:
 
 
 def _begins_beside(board: Board, gpu: int, target: int) -> bool:
-    """Whether something of a target fits beside those on a GPU, and nothing of it lies where it cannot stay."""
+    """Return whether some of a target fits beside those on a GPU, and nothing of it is where it cannot stay."""
     if any(board.items[number].profile is None for number in board.targets[target]):
         return False
     here = [number for number in board.targets[target] if number in board.there[gpu]]
@@ -65,7 +65,7 @@ def _begins_beside(board: Board, gpu: int, target: int) -> bool:
 
 
 def _freed(board: Board, coming: Iterable[int]) -> float:
-    """How many memory slices old instances would give back if these new ones were there."""
+    """Count the memory slices that old instances would give back if these new ones were there."""
     gains: dict[str, float] = {}
     for number in coming:
         if number not in board.where:
@@ -85,7 +85,7 @@ def _freed(board: Board, coming: Iterable[int]) -> float:
 
 
 def _clearing(board: Board) -> list[tuple[float, Try]]:
-    """What is in the way of a new instance is moved to another GPU."""
+    """Move what is in the way of a new instance to another GPU."""
     found: list[tuple[float, Try]] = []
     for gpu, target in enumerate(board.want):
         if target is None or not board.missing[target] or not board.is_divided(gpu):
@@ -104,7 +104,7 @@ def _clearing(board: Board) -> list[tuple[float, Try]]:
 
 
 def _gathering(board: Board) -> list[tuple[float, Try]]:
-    """All that is on a GPU which is not to become anything yet is moved to others, so that it is empty."""
+    """Empty a GPU that is unassigned."""
     return [
         (_size(board, tuple(items)), _moving(tuple(items), gpu))
         for gpu, items in enumerate(board.there)
@@ -113,7 +113,7 @@ def _gathering(board: Board) -> list[tuple[float, Try]]:
 
 
 def _standing_in(board: Board) -> list[tuple[float, Try]]:
-    """New instances of a service are made at a temporary place, so that an old one can go."""
+    """Make new instances of a service at a temporary place, so that an old one can go."""
     found: list[tuple[float, Try]] = []
     coming: dict[str, list[int]] = {}
     for numbers in board.missing.values():
@@ -135,7 +135,6 @@ def _standing_in(board: Board) -> list[tuple[float, Try]]:
 
 
 def _size(board: Board, numbers: Iterable[int]) -> float:
-    """The memory slices of some items."""
     items = (board.items[number] for number in numbers)
     return sum(8 if item.profile is None else board.rooms[item.kind].slices(item.profile) for item in items)
 
@@ -151,7 +150,7 @@ def _moving(numbers: Sequence[int], gpu: int | None) -> Try:
 
 
 def _to_some_room(board: Board, number: int, but: int | None) -> bool:
-    """Bring an item where the least room is lost: beside others, and not where something else is to come."""
+    """Move where the least room is lost: beside others, and not where something else is to come."""
     item = board.items[number]
     if item.profile is None:
         return False
@@ -181,7 +180,7 @@ def _to_some_room(board: Board, number: int, but: int | None) -> bool:
 
 
 def _planned(board: Board, gpu: int) -> frozenset[Spot]:
-    """The GPU instances that are still to come to a GPU and fit beside what is there."""
+    """Return the GPU instances that are still to come to a GPU and fit beside what is there."""
     target = board.want[gpu]
     if target is None or not board.missing[target]:
         return frozenset()
@@ -194,7 +193,7 @@ def _planned(board: Board, gpu: int) -> frozenset[Spot]:
 
 
 def _to_come(board: Board, gpu: int, target: int) -> list[Spot]:
-    """A way to place what is missing of a target beside what it has on its GPU."""
+    """Place what is missing of a target beside what it has on its GPU."""
     missing = sorted(board.missing[target])
     profiles = [str(board.items[number].profile) for number in missing if board.items[number].profile is not None]
     starts = board.rooms[board.kinds[gpu]].place(own_spots(board, gpu, target), profiles)

@@ -19,7 +19,7 @@ _MOST_WITHOUT_GAIN = 6
 
 
 def solve(start: Board, seed: int | None) -> Board | None:
-    """A board on which tomorrow is reached, with the moves that lead there; `None` if none is found.
+    """Return a state in which tomorrow is reached, with the moves that lead there; `None` if none is found.
 
     Args:
         start: after `Board.begin`; it is left as it is.
@@ -40,7 +40,7 @@ def solve(start: Board, seed: int | None) -> Board | None:
 
 
 def _best(board: Board, chance: random.Random | None) -> Board | None:
-    """The board after the way out that leads furthest; `None` if there is none."""
+    """Return the state after the escape move that leads furthest; `None` if there is none."""
     best, furthest = None, -1.0
     for attempt in ways_out(board, chance):
         tried = board.copy()
@@ -56,7 +56,7 @@ def _best(board: Board, chance: random.Random | None) -> Board | None:
 
 
 def _progress(board: Board) -> float:
-    """How far a board is: memory slices of new instances in their place, less those of old and displaced ones."""
+    """Rate a state: memory slices of new instances in their place, less those of old and displaced ones."""
     slices = 0.0
     for gpu, items in enumerate(board.there):
         for number, start in items.items():

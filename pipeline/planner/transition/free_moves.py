@@ -1,4 +1,4 @@
-"""What goes by itself: old instances that nobody needs end, new ones are made wherever there is room for them."""
+"""Moves that displace nobody: old instances that nobody needs end, new ones are made where there is room for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.planner.transition.search_state import Board
 
 
 def settle(board: Board) -> None:
-    """Do all that needs nobody to be moved."""
+    """Make all moves that displace nobody."""
     while _let_go(board) | _fill(board) | _assign(board):
         pass
 
@@ -29,7 +29,7 @@ def _let_go(board: Board) -> bool:
 
 
 def in_the_way(board: Board, number: int) -> int:
-    """How much else would still be in the way where an item is."""
+    """Count what else would still be in the way where an instance is."""
     gpu = board.where[number]
     old = sum(board.items[other].target is None for other in board.there[gpu])
     return old if board.want[gpu] is not None else old + 1
@@ -50,7 +50,7 @@ def _fill(board: Board) -> bool:
 
 
 def fitting(board: Board, gpu: int, target: int) -> list[tuple[int, int | None]]:
-    """The missing instances of a target that fit on a GPU now, first those that let others there go."""
+    """Place the missing instances of a target that fit on a GPU now, first those that let others there go."""
     missing = sorted(board.missing[target], key=lambda number: (board.items[number].instance.start or 0, number))
     if any(board.items[number].profile is None for number in missing):
         return [(number, None) for number in missing] if not board.there[gpu] else []
@@ -71,7 +71,7 @@ def fitting(board: Board, gpu: int, target: int) -> list[tuple[int, int | None]]
 
 
 def own_spots(board: Board, gpu: int, target: int) -> frozenset[Spot]:
-    """The GPU instances of those that have found their place."""
+    """Return the GPU instances of those that have found their place."""
     return frozenset(
         Spot(start, str(board.items[number].profile))
         for number, start in board.there[gpu].items()
@@ -82,7 +82,7 @@ def own_spots(board: Board, gpu: int, target: int) -> frozenset[Spot]:
 def _start_beside(
     board: Board, number: int, there: frozenset[Spot], mine: frozenset[Spot], rest: Sequence[int]
 ) -> int | None:
-    """Where an instance fits beside all that is there, with room for the rest of its target if the others go."""
+    """Place an instance beside all that is there, with room for the rest of its target if the others go."""
     item = board.items[number]
     room, names = board.rooms[item.kind], [str(board.items[other].profile) for other in rest]
     planned = item.instance.start
@@ -109,12 +109,12 @@ def _assign(board: Board) -> bool:
 
 
 def waiting(board: Board, kind: Kind) -> list[int]:
-    """The targets of a kind that no GPU is to become yet."""
+    """Return the targets of a kind that no GPU is to become yet."""
     return [target for target in sorted(board.unassigned) if board.items[board.targets[target][0]].kind == kind]
 
 
 def _empty(board: Board, kind: Kind) -> list[int]:
-    """GPUs that nobody is on and that are nothing yet."""
+    """Return GPUs that nobody is on and that are unassigned."""
     return [
         gpu
         for gpu, items in enumerate(board.there)

@@ -34,19 +34,19 @@ def can_be_divided(gpu: Gpu) -> bool:
 
 
 def with_ids(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs, those without an id named by the first numbers that are no id yet."""
+    """Name GPUs without an id by the first numbers that are no id yet."""
     free = free_names(gpus)
     return tuple(gpu if gpu.id is not None else dataclasses.replace(gpu, id=next(free)) for gpu in gpus)
 
 
 def free_names(gpus: Sequence[Gpu]) -> Iterator[str]:
-    """The numbers from 0 that are no id yet."""
+    """Return the numbers from 0 that are no id yet."""
     taken = {gpu.id for gpu in gpus}
     return (name for name in map(str, itertools.count()) if name not in taken)
 
 
 def with_figures(gpus: Sequence[Gpu], wanted: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Today's GPUs, with the figures that tomorrow's plan knows of the same instances: it is the later one."""
+    """Replace the figures of today's instances by those that tomorrow's plan, the later one, has of the same."""
     known: dict[object, Instance] = {}
     for gpu in wanted:
         for instance in gpu.instances:
@@ -63,7 +63,7 @@ def with_figures(gpus: Sequence[Gpu], wanted: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 
 def _measured_as(gpu: Gpu, instance: Instance) -> tuple[object, ...]:
-    """What figures are of: an instance; without MIG, one beside all others on its GPU, which slow it down."""
+    """Return what figures are of: an instance; without MIG, one beside all others on its GPU."""
     beside = () if gpu.mode == "mig" else sorted(str(configuration(each)) for each in gpu.instances)
     return kind_of(gpu), gpu.mode, configuration(instance), tuple(beside)
 
@@ -86,5 +86,5 @@ def refuse_unknown(name: str, each: Plan) -> None:
 
 
 def kind_of(gpu: Gpu) -> Kind:
-    """What it has in common with those that can stand for it."""
+    """Return what a GPU has in common with those that can stand for it."""
     return Kind(gpu.model, gpu.driver_branch)

@@ -31,7 +31,7 @@ class Match:
 def matched(
     today: Sequence[Gpu], tomorrow: Sequence[Gpu], rooms: Mapping[Kind, Rooms], untouchable: frozenset[int]
 ) -> list[Match]:
-    """The pairs on which something stays, so that the most memory slices stay in all.
+    """Return the pairs on which something stays, so that the most memory slices stay in all.
 
     Args:
         today: with full names of profiles, as `tomorrow`.
@@ -82,13 +82,13 @@ def _pair(number: int, gpu: Gpu, other: int, target: Gpu, rooms: Mapping[Kind, R
 
 
 def _kept(gpu: Gpu, wanted: Sequence[Instance], stays: Sequence[tuple[int, int]]) -> tuple[Instance, ...]:
-    """The instances of tomorrow, of which those that stay are what they are today."""
+    """Return the instances of tomorrow, of which those that stay are what they are today."""
     there = {new: gpu.instances[old] for old, new in stays}
     return tuple(there.get(number, each) for number, each in enumerate(wanted))
 
 
 def _choices(there: Sequence[Instance], wanted: Sequence[Instance]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Ways to keep instances: pairs of positions, the most pairs first."""
+    """Yield ways to keep instances: pairs of positions, the most pairs first."""
     by_configuration: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side, instances in enumerate((there, wanted)):
         for position, instance in enumerate(instances):
@@ -108,7 +108,7 @@ def _choices(there: Sequence[Instance], wanted: Sequence[Instance]) -> Iterator[
 
 
 def _starts(gpu: Gpu, target: Gpu, stays: Sequence[tuple[int, int]], room: Rooms) -> tuple[int, ...] | None:
-    """The start of each wanted instance: of one that stays its own, of others the planned one or one with room."""
+    """Return the start of each new instance: of one that stays its own, else the planned one or one with room."""
     kept = {new: _start(gpu.instances[old]) for old, new in stays}
     as_planned = [kept.get(number, _start(instance)) for number, instance in enumerate(target.instances)]
     spots = [Spot(start, str(i.profile)) for start, i in zip(as_planned, target.instances, strict=True)]
@@ -124,7 +124,7 @@ def _starts(gpu: Gpu, target: Gpu, stays: Sequence[tuple[int, int]], room: Rooms
 
 
 def _weight(gpu: Gpu, pair: Match, rooms: Mapping[Kind, Rooms]) -> float:
-    """Memory slices that stay; among equal ones, a pair in whose way less is."""
+    """Return the memory slices that stay; among equal ones, a pair in whose way less is comes first."""
     if gpu.mode != "mig":
         return 100.0
     room = rooms[kind_of(gpu)]

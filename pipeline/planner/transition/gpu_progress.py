@@ -28,7 +28,7 @@ class Standing:
 
 
 def begin(transition: Transition) -> dict[str, Standing]:
-    """Every GPU before the first step, by its id."""
+    """Return every GPU before the first step, by its id."""
     found = {}
     for gpu in transition.today.gpus:
         slices = {Slice(profile=str(i.profile), start=i.start) for i in gpu.instances if i.start is not None}
@@ -38,7 +38,7 @@ def begin(transition: Transition) -> dict[str, Standing]:
 
 
 def take(now: Mapping[str, Standing], step: Step) -> None:
-    """What a step has changed when it has ended."""
+    """Apply the changes of a step that has ended."""
     gpu = now[step.gpu]
     if step.kind == "repartition":
         gpu.slices = (gpu.slices - set(step.destroyed)) | set(step.made)
@@ -54,7 +54,7 @@ def take(now: Mapping[str, Standing], step: Step) -> None:
 
 
 def after(transition: Transition, done: Collection[str]) -> dict[str, Standing]:
-    """Every GPU once some steps have ended: with each of them, all that it comes after."""
+    """Return every GPU once some steps have ended, and all that they come after."""
     now = begin(transition)
     for step in transition.steps:
         if step.id in done:
@@ -63,7 +63,7 @@ def after(transition: Transition, done: Collection[str]) -> dict[str, Standing]:
 
 
 def onward_from(now: Mapping[str, Standing], set_aside: Collection[str]) -> Begin:
-    """What a new plan begins with."""
+    """Return the state that a new plan begins with."""
     gpus = tuple(
         dataclasses.replace(each.gpu, mode=each.mode, instances=tuple(each.there))  # type: ignore[arg-type]
         for each in now.values()

@@ -33,7 +33,7 @@ class _Node:
 
 
 class _Builder:
-    """What is known of every GPU while the moves are gone through in their order."""
+    """The state of every GPU while the moves are gone through in their order."""
 
     def __init__(self, board: Board, gpus: Sequence[Gpu], idle: Mapping[int, Sequence[Spot]]) -> None:
         self.nodes: list[_Node] = []
@@ -55,7 +55,7 @@ class _Builder:
             self._account[service].append((None, max(board.surplus(service), 0.0)))
 
     def take(self, number: int) -> None:
-        """An item ends where it is."""
+        """End an instance where it is."""
         item, (gpu, start) = self._items[number], self._where.pop(number)
         after = self._draw(item)
         if number in self._maker:
@@ -64,7 +64,7 @@ class _Builder:
         self._left[gpu, start].append(node)
 
     def put(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: PlannedAs) -> None:
-        """Items come to a GPU, from nowhere or from elsewhere."""
+        """Bring instances to a GPU, from nowhere or from elsewhere."""
         made = self._make_room(gpu, placed, mode)
         for number, start in placed:
             item = self._items[number]
@@ -90,7 +90,7 @@ class _Builder:
                 spots -= set(idle)
 
     def _ready(self, gpu: int, start: int | None, item: Item, made: int | None) -> set[int]:
-        """What makes a place ready for an item: the repartition that makes it, or whoever leaves it."""
+        """Return the nodes that make a place ready: the repartition that makes it, or whoever leaves it."""
         if made is not None and (start is None or _slice(start, item.profile) in self.nodes[made].step.made):
             return {made}
         if start is not None:
@@ -98,7 +98,7 @@ class _Builder:
         return {*self._left[gpu, None], *([self._repartition[gpu]] if gpu in self._repartition else [])}
 
     def _make_room(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: PlannedAs) -> int | None:
-        """The repartition that the items need; `None` if they need none."""
+        """Add the repartition that the instances need; `None` if they need none."""
         if mode != "mig":
             if self._modes[gpu] == mode and not self._spots[gpu]:
                 return None
@@ -137,7 +137,7 @@ class _Builder:
         return len(self.nodes) - 1
 
     def _draw(self, item: Item) -> set[int]:
-        """Take an item's worth from its service's account; gives the nodes that must have paid in before."""
+        """Draw an instance's worth from its service's account; return the nodes that must have paid in before."""
         account, lacking, drawn = self._account[item.service], item.worth, set()
 
         def preference(entry: tuple[int | None, float]) -> tuple[bool, bool, int]:
@@ -167,7 +167,7 @@ def steps_of(
     idle: Mapping[int, Sequence[Spot]],
     modes: Mapping[int, PlannedAs],
 ) -> list[Step]:
-    """The steps of a solved board, each after all that it waits for.
+    """Return the steps of a solved state, each after all that it waits for.
 
     Args:
         solved: with the moves.
@@ -228,7 +228,7 @@ def _slice(start: int, profile: str | None) -> Slice:
 
 
 def timed(steps: Sequence[Step], durations_s: Mapping[str, float]) -> tuple[Step, ...]:
-    """The steps with the times at which they begin and end if each begins as soon as it may."""
+    """Return the steps with their times if each begins as soon as it may."""
     ends: dict[str, float] = {}
     found = []
     for step in steps:
@@ -239,7 +239,7 @@ def timed(steps: Sequence[Step], durations_s: Mapping[str, float]) -> tuple[Step
 
 
 def longest_chain(steps: Sequence[Step]) -> int:
-    """The most steps that come one after another."""
+    """Return the most steps that come one after another."""
     length: dict[str, int] = {}
     for step in steps:
         length[step.id] = 1 + max((length[other] for other in step.after), default=0)

@@ -1,4 +1,4 @@
-"""Carries a transition out on a simulated machine, through the lease, the journal and the control of MIG.
+"""The replay of a transition on a simulated machine, through the lease, the journal and the control of MIG.
 
 What is carried out are the partitions: MIG modes and GPU instances, by the commands that a real GPU would get. No
 service is started; that one starts or ends is written down. Every step is written down beside the machine, when it
@@ -44,7 +44,7 @@ from pipeline.simulation.machine.state import StateFile
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What a start of a replay did.
+    """The outcome of one start of a replay.
 
     Attributes:
         was_set_up: whether the machine was new or empty, and got today's deployment first.
@@ -78,18 +78,18 @@ class _Held:
         return Control.found(self.programs, self.device.uuid)
 
     def slices(self) -> set[Slice]:
-        """Its GPU instances, as the driver lists them."""
+        """Return its GPU instances, as the driver lists them."""
         there = self.control.read().instances or ()
         return {Slice(profile=self.names[each.profile_id], start=each.start) for each in there}
 
     def place(self, slice_: Slice) -> dict[str, int]:
-        """A GPU instance as the driver names it."""
+        """Return a GPU instance as the driver names it."""
         ids = {name: number for number, name in self.names.items()}
         return {"profile_id": ids[slice_.profile], "start": slice_.start}
 
 
 class _Log:
-    """What was begun, ended and planned anew, one line each, in a folder beside the machine."""
+    """The steps begun and ended and the plans made anew, one line each, in a folder beside the machine."""
 
     def __init__(self, machine: Path, transition: Transition) -> None:
         self._path = machine.with_name(f"{machine.name}.replay") / "steps.jsonl"
@@ -204,7 +204,7 @@ class _Replay:
         self._log.write({"reached": True})
 
     def _next(self) -> Step | None:
-        """The first step that may begin; `None` if all have ended."""
+        """Return the first step that may begin; `None` if all have ended."""
         done = self._log.done
         left = (step for step in self._log.transition.steps if step.id not in done)
         return next((step for step in left if done.issuperset(step.after)), None)
@@ -265,7 +265,7 @@ class _Replay:
                 held.control.create(arguments["profile_id"], arguments["start"])
 
     def _plan_anew(self, failed: Step) -> bool:
-        """Plan from what is there, with the GPU of a failed step left as it is; whether there is a way."""
+        """Plan from here, with the GPU of a failed step left as it is; return whether there is a way."""
         self._now[failed.gpu].slices = self._held[failed.gpu].slices()
         old = self._log.transition
         there = set(self._now)
@@ -292,7 +292,7 @@ class _Replay:
 
 @contextmanager
 def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> Iterator[None]:
-    """A step in the journal while the body takes it: undone if the body breaks, kept if it does not."""
+    """Keep a step in the journal while the body takes it; undo it if the body breaks."""
     with UndoStack() as stack:
         step = book.add(kind, **arguments)
         stack.callback(book.undo, step)
@@ -302,7 +302,7 @@ def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> I
 
 
 def _models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
-    """The GPUs of a new machine: those of the transition, in their order, and the spare ones that it did not need."""
+    """Return the GPUs of a new machine: those of the transition, in their order, and unused spare ones."""
     count = Counter(kind_of(gpu) for gpu in transition.today.gpus)
     more = [kind.model for kind, number in most.items() for _ in range(number - count[kind])]
     return [*(gpu.model for gpu in transition.today.gpus), *more]
@@ -311,7 +311,7 @@ def _models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
 def _on_machine(
     transition: Transition, machine: Path, most: Mapping[Kind, int]
 ) -> tuple[dict[str, tuple[Gpu, Device]], list[Gpu]]:
-    """The GPUs of a transition and unused spare ones of the machine, by id: an index or a UUID; and the latter."""
+    """Find the GPUs of a transition by id, an index or a UUID, and unused spare ones of the machine."""
     devices = nvml.list_devices()
     models = [gpu.model for gpu in StateFile(machine).read().gpus]
     by_name = {device.uuid: device for device in devices} | {str(device.index): device for device in devices}

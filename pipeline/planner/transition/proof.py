@@ -1,4 +1,4 @@
-"""Whether a transition does what it promises, in whatever order its steps come to run at once.
+"""The proof that a transition does what it promises, in whatever order its steps come to run at once.
 
 Shares no code with what plans transitions: the rules of layouts are restated here, and of the plan's own figures only
 the instances and the steps are believed. Two facts make all orders provable. Steps that touch the same instance, or
@@ -27,7 +27,7 @@ _HALVES_TOGETHER = 510  # the driver branch from which 4g and 3g can be on one G
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What was found.
+    """The faults of a transition, and the least throughputs on its way.
 
     Attributes:
         broken: what does not hold, in words; empty if all does.
@@ -107,7 +107,7 @@ def _order(steps: Sequence[Step]) -> Iterable[str]:
 
 
 def _before(steps: Sequence[Step], order: Sequence[str]) -> dict[str, int]:
-    """For each step all that it comes after, near and far, as bits at the positions of the order."""
+    """Return all that each step comes after, near and far, as bits at the positions of the order."""
     position = {name: number for number, name in enumerate(order)}
     after = {step.id: step.after for step in steps}
     found: dict[str, int] = {}
@@ -166,7 +166,7 @@ def _repartition(state: _State, step: Step) -> None:
 
 
 def _fault_of(state: _State) -> str | None:
-    """The rule of layouts that a GPU breaks."""
+    """Return the rule of layouts that a GPU breaks."""
     model = profiles.load_model(state.gpu.model, state.gpu.driver_branch)
     table = {profile.name: profile for profile in model.profiles}
     occupied: set[int] = set()
@@ -187,7 +187,6 @@ def _fault_of(state: _State) -> str | None:
 
 
 def _special_fault(model: MigGpu, names: Counter[str]) -> str | None:
-    """What concerns media engines and old drivers."""
     if sum(count for name, count in names.items() if "+me" in name) > 1:
         return "two instances have the media engines"
     if any("+me.all" in name for name in names) and any("-me" not in name and "+me.all" not in name for name in names):
@@ -218,7 +217,7 @@ def _leave(state: _State, instance: Instance) -> None:
 
 
 def _unordered(steps: Sequence[Step], before: Mapping[str, int]) -> Iterable[str]:
-    """Steps that touch the same and could run in either order, or at once."""
+    """Find steps that touch the same and could run in either order, or at once."""
     touching: dict[tuple[str, object], list[tuple[Step, str]]] = defaultdict(list)
     for step in steps:
         if step.kind == "repartition":
@@ -261,13 +260,12 @@ def _end_faults(states: Mapping[str, _State], transition: Transition) -> Iterabl
 
 
 def _shape(gpu: Gpu, mode: str, instances: Iterable[Instance]) -> tuple[object, ...]:
-    """A GPU without its id and without where its instances are."""
+    """Return a GPU without its id and without where its instances are."""
     rows = sorted(str((i.profile, i.service, i.processes, i.batch, i.share_pct)) for i in instances)
     return gpu.model, gpu.driver_branch, mode, tuple(rows)
 
 
 def _too_many(transition: Transition) -> Iterable[str]:
-    """More GPUs than were allowed."""
     touched = {step.gpu for step in transition.steps}
     used, occupied, wanted = (
         Counter((gpu.model, gpu.driver_branch) for gpu in gpus)
@@ -284,7 +282,7 @@ def _too_many(transition: Transition) -> Iterable[str]:
 
 
 def _lowest(service: str, transition: Transition, before: Mapping[str, int]) -> float:
-    """The least throughput a second of a service in any order of the steps."""
+    """Return the least throughput of a service in any order of the steps."""
     changes = {
         step.id: change
         for step in transition.steps
@@ -302,7 +300,7 @@ def _lowest(service: str, transition: Transition, before: Mapping[str, int]) -> 
 
 
 def _change(step: Step) -> float:
-    """What a step adds to its service; of one that takes away, it does so from its beginning."""
+    """Return what a step adds to its service; of one that takes away, it does so from its beginning."""
     assert step.instance is not None
     new = step.instance.throughput_per_s or 0.0
     if step.kind == "delete":

@@ -10,7 +10,7 @@ from pipeline.prepare.mig import partitions
 
 
 class Kind(NamedTuple):
-    """What GPUs must have in common for one to stand for another."""
+    """The properties that GPUs must share for one to stand for another."""
 
     model: str
     driver_branch: int | None
@@ -37,22 +37,22 @@ class Rooms:
         self._best: dict[tuple[frozenset[Spot], str], int | None] = {}
 
     def slices(self, profile: str) -> int:
-        """The memory slices of an instance."""
+        """Return the memory slices of an instance."""
         return self._profiles[profile].memory_slices
 
     def starts(self, profile: str) -> tuple[int, ...]:
-        """Where an instance may begin on an empty GPU."""
+        """Return where an instance may begin on an empty GPU."""
         return self._profiles[profile].starts
 
     def is_legal(self, there: Iterable[Spot]) -> bool:
-        """Whether all of them can be there at once."""
+        """Return whether all of them can be there at once."""
         spots = frozenset(there)
         if spots not in self._legal:
             self._legal[spots] = partitions.why_misplaced(self._model, self._of(spots)) is None
         return self._legal[spots]
 
     def place(self, there: Iterable[Spot], wanted: Sequence[str]) -> tuple[int, ...] | None:
-        """The starts at which instances of these profiles fit beside others; `None` if they do not."""
+        """Return the starts at which instances of these profiles fit beside others; `None` if they do not."""
         asked = frozenset(there), tuple(wanted)
         if asked not in self._placed:
             profiles = [self._profiles[name] for name in wanted]
@@ -61,7 +61,7 @@ class Rooms:
         return self._placed[asked]
 
     def best_start(self, there: Iterable[Spot], profile: str) -> int | None:
-        """Where one more instance leaves the most room to others; `None` if it does not fit."""
+        """Return where one more instance leaves the most room to others; `None` if it does not fit."""
         asked = frozenset(there), profile
         if asked not in self._best:
             starts = self._profiles[profile].starts
@@ -72,7 +72,7 @@ class Rooms:
         return self._best[asked]
 
     def room(self, there: Iterable[Spot]) -> int:
-        """How much could still be added: the memory slices of every single instance that fits."""
+        """Return how much could still be added: the squared memory slices of every single instance that fits."""
         spots = frozenset(there)
         return sum(self.slices(option.profile) ** 2 for option in self._options if self._fits(spots, option))
 
@@ -84,5 +84,5 @@ class Rooms:
 
 
 def configuration(instance: Instance) -> tuple[object, ...]:
-    """What makes two instances do the same: all but where they are and the figures."""
+    """Return what makes two instances do the same: all but where they are and the figures."""
     return instance.profile, instance.service, instance.processes, instance.batch, instance.share_pct

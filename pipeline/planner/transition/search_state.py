@@ -34,7 +34,7 @@ class Item:
 
     @property
     def service(self) -> str:
-        """Whose instance it is."""
+        """The service whose instance it is."""
         return self.instance.service
 
     @property
@@ -90,7 +90,7 @@ class Board:
     moves: list[Move] = field(default_factory=list)
 
     def copy(self) -> Board:
-        """To try moves on."""
+        """Copy the state, to try moves on."""
         return replace(
             self,
             there=[dict(items) for items in self.there],
@@ -124,11 +124,11 @@ class Board:
 
     @property
     def is_done(self) -> bool:
-        """Whether tomorrow is reached, but for GPU instances that nobody is on."""
+        """True if tomorrow is reached, but for GPU instances that nobody is on."""
         return not any(self.going.values()) and not any(self.missing.values())
 
     def surplus(self, service: str) -> float:
-        """What a service has beyond what it must keep."""
+        """Return what a service has beyond what it must keep."""
         required = self.requirements.get(service, 0.0)
         return self.total.get(service, 0.0) - required + _ROUNDING * max(required, 1.0)
 
@@ -140,7 +140,7 @@ class Board:
         self.stirred_gpus.add(gpu)
 
     def is_divided(self, gpu: int) -> bool:
-        """Whether MIG instances can be made on it: those on it, if any, have one."""
+        """Return whether MIG instances can be made on it: those on it, if any, have one."""
         return len(self.taken[gpu]) == len(self.there[gpu])
 
     def take(self, number: int) -> None:

@@ -35,7 +35,7 @@ class NoTransitionError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """What is there before the first step.
+    """The state before the first step.
 
     Attributes:
         gpus: each with its id; names of models and profiles in full.
@@ -50,7 +50,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What holds for the whole way.
+    """The constraints that hold for the whole way.
 
     Attributes:
         old_rates_per_s, new_rates_per_s: of each service.
@@ -67,13 +67,13 @@ class Terms:
 
     @property
     def requirements(self) -> dict[str, float]:
-        """What each service keeps at every step."""
+        """The throughput that each service keeps at every step."""
         new = self.new_rates_per_s
         return {name: min(rate, new[name]) for name, rate in sorted(self.old_rates_per_s.items()) if name in new}
 
 
 def plan(today: Plan, tomorrow: Plan, spare: int, durations_s: Mapping[str, float]) -> Transition:
-    """The transition between two plans.
+    """Plan the transition between two plans.
 
     Args:
         today: what is there. GPUs without an id get a number.
@@ -101,13 +101,13 @@ def plan(today: Plan, tomorrow: Plan, spare: int, durations_s: Mapping[str, floa
 
 
 def most_gpus(gpus: Sequence[Gpu], wanted: Sequence[Gpu], spare: int) -> dict[Kind, int]:
-    """How many GPUs of each kind may be in use during a transition: the larger deployment, and the spare ones."""
+    """Count the GPUs of each kind that may be in use: those of the larger deployment, and the spare ones."""
     before, after = (Counter(kind_of(gpu) for gpu in each if gpu.instances) for each in (gpus, wanted))
     return {kind: count + spare for kind, count in (before | after).items()}
 
 
 def onward(begin: Begin, wanted: tuple[Gpu, ...], terms: Terms, most: Mapping[Kind, int]) -> Transition:
-    """The transition from whatever is there, also in the middle of another one; the best of a few that are tried.
+    """Plan the transition from whatever is there, also amid another one; the best of a few that are tried.
 
     Args:
         begin: what is there.
@@ -147,7 +147,7 @@ def onward(begin: Begin, wanted: tuple[Gpu, ...], terms: Terms, most: Mapping[Ki
 
 
 def _untouchable(gpus: Sequence[Gpu], set_aside: Sequence[str], most: Mapping[Kind, int]) -> frozenset[int]:
-    """GPUs that stay as they are: those set aside, and empty ones beyond what may be used."""
+    """Return GPUs that stay as they are: those set aside, and empty ones beyond what may be used."""
     count = Counter(kind_of(gpu) for gpu in gpus if gpu.instances)
     found = set()
     for number, gpu in enumerate(gpus):
@@ -169,7 +169,7 @@ def _board(
     *,
     is_kept: bool,
 ) -> Board:
-    """Items for all that goes and all that comes; what stays is in its place already."""
+    """Set up all that goes and all that comes; what stays is in its place already."""
     matches = gpu_matching.matched(gpus, wanted, rooms, untouchable) if is_kept else []
     becomes = {match.gpu: match for match in matches}
     starts = {match.target: match.wanted for match in matches}
@@ -249,12 +249,11 @@ def _told(
 
 
 def _rooms(gpus: Sequence[Gpu]) -> dict[Kind, Rooms]:
-    """Of every kind of GPU that can be divided."""
     return {kind: Rooms(gpu) for kind, gpu in {kind_of(gpu): gpu for gpu in gpus if can_be_divided(gpu)}.items()}
 
 
 def _spare_gpus(gpus: Sequence[Gpu], wanted: Sequence[Gpu], most: Mapping[Kind, int]) -> Iterator[Gpu]:
-    """Empty GPUs of each kind, up to the number that may be used."""
+    """Yield empty GPUs of each kind, up to the number that may be used."""
     free, there = free_names(gpus), Counter(map(kind_of, gpus))
     first: dict[Kind, Gpu] = {}
     for gpu in (*wanted, *gpus):
@@ -265,7 +264,7 @@ def _spare_gpus(gpus: Sequence[Gpu], wanted: Sequence[Gpu], most: Mapping[Kind, 
 
 
 def _refuse_lack(gpus: Sequence[Gpu], wanted: Sequence[Gpu], requirements: Mapping[str, float]) -> None:
-    """There is no transition that keeps what is not there before it, or not after it."""
+    """Refuse to keep what is not there before the transition, or not after it."""
     for name, deployment in (("today's", gpus), ("tomorrow's", wanted)):
         total = total_per_s(deployment)
         for service, required in requirements.items():

@@ -110,7 +110,7 @@ class Transition:
 
 
 def read(path: Path) -> Transition:
-    """The transition in a file; ConfigError if there is none that can be used."""
+    """Read the transition in a file; ConfigError if there is none that can be used."""
     content = input_files.read_json(path)
     if (version := content.get("version")) != VERSION or "steps" not in content:
         made = f"`{entry_points.spell('planner', 'transition')}`"
