@@ -202,7 +202,7 @@ def mig_gpu(gpu: Gpu) -> MigGpu:
     return profiles.load_model(gpu.model, gpu.driver_branch)
 
 
-def placed(gpu: Gpu) -> partitions.Placed:
+def list_placed(gpu: Gpu) -> partitions.Placed:
     """Return the profiles and starts of a divided GPU; ConfigError if it has no such profile."""
     model = mig_gpu(gpu)
     return tuple(
@@ -214,12 +214,14 @@ def placed(gpu: Gpu) -> partitions.Placed:
 
 def _check_layout(gpu: Gpu, where: str) -> None:
     try:
-        model, there = mig_gpu(gpu), placed(gpu)
+        model, placed = mig_gpu(gpu), list_placed(gpu)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    if (reason := partitions.why_misplaced(model, there)) is not None:
-        raise ConfigError(f"{where}: {_listed(there)} is not legal on {model.name}: {reason}. {_legal(model, there)}")
-    for number, (instance, (profile, _)) in enumerate(zip(gpu.instances, there, strict=True)):
+    if (reason := partitions.why_misplaced(model, placed)) is not None:
+        raise ConfigError(
+            f"{where}: {_format_layout(placed)} is not legal on {model.name}: {reason}. {_suggest(model, placed)}"
+        )
+    for number, (instance, (profile, _)) in enumerate(zip(gpu.instances, placed, strict=True)):
         if (instance.memory_mib or 0) > (profile.memory_mib or float("inf")):
             raise ConfigError(
                 f"{where}.instances[{number}]: {instance.service} needs {instance.memory_mib:g} MiB, but "
@@ -234,19 +236,19 @@ def _check_undivided(gpu: Gpu, where: str) -> None:
         raise ConfigError(f"{where}: its services need {needed:g} MiB, but {gpu.model} has {known.capacity_mib}")
 
 
-def _legal(model: MigGpu, there: partitions.Placed) -> str:
+def _suggest(model: MigGpu, placed: partitions.Placed) -> str:
     """Suggest the same profiles elsewhere, or the nearest that fit together."""
-    asked = [profile for profile, _ in there]
-    layout = partitions.place(model, asked)
+    requested = [profile for profile, _ in placed]
+    layout = partitions.place(model, requested)
     if layout is not None:
-        return f"Legal: {_listed((instance.profile, instance.start) for instance in layout.instances)}"
-    near = [[partitions.resolve(model, name) for name in names] for names in partitions.nearest(model, asked)]
-    layouts = [partitions.plan_layout(model, each).instances for each in near]
-    return f"Nearest: {'; '.join(_listed((i.profile, i.start) for i in layout) for layout in layouts)}"
+        return f"Legal: {_format_layout((instance.profile, instance.start) for instance in layout.instances)}"
+    near = [[partitions.resolve(model, name) for name in names] for names in partitions.nearest(model, requested)]
+    layouts = [partitions.plan_layout(model, combination).instances for combination in near]
+    return f"Nearest: {'; '.join(_format_layout((i.profile, i.start) for i in layout) for layout in layouts)}"
 
 
-def _listed(there: Iterable[tuple[profiles.Profile, int]]) -> str:
-    return f"[{','.join(f'{profile.name}@{start}' for profile, start in there)}]"
+def _format_layout(placed: Iterable[tuple[profiles.Profile, int]]) -> str:
+    return f"[{','.join(f'{profile.name}@{start}' for profile, start in placed)}]"
 
 
 def _check_services(services: tuple[Service, ...], where: str) -> None:

@@ -35,8 +35,8 @@ class _Loader(_FASTEST):  # type: ignore[misc]
                         problem=f"the key {key.value} is there twice", problem_mark=key.start_mark
                     )
                 written.add((key.tag, key.value))
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def read(path: Path) -> str:

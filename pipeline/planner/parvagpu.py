@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.base.domain import mig_table, modes
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import input_files
-from pipeline.planner.profile_table import Profile, Row, count, number
+from pipeline.planner.profile_table import Profile, Row, read_count, read_number
 from pipeline.prepare.mig import partitions, profiles
 
 GPU_MODEL = "a100_80gb"
@@ -55,8 +55,8 @@ def _rows(path: Path) -> Iterator[Row]:
         where = f"{path} row {reader.line_num}"
         if None in cells or None in cells.values():
             raise ConfigError(f"{where}: it has not as many fields as there are columns")
-        slices, batch, processes = (count(f"{where}, {key}", cells[key]) for key in (_SLICES, _BATCH, _PROCESSES))
-        throughput_per_s, latency_s = (number(f"{where}, {key}", cells[key]) for key in (_THROUGHPUT, _LATENCY))
+        slices, batch, processes = (read_count(f"{where}, {key}", cells[key]) for key in (_SLICES, _BATCH, _PROCESSES))
+        throughput_per_s, latency_s = (read_number(f"{where}, {key}", cells[key]) for key in (_THROUGHPUT, _LATENCY))
         if slices not in names:
             raise ConfigError(f"{where}, {_SLICES}: an A100 has no instance of {slices} compute slices")
         if throughput_per_s == 0 or latency_s == 0:

@@ -29,7 +29,7 @@ SIMULATED = "simulated: the profile says nothing about a real GPU"
 """What stands beside everything that follows from such a profile."""
 
 
-def marks(*, is_simulated: bool) -> list[str]:
+def list_marks(*, is_simulated: bool) -> list[str]:
     """Return the lines that mark an answer as simulated."""
     return [SIMULATED] if is_simulated else []
 
@@ -120,7 +120,7 @@ class Profile:
     @cached_property
     def digest(self) -> str:
         """The digest of the content, whatever the order of rows and columns, and the spelling of numbers."""
-        lines = sorted("\0".join(map(str, _written(row))) for row in self.rows)
+        lines = sorted("\0".join(map(str, _format_row(row))) for row in self.rows)
         head = f"version {VERSION}{' simulated' if self.is_simulated else ''}"
         return hashlib.sha256("\n".join([head, *lines]).encode()).hexdigest()
 
@@ -141,11 +141,11 @@ def read(paths: Sequence[Path] | Path) -> Profile:
         ConfigError: a file cannot be read or is of another version, a row cannot be used, or some are of a simulated
             GPU and some of a real one; names file, row and key.
     """
-    every = [paths] if isinstance(paths, Path) else list(paths)
+    files = [paths] if isinstance(paths, Path) else list(paths)
     rows: list[Row] = []
     first: dict[tuple[str | float | None, ...], str] = {}
     of_sort: dict[bool, str] = {}
-    for path in every:
+    for path in files:
         for number, row, is_simulated in _read_file(path):
             where = f"{path} row {number}"
             of_sort.setdefault(is_simulated, where)
@@ -156,13 +156,13 @@ def read(paths: Sequence[Path] | Path) -> Profile:
                 )
             if row.cell in first:
                 raise ConfigError(
-                    f"{where}, workload: {_called(row)} has a row already, {first[row.cell]}; leave one of them out"
+                    f"{where}, workload: {_describe(row)} has a row already, {first[row.cell]}; leave one of them out"
                 )
             first[row.cell] = where
             rows.append(row)
     if not rows:
-        raise ConfigError(f"{', '.join(map(str, every))}: the profile has no rows")
-    source = ", ".join(map(str, every))
+        raise ConfigError(f"{', '.join(map(str, files))}: the profile has no rows")
+    source = ", ".join(map(str, files))
     return Profile(rows=tuple(rows), source=source, places=tuple(first.values()), is_simulated=True in of_sort)
 
 
@@ -171,11 +171,11 @@ def write(path: Path, profile: Profile) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_VERSION_COLUMN, *COLUMNS, _SIMULATED_COLUMN])
-    writer.writerows([VERSION, *_written(row), str(profile.is_simulated).lower()] for row in profile.rows)
+    writer.writerows([VERSION, *_format_row(row), str(profile.is_simulated).lower()] for row in profile.rows)
     input_files.write(path, text.getvalue())
 
 
-def _written(row: Row) -> list[str]:
+def _format_row(row: Row) -> list[str]:
     return [_field(getattr(row, column)) for column in COLUMNS]
 
 
@@ -260,7 +260,7 @@ def _check(where: str, row: Row) -> None:
             raise ConfigError(f"{where}, {name}: {low:g} > {high:g}: the throughput is outside its interval")
 
 
-def number(where: str, text: str) -> float:
+def read_number(where: str, text: str) -> float:
     """Read a figure, finite and not negative; ConfigError naming `where`."""
     try:
         value = float(text)
@@ -275,16 +275,16 @@ def number(where: str, text: str) -> float:
     return value
 
 
-def _positive(where: str, text: str) -> float:
-    value = number(where, text)
+def _read_positive(where: str, text: str) -> float:
+    value = read_number(where, text)
     if value == 0:
         raise ConfigError(f"{where}: it is 0; leave out what was not measured")
     return value
 
 
-def count(where: str, text: str) -> int:
+def read_count(where: str, text: str) -> int:
     """Read a whole number above 0; ConfigError naming `where`."""
-    value = _positive(where, text)
+    value = _read_positive(where, text)
     if not value.is_integer():
         raise ConfigError(f"{where}: {text} is no whole number")
     return int(value)
@@ -301,22 +301,22 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "gpu_model": _name,
     "sharing_mode": _name,
     "instance_profile": _name,
-    "share_percent": _positive,
-    "processes": count,
-    "batch": count,
-    "throughput_per_s": _positive,
-    "throughput_low_per_s": number,
-    "throughput_high_per_s": _positive,
-    "latency_mean_ms": _positive,
-    "latency_p99_ms": _positive,
-    "memory_mib": _positive,
-    "energy_per_item_j": _positive,
-    "num_blocks": count,
+    "share_percent": _read_positive,
+    "processes": read_count,
+    "batch": read_count,
+    "throughput_per_s": _read_positive,
+    "throughput_low_per_s": read_number,
+    "throughput_high_per_s": _read_positive,
+    "latency_mean_ms": _read_positive,
+    "latency_p99_ms": _read_positive,
+    "memory_mib": _read_positive,
+    "energy_per_item_j": _read_positive,
+    "num_blocks": read_count,
     "runs": lambda _where, text: tuple(text.split()),
 }
 
 
-def _called(row: Row) -> str:
+def _describe(row: Row) -> str:
     share = row.instance_profile or (f"{row.share_percent:g} %" if row.share_percent else "the whole GPU")
     batch = "" if row.batch is None else f" at batch {row.batch}"
     return f"{row.workload} on {share} of {row.gpu_model} ({row.sharing_mode}, {row.processes}x){batch}"

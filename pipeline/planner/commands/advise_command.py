@@ -37,21 +37,21 @@ def answer_of(study: Study) -> Answer:
         ConfigError: no jobs ran together in it.
     """
     cells = cells_of(study)
-    found = advise(cells, verdicts(cells))
-    if not found:
+    advices = advise(cells, verdicts(cells))
+    if not advices:
         raise ConfigError(
             f"experiment {study.experiment!r} has no group of several jobs with a result, so there is nothing to "
             "advise; measure some, as with "
             f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
         )
-    sweeps = [follow_up_sweep.command(study, advice) for advice in found]
+    sweeps = [follow_up_sweep.build_command(study, advice) for advice in advices]
     text = "\n".join(
-        [*_table(found), "", *(line for each in zip(found, sweeps, strict=True) for line in _describe(*each))]
+        [*_table(advices), "", *(line for pair in zip(advices, sweeps, strict=True) for line in _describe(*pair))]
     )
     if study.is_simulated:
         text += "\nsimulated: says nothing about a real GPU"
-    cases = list(map(_data, found, sweeps))
-    status = 0 if all(advice.mode for advice in found) else 1
+    cases = list(map(_data, advices, sweeps))
+    status = 0 if all(advice.mode for advice in advices) else 1
     data = {"experiment": study.experiment, "is_simulated": study.is_simulated, "cases": cases}
     return Answer(data=data, text=text, status=status)
 

@@ -49,25 +49,25 @@ def answer(arguments: argparse.Namespace) -> Answer:
     plan, is_training = training_plan.read(arguments.plan)
     table = profile_table.read(arguments.profile) if arguments.profile else None
     study = rows.read(named_stores(arguments), arguments.experiment)
-    found = plan_check.check(plan, study, table, arguments.plan.name, by_group=is_training)
-    planned = plan_check.table_of(found, arguments.plan.name)
-    text = in_words(found, planned)
+    outcome = plan_check.check(plan, study, table, arguments.plan.name, by_group=is_training)
+    planned = plan_check.build_table(outcome, arguments.plan.name)
+    text = describe_check(outcome, planned)
     if plan.is_simulated:
         text += f"\nplanned: {profile_table.SIMULATED}"
     if arguments.report:
         folder = arguments.out or publish.default_folder(arguments.experiment)
         text += f"\nreport: {_report(study, planned, None if is_training else plan, folder).absolute()}"
-    return Answer(data=_data(found), text=text, status=0 if found.holds else 1)
+    return Answer(data=_data(outcome), text=text, status=0 if outcome.holds else 1)
 
 
-def in_words(found: Check, table: Table) -> str:
+def describe_check(check: Check, table: Table) -> str:
     """Format the table, and list what does not hold."""
     lines = aligned([list(table.columns), *([shown(value) for value in row] for row in table.rows)], left=(0, 1, 2, 3))
-    lines += [f"not measured: {why}" for why in found.missing]
-    lines += [f"not kept: {what}" for what in found.broken]
-    lines += [f"not checked: {what}" for what in found.unchecked]
-    lines += plan_check.describe_held_by_mean(found)
-    if found.is_simulated:
+    lines += [f"not measured: {why}" for why in check.missing]
+    lines += [f"not kept: {what}" for what in check.broken]
+    lines += [f"not checked: {what}" for what in check.unchecked]
+    lines += plan_check.describe_held_by_mean(check)
+    if check.is_simulated:
         lines.append("simulated: the measurements say nothing about a real GPU")
     return "\n".join(lines)
 
@@ -82,14 +82,14 @@ def _report(study: Study, table: Table, plan: Plan | None, folder: Path) -> Path
     return publish.write(added, folder).page
 
 
-def _data(found: Check) -> dict[str, Any]:
+def _data(check: Check) -> dict[str, Any]:
     return {
-        "holds": found.holds,
-        "is_simulated": found.is_simulated,
-        "not_measured": list(found.missing),
-        "not_kept": list(found.broken),
-        "not_checked": list(found.unchecked),
-        "held_by_mean": list(found.held_by_mean),
+        "holds": check.holds,
+        "is_simulated": check.is_simulated,
+        "not_measured": list(check.missing),
+        "not_kept": list(check.broken),
+        "not_checked": list(check.unchecked),
+        "held_by_mean": list(check.held_by_mean),
         "compared": [
             {
                 "service": compared.service,
@@ -104,6 +104,6 @@ def _data(found: Check) -> dict[str, Any]:
                 "error_ratio": compared.error_ratio,
                 "is_within": compared.is_within,
             }
-            for compared in found.compared
+            for compared in check.compared
         ],
     }

@@ -10,8 +10,8 @@ from typing import Any
 from pipeline.base.domain.answer import Answer
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import aligned
-from pipeline.planner.commands.serve_command import no_plan
-from pipeline.planner.profile_table import marks
+from pipeline.planner.commands.serve_command import answer_without_plan
+from pipeline.planner.profile_table import list_marks
 from pipeline.planner.serving import planning_input, solvers
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Solution
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(arguments: argparse.Namespace) -> Answer:
     """Return a row a method for each load; none if there is no plan."""
     problem, profile = planning_input.read(arguments)
-    found, texts = [], []
+    by_load, texts = [], []
     for load in arguments.load or [1.0]:
         if not 0 < load < math.inf:
             raise ConfigError(f"--load {load:g}: must be above 0 and finite")
@@ -44,12 +44,12 @@ def answer(arguments: argparse.Namespace) -> Answer:
         scaled = replace(problem, services=services)
         best = solvers.solve(scaled, solvers.EXACT, time_limit_s=arguments.time_limit_s, fewest_slices=False)
         if best.status == "infeasible":
-            return no_plan(scaled, best, arguments.time_limit_s, profile)
+            return answer_without_plan(scaled, best, arguments.time_limit_s, profile)
         rows = _rows(scaled, best, arguments)
-        found.append({"load": load, "bound": best.bound, "methods": rows})
+        by_load.append({"load": load, "bound": best.bound, "methods": rows})
         texts.append((f"{load:g} times the rates\n" if arguments.load else "") + _table(rows))
-    note = marks(is_simulated=profile.is_simulated)
-    data = found[0] | {"loads": found, "is_simulated": profile.is_simulated}
+    note = list_marks(is_simulated=profile.is_simulated)
+    data = by_load[0] | {"loads": by_load, "is_simulated": profile.is_simulated}
     return Answer(data=data, text="\n\n".join([*note, *texts]))
 
 
@@ -57,7 +57,7 @@ def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> li
     rows = [_row(solvers.EXACT, best)]
     for method in solvers.METHODS:
         if method != solvers.EXACT:
-            found = solvers.solve(
+            solution = solvers.solve(
                 problem,
                 method,
                 seed=arguments.seed,
@@ -65,34 +65,38 @@ def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> li
                 bound=best.bound,
                 fewest_slices=False,
             )
-            rows.append(_row(method, found))
-    for name, restricted in undivided_and_smallest(problem):
-        found = solvers.solve(restricted, solvers.EXACT, time_limit_s=arguments.time_limit_s, fewest_slices=False)
-        rows.append(_row(name, found))
+            rows.append(_row(method, solution))
+    for name, restricted in restrict_partitions(problem):
+        solution = solvers.solve(restricted, solvers.EXACT, time_limit_s=arguments.time_limit_s, fewest_slices=False)
+        rows.append(_row(name, solution))
     return rows
 
 
-def undivided_and_smallest(problem: Problem) -> list[tuple[str, Problem]]:
+def restrict_partitions(problem: Problem) -> list[tuple[str, Problem]]:
     """Restrict a problem to whole GPUs, and to GPUs that are divided into as many instances as possible.
 
     What nothing was profiled of is left out.
     """
-    whole, smallest = [], []
+    undivided, smallest = [], []
     for number, model in enumerate(problem.models):
-        mine = [each for each in problem.partitions if each.model == number]
-        for partition in mine:
+        of_model = [partition for partition in problem.partitions if partition.model == number]
+        for partition in of_model:
             kind = problem.kinds[partition.slots[0]]
             if kind.mig_profile is None or (model.mig and kind.mig_profile.compute_slices == model.mig.compute_slices):
-                whole.append(partition)
-        smallest += [each for each in mine if len(each.slots) == max(len(other.slots) for other in mine)][:1]
-    found = [("whole GPUs", whole)] if whole else []
-    if smallest != whole:
+                undivided.append(partition)
+        smallest += [
+            partition for partition in of_model if len(partition.slots) == max(len(other.slots) for other in of_model)
+        ][:1]
+    choices = [("whole GPUs", undivided)] if undivided else []
+    if smallest != undivided:
         names = [
-            " + ".join(f"{count}x {problem.kinds[kind].profile or 'undivided'}" for kind, count in each.counts.items())
-            for each in smallest
+            " + ".join(
+                f"{count}x {problem.kinds[kind].profile or 'undivided'}" for kind, count in partition.counts.items()
+            )
+            for partition in smallest
         ]
-        found.append((", ".join(names), smallest))
-    return [(name, problem.with_partitions(chosen)) for name, chosen in found]
+        choices.append((", ".join(names), smallest))
+    return [(name, problem.with_partitions(chosen)) for name, chosen in choices]
 
 
 def _row(method: str, solution: Solution) -> dict[str, Any]:

@@ -38,16 +38,16 @@ def answer(arguments: argparse.Namespace) -> Answer:
         for (sketch, is_simulated), name in zip(sketched, names, strict=True)
     ]
     rows = []
-    for each in drawn:
-        paths = [arguments.out / f"{each.name}{suffix}" for suffix in (".svg", ".pdf")]
+    for drawing in drawn:
+        paths = [arguments.out / f"{drawing.name}{suffix}" for suffix in (".svg", ".pdf")]
         try:
             arguments.out.mkdir(parents=True, exist_ok=True)
-            paths[0].write_text(each.svg, encoding="utf-8")
-            paths[1].write_bytes(each.pdf)
+            paths[0].write_text(drawing.svg, encoding="utf-8")
+            paths[1].write_bytes(drawing.pdf)
         except OSError as error:
             raise ConfigError(f"--out {arguments.out}: cannot be written: {error.strerror}") from error
         rows.append(
-            {"files": [str(path) for path in paths], "title": each.sketch.title, "caption": each.sketch.caption}
+            {"files": [str(path) for path in paths], "title": drawing.sketch.title, "caption": drawing.sketch.caption}
         )
     text = "\n\n".join(f"{' '.join(row['files'])}\n{row['title']}. {row['caption']}" for row in rows)
     return Answer(data={"pictures": rows}, text=text)

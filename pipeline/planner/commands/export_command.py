@@ -58,8 +58,8 @@ def answer(arguments: argparse.Namespace) -> Answer:
     if not experiment_file.NAME.fullmatch(name):
         raise ConfigError(f"--name {name}: must be letters, digits and _, and begin with a letter")
     if arguments.gpu is not None:
-        plan = _of_model(plan, arguments.gpu, str(arguments.plan))
-    text = _text(plan, name, arguments)
+        plan = _select_model(plan, arguments.gpu, str(arguments.plan))
+    text = _export(plan, name, arguments)
     data: dict[str, Any] = {"as": arguments.kind, "name": name, "content": text, "file": None, "run": None}
     if arguments.out == "-" or (arguments.out is None and arguments.kind != _EXPERIMENT):
         return Answer(data=data, text=text.rstrip("\n"))
@@ -69,13 +69,13 @@ def answer(arguments: argparse.Namespace) -> Answer:
         run = how.partition(": ")[2]
         window_s = experiment.rehearsal_s(plan)
         rehearse = f"{run} +rehearse=tiny" + (f" window.seconds={window_s}" if window_s > 1 else "")
-        few = list(experiment.without_p99(plan))
-        said = [how, f"rehearse it: {rehearse}"]
+        few = list(experiment.find_without_p99(plan))
+        lines = [how, f"rehearse it: {rehearse}"]
         if few:
-            said.append(
+            lines.append(
                 f"too few requests for a p99 of {', '.join(few)}: `check` holds the mean latency against the objective"
             )
-        return Answer(data=data | {"run": run, "rehearse": rehearse, "without_p99": few}, text="\n".join(said))
+        return Answer(data=data | {"run": run, "rehearse": rehearse, "without_p99": few}, text="\n".join(lines))
     path = Path(arguments.out)
     if path.exists() and not arguments.force:
         raise ConfigError(f"{path} exists; give another --out, or --force to replace it")
@@ -83,36 +83,40 @@ def answer(arguments: argparse.Namespace) -> Answer:
     return Answer(data=data | {"file": str(path)}, text=f"written: {path}")
 
 
-def _of_model(plan: Plan, model: str, where: str) -> Plan:
+def _select_model(plan: Plan, model: str, where: str) -> Plan:
     names = {gpu.model for gpu in plan.deployment.gpus}
-    wanted = next((name for name in names if mig_table.model_called(name) == mig_table.model_called(model)), None)
-    if wanted is None:
+    name_in_plan = next((name for name in names if mig_table.model_called(name) == mig_table.model_called(model)), None)
+    if name_in_plan is None:
         raise ConfigError(f"--gpu {model}: {where} has no such GPU, only {', '.join(sorted(names)) or 'none'}")
-    return experiment.only_model(plan, wanted)
+    return experiment.select_model(plan, name_in_plan)
 
 
-def _text(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
+def _export(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
     source = arguments.plan.name
     if arguments.kind == _EXPERIMENT:
-        workloads = _by_service("--workload", arguments.workload, needs_service=True)
-        if unknown := workloads.keys() - {each.service for gpu in plan.deployment.gpus for each in gpu.instances}:
+        workloads = _split_by_service("--workload", arguments.workload, needs_service=True)
+        if unknown := workloads.keys() - {
+            instance.service for gpu in plan.deployment.gpus for instance in gpu.instances
+        }:
             raise ConfigError(f"--workload {sorted(unknown)[0]}=...: {source} has no such service")
         return experiment.text_of(plan, name, source, workloads)
     if arguments.kind == _MIG_PARTED:
         text = mig_parted.text_of(plan, name, source, arguments.gpus_per_node)
     else:
-        text = kubernetes.text_of(plan, name, source, _by_service("--image", arguments.image, needs_service=False))
+        text = kubernetes.text_of(
+            plan, name, source, _split_by_service("--image", arguments.image, needs_service=False)
+        )
     return f"# {SIMULATED}\n{text}" if plan.is_simulated else text
 
 
-def _by_service(flag: str, given: Sequence[str], *, needs_service: bool) -> dict[str, str]:
+def _split_by_service(flag: str, arguments: Sequence[str], *, needs_service: bool) -> dict[str, str]:
     """Split the arguments of a flag by service; under an empty name is that of all others."""
-    found: dict[str, str] = {}
-    for word in given:
+    by_service: dict[str, str] = {}
+    for word in arguments:
         service, has_service, value = word.partition("=")
         if not has_service:
             service, value = "", word
         if not value or (needs_service and not service):
             raise ConfigError(f"{flag} {word}: must be SERVICE=VALUE")
-        found[service] = value
-    return found
+        by_service[service] = value
+    return by_service

@@ -24,25 +24,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(arguments: argparse.Namespace) -> Answer:
     """Write the profile; say what is in it."""
-    made = parvagpu.read(arguments.from_parvagpu) if arguments.from_parvagpu is not None else _measured(arguments)
-    profile_table.write(arguments.out, made)
-    workloads = list(dict.fromkeys(row.workload for row in made.rows))
+    table = parvagpu.read(arguments.from_parvagpu) if arguments.from_parvagpu is not None else _measure(arguments)
+    profile_table.write(arguments.out, table)
+    workloads = list(dict.fromkeys(row.workload for row in table.rows))
     data = {
         "profile": str(arguments.out),
-        "digest": made.digest,
-        "num_rows": len(made.rows),
-        "gpu_models": list(made.gpu_models),
+        "digest": table.digest,
+        "num_rows": len(table.rows),
+        "gpu_models": list(table.gpu_models),
         "workloads": workloads,
-        "is_simulated": made.is_simulated,
+        "is_simulated": table.is_simulated,
     }
-    text = f"{arguments.out}: {counted(len(made.rows), 'row')}, {counted(len(workloads), 'workload')}"
-    on = f"measured on {', '.join(made.gpu_models)}"
-    if made.is_simulated:
+    text = f"{arguments.out}: {counted(len(table.rows), 'row')}, {counted(len(workloads), 'workload')}"
+    on = f"measured on {', '.join(table.gpu_models)}"
+    if table.is_simulated:
         on += ", simulated: says nothing about a real GPU"
     return Answer(data=data, text=f"{text}, {on}")
 
 
-def _measured(arguments: argparse.Namespace) -> profile_table.Profile:
+def _measure(arguments: argparse.Namespace) -> profile_table.Profile:
     where = stores.named_stores(arguments)
     study = rows.read(where, arguments.experiment)
-    return profile_measurement.profile_of(study, f"experiment {arguments.experiment!r}")
+    return profile_measurement.measure_profile(study, f"experiment {arguments.experiment!r}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.base.domain.answer import Answer
 from pipeline.base.system import locks
 from pipeline.base.system.words import counted, say
-from pipeline.planner.commands.transition_command import what
+from pipeline.planner.commands.transition_command import describe_step
 from pipeline.planner.transition import proof, transition_steps
 from pipeline.planner.transition.machine_replay import Outcome, replay
 
@@ -27,24 +27,26 @@ def answer(arguments: argparse.Namespace) -> Answer:
     """Carry the steps out; status 1 if they do not hold what they promise, or a failure left no way."""
     transition = transition_steps.read(arguments.steps)
     if broken := proof.check(transition).broken:
-        lines = [f"does not hold: {each}" for each in broken]
+        lines = [f"does not hold: {fault}" for fault in broken]
         return Answer(data={"broken": list(broken)}, text="\n".join([*lines, "nothing was changed"]), status=1)
 
     def told(result: str, step: transition_steps.Step) -> None:
-        say(f"{step.id} {step.kind} {what(step)}: {result}")
+        say(f"{step.id} {step.kind} {describe_step(step)}: {result}")
 
     outcome = replay(transition, arguments.machine, Path(arguments.lock_dir), told)
     data = dataclasses.asdict(outcome) | {"is_reached": outcome.reason is None}
-    return Answer(data=data, text=in_words(outcome), status=int(outcome.reason is not None))
+    return Answer(data=data, text=describe_outcome(outcome), status=int(outcome.reason is not None))
 
 
-def in_words(outcome: Outcome) -> str:
+def describe_outcome(outcome: Outcome) -> str:
     """Describe what this start did, and what it could not."""
-    lines = [f"put back what a killed start had begun: {each}" for each in outcome.put_back]
+    lines = [f"put back what a killed start had begun: {undone}" for undone in outcome.put_back]
     if outcome.was_set_up:
         lines.append("today's GPU instances were made first: the machine had none")
-    for each in outcome.failures:
-        lines.append(f"step {each['step']} failed on GPU {each['gpu']}, which is left as it is: {each['reason']}")
+    for failure in outcome.failures:
+        lines.append(
+            f"step {failure['step']} failed on GPU {failure['gpu']}, which is left as it is: {failure['reason']}"
+        )
     earlier = f", {outcome.earlier} by earlier starts" if outcome.earlier else ""
     lines.append(
         f"{counted(outcome.done, 'step')} carried out{earlier}; partitions are simulated, services are not started"

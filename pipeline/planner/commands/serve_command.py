@@ -10,11 +10,11 @@ from pipeline.base.domain.answer import Answer
 from pipeline.base.system.words import aligned, counted
 from pipeline.planner import deployment, input_files
 from pipeline.planner.deployment import Instance, Plan
-from pipeline.planner.profile_table import Profile, marks
+from pipeline.planner.profile_table import Profile, list_marks
 from pipeline.planner.serving import change as changes
 from pipeline.planner.serving import planning_input, slices, solution_plan, solvers
 from pipeline.planner.serving.problem import Problem
-from pipeline.planner.serving.solution import Solution, judged
+from pipeline.planner.serving.solution import Solution, judge
 
 # What is left of the time limit to find the plan that changes least, at least.
 _CHANGE_S = 5.0
@@ -50,7 +50,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
         fewest_slices=today is None,  # else the fewest changes come first
     )
     if not solution.gpus:
-        return no_plan(problem, solution, arguments.time_limit_s, profile)
+        return answer_without_plan(problem, solution, arguments.time_limit_s, profile)
     details = {
         "method": arguments.method,
         "seconds": round(solution.seconds, 3),
@@ -61,8 +61,8 @@ def answer(arguments: argparse.Namespace) -> Answer:
     changed = None
     if today is not None:
         left_s = max(arguments.time_limit_s - solution.seconds, _CHANGE_S)
-        change = changes.least(problem, solution.gpus, today, time_limit_s=left_s)
-        solution, changed = judged(change.gpus, solution.bound, solution.seconds), change.deployment
+        change = changes.find_least_change(problem, solution.gpus, today, time_limit_s=left_s)
+        solution, changed = judge(change.gpus, solution.bound, solution.seconds), change.deployment
         details["has_fewest_slices"] = change.has_fewest_slices
         details["changes"] = {
             "from": str(arguments.today),
@@ -74,16 +74,16 @@ def answer(arguments: argparse.Namespace) -> Answer:
         }
     compute, memory = slices.count_slices(problem, solution.gpus)
     details |= {"num_compute_slices": compute, "num_memory_slices": memory}
-    plan = solution_plan.plan_of(problem, solution, profile, details, changed)
+    plan = solution_plan.build_plan(problem, solution, profile, details, changed)
     if arguments.out is not None:
         deployment.write(plan, arguments.out)
     written = f"\nplan: {arguments.out}" if arguments.out is not None else ""
-    return Answer(data=deployment.to_json(plan), text=in_words(plan) + written)
+    return Answer(data=deployment.to_json(plan), text=describe_plan(plan) + written)
 
 
-def no_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: Profile) -> Answer:
+def answer_without_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: Profile) -> Answer:
     """Return the services, objectives or limits that are the reason why there is no plan."""
-    reasons = solution_plan.reasons(problem, solution, time_limit_s)
+    reasons = solution_plan.explain_infeasibility(problem, solution, time_limit_s)
     data: dict[str, Any] = {
         "version": deployment.VERSION,
         "status": solution.status,
@@ -95,11 +95,11 @@ def no_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: 
         "reasons": [reason for reason, _ in reasons],
         "unmet": [facts for _, facts in reasons if facts],
     }
-    text = "\n".join([*(f"no plan: {reason}" for reason, _ in reasons), *marks(is_simulated=profile.is_simulated)])
+    text = "\n".join([*(f"no plan: {reason}" for reason, _ in reasons), *list_marks(is_simulated=profile.is_simulated)])
     return Answer(data=data, text=text, status=1)
 
 
-def in_words(plan: Plan) -> str:
+def describe_plan(plan: Plan) -> str:
     """Describe a plan: what is proved, the GPUs, and what each service has to spare."""
     num_gpus = len(plan.deployment.gpus)
     if plan.status == "optimal":
@@ -120,7 +120,7 @@ def in_words(plan: Plan) -> str:
         )
     gpus = [["GPU", "model", "who runs where"]]
     for number, gpu in enumerate(plan.deployment.gpus):
-        gpus.append([str(number), gpu.model, ", ".join(_instance(each) for each in gpu.instances)])
+        gpus.append([str(number), gpu.model, ", ".join(_instance(instance) for instance in gpu.instances)])
     services = [["service", "rate/s", "planned/s", "spare", "latency ms", "of ms", "spare", "instances"]]
     for row in plan.details["services"]:
         services.append(
@@ -135,7 +135,7 @@ def in_words(plan: Plan) -> str:
                 str(row["num_instances"]),
             ]
         )
-    note = marks(is_simulated=plan.is_simulated)
+    note = list_marks(is_simulated=plan.is_simulated)
     return "\n".join([head, *note, "", *aligned(gpus, left=(0, 1, 2)), "", *aligned(services)])
 
 

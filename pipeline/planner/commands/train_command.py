@@ -16,7 +16,7 @@ from pipeline.base.system import json_decoder
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import aligned, counted
 from pipeline.planner import input_files, profile_table
-from pipeline.planner.profile_table import Profile, marks
+from pipeline.planner.profile_table import Profile, list_marks
 from pipeline.planner.serving import planning_input
 from pipeline.planner.serving.demand import Limits
 from pipeline.planner.training import schedule, training_plan
@@ -67,7 +67,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     (model,) = planning_input.find_models(selectors, table, Limits(), arguments.driver_branch)
     problem, objective = training.read(arguments.jobs, arguments.gpus, model, table), arguments.objective
     best, why = _solve(problem, arguments, allowed, arguments.time_limit_s)
-    note = marks(is_simulated=table.is_simulated)
+    note = list_marks(is_simulated=table.is_simulated)
     if best is None:
         infeasible = {
             "version": training_plan.VERSION,
@@ -104,8 +104,8 @@ def answer(arguments: argparse.Namespace) -> Answer:
     if arguments.out is not None:
         input_files.write_json(arguments.out, data)
     lines = [*note, *_describe(problem, best, gpus, objective, by_mode)]
-    if arguments.modes is None and (left := [mode for mode in training.MODES if mode not in allowed]):
-        lines.append(f"nothing was measured under {', '.join(left)}, so none is planned; --modes adds predictions")
+    if arguments.modes is None and (unused := [mode for mode in training.MODES if mode not in allowed]):
+        lines.append(f"nothing was measured under {', '.join(unused)}, so none is planned; --modes adds predictions")
     return Answer(data=data, text="\n".join(lines))
 
 
@@ -124,7 +124,7 @@ def _solve(
     problem: Problem, arguments: argparse.Namespace, allowed: Sequence[str], time_limit_s: float
 ) -> tuple[Schedule | None, str]:
     """Return the best schedule with some modes, or why there is none."""
-    groups = training.cheapest(problem, arguments.objective, allowed, is_measured_only=arguments.measured_only)
+    groups = training.find_cheapest(problem, arguments.objective, allowed, is_measured_only=arguments.measured_only)
     for kind, job in enumerate(problem.jobs):
         if not any(composition[kind] for composition in groups):
             workload, batch = problem.programs[kind]
@@ -179,7 +179,7 @@ def _describe_errors(problem: Problem) -> list[str]:
 
 def _summarise_errors(problem: Problem) -> dict[str, dict[str, float]]:
     by_mode: dict[str, list[float]] = defaultdict(list)
-    for prediction in problem.speeds.left_out:
+    for prediction in problem.speeds.held_out:
         by_mode[prediction.row.sharing_mode].append(prediction.error_ratio)
     return {
         mode: {"median": statistics.median(errors), "max": max(errors), "num_cells": len(errors)}

@@ -14,7 +14,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import aligned, counted
 from pipeline.planner import deployment
 from pipeline.planner.deployment import Instance
-from pipeline.planner.profile_table import marks
+from pipeline.planner.profile_table import list_marks
 from pipeline.planner.transition import proof, transition_plan, transition_steps
 from pipeline.planner.transition.proof import Proof
 from pipeline.planner.transition.transition_steps import KINDS, Step, Transition
@@ -44,26 +44,26 @@ def answer(arguments: argparse.Namespace) -> Answer:
     """Return the steps and what they keep, or why there are none."""
     if not 0 <= arguments.spare <= _MOST_SPARE:
         raise ConfigError(f"--spare {arguments.spare}: must be from 0 to {_MOST_SPARE}")
-    durations_s = durations(arguments.duration)
+    durations_s = read_durations(arguments.duration)
     today, tomorrow = deployment.read(arguments.today), deployment.read(arguments.tomorrow)
     try:
-        found = transition_plan.plan(today, tomorrow, arguments.spare, durations_s)
+        transition = transition_plan.plan_transition(today, tomorrow, arguments.spare, durations_s)
     except transition_plan.NoTransitionError as error:
         return Answer(data={"steps": None, "reason": str(error)}, text=f"no transition: {error}", status=1)
-    proved = proof.check(found)
-    data = json_decoder.encode(found) | {"lowest_per_s": dict(proved.lowest_per_s), "broken": list(proved.broken)}
+    proved = proof.check(transition)
+    data = json_decoder.encode(transition) | {"lowest_per_s": dict(proved.lowest_per_s), "broken": list(proved.broken)}
     if proved.broken:
-        return Answer(data=data, text="\n".join(f"does not hold: {each}" for each in proved.broken), status=1)
+        return Answer(data=data, text="\n".join(f"does not hold: {fault}" for fault in proved.broken), status=1)
     if arguments.out is not None:
-        transition_steps.write(found, arguments.out)
+        transition_steps.write(transition, arguments.out)
     written = f"\nsteps: {arguments.out}" if arguments.out is not None else ""
-    return Answer(data=data, text=in_words(found, proved) + written)
+    return Answer(data=data, text=describe_transition(transition, proved) + written)
 
 
-def durations(given: Sequence[str]) -> dict[str, float]:
+def read_durations(arguments: Sequence[str]) -> dict[str, float]:
     """Read seconds by kind of step; ConfigError for what is no duration, or if one is missing."""
-    found: dict[str, float] = {}
-    for text in given:
+    durations_s: dict[str, float] = {}
+    for text in arguments:
         kind, _, number = text.partition("=")
         try:
             seconds = float(number)
@@ -71,15 +71,15 @@ def durations(given: Sequence[str]) -> dict[str, float]:
             seconds = math.nan
         if kind not in KINDS or not 0 <= seconds < math.inf:
             raise ConfigError(f"--duration {text}: write KIND=SECONDS, where KIND is one of {', '.join(KINDS)}")
-        found[kind] = seconds
-    if not found:
+        durations_s[kind] = seconds
+    if not durations_s:
         return {}
-    if missing := [kind for kind in KINDS if kind not in found and kind != "migrate"]:
+    if missing := [kind for kind in KINDS if kind not in durations_s and kind != "migrate"]:
         raise ConfigError(f"--duration: that of {missing[0]} is missing")
-    return {"migrate": found["create"] + found["delete"], **found}
+    return {"migrate": durations_s["create"] + durations_s["delete"], **durations_s}
 
 
-def in_words(transition: Transition, proved: Proof) -> str:
+def describe_transition(transition: Transition, proved: Proof) -> str:
     """Describe the steps, how long they take, and what each service keeps."""
     counts: Counter[str] = Counter(step.kind for step in transition.steps)
     kinds = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
@@ -89,7 +89,7 @@ def in_words(transition: Transition, proved: Proof) -> str:
         f"longest chain {counted(transition.longest_chain, 'step')}{makespan}; "
         f"{transition.spare_used} of {counted(transition.spare, 'spare GPU')} used",
         "checked: in whatever order the steps come to run, each is legal and each service keeps what it must",
-        *marks(is_simulated=transition.is_simulated),
+        *list_marks(is_simulated=transition.is_simulated),
     ]
     return "\n".join([*head, "", *_services(transition, proved), "", *_steps(transition.steps)])
 
@@ -98,8 +98,8 @@ def _services(transition: Transition, proved: Proof) -> list[str]:
     rows = [["service", "today/s", "tomorrow/s", "must keep/s", "lowest/s"]]
     old, new = transition.old_rates_per_s, transition.new_rates_per_s
     for name in sorted({*old, *new}):
-        kept = f"{min(old[name], new[name]):g}" if name in old and name in new else "-"
-        rows.append([name, _rate(old, name), _rate(new, name), kept, _rate(proved.lowest_per_s, name)])
+        least = f"{min(old[name], new[name]):g}" if name in old and name in new else "-"
+        rows.append([name, _rate(old, name), _rate(new, name), least, _rate(proved.lowest_per_s, name)])
     return aligned(rows)
 
 
@@ -107,26 +107,26 @@ def _rate(rates: Mapping[str, float], name: str) -> str:
     return f"{rates[name]:.6g}" if name in rates else "-"
 
 
-def _steps(found: Sequence[Step]) -> list[str]:
+def _steps(steps: Sequence[Step]) -> list[str]:
     rows = [["step", "kind", "what", "begins s", "ends s", "after"]]
-    for step in found:
-        times = ["-" if each is None else f"{each:g}" for each in (step.begins_s, step.ends_s)]
-        rows.append([step.id, step.kind, what(step), *times, " ".join(step.after) or "-"])
+    for step in steps:
+        times = ["-" if time_s is None else f"{time_s:g}" for time_s in (step.begins_s, step.ends_s)]
+        rows.append([step.id, step.kind, describe_step(step), *times, " ".join(step.after) or "-"])
     return aligned(rows, left=(0, 1, 2, 5))
 
 
-def what(step: Step) -> str:
+def describe_step(step: Step) -> str:
     """Describe a step, and where it takes place."""
     if step.kind == "repartition":
-        gone = [f"-{each.profile}@{each.start}" for each in step.destroyed]
-        made = [f"+{each.profile}@{each.start}" for each in step.made]
+        gone = [f"-{slice_.profile}@{slice_.start}" for slice_ in step.destroyed]
+        added = [f"+{slice_.profile}@{slice_.start}" for slice_ in step.made]
         mode = [] if step.mode == "mig" else [f"undivided, {step.mode}"]
-        return f"GPU {step.gpu}: {' '.join([*gone, *made, *mode]) or 'MIG on'}"
+        return f"GPU {step.gpu}: {' '.join([*gone, *added, *mode]) or 'MIG on'}"
     assert step.instance is not None
-    there = f"GPU {step.gpu} {_place(step.instance)}"
+    place = f"GPU {step.gpu} {_place(step.instance)}"
     if step.source is not None:
-        return f"{step.instance.service}: GPU {step.source_gpu} {_place(step.source)} to {there}"
-    return f"{step.instance.service}: {there}"
+        return f"{step.instance.service}: GPU {step.source_gpu} {_place(step.source)} to {place}"
+    return f"{step.instance.service}: {place}"
 
 
 def _place(instance: Instance) -> str:

@@ -67,33 +67,35 @@ class Group:
             return ()
         model = profiles.load_model(self.gpu.model, self.gpu.driver_branch)
         by_slices = {profile.name: f"{profile.compute_slices}g" for profile in partitions.slice_profiles(model)}
-        return tuple(by_slices.get(each.profile or "", each.profile or "") for each in self.gpu.instances)
+        return tuple(by_slices.get(instance.profile or "", instance.profile or "") for instance in self.gpu.instances)
 
 
-def rates_per_s(plan: Plan) -> dict[tuple[int, int], float]:
+def deal_rates(plan: Plan) -> dict[tuple[int, int], float]:
     """Return the planned rate of one process of each instance of a service, by position of GPU and instance.
 
     A service's rate is dealt to its instances by their throughput; where one is not known, by their processes.
     """
-    wanted = {service.name: service.rate_per_s for service in plan.services}
+    required = {service.name: service.rate_per_s for service in plan.services}
     places: dict[str, list[tuple[int, int, Instance]]] = defaultdict(list)
     for number, gpu in enumerate(plan.deployment.gpus):
         for position, instance in enumerate(gpu.instances):
             places[instance.service].append((number, position, instance))
-    found = {}
-    for service, mine in places.items():
-        if service in wanted:
-            is_known = all(instance.throughput_per_s for _, _, instance in mine)
-            weights = [(instance.throughput_per_s or 0.0) if is_known else instance.processes for *_, instance in mine]
-            for (number, position, instance), weight in zip(mine, weights, strict=True):
-                rate = wanted[service] * weight / sum(weights) / instance.processes
-                found[number, position] = float(f"{rate:.6g}")
-    return found
+    rates = {}
+    for service, placed in places.items():
+        if service in required:
+            is_known = all(instance.throughput_per_s for _, _, instance in placed)
+            weights = [
+                (instance.throughput_per_s or 0.0) if is_known else instance.processes for *_, instance in placed
+            ]
+            for (number, position, instance), weight in zip(placed, weights, strict=True):
+                rate = required[service] * weight / sum(weights) / instance.processes
+                rates[number, position] = float(f"{rate:.6g}")
+    return rates
 
 
-def groups_of(plan: Plan) -> list[Group]:
+def group_gpus(plan: Plan) -> list[Group]:
     """Return the groups of a plan, in its order. A GPU on which nothing runs is in none."""
-    rates = rates_per_s(plan)
+    rates = deal_rates(plan)
     names: dict[str, dict[tuple[object, ...], str]] = defaultdict(dict)  # by model, of which each is exported alone
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     of_gpu: dict[int, tuple[str, ...]] = {}
@@ -106,13 +108,13 @@ def groups_of(plan: Plan) -> list[Group]:
         )
         kinds = tuple((i.profile, i.processes, i.share_pct) for i in gpu.instances)
         alike[gpu.model, gpu.mode, kinds, of_gpu[number]].append(number)
-    made = []
+    groups = []
     for numbers in alike.values():
         gpu = plan.deployment.gpus[numbers[0]]
         instance_of = tuple(place for place, instance in enumerate(gpu.instances) for _ in range(instance.processes))
         sizes = tuple(of_gpu[numbers[0]][place] for place in instance_of)
-        made.append(Group(gpus=tuple(numbers), gpu=gpu, sizes=sizes, instance_of=instance_of))
-    return made
+        groups.append(Group(gpus=tuple(numbers), gpu=gpu, sizes=sizes, instance_of=instance_of))
+    return groups
 
 
 def _name(instance: Instance, rate_per_s: float | None, names: dict[tuple[object, ...], str]) -> str:
@@ -121,12 +123,12 @@ def _name(instance: Instance, rate_per_s: float | None, names: dict[tuple[object
     if key not in names:
         label = re.sub(r"\W", "_", instance.service.split()[0])
         label = label if experiment_file.NAME.fullmatch(label) else f"service_{label}"
-        others = (f"{label}_{number}" for number in range(2, len(names) + 3))
-        names[key] = next(name for name in (label, *others) if name not in names.values())
+        alternatives = (f"{label}_{number}" for number in range(2, len(names) + 3))
+        names[key] = next(name for name in (label, *alternatives) if name not in names.values())
     return names[key]
 
 
-def programs_of(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, str]) -> dict[Program, str]:
+def build_programs(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, str]) -> dict[Program, str]:
     """Return the program that each name of the mixes stands for.
 
     Args:
@@ -137,17 +139,17 @@ def programs_of(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, str
     Raises:
         ConfigError: a service is no workload, or an option of it cannot be read.
     """
-    rates, objectives = rates_per_s(plan), {service.name: service.objective_ms for service in plan.services}
+    rates, objectives = deal_rates(plan), {service.name: service.objective_ms for service in plan.services}
     window_s = _window_s(plan)
-    found: dict[str, Program] = {}
+    programs: dict[str, Program] = {}
     for group in groups:
         for name, place in zip(group.sizes, group.instance_of, strict=True):
             instance = group.gpu.instances[place]
             rate = rates.get((group.gpus[0], place))
-            if name not in found:
+            if name not in programs:
                 objective = _objective(instance, rate, objectives.get(instance.service), window_s)
-                found[name] = _program(name, instance, rate, objective, workloads)
-    return {program: name for name, program in found.items()}
+                programs[name] = _program(name, instance, rate, objective, workloads)
+    return {program: name for name, program in programs.items()}
 
 
 def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) -> str:
@@ -168,7 +170,7 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
             f"{source}: it has GPUs of {len(models)} models ({', '.join(models) or 'it has none'}), and an experiment "
             "runs on one; choose one with --gpu MODEL"
         )
-    groups = groups_of(plan)
+    groups = group_gpus(plan)
     head = (
         f"{counted(len(groups), 'group')} for {counted(len(plan.deployment.gpus), 'GPU')} ({models[0]}), exported from "
         f"{source} by `{entry_points.spell('planner', 'export')}`."
@@ -176,7 +178,7 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
     )
     return experiment_file.text_of(
         [{"mix": override_value(group.sizes), **_sharing(group)} for group in groups],
-        programs_of(plan, groups, workloads),
+        build_programs(plan, groups, workloads),
         head=head,
         defaults=[],
         settings={
@@ -188,14 +190,14 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
     )
 
 
-def only_model(plan: Plan, model: str) -> Plan:
+def select_model(plan: Plan, model: str) -> Plan:
     """Keep the GPUs of one model, the rates of services shared out as among all of them."""
     gpus = tuple(gpu for gpu in plan.deployment.gpus if gpu.model == model)
-    kept: dict[str, float] = defaultdict(float)
-    for (number, position), rate in rates_per_s(plan).items():
+    rates: dict[str, float] = defaultdict(float)
+    for (number, position), rate in deal_rates(plan).items():
         instance = plan.deployment.gpus[number].instances[position]
-        kept[instance.service] += rate * instance.processes if plan.deployment.gpus[number].model == model else 0.0
-    services_left = tuple(dataclasses.replace(s, rate_per_s=kept[s.name]) for s in plan.services if kept.get(s.name))
+        rates[instance.service] += rate * instance.processes if plan.deployment.gpus[number].model == model else 0.0
+    services_left = tuple(dataclasses.replace(s, rate_per_s=rates[s.name]) for s in plan.services if rates.get(s.name))
     return dataclasses.replace(plan, deployment=dataclasses.replace(plan.deployment, gpus=gpus), services=services_left)
 
 
@@ -203,20 +205,18 @@ def _window_s(plan: Plan) -> float:
     """Return a window for a p99 of each process of which one is planned, unless that takes too long."""
     gpus = plan.deployment.gpus
     rates = [
-        rate
-        for (gpu, place), rate in rates_per_s(plan).items()
-        if gpus[gpu].instances[place].latency_p99_ms is not None
+        rate for (gpu, place), rate in deal_rates(plan).items() if gpus[gpu].instances[place].latency_p99_ms is not None
     ]
     needed_s = 1.1 * services.needed(_PERCENTILE) / min(rates, default=math.inf)
     return min(_LONGEST_WINDOW_S, max(_WINDOW_S, float(math.ceil(needed_s))))
 
 
-def without_p99(plan: Plan) -> tuple[str, ...]:
+def find_without_p99(plan: Plan) -> tuple[str, ...]:
     """Return services planned by a p99 of which a process gets too few requests to measure one."""
     gpus, window_s = plan.deployment.gpus, _window_s(plan)
-    placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in rates_per_s(plan).items())
-    found = (i.service for i, rate in placed if i.latency_p99_ms is not None and not _has_p99(rate, window_s))
-    return tuple(dict.fromkeys(found))
+    placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in deal_rates(plan).items())
+    names = (i.service for i, rate in placed if i.latency_p99_ms is not None and not _has_p99(rate, window_s))
+    return tuple(dict.fromkeys(names))
 
 
 def _has_p99(rate_per_s: float, window_s: float) -> bool:
@@ -236,7 +236,7 @@ def _objective(
 
 def rehearsal_s(plan: Plan) -> int:
     """Return a window in which every process of a rehearsal gets requests."""
-    return max(1, math.ceil(_FEWEST_REQUESTS / min(rates_per_s(plan).values(), default=math.inf)))
+    return max(1, math.ceil(_FEWEST_REQUESTS / min(deal_rates(plan).values(), default=math.inf)))
 
 
 def _program(
@@ -272,11 +272,11 @@ def _program(
 
 def _sharing(group: Group) -> dict[str, Any]:
     shares = [group.gpu.instances[place].share_pct for place in group.instance_of]
-    said: dict[str, Any] = {"scenario": group.scenario}
+    options: dict[str, Any] = {"scenario": group.scenario}
     if group.scenario == modes.MIG_MPS.name:
-        said["scenario.profiles"] = override_value(group.profiles)
-        said["scenario.instance_of"] = override_value(group.instance_of)
+        options["scenario.profiles"] = override_value(group.profiles)
+        options["scenario.instance_of"] = override_value(group.instance_of)
     if any(share is not None for share in shares):
         limits = tuple(100.0 if share is None else share for share in shares)
-        said["scenario.active_thread_pct"] = override_value(limits)
-    return said
+        options["scenario.active_thread_pct"] = override_value(limits)
+    return options

@@ -37,16 +37,16 @@ def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> st
     indexes = _indexes(gpus, source)
     per_node = gpus_per_node or max(indexes) + 1
     entries: dict[int, dict[tuple[tuple[str, int], ...], list[int]]] = defaultdict(dict)
-    for index, gpu in sorted(zip(indexes, gpus, strict=True), key=lambda each: each[0]):
+    for index, gpu in sorted(zip(indexes, gpus, strict=True), key=lambda pair: pair[0]):
         node, device = divmod(index, per_node)
-        found = Counter(instance.profile for instance in gpu.instances if instance.profile is not None)
-        entries[node].setdefault(tuple(sorted(found.items())), []).append(device)
+        counts = Counter(instance.profile for instance in gpu.instances if instance.profile is not None)
+        entries[node].setdefault(tuple(sorted(counts.items())), []).append(device)
     configs = {
         name if max(indexes) < per_node else f"{name}-{node + 1}": [
             {"devices": sorted(devices), "mig-enabled": bool(profiles), "mig-devices": dict(profiles)}
-            for profiles, devices in mine.items()
+            for profiles, devices in layouts.items()
         ]
-        for node, mine in entries.items()
+        for node, layouts in entries.items()
     }
     return yaml.safe_dump({"version": "v1", "mig-configs": configs}, sort_keys=False)
 
@@ -56,8 +56,8 @@ def _indexes(gpus: Sequence[Gpu], source: str) -> list[int]:
     for gpu in gpus:
         if gpu.id is not None and not re.fullmatch(r"[0-9]{1,9}", gpu.id):
             raise ConfigError(f"{source}: GPU {gpu.id!r} is no index, which mig-parted needs; plan for indexes or none")
-    given = [int(gpu.id) for gpu in gpus if gpu.id is not None]
-    if len(set(given)) < len(given):
+    indexes = [int(gpu.id) for gpu in gpus if gpu.id is not None]
+    if len(set(indexes)) < len(indexes):
         raise ConfigError(f"{source}: the ids of its GPUs name an index twice; mig-parted needs one for each GPU")
-    free = (number for number in itertools.count() if number not in given)
+    free = (number for number in itertools.count() if number not in indexes)
     return [next(free) if gpu.id is None else int(gpu.id) for gpu in gpus]

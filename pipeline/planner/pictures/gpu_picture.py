@@ -72,25 +72,25 @@ def sketch(plan: Plan, name: str) -> Sketch:
 
 
 def _rows(gpus: Sequence[Gpu]) -> list[_Row]:
-    found: dict[Gpu, list[str]] = {}
+    alike: dict[Gpu, list[str]] = {}
     for number, gpu in enumerate(gpus):
-        found.setdefault(replace(gpu, id=None), []).append(str(number) if gpu.id is None else gpu.id)
-    return [_Row(gpu=gpu, names=tuple(names)) for gpu, names in found.items()]
+        alike.setdefault(replace(gpu, id=None), []).append(str(number) if gpu.id is None else gpu.id)
+    return [_Row(gpu=gpu, names=tuple(names)) for gpu, names in alike.items()]
 
 
 def _paint(plan: Plan, rows: Sequence[_Row]) -> Figure:
     columns = 1 if len(rows) <= _ONE_COLUMN else 2
-    each = -(-len(rows) // columns) or 1
-    figure = new_figure(WIDEST, 0.9 + _ROW_HEIGHT * each)
+    per_column = -(-len(rows) // columns) or 1
+    figure = new_figure(WIDEST, 0.9 + _ROW_HEIGHT * per_column)
     panels = figure.subplots(1, columns, squeeze=False)[0]
     totals = plan.deployment.throughput_per_s()
     loads = {s.name: s.rate_per_s / totals[s.name] for s in plan.services if totals.get(s.name)}
     names_model = len({row.gpu.model for row in rows}) > 1
     for number, axes in enumerate(panels):
-        mine = rows[number * each : (number + 1) * each]
-        labels = [_label(row, names_model=names_model) for row in mine]
-        axes.set_yticks(range(len(mine)), labels, fontsize=6.5)
-        _panel(axes, mine, each, loads, characters_a_width=WIDEST * 0.86 / columns / _WIDTH_OF_CHARACTER)
+        column = rows[number * per_column : (number + 1) * per_column]
+        labels = [_label(row, names_model=names_model) for row in column]
+        axes.set_yticks(range(len(column)), labels, fontsize=6.5)
+        _panel(axes, column, per_column, loads, characters_a_width=WIDEST * 0.86 / columns / _WIDTH_OF_CHARACTER)
     used = {_mode(row.gpu, instance) for row in rows for instance in row.gpu.instances}
     if used:
         add_legend(figure, legend_of(sorted(used, key=lambda mode: mode.order)))
@@ -149,14 +149,14 @@ def _boxes(gpu: Gpu, loads: dict[str, float]) -> list[_Box]:
             _Box(instance=i, start=number * width, width=width, load=loads.get(i.service), memory=None)
             for number, i in enumerate(gpu.instances)
         ]
-    found = []
-    for instance, (profile, start) in zip(gpu.instances, deployment.placed(gpu), strict=True):
+    boxes = []
+    for instance, (profile, start) in zip(gpu.instances, deployment.list_placed(gpu), strict=True):
         memory = None
         if instance.memory_mib is not None and profile.memory_mib is not None:
             memory = instance.memory_mib / profile.memory_mib
         load = loads.get(instance.service)
-        found.append(_Box(instance=instance, start=start, width=profile.memory_slices, load=load, memory=memory))
-    return found
+        boxes.append(_Box(instance=instance, start=start, width=profile.memory_slices, load=load, memory=memory))
+    return boxes
 
 
 def _words(box: _Box, room: int) -> str:
@@ -169,10 +169,10 @@ def _words(box: _Box, room: int) -> str:
         if len(text) <= room:
             return text
     times = "" if instance.processes == 1 else f"{instance.processes}x"
-    return "\n".join(filter(None, (_shortened(instance.service, room), f"{times}{full}".strip())))
+    return "\n".join(filter(None, (_shorten(instance.service, room), f"{times}{full}".strip())))
 
 
-def _shortened(name: str, room: int) -> str:
+def _shorten(name: str, room: int) -> str:
     """Cut the middle out of a name: many differ in their ends alone."""
     if len(name) <= room or room < 4:
         return plain(name, max(room, 4))

@@ -42,12 +42,12 @@ class Load:
 def read(content: Mapping[str, Any], where: str) -> tuple[Load, ...]:
     """Read what `compare --json` printed, in the order of the loads; ConfigError if it did not."""
     loads: tuple[Load, ...] = input_files.decode(tuple[Load, ...], content.get("loads"), f"{where}: loads")
-    return tuple(sorted(loads, key=lambda each: each.load))
+    return tuple(sorted(loads, key=lambda load: load.load))
 
 
 def sketch(loads: Sequence[Load], name: str) -> Sketch:
     """Sketch GPUs by load, a line a method."""
-    proved = all(row.status == "optimal" for each in loads for row in each.methods[:1])
+    proved = all(row.status == "optimal" for load in loads for row in load.methods[:1])
     exact = (
         "what the exact method finds is proved to be the fewest"
         if proved
@@ -68,19 +68,19 @@ def _paint(loads: Sequence[Load], is_proved: bool) -> Figure:
 
     figure = new_figure(7.2, 4.0)
     axes = figure.subplots()
-    names = list(dict.fromkeys(row.method for each in loads for row in each.methods))
-    x = [each.load for each in loads]
+    names = list(dict.fromkeys(row.method for load in loads for row in load.methods))
+    x = [load.load for load in loads]
     handles = []
     for number, name in enumerate(names):
         colour, dashes, marker = _LINES[number % len(_LINES)]
-        counts = [{row.method: row.num_gpus for row in each.methods}.get(name) for each in loads]
+        counts = [{row.method: row.num_gpus for row in load.methods}.get(name) for load in loads]
         values = [float("nan") if count is None else float(count) for count in counts]
         # Open markers of several sizes, as many lines lie on each other.
         style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "linewidth": 1.2}
         style |= {"markersize": max(9 - number, 3), "markerfacecolor": "none"}
         handles += axes.plot(x, values, label=name, **style)
     if not is_proved:
-        bounds = [float("nan") if each.bound is None else each.bound for each in loads]
+        bounds = [float("nan") if load.bound is None else load.bound for load in loads]
         handles += axes.plot(x, bounds, color=FAINT, linewidth=1, label="lower bound")
     axes.set_xlabel("load (times the given rates)")
     axes.set_ylabel("GPUs")

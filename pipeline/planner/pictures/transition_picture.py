@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.system.words import natural
-from pipeline.planner.transition.graph import timed
+from pipeline.planner.transition.graph import assign_times
 from pipeline.planner.transition.transition_steps import KINDS, Step, Transition
 from pipeline.report.figures.drawing import (
     FAINT,
@@ -50,7 +50,7 @@ class _Bar:
 def sketch(transition: Transition, name: str) -> Sketch:
     """Sketch the steps of a transition."""
     is_timed = bool(transition.durations_s)
-    steps = transition.steps if is_timed else timed(transition.steps, dict.fromkeys(KINDS, 1.0))
+    steps = transition.steps if is_timed else assign_times(transition.steps, dict.fromkeys(KINDS, 1.0))
     unit = (
         "Times are those that were given for each kind of step"
         if is_timed
@@ -89,7 +89,7 @@ def _paint(transition: Transition, steps: Sequence[Step], unit: str) -> Figure:
 
 
 def _bars(steps: Sequence[Step]) -> list[_Bar]:
-    found: list[_Bar] = []
+    bars: list[_Bar] = []
     free: dict[str, list[float]] = {}  # when each lane of a GPU is free again
     for step in sorted(steps, key=lambda step: (step.begins_s or 0.0, step.ends_s or 0.0)):
         begins, ends = step.begins_s or 0.0, step.ends_s or 0.0
@@ -99,8 +99,8 @@ def _bars(steps: Sequence[Step]) -> list[_Bar]:
             lanes = free.setdefault(gpu, [])
             lane = next((number for number, until in enumerate(lanes) if until <= begins), len(lanes))
             lanes[lane : lane + 1] = [ends]
-            found.append(_Bar(step=step, gpu=gpu, begins=begins, ends=ends, is_source=gpu != step.gpu, lane=lane))
-    return found
+            bars.append(_Bar(step=step, gpu=gpu, begins=begins, ends=ends, is_source=gpu != step.gpu, lane=lane))
+    return bars
 
 
 def _gpus(
@@ -145,8 +145,8 @@ def _gpus(
 def _words(bar: _Bar) -> str:
     if bar.step.instance is not None:
         return bar.step.instance.service
-    made, gone = bar.step.made, bar.step.destroyed
-    return " ".join(each.profile.partition(".")[0] for each in (made or gone))
+    added, gone = bar.step.made, bar.step.destroyed
+    return " ".join(slice_.profile.partition(".")[0] for slice_ in (added or gone))
 
 
 def _least(axes: Axes, transition: Transition, steps: Sequence[Step], end: float) -> None:
@@ -181,7 +181,7 @@ def least_shares(transition: Transition, steps: Sequence[Step]) -> tuple[list[fl
     if not required:
         return [], []
     times, shares = [0.0], [min(has[name] / required[name] for name in required)]
-    for when, group in itertools.groupby(sorted(changes), key=lambda each: each[0]):
+    for when, group in itertools.groupby(sorted(changes), key=lambda change: change[0]):
         for _, service, change in group:  # who ends waits for who starts, also where both are at one moment
             has[service] += change
         times.append(when)

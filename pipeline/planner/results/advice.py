@@ -120,19 +120,22 @@ def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
     of_place: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         of_place[verdict.case, verdict.degree].append(verdict)
-    places = {key: _place(here) for key, here in by_place(cells).items() if key[1] > 1}
+    places = {key: _place(ranked) for key, ranked in by_place(cells).items() if key[1] > 1}
     tested: list[tuple[_Place, Cell, Mapping[int, float], Test]] = []
     for key, place in places.items():
         for other in place.candidates[1:]:
-            if (known := _from_verdicts(place, other, of_place[key])) is not None:
+            if (known := _find_verdict(place, other, of_place[key])) is not None:
                 place.compared[other.mode] = known
-            elif by_block := _speed_over(place, other):
+            elif by_block := _compare_speed(place, other):
                 test = paired(independent(by_block, place.candidates[0].gpus))
                 tested.append((place, other, by_block, test))
     _compare(tested)
-    made = {key: _advice(place) for key, place in places.items()}
-    kinds = {(each.case, each.degree, each.mode): each.sharing.label for each in cells}
-    return [replace(each, changes=(*each.changes, *_elsewhere(each, made, cells, kinds))) for each in made.values()]
+    advices = {key: _advice(place) for key, place in places.items()}
+    kinds = {(cell.case, cell.degree, cell.mode): cell.sharing.label for cell in cells}
+    return [
+        replace(advice, changes=(*advice.changes, *_list_elsewhere(advice, advices, cells, kinds)))
+        for advice in advices.values()
+    ]
 
 
 def _place(cells: Sequence[Cell]) -> _Place:
@@ -146,11 +149,11 @@ def _place(cells: Sequence[Cell]) -> _Place:
     if aim is not SPEED:
         # Services have to run at the same time, so that one after another is no choice.
         candidates = [cell for cell in candidates if cell.mode != SERIAL.label]
-        missed = {cell.mode: words for cell in candidates if (words := _missed(cell))}
+        missed = {cell.mode: words for cell in candidates if (words := _describe_shortfall(cell))}
         not_considered += [f"{mode}: {words}" for mode, words in missed.items()]
         candidates = [cell for cell in candidates if cell.mode not in missed]
     elif not any(cell.mode == SERIAL.label for cell in cells) and candidates:
-        candidates.append(_serial_beside(candidates))
+        candidates.append(_make_serial(candidates))
     sign = 1 if aim.is_less_better else -1
     return _Place(cells, aim, sorted(candidates, key=lambda c: sign * c.estimates[aim.metric].median), not_considered)
 
@@ -165,7 +168,7 @@ def _aim_of(cells: Sequence[Cell]) -> Aim | None:
     return TAIL if P99_LATENCY in known else MEAN if MEAN_LATENCY in known else None
 
 
-def _serial_beside(candidates: Sequence[Cell]) -> Cell:
+def _make_serial(candidates: Sequence[Cell]) -> Cell:
     """Make a cell of one job after another, where there is none (steady mixes): the unit of the speed-ups."""
     values = {block: 1.0 for cell in candidates for block in cell.values.get(SPEEDUP, {})}
     first = candidates[0]
@@ -181,7 +184,7 @@ def _serial_beside(candidates: Sequence[Cell]) -> Cell:
     )
 
 
-def _missed(cell: Cell) -> str:
+def _describe_shortfall(cell: Cell) -> str:
     """Say what a mode of services lacks to be recommended; empty if nothing."""
     sustained, met = (cell.values.get(name, {}) for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST))
     for by_block, words in ((sustained, "does not sustain the rate"), (met, "misses the objective")):
@@ -190,7 +193,7 @@ def _missed(cell: Cell) -> str:
     return ""
 
 
-def _speed_over(place: _Place, other: Cell) -> dict[int, float]:
+def _compare_speed(place: _Place, other: Cell) -> dict[int, float]:
     """Return the speed of the best mode over that of another one, by block that has both."""
     best, aim = place.candidates[0], place.aim
     assert aim is not None
@@ -199,13 +202,13 @@ def _speed_over(place: _Place, other: Cell) -> dict[int, float]:
     return speed_ratios(best, other, best.speed)[0]
 
 
-def _from_verdicts(place: _Place, other: Cell, found: Iterable[Verdict]) -> _Compared | None:
+def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Verdict]) -> _Compared | None:
     """Return what the report says of the best mode and another one; `None` if nothing."""
     best = place.candidates[0].mode
     if place.aim is KEPT:  # the report compares such mixes by nothing
         return None
     opposite = {Decision.BETTER: Decision.WORSE, Decision.WORSE: Decision.BETTER}
-    for verdict in found:
+    for verdict in verdicts:
         facts = (verdict.num_blocks, verdict.num_gpus, verdict.blocks_needed)
         if verdict.ratio is None:
             continue
@@ -247,7 +250,7 @@ def _advice(place: _Place) -> Advice:
     )
     together = [cell for cell in place.candidates if cell.mode != SERIAL.label]
     if place.aim is None or len(place.candidates) < 2:
-        return replace(advice, because=_nothing_to_compare(place), undecided=tuple(cell.mode for cell in together))
+        return replace(advice, because=_explain_no_comparison(place), undecided=tuple(cell.mode for cell in together))
     best = place.candidates[0]
     open_, equal = [], [best]
     for cell in place.candidates[1:]:
@@ -257,12 +260,12 @@ def _advice(place: _Place) -> Advice:
         elif compared.decision is Decision.EQUAL:
             equal.append(cell)
     if open_:
-        return _refusal(advice, place, open_)
+        return _refuse(advice, place, open_)
     chosen = min(equal, key=lambda cell: cell.sharing.order)
-    return _recommendation(advice, place, chosen, equal)
+    return _recommend(advice, place, chosen, equal)
 
 
-def _nothing_to_compare(place: _Place) -> str:
+def _explain_no_comparison(place: _Place) -> str:
     ranked = [cell.mode for cell in place.cells if cell.is_ranked]
     if not ranked:
         return "no mode could be run to a right result"
@@ -277,7 +280,7 @@ def _nothing_to_compare(place: _Place) -> str:
     return f"only {place.candidates[0].mode} can be considered, so that there is nothing to compare it with"
 
 
-def _refusal(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
+def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     """Say why there is no advice: the first of the modes that the best was not told apart from."""
     best = place.candidates[0].mode
     names = [best, *(cell.mode for cell in open_)]
@@ -305,11 +308,11 @@ def _refusal(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     )
 
 
-def _recommendation(advice: Advice, place: _Place, chosen: Cell, equal: Sequence[Cell]) -> Advice:
+def _recommend(advice: Advice, place: _Place, chosen: Cell, equal: Sequence[Cell]) -> Advice:
     best, aim = place.candidates[0], place.aim
     assert aim is not None
-    others = [cell for cell in place.candidates if cell is not chosen]
-    second = others[0]
+    rivals = [cell for cell in place.candidates if cell is not chosen]
+    second = rivals[0]
     over = place.compared[second.mode].ratio if chosen is best else _inverse(place.compared[chosen.mode].ratio)
     alike = [cell.mode for cell in equal if cell is not chosen]
     if alike:
@@ -323,11 +326,13 @@ def _recommendation(advice: Advice, place: _Place, chosen: Cell, equal: Sequence
         runner_up=second.mode,
         over_runner_up=over,
         because=because,
-        changes=tuple(_changes(chosen, second, over, others, is_equal=second.mode in alike)),
+        changes=tuple(_list_changes(chosen, second, over, rivals, is_equal=second.mode in alike)),
     )
 
 
-def _changes(chosen: Cell, second: Cell, over: Estimate, others: Sequence[Cell], *, is_equal: bool) -> Iterable[str]:
+def _list_changes(
+    chosen: Cell, second: Cell, over: Estimate, rivals: Sequence[Cell], *, is_equal: bool
+) -> Iterable[str]:
     """Yield conditions under which another mode would be taken, as far as the same jobs were measured."""
     if is_equal:
         yield f"{second.mode} instead, if it gains {MARGIN_IN_WORDS} on {chosen.mode}"
@@ -337,48 +342,48 @@ def _changes(chosen: Cell, second: Cell, over: Estimate, others: Sequence[Cell],
         interval = interval_in_words(lost, ".0f")
         yield f"{second.mode} instead, if {chosen.mode} loses {lost.median:.0f} %{interval} of its speed"
     energy = units.energy_of(chosen.unit) if chosen.unit else ""
-    each = f"energy per {units.one_in_words(chosen.unit)}, in J" if chosen.unit else ""
-    for name, words in ((energy, each), (SLOWDOWN, "slowdown of the slowest job"), (MEMORY, "memory, in MiB")):
+    energy_words = f"energy per {units.one_in_words(chosen.unit)}, in J" if chosen.unit else ""
+    for name, words in ((energy, energy_words), (SLOWDOWN, "slowdown of the slowest job"), (MEMORY, "memory, in MiB")):
         # Of jobs one after another, slowdown and memory are those of one job.
-        able = [cell for cell in others if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]
-        mine = chosen.estimates.get(name)
+        able = [cell for cell in rivals if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]
+        estimate = chosen.estimates.get(name)
         less = min(able, key=lambda cell: cell.estimates[name].median, default=None)
-        if mine is not None and less is not None and _is_below(less.estimates[name], mine):
-            theirs = with_interval(less.estimates[name])
-            yield f"{less.mode} for the least {words}: {theirs} against {with_interval(mine)}"
+        if estimate is not None and less is not None and _is_below(less.estimates[name], estimate):
+            least = with_interval(less.estimates[name])
+            yield f"{less.mode} for the least {words}: {least} against {with_interval(estimate)}"
 
 
 def _is_below(one: Estimate, other: Estimate) -> bool:
     return one.high is not None and other.low is not None and one.high < other.low
 
 
-def _elsewhere(
+def _list_elsewhere(
     advice: Advice,
-    made: Mapping[tuple[Case, int], Advice],
+    advices: Mapping[tuple[Case, int], Advice],
     cells: Sequence[Cell],
     kinds: Mapping[tuple[Case, int, str], str],
 ) -> Iterable[str]:
     """Yield where the study recommends another kind of sharing: at another degree or value of one parameter."""
     if (taken := advice.mode) is None:
         return
-    here = (advice.case, advice.degree)
+    place = (advice.case, advice.degree)
 
     def other_kind(key: tuple[Case, int]) -> str | None:
-        there = made.get(key)
-        if there is None or there.mode is None:
+        elsewhere = advices.get(key)
+        if elsewhere is None or elsewhere.mode is None:
             return None
-        mine, theirs = (kinds.get((*at, mode), mode) for at, mode in ((here, taken), (key, there.mode)))
-        return None if mine == theirs else there.mode
+        kind, other = (kinds.get((*at, mode), mode) for at, mode in ((place, taken), (key, elsewhere.mode)))
+        return None if kind == other else elsewhere.mode
 
-    for case, degree in made:
+    for case, degree in advices:
         if case == advice.case and (mode := other_kind((case, degree))) is not None:
             yield f"{mode} for {degree} jobs"
     of_degree = [cell for cell in cells if cell.degree == advice.degree and not cell.is_derived]
     for swept in sweeps.numbers(of_degree, 2):
-        if not any(cell.case == advice.case for there in swept.cells.values() for cell in there):
+        if not any(cell.case == advice.case for group in swept.cells.values() for cell in group):
             continue
-        for value, there in swept.cells.items():
-            if (mode := other_kind((there[0].case, advice.degree))) is not None:
+        for value, group in swept.cells.items():
+            if (mode := other_kind((group[0].case, advice.degree))) is not None:
                 yield f"{mode} at {swept.axis} {swept.ticks[value]}"
 
 

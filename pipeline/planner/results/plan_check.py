@@ -21,7 +21,7 @@ from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile_table
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
-from pipeline.planner.export.experiment import Group, groups_of, rates_per_s
+from pipeline.planner.export.experiment import Group, deal_rates, group_gpus
 from pipeline.planner.profile_table import Profile
 from pipeline.planner.results.profile_measurement import batch_key
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY, Scale
@@ -92,12 +92,12 @@ class Compared:
         """
         if self.measured is None or self.predicted is None or self.is_asked:
             return None
-        mine = (self.low, self.high) if self.low is not None and self.high is not None else (self.predicted,) * 2
+        planned = (self.low, self.high) if self.low is not None and self.high is not None else (self.predicted,) * 2
         median, low, high = self.measured.median, self.measured.low, self.measured.high
-        theirs = (low, high) if low is not None and high is not None else (median, median)
-        if mine[0] == mine[1] and theirs[0] == theirs[1]:
+        measured = (low, high) if low is not None and high is not None else (median, median)
+        if planned[0] == planned[1] and measured[0] == measured[1]:
             return None
-        return theirs[0] <= mine[1] and mine[0] <= theirs[1]
+        return measured[0] <= planned[1] and planned[0] <= measured[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +143,8 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
             f"{source}: {table.source} has changed since, or is another profile (its digest is {table.digest[:12]}, "
             f"and the plan was made from {(plan.profile_digest or '')[:12]}); plan again"
         )
-    groups = groups_of(plan)
-    rates = rates_per_s(plan)
+    groups = group_gpus(plan)
+    rates = deal_rates(plan)
     models = {model_called(gpu.model) for gpu in plan.deployment.gpus}
     runs = [[row for row in study.rows if _is_run_of(row, group, rates, models)] for group in groups]
     if not any(runs):
@@ -196,10 +196,10 @@ def _is_run_of(row: Row, group: Group, rates: Mapping[tuple[int, int], float], m
 
 
 def _has_rate(job: JobRow, planned_per_s: float | None) -> bool:
-    given = job.params.get(services.RATE)
-    if given is None:
+    rate = job.params.get(services.RATE)
+    if rate is None:
         return planned_per_s is None or _ARRIVAL not in job.params
-    return planned_per_s is not None and math.isclose(float(given), planned_per_s, rel_tol=_SAME_RATE)
+    return planned_per_s is not None and math.isclose(float(rate), planned_per_s, rel_tol=_SAME_RATE)
 
 
 def _has_batch(job: JobRow, planned: int | None) -> bool:
@@ -255,7 +255,7 @@ def _predict(
     """Return a quantity of a service as the plan has it, and its interval."""
     gpus = plan.deployment.gpus
     if is_asked:  # what is sent is answered, no more
-        placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in rates_per_s(plan).items())
+        placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in deal_rates(plan).items())
         return sum(rate * instance.processes for instance, rate in placed if instance.service == name), None, None
     instances = [(gpu, instance) for gpu in gpus for instance in gpu.instances if instance.service == name]
     profiled = [_find_row(gpu, instance, table) for gpu, instance in instances]
@@ -294,7 +294,7 @@ def _estimate(quantity: str, name: str, groups: Sequence[_Measured]) -> Estimate
             if figure is not None:
                 by_block[row.block].append((figure, len(group.gpus)))
                 gpus[row.block] = row.gpu_uuid
-    complete = {block: _add_up(quantity, each) for block, each in by_block.items() if len(each) == len(groups)}
+    complete = {block: _add_up(quantity, figures) for block, figures in by_block.items() if len(figures) == len(groups)}
     if quantity == MEMORY_TOTAL and complete:  # a peak: what must fit is the highest
         return estimate(list(complete.values()), Scale.PEAK)
     return estimate(independent(complete, gpus)) if complete else None
@@ -331,15 +331,15 @@ def _find_promises(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool |
             if not _has_service(group, service.name):
                 continue
             for words, promise in (("sustain its rate", _is_sustained), ("meet its objective", _is_met)):
-                if found := [row for row in ok if _is_kept(promise, service, group, row) is is_kept]:
+                if rows_found := [row for row in ok if _is_kept(promise, service, group, row) is is_kept]:
                     did = "did not" if is_kept is False else "was not seen to"
-                    yield f"{service.name} {did} {words} on {where} in {len(found)} of {len(ok)} blocks"
+                    yield f"{service.name} {did} {words} on {where} in {len(rows_found)} of {len(ok)} blocks"
 
 
 def _is_kept(promise: _Promise, service: Service, group: Group, row: Row) -> bool | None:
     """Return whether every process of a service has kept a promise; `None` if that is not known of one."""
-    kept = [promise(job, instance, service) for job, instance in _processes(service.name, group, row)]
-    return False if False in kept else None if None in kept else True
+    verdicts = [promise(job, instance, service) for job, instance in _processes(service.name, group, row)]
+    return False if False in verdicts else None if None in verdicts else True
 
 
 def _processes(name: str, group: Group, row: Row) -> Iterable[tuple[JobRow, Instance]]:
@@ -365,12 +365,12 @@ def _is_met(job: JobRow, instance: Instance, service: Service) -> bool | None:
 def _find_held_by_mean(plan: Plan, measured: Sequence[_Measured]) -> Iterable[str]:
     valid = [(group, row) for group, rows in measured for row in rows if row.is_valid]
     for service in plan.services:
-        processes = chain.from_iterable(_processes(service.name, *each) for each in valid)
+        processes = chain.from_iterable(_processes(service.name, *run) for run in valid)
         if any(i.latency_p99_ms is not None and P99 not in job.metrics and MEAN in job.metrics for job, i in processes):
             yield service.name
 
 
-def table_of(check: Check, source: str) -> Table:
+def build_table(check: Check, source: str) -> Table:
     """Return the comparison as a table of the report."""
     rows = []
     for compared in check.compared:

@@ -46,7 +46,7 @@ class _Key(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Found:
+class _CellRuns:
     """The runs of one group, repeated over the blocks, that measure a key.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Found:
     runs: list[str] = field(default_factory=list)
 
 
-def profile_of(study: Study, source: str) -> Profile:
+def measure_profile(study: Study, source: str) -> Profile:
     """Return the profile that a study makes.
 
     Args:
@@ -84,14 +84,14 @@ def profile_of(study: Study, source: str) -> Profile:
     cases = cases_of(study)
     ranked = {_place(cell): cell for cell in cells_of(study) if _is_profiled(cell)}
     names = _names(job for row in study.rows for job in row.jobs)
-    found: dict[_Key, dict[str, _Found]] = defaultdict(dict)
+    runs: dict[_Key, dict[str, _CellRuns]] = defaultdict(dict)
     for row in study.rows:
         cell = ranked.get((cases[row.run_id], row.degree, row.mode))
         if cell is not None and row.is_valid and not row.gpu_uuid.startswith(CPU_PREFIX):
             for key, jobs, num_instances in _shares(row, names):
-                _add(found[key], cell, row, jobs, num_instances)
-    made = [_row(key, _chosen(key, list(mine.values()), source)) for key, mine in found.items()]
-    rows = [row for row in made if row is not None]
+                _add(runs[key], cell, row, jobs, num_instances)
+    measured = [_row(key, _choose(key, list(by_case.values()), source)) for key, by_case in runs.items()]
+    rows = [row for row in measured if row is not None]
     if not rows:
         raise ConfigError(
             f"{source}: no group can be a row of a profile: it must be copies of one workload that ended well, on a GPU"
@@ -118,15 +118,17 @@ def _names(jobs: Iterable[JobRow]) -> dict[tuple[str, frozenset[tuple[str, str]]
             variants[workload].append(options)
     return {
         (workload, options): f"{workload} {words}".strip()
-        for workload, mine in variants.items()
-        for options, words in zip(mine, labels.telling_apart([dict(each) for each in mine]), strict=True)
+        for workload, options_list in variants.items()
+        for options, words in zip(
+            options_list, labels.telling_apart([dict(options) for options in options_list]), strict=True
+        )
     }
 
 
 def _program(job: JobRow) -> tuple[str, frozenset[tuple[str, str]]]:
     left_out = {*_NOT_ITS_NAME, batch_key(job)}
-    own = {key: value for key, value in own_params(job.params).items() if key not in left_out}
-    return job.params.get("workload", ""), frozenset(own.items())
+    options = {key: value for key, value in own_params(job.params).items() if key not in left_out}
+    return job.params.get("workload", ""), frozenset(options.items())
 
 
 def batch_key(job: JobRow) -> str:
@@ -148,7 +150,7 @@ def _shares(
     together: dict[str | None, list[JobRow]] = defaultdict(list)
     for job in row.jobs:
         together[job.place.get("gi_id")].append(job)
-    made = []
+    shares = []
     for jobs in together.values():
         first = jobs[0]
         batch = first.params.get(batch_key(first), "")
@@ -161,63 +163,63 @@ def _shares(
             batch=int(batch) if batch.isdigit() else None,
             device=row.device,
         )
-        made.append((key, jobs))
-    for key, jobs in made:
+        shares.append((key, jobs))
+    for key, jobs in shares:
         if (key.instance_profile is not None) == (key.sharing_mode in profile_table.ON_INSTANCES):
-            yield key, jobs, sum(other == key for other, _ in made)
+            yield key, jobs, sum(other == key for other, _ in shares)
 
 
 def _limit_pct(row: Row, job: JobRow) -> float | None:
     """Return the share of the multiprocessors to which MPS limits a job; `None` without a limit."""
     if PERCENTAGE in job.place:
         return float(job.place[PERCENTAGE])
-    whole = row.facts.get("multiprocessors", "")
-    return 100 * float(job.place[PARTITION]) / int(whole) if PARTITION in job.place and whole.isdigit() else None
+    total = row.facts.get("multiprocessors", "")
+    return 100 * float(job.place[PARTITION]) / int(total) if PARTITION in job.place and total.isdigit() else None
 
 
-def _add(found: dict[str, _Found], cell: Cell, row: Row, jobs: Sequence[JobRow], num_instances: int) -> None:
+def _add(by_case: dict[str, _CellRuns], cell: Cell, row: Row, jobs: Sequence[JobRow], num_instances: int) -> None:
     """Add what one share of a group says to the finding of its case."""
     rate = jobs[0].params.get(services.RATE) if jobs[0].is_rate_given else None
     what = f"{cell.case.label}, {cell.degree} jobs, {cell.mode}"
-    mine = found.setdefault(what, _Found(what, num_instances, None if rate is None else float(rate)))
-    if row.run_id not in mine.runs:
-        mine.runs.append(row.run_id)
-    mine.gpus[row.block] = row.gpu_uuid
+    case = by_case.setdefault(what, _CellRuns(what, num_instances, None if rate is None else float(rate)))
+    if row.run_id not in case.runs:
+        case.runs.append(row.run_id)
+    case.gpus[row.block] = row.gpu_uuid
     for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST):
-        mine.is_met = mine.is_met and row.metrics.get(name, 1.0) >= 1
+        case.is_met = case.is_met and row.metrics.get(name, 1.0) >= 1
     for name, value in _figures(row, jobs).items():
-        mine.values[name][row.block].append(value)
+        case.values[name][row.block].append(value)
 
 
 def _figures(row: Row, jobs: Sequence[JobRow]) -> dict[str, float]:
     """Return the figures of one share in one block; absent where a job lacks one."""
-    rates = _known(jobs, units.rate_of(jobs[0].unit))
-    means, tails = _known(jobs, services.MEAN), _known(jobs, services.P99)
-    found = {"throughput_per_s": sum(rates)} if rates else {}
+    rates = _collect(jobs, units.rate_of(jobs[0].unit))
+    means, tails = _collect(jobs, services.MEAN), _collect(jobs, services.P99)
+    figures = {"throughput_per_s": sum(rates)} if rates else {}
     if means:
-        found["latency_mean_ms"] = statistics.fmean(means)
+        figures["latency_mean_ms"] = statistics.fmean(means)
     if tails:
-        found["latency_p99_ms"] = max(tails)
+        figures["latency_p99_ms"] = max(tails)
     memory = jobs[0].metrics.get(INSTANCE_MEMORY) if "gi_id" in jobs[0].place else row.metrics.get(MEMORY)
     if memory is not None:
-        found["memory_mib"] = memory
+        figures["memory_mib"] = memory
     if (energy := row.metrics.get(units.energy_of(jobs[0].unit))) is not None:
-        found["energy_per_item_j"] = energy
-    return found
+        figures["energy_per_item_j"] = energy
+    return figures
 
 
-def _known(jobs: Sequence[JobRow], name: str) -> list[float]:
+def _collect(jobs: Sequence[JobRow], name: str) -> list[float]:
     values = [job.metrics[name] for job in jobs if name in job.metrics]
     return values if len(values) == len(jobs) else []
 
 
-def _chosen(key: _Key, found: Sequence[_Found], source: str) -> _Found:
+def _choose(key: _Key, cases: Sequence[_CellRuns], source: str) -> _CellRuns:
     """Choose the row: of several instances the fullest GPU, of several rates the highest that held."""
-    met = [each for each in found if each.is_met]
-    able = met or [each for each in found if each.rate_per_s == min(other.rate_per_s or 0.0 for other in found)]
-    fullest = [each for each in able if each.num_instances == max(other.num_instances for other in able)]
-    rates = [each.rate_per_s or 0.0 for each in fullest]
-    best = [each for each in fullest if (each.rate_per_s or 0.0) == max(rates)]
+    met = [case for case in cases if case.is_met]
+    able = met or [case for case in cases if case.rate_per_s == min(other.rate_per_s or 0.0 for other in cases)]
+    fullest = [case for case in able if case.num_instances == max(other.num_instances for other in able)]
+    rates = [case.rate_per_s or 0.0 for case in fullest]
+    best = [case for case in fullest if (case.rate_per_s or 0.0) == max(rates)]
     if len(best) > 1:
         raise ConfigError(
             f"{source}: {key.workload} has two measurements of one row: {best[0].what}, and {best[1].what}; "
@@ -226,19 +228,19 @@ def _chosen(key: _Key, found: Sequence[_Found], source: str) -> _Found:
     return best[0]
 
 
-def _row(key: _Key, found: _Found) -> profile_table.Row | None:
+def _row(key: _Key, runs: _CellRuns) -> profile_table.Row | None:
     of_blocks = {
         name: {
-            block: statistics.fmean(values) for block, values in by_block.items() if len(values) == found.num_instances
+            block: statistics.fmean(values) for block, values in by_block.items() if len(values) == runs.num_instances
         }
-        for name, by_block in found.values.items()
+        for name, by_block in runs.values.items()
     }
-    known = {name: estimate(independent(values, found.gpus)) for name, values in of_blocks.items() if values}
+    known = {name: estimate(independent(values, runs.gpus)) for name, values in of_blocks.items() if values}
     if "throughput_per_s" not in known:
         return None
     throughput = known.pop("throughput_per_s")
-    figures = {name: each.median for name, each in known.items()}
-    if memory := found.values.get("memory_mib"):  # what must fit is the highest
+    figures = {name: estimated.median for name, estimated in known.items()}
+    if memory := runs.values.get("memory_mib"):  # what must fit is the highest
         figures["memory_mib"] = max(max(values) for values in memory.values())
     return profile_table.Row(
         workload=key.workload,
@@ -252,6 +254,6 @@ def _row(key: _Key, found: _Found) -> profile_table.Row | None:
         throughput_low_per_s=throughput.low,
         throughput_high_per_s=throughput.high,
         num_blocks=len(of_blocks["throughput_per_s"]),
-        runs=tuple(found.runs),
+        runs=tuple(runs.runs),
         **figures,
     )

@@ -18,8 +18,8 @@ from typing import Any
 
 from pipeline.planner.serving.integer_programme import Programme
 from pipeline.planner.serving.problem import KindIndex, Option, Pair, Problem
-from pipeline.planner.serving.solution import suffices
-from pipeline.planner.serving.targets import Layout, Slot, Target, Today
+from pipeline.planner.serving.solution import is_enough
+from pipeline.planner.serving.targets import CurrentGpu, Layout, Slot, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _Group:
     """GPUs of today that are alike: their positions, and the columns of their layouts and of what they keep."""
 
     members: list[int]
-    today: Today
+    today: CurrentGpu
     layouts: dict[int, int]
     keeps: dict[Slot, int]
 
@@ -42,39 +42,41 @@ class Instances:
         changes: instances created less those kept: no plan has less, as far as that is proved.
     """
 
-    kept: list[tuple[Option, int]]
+    reused: list[tuple[Option, int]]
     created: dict[Pair, int]
     changes: int | None
 
 
-def fewest(problem: Problem, num_gpus: int, there: Sequence[Today], time_limit_s: float) -> Instances | None:
+def count_fewest_changes(
+    problem: Problem, num_gpus: int, current: Sequence[CurrentGpu], time_limit_s: float
+) -> Instances | None:
     """Find the fewest changes if an instance may stay wherever it is; `None` if there was not enough time."""
-    running = [option for today in there for option in today.options.values()]
+    running = [option for today in current for option in today.options.values()]
     options = {id(option): option for option in running}
     counts = Counter(map(id, running))
     programme = Programme(problem, num_gpus)
     for partition in problem.partitions:
         programme.add_gpu(partition.model, partition.counts)
     created = {(s, k): programme.add_instance(problem.options[s][k], cost=1) for s, k in problem.pairs}
-    kept = {programme.add_instance(option, -1, counts[key]): option for key, option in options.items()}
-    found = programme.solve(time_limit_s)
-    if found.columns is None:
+    columns = {programme.add_instance(option, -1, counts[key]): option for key, option in options.items()}
+    counted = programme.solve(time_limit_s)
+    if counted.columns is None:
         return None
     return Instances(
-        [(option, found.columns[column]) for column, option in kept.items()],
-        {pair: found.columns[column] for pair, column in created.items()},
-        found.bound,
+        [(option, counted.columns[column]) for column, option in columns.items()],
+        {pair: counted.columns[column] for pair, column in created.items()},
+        counted.bound,
     )
 
 
-class Placing:
+class PlacementProgramme:
     """The programme that places instances on today's GPUs and others, if given of instances chosen before."""
 
     def __init__(
         self,
         problem: Problem,
         num_gpus: int,
-        there: Sequence[Today],
+        current: Sequence[CurrentGpu],
         layouts: Sequence[Layout],
         chosen: Instances | None = None,
     ) -> None:
@@ -82,33 +84,35 @@ class Placing:
         self._programme = Programme(problem, num_gpus)
         # So little that it only decides between plans of as many changes: a GPU of today's rather than another one.
         cost = 0.5 / (num_gpus + 1)
-        self._new = [self._programme.add_gpu(each.model, each.counts, cost) for each in problem.partitions]
+        self._new = [
+            self._programme.add_gpu(partition.model, partition.counts, cost) for partition in problem.partitions
+        ]
         self._created = {(s, k): self._programme.add_instance(problem.options[s][k], cost=1) for s, k in problem.pairs}
         alike: dict[Any, list[int]] = defaultdict(list)
-        for number, today in enumerate(there):
+        for number, today in enumerate(current):
             if today.model is not None:
                 options = sorted((slot[0], slot[1] or 0, id(option)) for slot, option in today.options.items())
                 alike[today.model, tuple(options)].append(number)
-        self._groups = [self._add_group(members, there[members[0]]) for members in alike.values()]
+        self._groups = [self._add_group(members, current[members[0]]) for members in alike.values()]
         # What goes on, but not where it is.
-        self._moved = [] if chosen is None else [self._add_moved(*each) for each in chosen.kept]
+        self._moved = [] if chosen is None else [self._add_moved(*choice) for choice in chosen.reused]
         for pair, count in {} if chosen is None else chosen.created.items():
             self._programme.add_row({self._created[pair]: 1}, low=count, high=count)
 
     def solve(self, time_limit_s: float) -> tuple[list[Target] | None, bool]:
         """Find GPUs that serve everybody with the fewest changes, or `None`, and whether that is proved."""
-        found = self._programme.solve(time_limit_s)
-        if found.columns is None:
+        counts = self._programme.solve(time_limit_s)
+        if counts.columns is None:
             return None, False
-        targets = self._read_targets(found.columns)
+        targets = self._read_targets(counts.columns)
         shares = [0.0] * len(self._problem.services)
         for target in targets:
             for option in target.taken.values():
                 shares[option.service] += self._problem.share(option)
         # What the solver takes for rounding may be too little for a service.
-        return (targets, found.status == "optimal") if all(map(suffices, shares)) else (None, False)
+        return (targets, counts.status == "optimal") if all(map(is_enough, shares)) else (None, False)
 
-    def lightest(
+    def find_lightest(
         self, weights: Sequence[float], num_changes: int, time_limit_s: float
     ) -> tuple[list[Target] | None, bool]:
         """Find GPUs as `solve` does, of the least weight, with so many instances created, less those kept, at most.
@@ -128,7 +132,7 @@ class Placing:
         self._programme.add_row(changes, high=num_changes)
         return self.solve(time_limit_s)
 
-    def _add_group(self, members: list[int], today: Today) -> _Group:
+    def _add_group(self, members: list[int], today: CurrentGpu) -> _Group:
         """Add GPUs that are alike: each has one layout, and what stays has a slot of its own in it."""
         layouts = {
             number: self._programme.add_gpu(layout.model, layout.counts)

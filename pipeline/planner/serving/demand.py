@@ -74,16 +74,16 @@ def check(services: tuple[Service, ...], where: str) -> None:
     if not services:
         raise ConfigError(f"{where}: services is empty: there is nothing to plan")
     for number, service in enumerate(services):
-        here = f"{where}: services[{number}] {service.name}"
+        place = f"{where}: services[{number}] {service.name}"
         if service.objective_ms is None:
-            raise ConfigError(f"{here}: key 'objective_ms' is missing")
+            raise ConfigError(f"{place}: key 'objective_ms' is missing")
         for key in ("rate_per_s", "objective_ms", "latency_share"):
             if getattr(service, key) == 0:
-                raise ConfigError(f"{here}, {key}: must be above 0")
+                raise ConfigError(f"{place}, {key}: must be above 0")
         if service.rate_per_s < _LEAST_PER_S:
-            raise ConfigError(f"{here}, rate_per_s: {service.rate_per_s:g} is less than one request in thirty years")
+            raise ConfigError(f"{place}, rate_per_s: {service.rate_per_s:g} is less than one request in thirty years")
         if service.latency_share > 1:
-            raise ConfigError(f"{here}, latency_share: {service.latency_share:g} is above 1, the whole objective")
+            raise ConfigError(f"{place}, latency_share: {service.latency_share:g} is above 1, the whole objective")
     for name, count in Counter(service.name for service in services).items():
         if count > 1:
             raise ConfigError(f"{where}: services: {name} is there {count} times; add up its rates")

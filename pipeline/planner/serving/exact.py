@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pipeline.planner.serving.integer_programme import Counts, Programme
 from pipeline.planner.serving.problem import KindIndex, Option, Problem, ServiceIndex
-from pipeline.planner.serving.solution import Filled, Solution, Status, ceil, judged, pruned, raise_short
+from pipeline.planner.serving.solution import FilledGpu, Solution, Status, ceil, judge, prune, raise_short
 
 # Part of the time limit for the whole programme; the rest is for a solution near that of the linear one.
 _PROVING = 0.5
@@ -40,12 +40,12 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
     if not gpus:
         status: Status = "infeasible" if counts.status == "infeasible" else "unknown"
         return Solution(gpus=(), bound=bound, status=status, seconds=seconds)
-    return judged(gpus, bound, seconds)
+    return judge(gpus, bound, seconds)
 
 
-def fewest_slices(
+def minimise_slices(
     problem: Problem, most_gpus: int, weights: Sequence[float], *, time_limit_s: float
-) -> tuple[list[Filled], bool]:
+) -> tuple[list[FilledGpu], bool]:
     """Serve everybody on at most so many GPUs by instances of the least weight; limits on sharing are left aside.
 
     Args:
@@ -64,7 +64,7 @@ def fewest_slices(
     return _serve(problem, programme, counts, end), counts.status == "optimal"
 
 
-def left_out(problem: Problem, *, time_limit_s: float = 60.0) -> tuple[ServiceIndex, ...]:
+def find_unservable(problem: Problem, *, time_limit_s: float = 60.0) -> tuple[ServiceIndex, ...]:
     """Return the fewest services without which the others can be served; none if that was not found out."""
     programme = _build(problem, gpu_cost=0)
     columns = [programme.add_column(1, most=1) for _ in problem.services]
@@ -83,18 +83,18 @@ def _build(problem: Problem, gpu_cost: float = 1, weights: Sequence[float] | Non
     return programme
 
 
-def _serve(problem: Problem, programme: Programme, counts: Counts, end: float) -> list[Filled]:
+def _serve(problem: Problem, programme: Programme, counts: Counts, end: float) -> list[FilledGpu]:
     """Fill the GPUs of a solution; solve again if it is short of a rate by what the solver takes for rounding."""
     rates = [1.0] * len(problem.services)
     while counts.columns is not None:
         gpus = _fill(problem, counts.columns)
         if not raise_short(problem, gpus, rates):
-            return pruned(problem, gpus)
+            return prune(problem, gpus)
         counts = programme.solve(end - time.monotonic(), rates)
     return []
 
 
-def _fill(problem: Problem, columns: Sequence[int]) -> list[Filled]:
+def _fill(problem: Problem, columns: Sequence[int]) -> list[FilledGpu]:
     """Put the instances into the slots of the GPUs, those of a service beside each other."""
     waiting: dict[KindIndex, list[Option]] = defaultdict(list)
     instances = zip(problem.pairs, columns[len(problem.partitions) :], strict=True)
@@ -104,7 +104,7 @@ def _fill(problem: Problem, columns: Sequence[int]) -> list[Filled]:
     for partition, count in zip(problem.partitions, columns, strict=False):
         for _ in range(count):
             taken = tuple(waiting[kind].pop() if waiting[kind] else None for kind in partition.slots)
-            gpus.append(Filled(partition, taken))
+            gpus.append(FilledGpu(partition, taken))
     assert not any(waiting.values()), "instances without a slot"
     return gpus
 

@@ -104,13 +104,13 @@ class Programme:
         """Find whole numbers of the least cost; the bound is for costs that are whole numbers too."""
         import numpy as np
 
-        found = self.optimise(time_limit_s, rates, bounds, integrality=np.ones(len(self.cost)))
-        lowest = found.mip_dual_bound
+        optimum = self.optimise(time_limit_s, rates, bounds, integrality=np.ones(len(self.cost)))
+        lowest = optimum.mip_dual_bound
         bound = ceil(lowest) if lowest is not None and math.isfinite(lowest) else None
-        if found.x is None:
-            return Counts(None, bound, "infeasible" if found.status == _INFEASIBLE else "unknown")
-        status: Status = "optimal" if found.status == _OPTIMAL else "feasible"
-        return Counts([int(count) for count in np.rint(found.x)], bound, status)
+        if optimum.x is None:
+            return Counts(None, bound, "infeasible" if optimum.status == _INFEASIBLE else "unknown")
+        status: Status = "optimal" if optimum.status == _OPTIMAL else "feasible"
+        return Counts([int(count) for count in np.rint(optimum.x)], bound, status)
 
     def optimise(
         self, time_limit_s: float, rates: Sequence[float] | None = None, bounds: Any = None, integrality: Any = None

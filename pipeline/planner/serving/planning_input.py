@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser, time_limit_s: float = TIME_LI
 
 def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
     """Return the problem of a command line, and its profile; ConfigError if it cannot be used."""
-    margin = checked_margin(arguments.margin)
+    margin = check_margin(arguments.margin)
     if not 0 < arguments.time_limit_s < math.inf:
         raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0 and finite")
     stated = demand.read(arguments.services)
@@ -56,7 +56,7 @@ def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
     return problem.build(stated, table, models, margin), table
 
 
-def checked_margin(margin: str) -> str:
+def check_margin(margin: str) -> str:
     """Return a margin that `problem.build` understands; ConfigError for another."""
     if margin in (INTERVAL, NONE):
         return margin
@@ -90,5 +90,5 @@ def _find(selector: str, table: Profile, driver_branch: int | None) -> tuple[str
         return mig_table.find(name).name, profiles.load_model(name, driver_branch)
     if name in table.gpu_models:
         return name, None
-    found, mig = profiles.look_up(selector)
-    return mig_table.model_called(found), mig
+    device, mig = profiles.look_up(selector)
+    return mig_table.model_called(device), mig

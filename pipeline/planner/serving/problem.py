@@ -112,7 +112,7 @@ class Unmet:
 
     @property
     def latency_ms(self) -> float | None:
-        return None if self.row is None else latency_of(self.row)
+        return None if self.row is None else governing_latency_ms(self.row)
 
     @property
     def objective_above_ms(self) -> float | None:
@@ -142,7 +142,7 @@ class Problem:
     @property
     def pairs(self) -> list[Pair]:
         """Each service on each kind where it has a configuration."""
-        return [(ServiceIndex(number), kind) for number, own in enumerate(self.options) for kind in own]
+        return [(ServiceIndex(number), kind) for number, options in enumerate(self.options) for kind in options]
 
     def kinds_of(self, model: int) -> dict[str, KindIndex]:
         """Return the kinds of a model by their profiles."""
@@ -162,11 +162,13 @@ class Problem:
 
     def with_partitions(self, chosen: Sequence[Partition]) -> Problem:
         """Return the same problem with some of its partitions alone."""
-        kinds = {kind for each in chosen for kind in each.counts}
+        kinds = {kind for partition in chosen for kind in partition.counts}
         return replace(
             self,
             partitions=tuple(chosen),
-            options=tuple({kind: each for kind, each in own.items() if kind in kinds} for own in self.options),
+            options=tuple(
+                {kind: option for kind, option in options.items() if kind in kinds} for options in self.options
+            ),
         )
 
 
@@ -185,7 +187,7 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
             has no row, or a GPU cannot be divided and only instances were profiled.
     """
     rows = _rows_by_workload(profile, models)
-    wanted = {service.name for service in demand.services}
+    names = {service.name for service in demand.services}
     for name in demand.limits.gpus:
         if name not in [model.name for model in models]:
             raise ConfigError(f"limits.gpus: {name} is not among the GPUs that are asked for")
@@ -195,7 +197,7 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
                 f"{profile.source}: service {service.name} has no row, so nothing is known of it; workloads with rows: "
                 f"{', '.join(sorted(rows))}"
             )
-    kinds = _kinds([row for name in wanted for row in rows[name]], profile, models)
+    kinds = _kinds([row for name in names for row in rows[name]], profile, models)
     position = {(models[kind.model].name, kind.profile): KindIndex(number) for number, kind in enumerate(kinds)}
     options, admitted, unmet = [], [], []
     for number, service in enumerate(demand.services):
@@ -206,12 +208,12 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
         ]
         _check_figures(service, usable, margin)
         fitting = [(kind, row) for kind, row in usable if (row.memory_mib or 0) <= kinds[kind].memory_mib]
-        every = tuple(_admit(number, service, fitting, margin))
-        options.append({option.kind: option for option in sorted(every, key=_rank)})
-        admitted.append(every)
-        if not every:
-            known = [row for _, row in fitting if latency_of(row) is not None]
-            best = min(known, key=lambda row: latency_of(row) or 0.0, default=None)
+        admissible = tuple(_admit(number, service, fitting, margin))
+        options.append({option.kind: option for option in sorted(admissible, key=_rank)})
+        admitted.append(admissible)
+        if not admissible:
+            known = [row for _, row in fitting if governing_latency_ms(row) is not None]
+            best = min(known, key=lambda row: governing_latency_ms(row) or 0.0, default=None)
             unmet.append(Unmet(service=service, row=best))
     problem = Problem(
         services=demand.services,
@@ -226,14 +228,14 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
     return replace(problem, partitions=tuple(_partitions(problem)))
 
 
-def latency_of(row: Row) -> float | None:
+def governing_latency_ms(row: Row) -> float | None:
     """Return the 99th percentile where it was measured, else the mean."""
     return row.latency_mean_ms if row.latency_p99_ms is None else row.latency_p99_ms
 
 
 def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str, Sequence[Row]]:
     names = [model.name for model in models]
-    found: dict[str, list[Row]] = defaultdict(list)
+    by_workload: dict[str, list[Row]] = defaultdict(list)
     for row in profile.rows:
         if row.gpu_model not in names:
             raise ConfigError(
@@ -241,18 +243,18 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
                 "it with --gpu as well, or leave its rows out"
             )
         if row.sharing_mode in PLANNED_AS:
-            found[row.workload].append(row)
+            by_workload[row.workload].append(row)
     for model in models:
-        own = [row for row in profile.rows if row.gpu_model == model.name]
-        if not own:
-            there = ", ".join(profile.gpu_models)
-            raise ConfigError(f"{profile.source}: there is no row of {model.name}; the rows are of {there}")
-        if model.mig is None and all(row.sharing_mode in ON_INSTANCES for row in own):
+        model_rows = [row for row in profile.rows if row.gpu_model == model.name]
+        if not model_rows:
+            gpu_models = ", ".join(profile.gpu_models)
+            raise ConfigError(f"{profile.source}: there is no row of {model.name}; the rows are of {gpu_models}")
+        if model.mig is None and all(row.sharing_mode in ON_INSTANCES for row in model_rows):
             raise ConfigError(
                 f"{profile.source}: {model.name} has no MIG, and only instances were profiled; profile the undivided "
                 "GPU as well (naive or MPS)"
             )
-    return found
+    return by_workload
 
 
 def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tuple[Kind, ...]:
@@ -261,14 +263,21 @@ def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tu
     largest = max(filter(None, sizes), default=(1, 1))
     kinds = []
     for number, model in enumerate(models):
-        own = [row for row in rows if row.gpu_model == model.name]
+        model_rows = [row for row in rows if row.gpu_model == model.name]
         if model.mig is not None:
-            found = {row.instance_profile: _resolve(row, model.mig, profile) for row in own if row.instance_profile}
+            profiles = {
+                row.instance_profile: _resolve(row, model.mig, profile) for row in model_rows if row.instance_profile
+            }
             kinds += [
-                Kind(model=number, mig_profile=each, slices=each.size, memory_mib=each.memory_mib or math.inf)
-                for each in sorted(found.values(), key=lambda each: each.size)
+                Kind(
+                    model=number,
+                    mig_profile=mig_profile,
+                    slices=mig_profile.size,
+                    memory_mib=mig_profile.memory_mib or math.inf,
+                )
+                for mig_profile in sorted(profiles.values(), key=lambda mig_profile: mig_profile.size)
             ]
-        if any(row.instance_profile is None for row in own):
+        if any(row.instance_profile is None for row in model_rows):
             known = mig_table.models().get(model.name)
             capacity_mib = known.capacity_mib if known else math.inf
             kinds.append(Kind(model=number, mig_profile=None, slices=sizes[number] or largest, memory_mib=capacity_mib))
@@ -278,12 +287,14 @@ def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tu
 def _resolve(row: Row, mig: MigGpu, profile: Profile) -> MigProfile:
     name = str(row.instance_profile)
     try:
-        found = partitions.resolve(mig, name)
+        mig_profile = partitions.resolve(mig, name)
     except ConfigError as error:
         raise ConfigError(f"{profile.place_of(row)}, instance_profile: {error}") from error
-    if found.name != name:
-        raise ConfigError(f"{profile.place_of(row)}, instance_profile: {name} is no full name; write {found.name}")
-    return found
+    if mig_profile.name != name:
+        raise ConfigError(
+            f"{profile.place_of(row)}, instance_profile: {name} is no full name; write {mig_profile.name}"
+        )
+    return mig_profile
 
 
 def _partitions(problem: Problem) -> Iterator[Partition]:
@@ -291,7 +302,7 @@ def _partitions(problem: Problem) -> Iterator[Partition]:
         kinds = problem.kinds_of(number)
         if WHOLE in kinds:
             yield Partition(model=number, counts={kinds[WHOLE]: 1})
-        pool = [each for kind in kinds.values() if (each := problem.kinds[kind].mig_profile) is not None]
+        pool = [mig_profile for kind in kinds.values() if (mig_profile := problem.kinds[kind].mig_profile) is not None]
         if model.mig is not None and pool:
             for names in partitions.maximal_combinations(model.mig, pool):
                 counts = Counter(kinds[name] for name in names)
@@ -302,7 +313,7 @@ def _admit(number: int, service: Service, rows: Sequence[tuple[KindIndex, Row]],
     """Yield each configuration of a service whose latency is below its part of the objective."""
     assert service.objective_ms is not None, "checked when the services were read"
     for kind, row in rows:
-        latency, throughput = latency_of(row), planned_throughput(row, margin)
+        latency, throughput = governing_latency_ms(row), apply_margin(row, margin)
         if latency is not None and throughput and latency < service.latency_share * service.objective_ms:
             yield Option(
                 service=ServiceIndex(number), kind=kind, row=row, throughput_per_s=throughput, latency_ms=latency
@@ -311,16 +322,16 @@ def _admit(number: int, service: Service, rows: Sequence[tuple[KindIndex, Row]],
 
 def _check_figures(service: Service, rows: Sequence[tuple[KindIndex, Row]], margin: str) -> None:
     """Refuse a service whose rows lack what a plan rests on."""
-    if all(latency_of(row) is None for _, row in rows):
+    if all(governing_latency_ms(row) is None for _, row in rows):
         raise ConfigError(f"service {service.name}: none of its rows has a latency to hold against its objective")
-    if not any(planned_throughput(row, margin) for _, row in rows):
+    if not any(apply_margin(row, margin) for _, row in rows):
         raise ConfigError(
             f"--margin {margin}: no row of service {service.name} has throughput_low_per_s; use --margin {NONE} or a "
             "share such as 0.1"
         )
 
 
-def planned_throughput(row: Row, margin: str) -> float | None:
+def apply_margin(row: Row, margin: str) -> float | None:
     """Return the throughput to plan with, under a margin; `None` if the row does not say."""
     if margin == INTERVAL:
         return row.throughput_low_per_s

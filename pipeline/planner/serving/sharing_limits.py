@@ -16,7 +16,7 @@ from pipeline.planner.serving import exact, greedy
 from pipeline.planner.serving.candidates import FREE, Candidates, Configuration
 from pipeline.planner.serving.integer_programme import Programme
 from pipeline.planner.serving.problem import Option, Pair, Problem, ServiceIndex
-from pipeline.planner.serving.solution import Filled, Solution, judged, pruned, raise_short
+from pipeline.planner.serving.solution import FilledGpu, Solution, judge, prune, raise_short
 
 _MOST_CONFIGURATIONS = 20_000
 """As many are solved at once."""
@@ -45,13 +45,13 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
     if counts.columns is None:
         status = counts.status if is_complete else "unknown"
         return Solution(gpus=(), bound=bound, status=status, seconds=seconds)
-    gpus = [candidates.filled(configuration) for configuration in _repeat(configurations, counts.columns)]
-    return judged(pruned(problem, gpus), bound, seconds)
+    gpus = [candidates.fill(configuration) for configuration in _repeat(configurations, counts.columns)]
+    return judge(prune(problem, gpus), bound, seconds)
 
 
-def fewest_slices(
-    problem: Problem, gpus: Sequence[Filled], weights: Sequence[float], *, time_limit_s: float
-) -> tuple[list[Filled], bool]:
+def minimise_slices(
+    problem: Problem, gpus: Sequence[FilledGpu], weights: Sequence[float], *, time_limit_s: float
+) -> tuple[list[FilledGpu], bool]:
     """Serve everybody within all limits on no more GPUs than these by instances of the least weight.
 
     Args:
@@ -84,9 +84,11 @@ def fewest_slices(
         counts = programme.solve(end - time.monotonic(), rates)
         if counts.columns is None:
             return [], False
-        left = dict(zip(problem.pairs, counts.columns[len(configurations) :], strict=True))
+        num_left = dict(zip(problem.pairs, counts.columns[len(configurations) :], strict=True))
         chosen = _repeat(configurations, counts.columns)
-        lightest = pruned(problem, [_drop_unneeded(candidates.filled(each), left) for each in chosen])
+        lightest = prune(
+            problem, [_drop_unneeded(candidates.fill(configuration), num_left) for configuration in chosen]
+        )
         if not raise_short(problem, lightest, rates):
             return lightest, is_complete and counts.status == "optimal"
 
@@ -95,15 +97,15 @@ def _repeat(configurations: Sequence[Configuration], counts: Sequence[int]) -> I
     return chain.from_iterable(map(repeat, configurations, counts))
 
 
-def _drop_unneeded(gpu: Filled, left: dict[Pair, int]) -> Filled:
+def _drop_unneeded(gpu: FilledGpu, num_left: dict[Pair, int]) -> FilledGpu:
     """Keep the instances of a GPU that are still needed, and count these as no longer needed."""
     options: list[Option | None] = []
     for option in gpu.options:
-        is_needed = option is not None and left[option.service, option.kind] > 0
+        is_needed = option is not None and num_left[option.service, option.kind] > 0
         if option is not None and is_needed:
-            left[option.service, option.kind] -= 1
+            num_left[option.service, option.kind] -= 1
         options.append(option if is_needed else None)
-    return Filled(gpu.partition, tuple(options))
+    return FilledGpu(gpu.partition, tuple(options))
 
 
 def _enumerate(candidates: Candidates) -> Iterator[Configuration]:
@@ -135,22 +137,23 @@ def _generate(candidates: Candidates, end: float) -> list[Configuration]:
     """Add configurations that lower the cost of the linear programme until none does or time is up."""
     import numpy as np
 
-    num_left = greedy.gpus_left(candidates, [])
+    num_left = greedy.count_gpus_left(candidates, [])
     columns = dict.fromkeys(greedy.complete(candidates, []) or [])
     for service in range(len(candidates.problem.services)):
         lack = np.zeros(len(candidates.problem.services))
         lack[service] = 1
-        columns |= dict.fromkeys(candidates.best(lack, num_left))
+        columns |= dict.fromkeys(candidates.find_best(lack, num_left))
     while time.monotonic() < end:
         prices = _price_services(candidates, list(columns))
         if prices is None:
             break
         better = [
             configuration
-            for configuration in candidates.of_prices(prices, num_left)
+            for configuration in candidates.propose_by_price(prices, num_left)
             if configuration not in columns
             and sum(
-                float(prices[service]) * min(1.0, share) for service, share in candidates.given(configuration).items()
+                float(prices[service]) * min(1.0, share)
+                for service, share in candidates.shares_of(configuration).items()
             )
             > 1 + _NO_WORTH
         ]
@@ -170,8 +173,8 @@ def _price_services(candidates: Candidates, configurations: Sequence[Configurati
     num_services = len(candidates.problem.services)
     limits = np.concatenate([-low[:num_services], high[num_services:]])
     signs = np.where(np.arange(len(limits)) < num_services, -1.0, 1.0)
-    found = linprog(programme.cost, A_ub=matrix.multiply(signs[:, None]).tocsr(), b_ub=limits, method="highs")
-    return None if found.x is None else -found.ineqlin.marginals[:num_services]
+    optimum = linprog(programme.cost, A_ub=matrix.multiply(signs[:, None]).tocsr(), b_ub=limits, method="highs")
+    return None if optimum.x is None else -optimum.ineqlin.marginals[:num_services]
 
 
 def _cover(candidates: Candidates, configurations: Sequence[Configuration]) -> Programme:
@@ -180,6 +183,6 @@ def _cover(candidates: Candidates, configurations: Sequence[Configuration]) -> P
     for configuration in configurations:
         model = candidates.problem.partitions[configuration.partition].model
         column = programme.add_gpu(model, {}, cost=1)
-        for service, share in candidates.given(configuration).items():
+        for service, share in candidates.shares_of(configuration).items():
             programme.rates[service][column] = share
     return programme

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from pipeline.planner.serving import exact, sharing_limits
 from pipeline.planner.serving.problem import Problem
-from pipeline.planner.serving.solution import Filled, Solution, judged
+from pipeline.planner.serving.solution import FilledGpu, Solution, judge
 
 
-def count_slices(problem: Problem, gpus: Sequence[Filled]) -> tuple[int, int]:
+def count_slices(problem: Problem, gpus: Sequence[FilledGpu]) -> tuple[int, int]:
     """Return the compute slices and the memory slices of all instances."""
     used = [problem.kinds[option.kind].slices for gpu in gpus for option in gpu.options if option is not None]
     return sum(compute for compute, _ in used), sum(memory for _, memory in used)
@@ -27,17 +27,17 @@ def weigh_kinds(problem: Problem, num_gpus: int) -> list[float]:
     return [float(heaviest * compute + memory) for compute, memory in (kind.slices for kind in problem.kinds)]
 
 
-def with_fewest(problem: Problem, solution: Solution, *, time_limit_s: float) -> Solution:
+def minimise_slices(problem: Problem, solution: Solution, *, time_limit_s: float) -> Solution:
     """Return the solution with the fewest slices that is found in time, on no more GPUs; its bound stays."""
     if not solution.gpus:
         return solution
     begin = time.monotonic()
     weights = weigh_kinds(problem, solution.num_gpus)
     if problem.limits.concern_sharing:
-        gpus, is_fewest = sharing_limits.fewest_slices(problem, solution.gpus, weights, time_limit_s=time_limit_s)
+        gpus, is_fewest = sharing_limits.minimise_slices(problem, solution.gpus, weights, time_limit_s=time_limit_s)
     else:
-        gpus, is_fewest = exact.fewest_slices(problem, solution.num_gpus, weights, time_limit_s=time_limit_s)
+        gpus, is_fewest = exact.minimise_slices(problem, solution.num_gpus, weights, time_limit_s=time_limit_s)
     seconds = solution.seconds + time.monotonic() - begin
     if not gpus or count_slices(problem, gpus) > count_slices(problem, solution.gpus):
         return replace(solution, seconds=seconds)
-    return replace(judged(gpus, solution.bound, seconds), has_fewest_slices=is_fewest)
+    return replace(judge(gpus, solution.bound, seconds), has_fewest_slices=is_fewest)

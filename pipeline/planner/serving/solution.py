@@ -17,7 +17,7 @@ _MORE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class FilledGpu:
     """A GPU: a partition, and who is in each of its slots; `None` for a slot that stays free."""
 
     partition: Partition
@@ -40,7 +40,7 @@ class Solution:
         has_fewest_slices: whether it is proved that no plan on so few GPUs has fewer slices.
     """
 
-    gpus: tuple[Filled, ...]
+    gpus: tuple[FilledGpu, ...]
     bound: int | None
     status: Status
     seconds: float = 0.0
@@ -58,52 +58,52 @@ class Solution:
         return (len(self.gpus) - self.bound) / len(self.gpus)
 
 
-def judged(gpus: Sequence[Filled], bound: int | None, seconds: float = 0.0) -> Solution:
+def judge(gpus: Sequence[FilledGpu], bound: int | None, seconds: float = 0.0) -> Solution:
     """Return a plan as a solution: optimal if its GPUs are as few as the bound."""
     status: Status = "optimal" if bound is not None and len(gpus) <= bound else "feasible"
     return Solution(gpus=tuple(gpus), bound=bound, status=status, seconds=seconds)
 
 
-def shares(problem: Problem, gpus: Sequence[Filled]) -> list[float]:
+def shares(problem: Problem, gpus: Sequence[FilledGpu]) -> list[float]:
     """Return what each service gets, over its rate."""
-    found = [0.0] * len(problem.services)
+    totals = [0.0] * len(problem.services)
     for gpu in gpus:
         for option in gpu.options:
             if option is not None:
-                found[option.service] += problem.share(option)
-    return found
+                totals[option.service] += problem.share(option)
+    return totals
 
 
-def suffices(share: float) -> bool:
+def is_enough(share: float) -> bool:
     """Return whether a service gets its rate."""
     return share >= 1 - _ROUNDING
 
 
-def pruned(problem: Problem, gpus: Sequence[Filled]) -> list[Filled]:
+def prune(problem: Problem, gpus: Sequence[FilledGpu]) -> list[FilledGpu]:
     """Remove instances beyond the rate of their service, the largest first, and empty GPUs."""
-    left = shares(problem, gpus)
-    slots = [(number, slot) for number, gpu in enumerate(gpus) for slot, each in enumerate(gpu.options) if each]
-    kept = [list(gpu.options) for gpu in gpus]
+    totals = shares(problem, gpus)
+    slots = [(number, slot) for number, gpu in enumerate(gpus) for slot, option in enumerate(gpu.options) if option]
+    remaining = [list(gpu.options) for gpu in gpus]
 
     def share_at(place: tuple[int, int]) -> float:
-        option = kept[place[0]][place[1]]
+        option = remaining[place[0]][place[1]]
         return problem.share(option) if option else 0.0
 
     for place in sorted(slots, key=share_at, reverse=True):
-        option = kept[place[0]][place[1]]
-        if option is not None and suffices(left[option.service] - problem.share(option)):
-            left[option.service] -= problem.share(option)
-            kept[place[0]][place[1]] = None
+        option = remaining[place[0]][place[1]]
+        if option is not None and is_enough(totals[option.service] - problem.share(option)):
+            totals[option.service] -= problem.share(option)
+            remaining[place[0]][place[1]] = None
     return [
-        Filled(gpu.partition, tuple(options))
-        for gpu, options in zip(gpus, kept, strict=True)
+        FilledGpu(gpu.partition, tuple(options))
+        for gpu, options in zip(gpus, remaining, strict=True)
         if any(option is not None for option in options)
     ]
 
 
-def raise_short(problem: Problem, gpus: Sequence[Filled], rates: list[float]) -> bool:
+def raise_short(problem: Problem, gpus: Sequence[FilledGpu], rates: list[float]) -> bool:
     """Raise the rates that a solver has to meet of the services that are short of theirs; return whether any is."""
-    short = [number for number, share in enumerate(shares(problem, gpus)) if not suffices(share)]
+    short = [number for number, share in enumerate(shares(problem, gpus)) if not is_enough(share)]
     for number in short:
         rates[number] += _MORE
     return bool(short)

@@ -10,10 +10,10 @@ from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
 from pipeline.planner.profile_table import PLANNED_AS, Profile, Row
 from pipeline.planner.serving import exact
 from pipeline.planner.serving.problem import Option, Problem, Unmet
-from pipeline.planner.serving.solution import Filled, Solution
+from pipeline.planner.serving.solution import FilledGpu, Solution
 
 
-def plan_of(
+def build_plan(
     problem: Problem,
     solution: Solution,
     profile: Profile,
@@ -38,11 +38,11 @@ def plan_of(
         bound=solution.bound,
         gap=solution.gap,
         is_simulated=profile.is_simulated,
-        details=details | {"services": slacks(problem, solution.gpus)},
+        details=details | {"services": measure_slack(problem, solution.gpus)},
     )
 
 
-def _place(problem: Problem, gpu: Filled) -> Gpu:
+def _place(problem: Problem, gpu: FilledGpu) -> Gpu:
     """Place the instances of a GPU; slots that stay free are not among them."""
     starts = zip(gpu.options, problem.starts(gpu.partition), strict=True)
     return build_gpu(problem, gpu.partition.model, [(o, start) for o, start in starts if o is not None])
@@ -50,11 +50,11 @@ def _place(problem: Problem, gpu: Filled) -> Gpu:
 
 def build_gpu(problem: Problem, model: int, taken: Iterable[tuple[Option, int | None]], name: str | None = None) -> Gpu:
     """Return a GPU of a model with configurations at their starts; `name` says which GPU it is."""
-    placed = sorted(taken, key=lambda each: each[1] or 0)
+    placed = sorted(taken, key=lambda pair: pair[1] or 0)
     mig = problem.models[model].mig
     return Gpu(
         model=problem.models[model].name,
-        instances=tuple(_instance(problem, *each) for each in placed),
+        instances=tuple(_instance(problem, *pair) for pair in placed),
         id=name,
         mode=PLANNED_AS[placed[0][0].row.sharing_mode],
         driver_branch=mig.driver_branch if mig else None,
@@ -78,7 +78,7 @@ def _instance(problem: Problem, option: Option, start: int | None) -> Instance:
     )
 
 
-def slacks(problem: Problem, gpus: Sequence[Filled]) -> list[dict[str, Any]]:
+def measure_slack(problem: Problem, gpus: Sequence[FilledGpu]) -> list[dict[str, Any]]:
     """Return what each service gets beside what it needs.
 
     `rate_slack_ratio` is the throughput beyond the rate as a share of the rate, `latency_slack_ratio` what is left of
@@ -86,18 +86,18 @@ def slacks(problem: Problem, gpus: Sequence[Filled]) -> list[dict[str, Any]]:
     """
     used: dict[int, list[Option]] = defaultdict(list)
     on: dict[int, list[int]] = defaultdict(list)
-    for number, each in enumerate(gpus):
-        for option in each.options:
+    for number, gpu in enumerate(gpus):
+        for option in gpu.options:
             if option is not None:
                 used[option.service].append(option)
                 on[option.service].append(number)
-    found = []
+    rows = []
     for number, service in enumerate(problem.services):
-        own = used[number]
-        planned = sum(option.throughput_per_s for option in own)
-        slowest = max(own, key=lambda option: option.latency_ms)
+        options = used[number]
+        planned = sum(option.throughput_per_s for option in options)
+        slowest = max(options, key=lambda option: option.latency_ms)
         admitted = service.latency_share * (service.objective_ms or 0)
-        found.append(
+        rows.append(
             {
                 "service": service.name,
                 "rate_per_s": service.rate_per_s,
@@ -108,23 +108,25 @@ def slacks(problem: Problem, gpus: Sequence[Filled]) -> list[dict[str, Any]]:
                 "latency_ms": slowest.latency_ms,
                 "latency_is": "p99" if slowest.row.latency_p99_ms is not None else "mean",
                 "latency_slack_ratio": 1 - slowest.latency_ms / admitted,
-                "num_instances": len(own),
+                "num_instances": len(options),
                 "gpus": sorted(set(on[number])),
             }
         )
-    return found
+    return rows
 
 
-def reasons(problem: Problem, solution: Solution, time_limit_s: float) -> list[tuple[str, dict[str, Any]]]:
+def explain_infeasibility(
+    problem: Problem, solution: Solution, time_limit_s: float
+) -> list[tuple[str, dict[str, Any]]]:
     """Say why there is no plan: each reason, and the figures of a service that has no place."""
     if problem.unmet:
-        return [(refused(unmet), _facts(unmet)) for unmet in problem.unmet]
+        return [(describe_unmet(unmet), _facts(unmet)) for unmet in problem.unmet]
     if solution.status == "unknown":
         return [(f"none was found within {time_limit_s:g} s; give more time with --time-limit-s", {})]
-    given = ", ".join(f"{model.limit} of {model.name}" for model in problem.models if model.limit is not None)
-    names = [problem.services[number].name for number in exact.left_out(problem, time_limit_s=time_limit_s)]
+    limits = ", ".join(f"{model.limit} of {model.name}" for model in problem.models if model.limit is not None)
+    names = [problem.services[number].name for number in exact.find_unservable(problem, time_limit_s=time_limit_s)]
     which = f"; without {', '.join(names)} the others can be served" if names else ""
-    return [(f"the GPUs that limits.gpus allows, {given}, are too few for these rates and objectives{which}", {})]
+    return [(f"the GPUs that limits.gpus allows, {limits}, are too few for these rates and objectives{which}", {})]
 
 
 def _facts(unmet: Unmet) -> dict[str, Any]:
@@ -137,7 +139,7 @@ def _facts(unmet: Unmet) -> dict[str, Any]:
     }
 
 
-def refused(unmet: Unmet) -> str:
+def describe_unmet(unmet: Unmet) -> str:
     """Say why a service has no place."""
     service = unmet.service
     admitted = f"{service.objective_ms:g} ms"
@@ -148,12 +150,13 @@ def refused(unmet: Unmet) -> str:
     if unmet.row is None or unmet.latency_ms is None:
         return f"{service.name}: its memory fits on nothing that was profiled"
     return (
-        f"{service.name}: no latency is below {admitted}; its best is {unmet.latency_ms:g} ms ({in_words(unmet.row)}), "
+        f"{service.name}: no latency is below {admitted}; its best is {unmet.latency_ms:g} ms "
+        f"({describe_configuration(unmet.row)}), "
         f"which meets an objective above {unmet.objective_above_ms:g} ms"
     )
 
 
-def in_words(row: Row) -> str:
+def describe_configuration(row: Row) -> str:
     """Describe a configuration: `3g.40gb of a100_80gb, 2 processes, batch 8`."""
     batch = "" if row.batch is None else f", batch {row.batch}"
     count = "1 process" if row.processes == 1 else f"{row.processes} processes"

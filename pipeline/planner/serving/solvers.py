@@ -10,7 +10,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.planner.serving import exact, genetic, greedy, sharing_limits, slices, tree
 from pipeline.planner.serving.candidates import Candidates, Configuration
 from pipeline.planner.serving.problem import Problem
-from pipeline.planner.serving.solution import Solution, judged, pruned
+from pipeline.planner.serving.solution import Solution, judge, prune
 from pipeline.planner.serving.tree import Cost
 
 EXACT, GREEDY, TREE, GENETIC = "exact", "greedy", "tree", "genetic"
@@ -56,14 +56,14 @@ def solve(
     Raises:
         ConfigError: a rate is beyond any number of GPUs.
     """
-    solution = _found_by(problem, method, seed=seed, time_limit_s=time_limit_s, bound=bound, cost=cost)
+    solution = _search(problem, method, seed=seed, time_limit_s=time_limit_s, bound=bound, cost=cost)
     if not fewest_slices or cost is not len:
         return solution
     left_s = min(max(time_limit_s - solution.seconds, _LEAST_S), _MOST_S)
-    return slices.with_fewest(problem, solution, time_limit_s=left_s)
+    return slices.minimise_slices(problem, solution, time_limit_s=left_s)
 
 
-def _found_by(
+def _search(
     problem: Problem, method: str, *, seed: int, time_limit_s: float, bound: int | None, cost: Cost
 ) -> Solution:
     begin = time.monotonic()
@@ -75,25 +75,29 @@ def _found_by(
         solution = solve_exactly(problem, time_limit_s=time_limit_s)
         if solution.status == "infeasible" or (solution.gap is not None and solution.gap <= _NEAR):
             return solution
-        other = _found_by(problem, GREEDY, seed=seed, time_limit_s=time_limit_s, bound=solution.bound, cost=len)
+        other = _search(problem, GREEDY, seed=seed, time_limit_s=time_limit_s, bound=solution.bound, cost=len)
         is_better = other.gpus and (not solution.gpus or other.num_gpus < solution.num_gpus)
         return replace(other if is_better else solution, seconds=time.monotonic() - begin)
     candidates = Candidates(problem)
-    found: list[Configuration] | None = greedy.complete(candidates, [])
-    if found is None:
+    configurations: list[Configuration] | None = greedy.complete(candidates, [])
+    if configurations is None:
         return Solution(gpus=(), bound=bound, status="unknown", seconds=time.monotonic() - begin)
     if method in _SEARCHES:
         left_s = time_limit_s - (time.monotonic() - begin)
         lowest = bound if cost is len and bound is not None else 0
-        found = _SEARCHES[method](candidates, found, seed=seed, time_limit_s=left_s, bound=lowest, cost=cost)
-    gpus = pruned(problem, [candidates.filled(each) for each in found])
-    return judged(gpus, bound, time.monotonic() - begin)
+        configurations = _SEARCHES[method](
+            candidates, configurations, seed=seed, time_limit_s=left_s, bound=lowest, cost=cost
+        )
+    gpus = prune(problem, [candidates.fill(configuration) for configuration in configurations])
+    return judge(gpus, bound, time.monotonic() - begin)
 
 
 def _check_size(problem: Problem) -> None:
     """Refuse a rate that nobody has the GPUs for, before they fill the memory of this machine."""
-    for service, own in zip(problem.services, problem.options, strict=True):
-        if own and service.rate_per_s > _MOST_INSTANCES * max(each.throughput_per_s for each in own.values()):
+    for service, options in zip(problem.services, problem.options, strict=True):
+        if options and service.rate_per_s > _MOST_INSTANCES * max(
+            option.throughput_per_s for option in options.values()
+        ):
             raise ConfigError(
                 f"service {service.name}, rate_per_s: {service.rate_per_s:g} needs more than {_MOST_INSTANCES} of its "
                 "fastest instances; check the unit"

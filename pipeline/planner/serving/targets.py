@@ -12,7 +12,7 @@ from pipeline.planner.deployment import Deployment, Gpu
 from pipeline.planner.profile_table import PLANNED_AS
 from pipeline.planner.serving import solution_plan
 from pipeline.planner.serving.problem import WHOLE, KindIndex, Option, Partition, Problem
-from pipeline.planner.serving.solution import Filled
+from pipeline.planner.serving.solution import FilledGpu
 from pipeline.prepare.mig import partitions
 
 Slot = tuple[KindIndex, int | None]
@@ -33,7 +33,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Today:
+class CurrentGpu:
     """A GPU of today: its model, `None` if that is not planned with, and the configurations that may stay."""
 
     model: int | None
@@ -49,60 +49,60 @@ class Target:
     taken: dict[Slot, Option]
 
     @property
-    def filled(self) -> Filled:
+    def filled(self) -> FilledGpu:
         """The GPU as a part of a solution."""
         partition = Partition(model=self.layout.model, counts=dict(sorted(self.layout.counts.items())))
-        return Filled(partition, tuple(self.taken.get(slot) for slot in sorted(self.layout.slots, key=_by_kind)))
+        return FilledGpu(partition, tuple(self.taken.get(slot) for slot in sorted(self.layout.slots, key=_by_kind)))
 
-    def deployed(self, problem: Problem, today: Deployment) -> Gpu:
+    def to_gpu(self, problem: Problem, today: Deployment) -> Gpu:
         """Return the GPU as a part of a deployment."""
         name = None if self.today is None else today.gpus[self.today].id
         taken = [(option, start) for (_, start), option in self.taken.items()]
         return solution_plan.build_gpu(problem, self.layout.model, taken, name)
 
 
-def layouts(problem: Problem) -> list[Layout]:
+def list_layouts(problem: Problem) -> list[Layout]:
     """Return every layout of each model."""
-    found = []
+    all_layouts = []
     for number, model in enumerate(problem.models):
         kinds = problem.kinds_of(number)
         if WHOLE in kinds:
-            found.append(Layout(number, ((kinds[WHOLE], None),)))
-        pool = [each for kind in kinds.values() if (each := problem.kinds[kind].mig_profile) is not None]
+            all_layouts.append(Layout(number, ((kinds[WHOLE], None),)))
+        pool = [mig_profile for kind in kinds.values() if (mig_profile := problem.kinds[kind].mig_profile) is not None]
         if model.mig is not None and pool:
             for placed in partitions.maximal_layouts(model.mig, pool):
-                found.append(Layout(number, tuple((kinds[profile.name], start) for profile, start in placed)))
-    return found
+                all_layouts.append(Layout(number, tuple((kinds[profile.name], start) for profile, start in placed)))
+    return all_layouts
 
 
-def staying(problem: Problem, gpu: Gpu) -> Today:
+def find_kept_options(problem: Problem, gpu: Gpu) -> CurrentGpu:
     """Return what of a GPU may stay: services that are still served, in configurations that may still be used."""
     name = model_called(gpu.model)
-    model = next((number for number, each in enumerate(problem.models) if each.name == name), None)
+    model = next((number for number, candidate in enumerate(problem.models) if candidate.name == name), None)
     # Of several on an undivided GPU, none has it to itself as a plan would give it.
     if model is None or (gpu.mode != "mig" and len(gpu.instances) > 1):
-        return Today(model, {})
+        return CurrentGpu(model, {})
     kinds = problem.kinds_of(model)
     options = {}
     for instance in gpu.instances:
-        there = (instance.service, kinds.get(instance.profile or WHOLE), gpu.mode)
+        place = (instance.service, kinds.get(instance.profile or WHOLE), gpu.mode)
         configuration = (instance.processes, instance.batch, instance.share_pct)
         for option in itertools.chain.from_iterable(problem.admitted):
             row = option.row
-            if (row.workload, option.kind, PLANNED_AS[row.sharing_mode]) == there and (
+            if (row.workload, option.kind, PLANNED_AS[row.sharing_mode]) == place and (
                 row.processes,
                 row.batch,
                 row.share_percent,
             ) == configuration:
                 options[option.kind, instance.start] = option
                 break
-    return Today(model, options)
+    return CurrentGpu(model, options)
 
 
-def num_kept(targets: Sequence[Target], there: Sequence[Today]) -> int:
+def count_kept(targets: Sequence[Target], current: Sequence[CurrentGpu]) -> int:
     """Count the instances that stay where and as they are."""
     return sum(
-        there[target.today].options.get(slot) is option
+        current[target.today].options.get(slot) is option
         for target in targets
         if target.today is not None
         for slot, option in target.taken.items()

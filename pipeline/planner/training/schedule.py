@@ -53,9 +53,9 @@ class Schedule:
     @property
     def energy_j(self) -> float | None:
         """The energy of the GPUs while jobs run on them; `None` where that of a group is not known."""
-        found = [group.energy_j for gpu in self.gpus for group in gpu]
-        known = [each for each in found if each is not None]
-        return sum(known) if len(known) == len(found) else None
+        energies = [group.energy_j for gpu in self.gpus for group in gpu]
+        known = [energy for energy in energies if energy is not None]
+        return sum(known) if len(known) == len(energies) else None
 
     def value(self, objective: Objective) -> float | None:
         """Return the quantity that an objective makes small."""
@@ -77,19 +77,19 @@ def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, 
     until_s = time.monotonic() + time_limit_s
     if not groups:
         return None
-    found = _least_total(problem, groups, objective, time_limit_s / 2)
-    if found is None or objective == "energy" or _is_proved(found, objective):
-        return found
+    chosen = _minimise_total(problem, groups, objective, time_limit_s / 2)
+    if chosen is None or objective == "energy" or _is_proved(chosen, objective):
+        return chosen
     if objective == "makespan" and problem.num_gpus * len(groups) <= _MOST_VARIABLES:
         exact = _solve_by_gpu(problem, groups, max(0.1, (until_s - time.monotonic()) / 2))
         if exact is not None:
-            best = min(found, exact, key=lambda schedule: schedule.makespan_s)
-            found = replace(best, bound=max(found.bound or 0.0, exact.bound or 0.0))
-        if _is_proved(found, objective):
-            return found
-    bound = found.bound if objective == "makespan" else None
+            best = min(chosen, exact, key=lambda schedule: schedule.makespan_s)
+            chosen = replace(best, bound=max(chosen.bound or 0.0, exact.bound or 0.0))
+        if _is_proved(chosen, objective):
+            return chosen
+    bound = chosen.bound if objective == "makespan" else None
     left_s = max(0.1, until_s - time.monotonic())
-    return replace(_search(problem, groups, found, objective, seed, left_s), bound=bound)
+    return replace(_search(problem, groups, chosen, objective, seed, left_s), bound=bound)
 
 
 def _is_proved(schedule: Schedule, objective: Objective) -> bool:
@@ -97,7 +97,7 @@ def _is_proved(schedule: Schedule, objective: Objective) -> bool:
     return objective != "completion" and None not in (schedule.bound, value) and value <= schedule.bound * (1 + _PROVED)  # type: ignore[operator]
 
 
-def _least_total(problem: Problem, groups: Groups, objective: Objective, time_limit_s: float) -> Schedule | None:
+def _minimise_total(problem: Problem, groups: Groups, objective: Objective, time_limit_s: float) -> Schedule | None:
     """Choose the groups that have the least energy, else the least duration, all together."""
     import numpy as np
 
@@ -152,15 +152,15 @@ def _minimise(
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    found = milp(
+    optimum = milp(
         cost,
         constraints=[LinearConstraint(*constraint) for constraint in constraints],
         integrality=integrality,
         bounds=Bounds(0, np.inf),
         options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
     )
-    bound = None if found.mip_dual_bound is None else float(found.mip_dual_bound)
-    return None if found.x is None else [int(count) for count in np.rint(found.x)], bound
+    bound = None if optimum.mip_dual_bound is None else float(optimum.mip_dual_bound)
+    return None if optimum.x is None else [int(count) for count in np.rint(optimum.x)], bound
 
 
 def _deal(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> list[list[Group]]:
@@ -197,7 +197,7 @@ def _search(
             return (schedule.mean_completion_s, 0.0)
         return (schedule.makespan_s, sum(group.duration_s for gpu in schedule.gpus for group in gpu))
 
-    singles = _spread(problem, groups)
+    singles = _spread_out(problem, groups)
     best = min([first, *([singles] if singles else [])], key=cost)
     current, steps_without = best, 0
     patience = 40 * max(10, sum(job.count for job in problem.jobs))
@@ -206,8 +206,8 @@ def _search(
         if steps_without % patience == 0:  # stuck: some moves away from the best, whatever they cost
             current = best
             for _ in range(rng.randrange(2, 6)):
-                current = _moved(problem, groups, current, rng) or current
-        moved = _moved(problem, groups, current, rng)
+                current = _move(problem, groups, current, rng) or current
+        moved = _move(problem, groups, current, rng)
         if moved is not None and cost(moved) <= cost(current):
             if cost(moved)[0] < cost(best)[0] * (1 - 1e-9):
                 best, steps_without = moved, 0
@@ -215,16 +215,18 @@ def _search(
     return best
 
 
-def _spread(problem: Problem, groups: Groups) -> Schedule | None:
+def _spread_out(problem: Problem, groups: Groups) -> Schedule | None:
     """Place every job alone, the shortest first, each on the GPU that is free first."""
     alone = [groups.get(problem.composition(kind)) for kind in range(len(problem.jobs))]
-    every = [found[0] for found, job in zip(alone, problem.jobs, strict=True) for _ in range(job.count) if found]
+    singles = [
+        options[0] for options, job in zip(alone, problem.jobs, strict=True) for _ in range(job.count) if options
+    ]
     if None in alone:
         return None
-    return Schedule(gpus=tuple(map(_sort, _deal(every, problem.num_gpus, is_longest_first=False))))
+    return Schedule(gpus=tuple(map(_sort, _deal(singles, problem.num_gpus, is_longest_first=False))))
 
 
-def _moved(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
+def _move(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
     """Move a group to another GPU, or jobs of a group to another or a new one, perhaps in exchange.
 
     `None` if there are no such groups.
@@ -237,15 +239,18 @@ def _moved(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Ran
         placed[target].append(taken)
         return Schedule(gpus=tuple(map(_sort, placed)))
     into = rng.randrange(len(placed[target]) + 1)
-    theirs = [run.kind for run in placed[target].pop(into).runs] if into < len(placed[target]) else []
-    mine = [run.kind for run in taken.runs]
-    rng.shuffle(mine)
-    rng.shuffle(theirs)
-    given, back = rng.choice([(1, 0), (1, 0), (1, 1), (rng.randint(1, len(mine)), 0)])
-    for gpu, kinds in ((source, mine[given:] + theirs[:back]), (target, theirs[back:] + mine[:given])):
+    target_kinds = [run.kind for run in placed[target].pop(into).runs] if into < len(placed[target]) else []
+    source_kinds = [run.kind for run in taken.runs]
+    rng.shuffle(source_kinds)
+    rng.shuffle(target_kinds)
+    num_given, back = rng.choice([(1, 0), (1, 0), (1, 1), (rng.randint(1, len(source_kinds)), 0)])
+    for gpu, kinds in (
+        (source, source_kinds[num_given:] + target_kinds[:back]),
+        (target, target_kinds[back:] + source_kinds[:num_given]),
+    ):
         if kinds:
-            found = groups.get(tuple(kinds.count(kind) for kind in range(len(problem.jobs))))
-            if found is None:
+            options = groups.get(tuple(kinds.count(kind) for kind in range(len(problem.jobs))))
+            if options is None:
                 return None
-            placed[gpu].append(rng.choice(found))
+            placed[gpu].append(rng.choice(options))
     return Schedule(gpus=tuple(map(_sort, placed)))

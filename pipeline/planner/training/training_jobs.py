@@ -118,8 +118,8 @@ class Group:
     @property
     def energy_j(self) -> float | None:
         """The energy of all its jobs; `None` where that of one is not known."""
-        found = [run.energy_j for run in self.runs if run.energy_j is not None]
-        return sum(found) if len(found) == len(self.runs) else None
+        energies = [run.energy_j for run in self.runs if run.energy_j is not None]
+        return sum(energies) if len(energies) == len(self.runs) else None
 
     def cost(self, objective: Objective) -> float | None:
         """Return what a group adds to the objective; `None` if it is not known."""
@@ -175,7 +175,7 @@ def _program(where: str, job: Job, speeds: Speeds) -> Program:
     if job.batch is not None and job.batch not in batches:
         raise ConfigError(f"{where}, batch: the profile has no row of {name} at {job.batch}, but at {batches[0]}")
     program = (name, batches[0] if job.batch is None else job.batch)
-    if speeds.alone(program) is None:
+    if speeds.find_alone(program) is None:
         raise ConfigError(f"{where}: the profile does not say how fast one {name} is on {speeds.model.name}")
     return program
 
@@ -183,15 +183,15 @@ def _program(where: str, job: Job, speeds: Speeds) -> Program:
 def compositions(problem: Problem) -> list[Composition]:
     """Return every way in which some jobs can run together, the small ones first, as far as these are not too many."""
     kinds, limits = range(len(problem.jobs)), [job.count for job in problem.jobs]
-    found: list[Composition] = []
+    found_compositions: list[Composition] = []
     for size in range(1, _MOST_TOGETHER + 1):
         chosen = itertools.combinations_with_replacement(kinds, size)
         counted = (tuple(map(combination.count, kinds)) for combination in chosen)
         new = [composition for composition in counted if all(map(operator.le, composition, limits))]
-        if found and len(found) + len(new) > MOST_COMPOSITIONS:
+        if found_compositions and len(found_compositions) + len(new) > MOST_COMPOSITIONS:
             break
-        found += new
-    return found
+        found_compositions += new
+    return found_compositions
 
 
 def groups_of(problem: Problem, composition: Composition, modes: Sequence[str] = MODES) -> Iterator[Group]:
@@ -233,10 +233,10 @@ def _on_instances(
             continue
         runs: list[Run] = []
         for number, (profile, dealt) in enumerate(zip(used, _deal(problem, kinds, used), strict=True)):
-            found = _run_together(problem, dealt, mode, instance=(number, profile))
-            if found is None:
+            placed = _run_together(problem, dealt, mode, instance=(number, profile))
+            if placed is None:
                 break
-            runs += found
+            runs += placed
         else:
             instances = tuple(profile.name for profile in used)
             yield Group(composition=composition, mode=mode, runs=tuple(runs), instances=instances)
@@ -259,7 +259,7 @@ def _deal(problem: Problem, kinds: Sequence[int], used: Sequence[Profile]) -> li
 
 
 def _alone_s(problem: Problem, kind: int) -> float:
-    speed = problem.speeds.alone(problem.programs[kind])
+    speed = problem.speeds.find_alone(problem.programs[kind])
     assert speed is not None
     return problem.jobs[kind].work / speed.rate_per_s
 
@@ -281,34 +281,34 @@ def _run_together(
             return Place(mode=mode, share_percent=shares[position], processes=len(kinds))
         return Place(mode=mode, instance_profile=None if profile is None else profile.name, processes=num_left)
 
-    left = {position: problem.jobs[kind].work for position, kind in enumerate(kinds)}
+    work_left = {position: problem.jobs[kind].work for position, kind in enumerate(kinds)}
     now_s = 0.0
     first: dict[int, Speed] = {}
     worst: dict[int, Speed] = {}
-    energy_j: dict[int, float | None] = dict.fromkeys(left, 0.0)
+    energy_j: dict[int, float | None] = dict.fromkeys(work_left, 0.0)
     ends_s: dict[int, float] = {}
-    while left:
-        is_mixed = len({problem.programs[kinds[position]] for position in left}) > 1
+    while work_left:
+        is_mixed = len({problem.programs[kinds[position]] for position in work_left}) > 1
         speeds: dict[int, Speed] = {}
-        for position in left:
-            place = place_at(position, len(left))
-            if (speed := problem.speeds.at(problem.programs[kinds[position]], place, is_mixed=is_mixed)) is None:
+        for position in work_left:
+            place = place_at(position, len(work_left))
+            if (speed := problem.speeds.find(problem.programs[kinds[position]], place, is_mixed=is_mixed)) is None:
                 return None
             speeds[position] = speed
         if not first and sum(speed.memory_mib or 0.0 for speed in speeds.values()) > (capacity_mib or math.inf):
             return None
         first = first or speeds
-        step_s = min(left[position] / speed.rate_per_s for position, speed in speeds.items())
+        step_s = min(work_left[position] / speed.rate_per_s for position, speed in speeds.items())
         now_s += step_s
         for position, speed in speeds.items():
             worst[position] = max(worst.get(position, speed), speed, key=_doubt)
-            done, so_far_j = min(left[position], step_s * speed.rate_per_s), energy_j[position]
+            done, so_far_j = min(work_left[position], step_s * speed.rate_per_s), energy_j[position]
             is_known = so_far_j is not None and speed.energy_per_item_j is not None
             energy_j[position] = so_far_j + speed.energy_per_item_j * done if is_known else None  # type: ignore[operator]
-            left[position] -= done
-            if left[position] <= 1e-9 * problem.jobs[kinds[position]].work:
+            work_left[position] -= done
+            if work_left[position] <= 1e-9 * problem.jobs[kinds[position]].work:
                 ends_s[position] = now_s
-                del left[position]
+                del work_left[position]
     return [
         Run(
             kind=kind,
@@ -328,7 +328,7 @@ def _doubt(speed: Speed) -> tuple[bool, bool, float]:
     return (speed.is_predicted, speed.is_predicted and speed.error_ratio is None, speed.error_ratio or 0.0)
 
 
-def cheapest(
+def find_cheapest(
     problem: Problem, objective: Objective, modes: Sequence[str] = MODES, *, is_measured_only: bool = False
 ) -> Groups:
     """Return the groups of each composition that a best schedule may have.
@@ -351,27 +351,27 @@ def cheapest(
             if (cost := group.cost(objective)) is not None
             and not (is_measured_only and any(run.is_predicted for run in group.runs))
         ]
-        known.sort(key=lambda each: each[:2])
+        known.sort(key=lambda candidate: candidate[:2])
         if objective == "completion":
             shortest_s = [math.inf, *itertools.accumulate((duration_s for _, duration_s, _ in known), min)]
-            found = tuple(
+            groups = tuple(
                 group for (_, _, group), before_s in zip(known, shortest_s, strict=False) if group.duration_s < before_s
             )
         else:
-            in_turn = _in_turn(composition, best, objective)
-            found = tuple(group for cost, _, group in known[:1] if in_turn is None or cost < in_turn)
-        if found:
-            best[composition] = found
+            in_turn = _cost_in_turn(composition, best, objective)
+            groups = tuple(group for cost, _, group in known[:1] if in_turn is None or cost < in_turn)
+        if groups:
+            best[composition] = groups
     return best
 
 
-def _in_turn(composition: Composition, best: Groups, objective: Objective) -> float | None:
+def _cost_in_turn(composition: Composition, best: Groups, objective: Objective) -> float | None:
     """Return the least cost of a composition as two groups one after the other; `None` without such two."""
-    found: list[float] = []
+    totals: list[float] = []
     for part in itertools.product(*(range(count + 1) for count in composition)):
         rest = tuple(map(operator.sub, composition, part))
-        costs = [group.cost(objective) for each in (part, rest) for group in best.get(each, ())]
+        costs = [group.cost(objective) for part_or_rest in (part, rest) for group in best.get(part_or_rest, ())]
         known = [cost for cost in costs if cost is not None]
         if len(known) == 2:
-            found.append(sum(known))
-    return min(found, default=None)
+            totals.append(sum(known))
+    return min(totals, default=None)

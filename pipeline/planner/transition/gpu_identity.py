@@ -9,63 +9,65 @@ from collections.abc import Iterator, Sequence
 from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Gpu, Instance, Plan, mig_gpu
-from pipeline.planner.transition.rooms import Kind, configuration
+from pipeline.planner.transition.rooms import Kind, configuration_of
 from pipeline.prepare.mig import partitions
 
 
-def in_full(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+def spell_out(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """Return the GPUs with one name for each model, and the full names of profiles."""
     return tuple(
         dataclasses.replace(
             gpu,
-            model=mig_table.model_called(gpu.model) if can_be_divided(gpu) else gpu.model,
+            model=mig_table.model_called(gpu.model) if is_divisible(gpu) else gpu.model,
             instances=tuple(
-                dataclasses.replace(each, profile=each.profile and partitions.resolve(mig_gpu(gpu), each.profile).name)
-                for each in gpu.instances
+                dataclasses.replace(
+                    instance, profile=instance.profile and partitions.resolve(mig_gpu(gpu), instance.profile).name
+                )
+                for instance in gpu.instances
             ),
         )
         for gpu in gpus
     )
 
 
-def can_be_divided(gpu: Gpu) -> bool:
+def is_divisible(gpu: Gpu) -> bool:
     """Return whether its model is one that MIG divides."""
     return mig_table.model_called(gpu.model) in mig_table.models()
 
 
-def with_ids(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+def assign_ids(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """Name GPUs without an id by the first numbers that are no id yet."""
-    free = free_names(gpus)
+    free = list_free_names(gpus)
     return tuple(gpu if gpu.id is not None else dataclasses.replace(gpu, id=next(free)) for gpu in gpus)
 
 
-def free_names(gpus: Sequence[Gpu]) -> Iterator[str]:
+def list_free_names(gpus: Sequence[Gpu]) -> Iterator[str]:
     """Return the numbers from 0 that are no id yet."""
     taken = {gpu.id for gpu in gpus}
     return (name for name in map(str, itertools.count()) if name not in taken)
 
 
-def with_figures(gpus: Sequence[Gpu], wanted: Sequence[Gpu]) -> tuple[Gpu, ...]:
+def update_figures(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """Replace the figures of today's instances by those that tomorrow's plan, the later one, has of the same."""
     known: dict[object, Instance] = {}
-    for gpu in wanted:
+    for gpu in tomorrow:
         for instance in gpu.instances:
-            key = _measured_as(gpu, instance)
+            key = _figure_key(gpu, instance)
             known[key] = min(known.get(key, instance), instance, key=_throughput_per_s)
 
     def later(gpu: Gpu, instance: Instance) -> Instance:
-        found = known.get(_measured_as(gpu, instance))
-        return instance if found is None else dataclasses.replace(found, start=instance.start)
+        later_instance = known.get(_figure_key(gpu, instance))
+        return instance if later_instance is None else dataclasses.replace(later_instance, start=instance.start)
 
     return tuple(
         dataclasses.replace(gpu, instances=tuple(later(gpu, instance) for instance in gpu.instances)) for gpu in gpus
     )
 
 
-def _measured_as(gpu: Gpu, instance: Instance) -> tuple[object, ...]:
+def _figure_key(gpu: Gpu, instance: Instance) -> tuple[object, ...]:
     """Return what figures are of: an instance; without MIG, one beside all others on its GPU."""
-    beside = () if gpu.mode == "mig" else sorted(str(configuration(each)) for each in gpu.instances)
-    return kind_of(gpu), gpu.mode, configuration(instance), tuple(beside)
+    beside = () if gpu.mode == "mig" else sorted(str(configuration_of(neighbour)) for neighbour in gpu.instances)
+    return get_kind(gpu), gpu.mode, configuration_of(instance), tuple(beside)
 
 
 def _throughput_per_s(instance: Instance) -> float:
@@ -73,10 +75,10 @@ def _throughput_per_s(instance: Instance) -> float:
     return instance.throughput_per_s
 
 
-def refuse_unknown(name: str, each: Plan) -> None:
+def refuse_unknown(name: str, plan: Plan) -> None:
     """Refuse a plan by its name: ConfigError for an instance without a throughput, or of a service without a rate."""
-    services = {service.name for service in each.services}
-    for number, gpu in enumerate(each.deployment.gpus):
+    services = {service.name for service in plan.services}
+    for number, gpu in enumerate(plan.deployment.gpus):
         for position, instance in enumerate(gpu.instances):
             where = f"{name}: gpus[{number}].instances[{position}]"
             if instance.throughput_per_s is None:
@@ -85,6 +87,6 @@ def refuse_unknown(name: str, each: Plan) -> None:
                 raise ConfigError(f"{where}: {instance.service} is not among services, so its rate is not known")
 
 
-def kind_of(gpu: Gpu) -> Kind:
+def get_kind(gpu: Gpu) -> Kind:
     """Return what a GPU has in common with those that can stand for it."""
     return Kind(gpu.model, gpu.driver_branch)

@@ -31,10 +31,10 @@ from pipeline.clean.journal import Journal
 from pipeline.planner import input_files
 from pipeline.planner.deployment import Gpu
 from pipeline.planner.transition import gpu_progress, transition_plan
-from pipeline.planner.transition.gpu_identity import kind_of
-from pipeline.planner.transition.gpu_progress import Standing
+from pipeline.planner.transition.gpu_identity import get_kind
+from pipeline.planner.transition.gpu_progress import GpuProgress
 from pipeline.planner.transition.rooms import Kind
-from pipeline.planner.transition.transition_plan import NoTransitionError, Terms
+from pipeline.planner.transition.transition_plan import Constraints, NoTransitionError
 from pipeline.planner.transition.transition_steps import Slice, Step, Transition
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mig import profiles
@@ -64,7 +64,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
+class _LockedGpu:
     """A GPU that this process holds."""
 
     device: Device
@@ -79,8 +79,8 @@ class _Held:
 
     def slices(self) -> set[Slice]:
         """Return its GPU instances, as the driver lists them."""
-        there = self.control.read().instances or ()
-        return {Slice(profile=self.names[each.profile_id], start=each.start) for each in there}
+        instances = self.control.read().instances or ()
+        return {Slice(profile=self.names[instance.profile_id], start=instance.start) for instance in instances}
 
     def place(self, slice_: Slice) -> dict[str, int]:
         """Return a GPU instance as the driver names it."""
@@ -93,23 +93,23 @@ class _Log:
 
     def __init__(self, machine: Path, transition: Transition) -> None:
         self._path = machine.with_name(f"{machine.name}.replay") / "steps.jsonl"
-        told = [json.loads(line) for line in own_file.read(self._path)]
+        lines = [json.loads(line) for line in own_file.read(self._path)]
         digest = hashlib.sha256(json.dumps(json_decoder.encode(transition), sort_keys=True).encode()).hexdigest()
-        if told and told[0]["transition"] != digest:
-            if "reached" not in told[-1]:
+        if lines and lines[0]["transition"] != digest:
+            if "reached" not in lines[-1]:
                 raise ConfigError(
                     f"{machine} is in the middle of another transition: replay that one to its end, or remove "
                     f"{self._path.parent} to begin anew from whatever is there"
                 )
             own_file.remove(self._path)
-            told = []
-        if not told:
+            lines = []
+        if not lines:
             own_file.append(self._path, {"transition": digest})
         self.transition = transition
         self.done: set[str] = set()
         self.begun: str | None = None
         self.is_set_up = self.is_reached = False
-        for line in told[1:]:
+        for line in lines[1:]:
             self._hear(line)
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -130,37 +130,39 @@ class _Log:
         self.is_reached = "reached" in line
 
 
-def replay(transition: Transition, machine: Path, locks: Path, told: Callable[[str, Step], None]) -> Outcome:
+def replay(transition: Transition, machine: Path, locks: Path, report: Callable[[str, Step], None]) -> Outcome:
     """Carry out what is left of a transition on a simulated machine, which is made if it is not there.
 
     Args:
         transition: proved.
         machine: its file.
         locks: folder of locks and journals.
-        told: is told of every step, with what has become of it.
+        report: is called with every step, with what has become of it.
 
     Raises:
         ConfigError: the machine has other GPUs, or is not in the state that the transition begins with.
         CollocationError: it is in use, or a journal cannot be carried out.
     """
     machine = machine.expanduser().resolve()
-    most = transition_plan.most_gpus(transition.today.gpus, transition.tomorrow.gpus, transition.spare)
-    StateFile(machine).keep(_models(transition, most))
+    most = transition_plan.count_usable_gpus(transition.today.gpus, transition.tomorrow.gpus, transition.spare)
+    StateFile(machine).keep(_list_models(transition, most))
     outcome = Outcome()
     with rehearsal.kept(machine), ExitStack() as stack:
         programs = rehearsal.programs_beside(StateFile(machine))
-        own = Programs(what="a replay", own={name: str(path) for name, path in programs.items()}, admin=())
-        gpus, spare = _on_machine(transition, machine, most)
+        helpers = Programs(what="a replay", own={name: str(path) for name, path in programs.items()}, admin=())
+        gpus, spare = _find_gpus(transition, machine, most)
         held = {}
         for name, (gpu, device) in gpus.items():
             stack.enter_context(lease.hold(device, locks))
             names = {p.profile_id: p.name for p in profiles.load_model(gpu.model, gpu.driver_branch).profiles}
-            held[name] = _Held(device=device, programs=own, journal=Journal(locks, device.uuid, own), names=names)
-        for each in held.values():
-            outcome.put_back += [journal.in_words(step) for step in journal.replay(each.journal)]
+            held[name] = _LockedGpu(
+                device=device, programs=helpers, journal=Journal(locks, device.uuid, helpers), names=names
+            )
+        for locked in held.values():
+            outcome.put_back += [journal.in_words(step) for step in journal.replay(locked.journal)]
         log = _Log(machine, transition)
         outcome.earlier = len(log.done)
-        _Replay(held, log, spare, most, outcome, told).run()
+        _Replay(held, log, spare, most, outcome, report).run()
     return outcome
 
 
@@ -169,16 +171,16 @@ class _Replay:
 
     def __init__(
         self,
-        held: Mapping[str, _Held],
+        held: Mapping[str, _LockedGpu],
         log: _Log,
         spare: Sequence[Gpu],
         most: Mapping[Kind, int],
         outcome: Outcome,
-        told: Callable[[str, Step], None],
+        report: Callable[[str, Step], None],
     ) -> None:
         self._held, self._log, self._spare, self._most = held, log, spare, most
-        self._outcome, self._told = outcome, told
-        self._now = gpu_progress.after(log.transition, log.done)
+        self._outcome, self._told = outcome, report
+        self._now = gpu_progress.advance(log.transition, log.done)
 
     def run(self) -> None:
         """Set up, compare, and take every step that is left."""
@@ -197,7 +199,7 @@ class _Replay:
                 if not self._plan_anew(step):
                     return
                 continue
-            gpu_progress.take(self._now, step)
+            gpu_progress.apply_step(self._now, step)
             self._log.write({"done": step.id})
             self._outcome.done += 1
             self._told("done", step)
@@ -206,39 +208,39 @@ class _Replay:
     def _next(self) -> Step | None:
         """Return the first step that may begin; `None` if all have ended."""
         done = self._log.done
-        left = (step for step in self._log.transition.steps if step.id not in done)
-        return next((step for step in left if done.issuperset(step.after)), None)
+        remaining = (step for step in self._log.transition.steps if step.id not in done)
+        return next((step for step in remaining if done.issuperset(step.after)), None)
 
     def _set_up(self) -> None:
         """Make today's GPU instances on a machine that has none, or not all of them because a start was killed."""
-        there = {name: each.slices() for name, each in self._held.items()}
-        if any(there[name] - each.slices for name, each in self._now.items()):
+        present = {name: gpu.slices() for name, gpu in self._held.items()}
+        if any(present[name] - state.slices for name, state in self._now.items()):
             self._compare()  # somebody's: say whose
-        for name, each in self._now.items():
-            if each.mode == "mig" and each.slices != there[name]:
+        for name, state in self._now.items():
+            if state.mode == "mig" and state.slices != present[name]:
                 self._outcome.was_set_up = True
-                self._make(name, tuple(each.slices))
+                self._make(name, tuple(state.slices))
         self._log.write({"set_up": True})
 
     def _compare(self) -> None:
         begun = next((step for step in self._log.transition.steps if step.id == self._log.begun), None)
-        for name, each in self._now.items():
-            there, gone, made = self._held[name].slices(), set[Slice](), set[Slice]()
+        for name, state in self._now.items():
+            present, gone, added = self._held[name].slices(), set[Slice](), set[Slice]()
             if name in self._log.transition.set_aside:
-                gone = set(each.idle)  # what a failed step left half made may have been put back since
+                gone = set(state.idle)  # what a failed step left half made may have been put back since
             if begun is not None and begun.kind == "repartition" and begun.gpu == name:
-                gone, made = set(begun.destroyed), set(begun.made)
-            if not (each.slices - gone <= there <= each.slices | made):
+                gone, added = set(begun.destroyed), set(begun.made)
+            if not (state.slices - gone <= present <= state.slices | added):
                 raise ConfigError(
-                    f"GPU {name} of the machine has {_listed(there)}, but the transition is where it has "
-                    f"{_listed(each.slices)}: replay it on a new machine, or on one that nobody else changes"
+                    f"GPU {name} of the machine has {_list_slices(present)}, but the transition is where it has "
+                    f"{_list_slices(state.slices)}: replay it on a new machine, or on one that nobody else changes"
                 )
 
     def _take(self, step: Step) -> None:
         held = self._held[step.gpu]
         if step.kind == "repartition":
-            for each in sorted(set(step.destroyed) & held.slices(), key=lambda each: each.start):
-                arguments: dict[str, Any] = {**held.control.recorded(), **held.place(each), "boot": boot_id()}
+            for slice_ in sorted(set(step.destroyed) & held.slices(), key=lambda slice_: slice_.start):
+                arguments: dict[str, Any] = {**held.control.recorded(), **held.place(slice_), "boot": boot_id()}
                 destroy_instance(held.programs, **arguments)
             if step.mode == "mig":
                 self._make(step.gpu, step.made)
@@ -248,19 +250,21 @@ class _Replay:
             needed = Slice(profile=str(step.instance.profile), start=step.instance.start)
             if needed not in held.slices():
                 raise SharingError(
-                    f"{_listed({needed})} is not on GPU {step.gpu}, where {step.instance.service} is to start"
+                    f"{_list_slices({needed})} is not on GPU {step.gpu}, where {step.instance.service} is to start"
                 )
 
-    def _make(self, name: str, wanted: Sequence[Slice]) -> None:
+    def _make(self, name: str, required: Sequence[Slice]) -> None:
         """Make GPU instances, those that are there excepted, each in the journal until it is complete."""
         held = self._held[name]
         if not held.control.read().is_on:
             with _until_complete(held.journal, "mig_mode", held.control.recorded()):
                 held.control.switch_on()
         size = {profile.name: profile.size for profile in profiles.load_model(held.device.name).profiles}
-        missing = set(wanted) - held.slices()
-        for each in sorted(missing, key=lambda each: (size[each.profile], -each.start), reverse=True):  # larger first
-            arguments = {**held.control.recorded(), **held.place(each), "boot": boot_id()}
+        missing = set(required) - held.slices()
+        for slice_ in sorted(
+            missing, key=lambda slice_: (size[slice_.profile], -slice_.start), reverse=True
+        ):  # larger first
+            arguments = {**held.control.recorded(), **held.place(slice_), "boot": boot_id()}
             with _until_complete(held.journal, "mig_instance", arguments):
                 held.control.create(arguments["profile_id"], arguments["start"])
 
@@ -268,11 +272,11 @@ class _Replay:
         """Plan from here, with the GPU of a failed step left as it is; return whether there is a way."""
         self._now[failed.gpu].slices = self._held[failed.gpu].slices()
         old = self._log.transition
-        there = set(self._now)
-        extra = {str(gpu.id): Standing(gpu=gpu, mode=gpu.mode) for gpu in self._spare if gpu.id not in there}
-        begin = gpu_progress.onward_from(self._now | extra, {*old.set_aside, failed.gpu})
-        count = Counter(kind_of(gpu) for gpu in begin.gpus)
-        terms = Terms(
+        known = set(self._now)
+        extra = {str(gpu.id): GpuProgress(gpu=gpu, mode=gpu.mode) for gpu in self._spare if gpu.id not in known}
+        begin = gpu_progress.restart_from(self._now | extra, {*old.set_aside, failed.gpu})
+        count = Counter(get_kind(gpu) for gpu in begin.gpus)
+        terms = Constraints(
             old_rates_per_s=old.old_rates_per_s,
             new_rates_per_s=old.new_rates_per_s,
             spare=old.spare,
@@ -281,7 +285,7 @@ class _Replay:
         )
         most = {kind: min(number, count[kind]) for kind, number in self._most.items()}
         try:
-            planned = transition_plan.onward(begin, old.tomorrow.gpus, terms, most)
+            planned = transition_plan.plan_onward(begin, old.tomorrow.gpus, terms, most)
         except NoTransitionError as error:
             self._outcome.reason = f"step {failed.id} failed on GPU {failed.gpu}, and without that GPU {error}"
             return False
@@ -301,40 +305,43 @@ def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> I
         book.keep(step)
 
 
-def _models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
+def _list_models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
     """Return the GPUs of a new machine: those of the transition, in their order, and unused spare ones."""
-    count = Counter(kind_of(gpu) for gpu in transition.today.gpus)
+    count = Counter(get_kind(gpu) for gpu in transition.today.gpus)
     more = [kind.model for kind, number in most.items() for _ in range(number - count[kind])]
     return [*(gpu.model for gpu in transition.today.gpus), *more]
 
 
-def _on_machine(
+def _find_gpus(
     transition: Transition, machine: Path, most: Mapping[Kind, int]
 ) -> tuple[dict[str, tuple[Gpu, Device]], list[Gpu]]:
     """Find the GPUs of a transition by id, an index or a UUID, and unused spare ones of the machine."""
     devices = nvml.list_devices()
     models = [gpu.model for gpu in StateFile(machine).read().gpus]
     by_name = {device.uuid: device for device in devices} | {str(device.index): device for device in devices}
-    found: dict[str, tuple[Gpu, Device]] = {}
+    gpus: dict[str, tuple[Gpu, Device]] = {}
     for gpu in transition.today.gpus:
         device = by_name.get(str(gpu.id))
         if device is None or device.index is None:
             raise ConfigError(f"GPU {gpu.id} is not on the machine {machine}, which has {len(devices)} GPUs, from 0")
         if models[device.index] != mig_table.find(gpu.model).name:
             raise ConfigError(f"GPU {gpu.id} of the machine {machine} is a {models[device.index]}, not {gpu.model}")
-        found[str(gpu.id)] = (gpu, device)
-    used = {device.uuid for _, device in found.values()}
+        gpus[str(gpu.id)] = (gpu, device)
+    used = {device.uuid for _, device in gpus.values()}
     spare = []
     for kind, number in most.items():
         free = [device for device in devices if device.uuid not in used and models[device.index or 0] == kind.model]
-        missing = number - sum(kind_of(gpu) == kind for gpu, _ in found.values())
+        missing = number - sum(get_kind(gpu) == kind for gpu, _ in gpus.values())
         for device in free[: max(missing, 0)]:
             gpu = Gpu(model=kind.model, driver_branch=kind.driver_branch, instances=(), id=str(device.index))
-            found[str(gpu.id)] = (gpu, device)
+            gpus[str(gpu.id)] = (gpu, device)
             used.add(device.uuid)
             spare.append(gpu)
-    return found, spare
+    return gpus, spare
 
 
-def _listed(slices: Iterable[Slice]) -> str:
-    return ", ".join(f"{each.profile}@{each.start}" for each in sorted(slices, key=lambda s: s.start)) or "no instances"
+def _list_slices(slices: Iterable[Slice]) -> str:
+    return (
+        ", ".join(f"{slice_.profile}@{slice_.start}" for slice_ in sorted(slices, key=lambda s: s.start))
+        or "no instances"
+    )

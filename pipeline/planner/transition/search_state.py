@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.planner.deployment import Instance
-from pipeline.planner.transition.rooms import Kind, Rooms, Spot
+from pipeline.planner.transition.rooms import Kind, Layouts, Spot
 
 # Figures are sums of decimal fractions: what is short by less than this share of the requirement is not short.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class Occupant:
     """An instance that is there today and goes, or one of tomorrow.
 
     Attributes:
@@ -48,20 +48,20 @@ class Move:
     """Instances come to a GPU, each at a start, `None` on an undivided one; or leave where they are, for good."""
 
     gpu: int | None
-    items: tuple[tuple[int, int | None], ...]
+    placed: tuple[tuple[int, int | None], ...]
 
 
 @dataclass(slots=True, kw_only=True)
-class Board:
-    """The state between two moves. GPUs and items go by their number.
+class SearchState:
+    """The state between two moves. GPUs and occupants go by their number.
 
     Attributes:
-        items: all there are.
+        occupants: all of them.
         kinds: of each GPU.
         requirements: of each service.
         rooms: of each kind of GPU that can be divided.
-        there: the items on each GPU, with their starts.
-        where: the GPU of each item that is on one.
+        placed: the occupants of each GPU, with their starts.
+        where: the GPU of each occupant that is on one.
         total: what each service has.
         want: the target that each GPU is to become; `None` for none.
         unassigned: the targets that no GPU is to become yet.
@@ -71,13 +71,13 @@ class Board:
         moves: those made so far.
     """
 
-    items: Sequence[Item]
+    occupants: Sequence[Occupant]
     kinds: Sequence[Kind]
     requirements: Mapping[str, float]
-    rooms: Mapping[Kind, Rooms]
+    rooms: Mapping[Kind, Layouts]
     untouchable: frozenset[int]
     targets: Mapping[int, tuple[int, ...]]
-    there: list[dict[int, int | None]]
+    placed: list[dict[int, int | None]]
     want: list[int | None]
     unassigned: set[int]
     where: dict[int, int] = field(default_factory=dict)
@@ -89,17 +89,17 @@ class Board:
     stirred_services: set[str] = field(default_factory=set)
     moves: list[Move] = field(default_factory=list)
 
-    def copy(self) -> Board:
+    def copy(self) -> SearchState:
         """Copy the state, to try moves on."""
         return replace(
             self,
-            there=[dict(items) for items in self.there],
+            placed=[dict(numbers) for numbers in self.placed],
             want=list(self.want),
             unassigned=set(self.unassigned),
             where=dict(self.where),
             total=dict(self.total),
-            going={service: set(items) for service, items in self.going.items()},
-            missing={target: set(items) for target, items in self.missing.items()},
+            going={service: set(numbers) for service, numbers in self.going.items()},
+            missing={target: set(numbers) for target, numbers in self.missing.items()},
             taken=list(self.taken),
             stirred_gpus=set(self.stirred_gpus),
             stirred_services=set(self.stirred_services),
@@ -107,18 +107,18 @@ class Board:
         )
 
     def begin(self) -> None:
-        """Derive what follows from `there` and `want`."""
-        self.taken = [frozenset()] * len(self.there)
-        for gpu, items in enumerate(self.there):
-            for number in items:
-                item = self.items[number]
+        """Derive what follows from `placed` and `want`."""
+        self.taken = [frozenset()] * len(self.placed)
+        for gpu, numbers in enumerate(self.placed):
+            for number in numbers:
+                occupant = self.occupants[number]
                 self.where[number] = gpu
-                self.total[item.service] = self.total.get(item.service, 0.0) + item.worth
-                if item.target is None and gpu not in self.untouchable:
-                    self.going.setdefault(item.service, set()).add(number)
+                self.total[occupant.service] = self.total.get(occupant.service, 0.0) + occupant.worth
+                if occupant.target is None and gpu not in self.untouchable:
+                    self.going.setdefault(occupant.service, set()).add(number)
         for target, members in self.targets.items():
             self.missing[target] = {number for number in members if number not in self.where}
-        for gpu in range(len(self.there)):
+        for gpu in range(len(self.placed)):
             self._stir(gpu)
         self.stirred_services.update(self.going)
 
@@ -136,46 +136,46 @@ class Board:
         """Let a GPU become one of tomorrow; what of it is there already has found its place."""
         self.want[gpu] = target
         self.unassigned.discard(target)
-        self.missing[target] -= self.there[gpu].keys()
+        self.missing[target] -= self.placed[gpu].keys()
         self.stirred_gpus.add(gpu)
 
     def is_divided(self, gpu: int) -> bool:
         """Return whether MIG instances can be made on it: those on it, if any, have one."""
-        return len(self.taken[gpu]) == len(self.there[gpu])
+        return len(self.taken[gpu]) == len(self.placed[gpu])
 
     def take(self, number: int) -> None:
-        """Take away an item that can go, or one of tomorrow from a place that is not its last."""
+        """Take away an occupant that can go, or one of tomorrow from a place that is not its last."""
         gpu = self.where.pop(number)
-        del self.there[gpu][number]
-        item = self.items[number]
-        self.total[item.service] -= item.worth
-        self.going.get(item.service, set()).discard(number)
-        self.stirred_services.add(item.service)
+        del self.placed[gpu][number]
+        occupant = self.occupants[number]
+        self.total[occupant.service] -= occupant.worth
+        self.going.get(occupant.service, set()).discard(number)
+        self.stirred_services.add(occupant.service)
         self._stir(gpu)
-        self.moves.append(Move(gpu=None, items=((number, None),)))
+        self.moves.append(Move(gpu=None, placed=((number, None),)))
 
     def put(self, gpu: int, placed: Sequence[tuple[int, int | None]]) -> None:
-        """Bring items to a GPU, from nowhere or from other GPUs."""
+        """Bring occupants to a GPU, from nowhere or from other GPUs."""
         for number, start in placed:
-            item = self.items[number]
+            occupant = self.occupants[number]
             if number in self.where:
-                del self.there[self.where[number]][number]
+                del self.placed[self.where[number]][number]
                 self._stir(self.where[number])
             else:
-                self.stirred_services.add(item.service)
-                self.total[item.service] = self.total.get(item.service, 0.0) + item.worth
+                self.stirred_services.add(occupant.service)
+                self.total[occupant.service] = self.total.get(occupant.service, 0.0) + occupant.worth
             self.where[number] = gpu
-            self.there[gpu][number] = start
-            if item.target is not None:
-                is_last = self.want[gpu] == item.target
-                (self.missing[item.target].discard if is_last else self.missing[item.target].add)(number)
+            self.placed[gpu][number] = start
+            if occupant.target is not None:
+                is_last = self.want[gpu] == occupant.target
+                (self.missing[occupant.target].discard if is_last else self.missing[occupant.target].add)(number)
         self._stir(gpu)
-        self.moves.append(Move(gpu=gpu, items=tuple(placed)))
+        self.moves.append(Move(gpu=gpu, placed=tuple(placed)))
 
     def _stir(self, gpu: int) -> None:
         self.stirred_gpus.add(gpu)
         self.taken[gpu] = frozenset(
-            Spot(start, str(self.items[number].profile))
-            for number, start in self.there[gpu].items()
+            Spot(start, str(self.occupants[number].profile))
+            for number, start in self.placed[gpu].items()
             if start is not None
         )

@@ -65,7 +65,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
+class IdleInstances:
     """GPU instances that nobody is on at the start."""
 
     gpu: str
@@ -103,7 +103,7 @@ class Transition:
     longest_chain: int
     durations_s: Mapping[str, float] = field(default_factory=dict)
     makespan_s: float | None = None
-    idle: tuple[Idle, ...] = ()
+    idle: tuple[IdleInstances, ...] = ()
     set_aside: tuple[str, ...] = ()
     is_simulated: bool = False
     version: int = VERSION
@@ -113,9 +113,9 @@ def read(path: Path) -> Transition:
     """Read the transition in a file; ConfigError if there is none that can be used."""
     content = input_files.read_json(path)
     if (version := content.get("version")) != VERSION or "steps" not in content:
-        made = f"`{entry_points.spell('planner', 'transition')}`"
+        command = f"`{entry_points.spell('planner', 'transition')}`"
         seen = f"its version is {version!r}, not {VERSION}" if "steps" in content else "it has no steps"
-        raise ConfigError(f"{path} is not a transition as {made} writes it: {seen}")
+        raise ConfigError(f"{path} is not a transition as {command} writes it: {seen}")
     transition = input_files.decode(Transition, content, str(path))
     for key in ("today", "tomorrow", "reached"):
         deployment.check(getattr(transition, key), f"{path}: {key}")

@@ -77,9 +77,9 @@ def test_the_timeline_has_every_step_once_and_no_service_below_what_it_must_keep
 
 def test_a_timeline_says_whether_its_times_were_given() -> None:
     today, tomorrow = drawn(5)
-    timed = transition_picture.sketch(planning.plan(today, tomorrow, 1, DURATIONS_S), "t")
-    untimed = transition_picture.sketch(planning.plan(today, tomorrow, 1, {}), "t")
-    nothing = transition_picture.sketch(planning.plan(today, today, 1, {}), "t")
+    timed = transition_picture.sketch(planning.plan_transition(today, tomorrow, 1, DURATIONS_S), "t")
+    untimed = transition_picture.sketch(planning.plan_transition(today, tomorrow, 1, {}), "t")
+    nothing = transition_picture.sketch(planning.plan_transition(today, today, 1, {}), "t")
     assert "Times are those that were given" in timed.caption and "No durations were given" in untimed.caption
     assert "time since the first step began (s)" in words_of(draw(timed, "t", is_simulated=False).svg)
     assert "time since the first step began (steps)" in words_of(draw(untimed, "t", is_simulated=False).svg)

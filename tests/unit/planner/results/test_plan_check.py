@@ -11,11 +11,11 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile_table
-from pipeline.planner.commands.check_command import in_words
+from pipeline.planner.commands.check_command import describe_check
 from pipeline.planner.deployment import Gpu, Instance, Plan
-from pipeline.planner.export.experiment import groups_of, only_model, rates_per_s
+from pipeline.planner.export.experiment import deal_rates, group_gpus, select_model
 from pipeline.planner.profile_table import Profile
-from pipeline.planner.results.plan_check import Check, Compared, check, table_of
+from pipeline.planner.results.plan_check import Check, Compared, build_table, check
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.page.page import content_of, render
 from pipeline.report.read.records import JobRow, Row
@@ -27,8 +27,8 @@ PLAN = plan_of(divided(), divided(), WHOLE)
 
 def runs_of(plan: Plan, block: int = 1, factor: float = 1.0, **changes: Any) -> list[Row]:
     """What the experiment of a plan measures: every process answers `factor` times 10 requests/s, in 8 ms."""
-    made, rates = [], rates_per_s(plan)
-    for group in groups_of(plan):
+    made, rates = [], deal_rates(plan)
+    for group in group_gpus(plan):
         changes["device"] = group.gpu.model
         jobs = [
             answering(index, size, place, factor, rates.get((group.gpus[0], place)), group.gpu.instances[place].batch)
@@ -170,7 +170,9 @@ def test_the_figure_that_was_planned_by_is_held_against_the_objective(planned_p9
     assert result.held_by_mean == (("infer_tiny",) if planned_p99_ms and p99_ms is None and mean_ms else ())
     if mean_ms is None:
         assert result.unchecked == ("infer_tiny was not seen to meet its objective on GPU 0 in 1 of 1 blocks",)
-        assert "not checked: infer_tiny was not seen to meet" in in_words(result, table_of(result, "plan.json"))
+        assert "not checked: infer_tiny was not seen to meet" in describe_check(
+            result, build_table(result, "plan.json")
+        )
 
 
 def test_a_rate_of_which_nothing_was_measured_was_not_kept() -> None:
@@ -202,12 +204,12 @@ def test_a_rehearsal_on_another_model_is_of_the_plan() -> None:
 def test_a_plan_with_two_models_is_checked_with_what_each_was_exported_as() -> None:
     old = [replace(gpu, model="a100_80gb") for gpu in (divided(), WHOLE)]
     plan = plan_of(divided(), WHOLE, *old)
-    rows = [each for model in ("h100_80gb", "a100_80gb") for each in runs_of(only_model(plan, model))]
+    rows = [each for model in ("h100_80gb", "a100_80gb") for each in runs_of(select_model(plan, model))]
     result = check(plan, study(*rows), None, "plan.json")
     assert result.holds
     throughput = found(result, "infer_tiny", "throughput_per_s")
     assert throughput.measured is not None and throughput.measured.median == pytest.approx(10.0 * 2 * (4 + 2))
-    result = check(plan, study(*runs_of(only_model(plan, "h100_80gb"))), None, "plan.json")
+    result = check(plan, study(*runs_of(select_model(plan, "h100_80gb"))), None, "plan.json")
     assert result.missing == ("GPU 2: it was not run", "GPU 3: it was not run")
 
 
@@ -230,7 +232,7 @@ def test_within_is_whether_the_intervals_overlap(low, high, measured, is_within)
 
 def test_it_is_a_section_of_the_report() -> None:
     rows = [each for block in (1, 2, 3) for each in runs_of(PLAN, block, 1 + 0.001 * block)]
-    table = table_of(check(PLAN, study(*rows), None, "plan.json"), "plan.json")
+    table = build_table(check(PLAN, study(*rows), None, "plan.json"), "plan.json")
     content = content_of(study(*rows))
     page = render(replace(content, tables=[table, *content.tables]))
     assert "Planned and measured" in page and "throughput (1/s)" in page and "+67.0%" in page

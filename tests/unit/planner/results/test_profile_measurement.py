@@ -10,7 +10,7 @@ import pytest
 from pipeline.base.domain.records import NEIGHBOURS, Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile_table
-from pipeline.planner.results.profile_measurement import profile_of
+from pipeline.planner.results.profile_measurement import measure_profile
 from pipeline.report.read.records import JobRow, Row
 from pipeline.report.read.rows import study_of
 from tests.support.report_rows import copies, job, params, row, study
@@ -20,7 +20,7 @@ OWN = params("train")
 
 
 def rows_of(*rows: Row) -> dict[tuple[Any, ...], profile_table.Row]:
-    found = profile_of(study(*rows), "x").rows
+    found = measure_profile(study(*rows), "x").rows
     return {(each.sharing_mode, each.instance_profile, each.processes): each for each in found}
 
 
@@ -121,7 +121,7 @@ def test_workloads_of_one_name_are_told_apart_by_their_options() -> None:
         for each in ("bf16", "fp32")
         for size in (32, 64)
     ]
-    found = profile_of(study(*rows), "x").rows
+    found = measure_profile(study(*rows), "x").rows
     assert {(each.workload, each.batch) for each in found} == {
         (f"train precision={each}", size) for each in ("bf16", "fp32") for size in (32, 64)
     }
@@ -143,8 +143,8 @@ def test_two_measurements_of_one_row_and_simulated_beside_real_are_refused() -> 
     other = copies("mps", 2, 80.0, 1, OWN, options={"priority": 1})
     with pytest.raises(ConfigError, match="two measurements of one row"):
         rows_of(one, other)
-    assert not profile_of(study(one), "x").is_simulated
-    assert profile_of(study(copies("naive", 2, 80.0, 1, OWN, is_simulated=True)), "x").is_simulated
+    assert not measure_profile(study(one), "x").is_simulated
+    assert measure_profile(study(copies("naive", 2, 80.0, 1, OWN, is_simulated=True)), "x").is_simulated
     with pytest.raises(ConfigError, match="some runs are of a simulated GPU"):
         rows_of(one, copies("naive", 2, 80.0, 1, OWN, is_simulated=True))
 
@@ -157,7 +157,7 @@ def test_blocks_of_a_second_store_count_and_the_table_can_be_read_back(tmp_path)
         ]
         for number, boot in enumerate("ab")
     ]
-    made = profile_of(study_of("synthetic", *stores), "x")
+    made = measure_profile(study_of("synthetic", *stores), "x")
     assert [each.num_blocks for each in made.rows] == [6]
     profile_table.write(tmp_path / "p.csv", made)
     assert profile_table.read(tmp_path / "p.csv").digest == made.digest

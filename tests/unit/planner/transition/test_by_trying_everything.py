@@ -79,7 +79,7 @@ def test_where_there_is_a_way_it_is_found(num_gpus: int) -> None:
             today, tomorrow = same_rates(today, tomorrow)
         larger = max(len(today.deployment.gpus), len(tomorrow.deployment.gpus))
         try:
-            planning.plan(today, tomorrow, 0, {})
+            planning.plan_transition(today, tomorrow, 0, {})
             is_found = True
         except NoTransitionError:
             is_found = False
