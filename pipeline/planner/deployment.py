@@ -132,10 +132,6 @@ def to_json(plan: Plan) -> dict[str, Any]:
 def from_json(content: Mapping[str, Any], where: str) -> Plan:
     """Return the plan that a file holds, which is legal.
 
-    Args:
-        content: the object of the file.
-        where: its name, for errors.
-
     Raises:
         ConfigError: it is of another version, something is missing or of another type, or it is not legal.
     """

@@ -74,7 +74,6 @@ def _table(advices: list[Advice]) -> list[str]:
 
 
 def _describe(advice: Advice, sweep: str | None) -> list[str]:
-    """Say why, and what would change it or settle it."""
     taken = f"take {advice.mode}" if advice.mode else "no advice"
     return [
         f"{jobs_in_words(advice.case, advice.degree)}: {taken}: {advice.because}",

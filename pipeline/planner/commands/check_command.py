@@ -73,7 +73,6 @@ def describe_check(check: Check, table: Table) -> str:
 
 
 def _report(study: Study, table: Table, plan: Plan | None, folder: Path) -> Path:
-    """Write the report of the experiment with the table before its others, and who is where by the plan; its page."""
     content = content_of(study)
     figures = list(content.figures)
     if plan is not None:

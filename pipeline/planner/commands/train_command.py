@@ -123,7 +123,6 @@ def _choose_modes(text: str | None, table: Profile) -> list[str]:
 def _solve(
     problem: Problem, arguments: argparse.Namespace, allowed: Sequence[str], time_limit_s: float
 ) -> tuple[Schedule | None, str]:
-    """Return the best schedule with some modes, or why there is none."""
     groups = training.find_cheapest(problem, arguments.objective, allowed, is_measured_only=arguments.measured_only)
     for kind, job in enumerate(problem.jobs):
         if not any(composition[kind] for composition in groups):

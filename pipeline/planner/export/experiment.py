@@ -131,11 +131,6 @@ def _name(instance: Instance, rate_per_s: float | None, names: dict[tuple[object
 def build_programs(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, str]) -> dict[Program, str]:
     """Return the program that each name of the mixes stands for.
 
-    Args:
-        plan: what is to run.
-        groups: of the plan.
-        workloads: the choice of `conf/workload` for services of other names.
-
     Raises:
         ConfigError: a service is no workload, or an option of it cannot be read.
     """
@@ -154,12 +149,6 @@ def build_programs(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, 
 
 def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) -> str:
     """Return the text of the experiment file.
-
-    Args:
-        plan: with at least one GPU, all of one model.
-        name: of the experiment.
-        source: the file of the plan.
-        workloads: as for `programs_of`.
 
     Raises:
         ConfigError: it has no GPU or GPUs of several models, or as `programs_of`.
@@ -202,7 +191,6 @@ def select_model(plan: Plan, model: str) -> Plan:
 
 
 def _window_s(plan: Plan) -> float:
-    """Return a window for a p99 of each process of which one is planned, unless that takes too long."""
     gpus = plan.deployment.gpus
     rates = [
         rate for (gpu, place), rate in deal_rates(plan).items() if gpus[gpu].instances[place].latency_p99_ms is not None

@@ -34,13 +34,7 @@ class _Kind(NamedTuple):
 
 
 def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> str:
-    """Return the manifests as one stream of YAML.
-
-    Args:
-        plan: its undivided GPUs have one service each.
-        name: of the whole, as a label.
-        source: the file of the plan, for errors.
-        images: the container image of each service; under an empty name, of all others.
+    """Return the manifests as one stream of YAML; `images` has the image of each service, under "" of all others.
 
     Raises:
         ConfigError: there is no GPU, a service has no image, or an undivided GPU has several services.
@@ -77,7 +71,6 @@ def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> st
 
 
 def _label(text: str, room: int = 0) -> str:
-    """Turn a text into a name of Kubernetes: lower case, digits and hyphens."""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[: _LONGEST - room].strip("-")
     return label or "plan"
 

@@ -18,13 +18,7 @@ from pipeline.planner.deployment import Gpu, Plan
 
 
 def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> str:
-    """Return the configuration in YAML.
-
-    Args:
-        plan: its GPUs are those of the nodes in turn; an `id` is an index over all nodes.
-        name: of the configuration; with several nodes, `NAME-1`, `NAME-2`, ...
-        source: the file of the plan, for errors.
-        gpus_per_node: how many GPUs a node has; all of them are on one if it is not given.
+    """Return the configuration in YAML, with `gpus_per_node` one for each node: `NAME-1`, `NAME-2`, ...
 
     Raises:
         ConfigError: there is no GPU, or an id is no index, or an index is there twice.

@@ -186,7 +186,6 @@ def _label(row: _Row, *, names_model: bool) -> str:
 
 
 def _slices(gpu: Gpu) -> int:
-    """Return the width of a GPU; one that cannot be divided is drawn as wide as most."""
     try:
         return deployment.mig_gpu(gpu).memory_slices
     except ConfigError:

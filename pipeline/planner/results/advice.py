@@ -185,7 +185,6 @@ def _make_serial(candidates: Sequence[Cell]) -> Cell:
 
 
 def _describe_shortfall(cell: Cell) -> str:
-    """Say what a mode of services lacks to be recommended; empty if nothing."""
     sustained, met = (cell.values.get(name, {}) for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST))
     for by_block, words in ((sustained, "does not sustain the rate"), (met, "misses the objective")):
         if number := sum(value < 1 for value in by_block.values()):
@@ -194,7 +193,6 @@ def _describe_shortfall(cell: Cell) -> str:
 
 
 def _compare_speed(place: _Place, other: Cell) -> dict[int, float]:
-    """Return the speed of the best mode over that of another one, by block that has both."""
     best, aim = place.candidates[0], place.aim
     assert aim is not None
     if aim.is_less_better:
@@ -203,7 +201,6 @@ def _compare_speed(place: _Place, other: Cell) -> dict[int, float]:
 
 
 def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Verdict]) -> _Compared | None:
-    """Return what the report says of the best mode and another one; `None` if nothing."""
     best = place.candidates[0].mode
     if place.aim is KEPT:  # the report compares such mixes by nothing
         return None

@@ -126,14 +126,7 @@ class Check:
 
 
 def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_group: bool = False) -> Check:
-    """Join a plan with the runs of its experiment.
-
-    Args:
-        plan: with at least one GPU on which something runs.
-        study: what the experiment holds.
-        table: the profile that it was planned from, for energy and intervals.
-        source: the file of the plan, for errors.
-        by_group: whether each group is compared for itself, since the GPUs of the plan are groups in turn.
+    """Join a plan with the runs of its experiment, with `by_group` each group for itself.
 
     Raises:
         ConfigError: no run of the study is of a group of the plan, or the profile is not the plan's.
@@ -252,7 +245,6 @@ def _has_service(group: Group, name: str) -> bool:
 def _predict(
     quantity: str, name: str, plan: Plan, table: Profile | None, *, is_asked: bool
 ) -> tuple[float | None, float | None, float | None]:
-    """Return a quantity of a service as the plan has it, and its interval."""
     gpus = plan.deployment.gpus
     if is_asked:  # what is sent is answered, no more
         placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in deal_rates(plan).items())
@@ -274,7 +266,6 @@ def _combine(quantity: str, figures: Sequence[float | None]) -> float | None:
 
 
 def _find_row(gpu: Gpu, instance: Instance, table: Profile | None) -> profile_table.Row | None:
-    """Find the row of the profile that an instance was planned by; `None` if it is not known."""
     for row in table.rows if table is not None else ():
         cell = (row.workload, row.instance_profile, row.processes, row.batch, row.share_percent)
         planned = (instance.service, instance.profile, instance.processes, instance.batch, instance.share_pct)
@@ -301,13 +292,11 @@ def _estimate(quantity: str, name: str, groups: Sequence[_Measured]) -> Estimate
 
 
 def _add_up(quantity: str, figures: Sequence[tuple[float, int]]) -> float:
-    """Combine the figures of GPUs, each with how many GPUs are like it."""
     repeated = [figure for figure, count in figures for _ in range(count)]
     return _COMBINE[quantity](repeated)
 
 
 def _read_figure(quantity: str, name: str, group: Group, row: Row) -> float | None:
-    """Return a quantity of a service on one GPU."""
     placed = zip(row.jobs, group.instance_of, strict=True)
     jobs = [(job, place) for job, place in placed if group.gpu.instances[place].service == name]
     if quantity == THROUGHPUT:

@@ -69,10 +69,6 @@ class _CellRuns:
 def measure_profile(study: Study, source: str) -> Profile:
     """Return the profile that a study makes.
 
-    Args:
-        study: of one store or several.
-        source: what messages call it.
-
     Raises:
         ConfigError: none of its groups can be a row, two different ones would be the same row, or some are of a
             simulated GPU and some of a real one.
@@ -178,7 +174,6 @@ def _limit_pct(row: Row, job: JobRow) -> float | None:
 
 
 def _add(by_case: dict[str, _CellRuns], cell: Cell, row: Row, jobs: Sequence[JobRow], num_instances: int) -> None:
-    """Add what one share of a group says to the finding of its case."""
     rate = jobs[0].params.get(services.RATE) if jobs[0].is_rate_given else None
     what = f"{cell.case.label}, {cell.degree} jobs, {cell.mode}"
     case = by_case.setdefault(what, _CellRuns(what, num_instances, None if rate is None else float(rate)))
@@ -192,7 +187,6 @@ def _add(by_case: dict[str, _CellRuns], cell: Cell, row: Row, jobs: Sequence[Job
 
 
 def _figures(row: Row, jobs: Sequence[JobRow]) -> dict[str, float]:
-    """Return the figures of one share in one block; absent where a job lacks one."""
     rates = _collect(jobs, units.rate_of(jobs[0].unit))
     means, tails = _collect(jobs, services.MEAN), _collect(jobs, services.P99)
     figures = {"throughput_per_s": sum(rates)} if rates else {}

@@ -59,13 +59,7 @@ class Candidates:
         self._most = problem.limits.services_per_gpu or max(map(len, self.slots), default=1)
 
     def find_best(self, lack: NDArray[np.float64], gpus_left: Sequence[float], count: int = 1) -> list[Configuration]:
-        """Return the configurations of the highest scores, the best first.
-
-        Args:
-            lack: `[service]`, the share of its rate that each still lacks.
-            gpus_left: `[model]`, how many GPUs there still are.
-            count: how many at most.
-        """
+        """Return configurations of the highest scores for `lack` `[service]` on the `gpus_left` `[model]`."""
         gain = lack[:, None] * self.utility.clip(max=lack[:, None])
         scored = {
             configuration: self.score(configuration, lack) for configuration in self._propose(gain, lack, gpus_left)
@@ -113,7 +107,6 @@ class Candidates:
     def _propose(
         self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, gpus_left: Sequence[float]
     ) -> Iterator[Configuration]:
-        """Yield pairs, and the best of as many services as may share a GPU, by gain `[service, kind]`."""
         usable = [number for number, partition in enumerate(self.problem.partitions) if gpus_left[partition.model] > 0]
         if usable:
             yield from self._pairs(gain, usable)

@@ -50,14 +50,7 @@ class Change:
 
 
 def find_least_change(problem: Problem, gpus: Sequence[FilledGpu], today: Deployment, *, time_limit_s: float) -> Change:
-    """Serve everybody on no more GPUs than these, and change as little as can be found within the time limit.
-
-    Args:
-        problem: that the GPUs solve.
-        gpus: a solution, which is matched with today's where nothing better is found.
-        today: what runs now, which is legal.
-        time_limit_s: for the search.
-    """
+    """Serve everybody on no more GPUs than these, and change as little as can be found within the time limit."""
     end = time.monotonic() + time_limit_s
     layouts = of_targets.list_layouts(problem)
     current = [of_targets.find_kept_options(problem, gpu) for gpu in today.gpus]

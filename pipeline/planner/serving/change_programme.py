@@ -115,13 +115,7 @@ class PlacementProgramme:
     def find_lightest(
         self, weights: Sequence[float], num_changes: int, time_limit_s: float
     ) -> tuple[list[Target] | None, bool]:
-        """Find GPUs as `solve` does, of the least weight, with so many instances created, less those kept, at most.
-
-        Args:
-            weights: of an instance of each kind, in whole numbers.
-            num_changes: of a plan that is there.
-            time_limit_s: for the search.
-        """
+        """Find GPUs as `solve` does, of the least weight, with so many instances created, less those kept, at most."""
         cost = self._programme.cost  # of which that of GPUs that are not today's stays: it is less than a slice
         changes: dict[int, float] = {}
         for (_, kind), column in self._created.items():
@@ -154,7 +148,6 @@ class PlacementProgramme:
         return option, column
 
     def _read_targets(self, counts: Sequence[int]) -> list[Target]:
-        """Return the GPUs of a solution, today's first, in their order; those that nobody is on are left out."""
         targets = [target for group in self._groups for target in self._read_group(group, counts)]
         targets.sort(key=lambda target: target.today or 0)
         for partition, column in zip(self._problem.partitions, self._new, strict=True):

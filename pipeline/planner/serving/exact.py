@@ -48,12 +48,6 @@ def minimise_slices(
 ) -> tuple[list[FilledGpu], bool]:
     """Serve everybody on at most so many GPUs by instances of the least weight; limits on sharing are left aside.
 
-    Args:
-        problem: that has a plan with so few GPUs.
-        most_gpus: that the plan may have.
-        weights: of an instance of each kind.
-        time_limit_s: for the search.
-
     Returns:
         The GPUs, none if none were found in time, and whether no plan weighs less.
     """
@@ -95,7 +89,6 @@ def _serve(problem: Problem, programme: Programme, counts: Counts, end: float) -
 
 
 def _fill(problem: Problem, columns: Sequence[int]) -> list[FilledGpu]:
-    """Put the instances into the slots of the GPUs, those of a service beside each other."""
     waiting: dict[KindIndex, list[Option]] = defaultdict(list)
     instances = zip(problem.pairs, columns[len(problem.partitions) :], strict=True)
     for (service, kind), count in sorted(instances, reverse=True):

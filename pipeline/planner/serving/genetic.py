@@ -83,7 +83,6 @@ def _swap(
 
 
 def _erase(gpus: Sequence[Configuration], chance: random.Random) -> list[Configuration]:
-    """Erase a random part of the GPUs, the idle ones rather than the others."""
     count = max(1, round(chance.uniform(*_ERASED) * len(gpus)))
     order = sorted(gpus, key=lambda gpu: chance.random() * (1 + _free_share(gpu)), reverse=True)
     return order[count:]

@@ -46,13 +46,7 @@ def count_gpus_left(candidates: Candidates, gpus: Sequence[Configuration]) -> li
 def complete(
     candidates: Candidates, gpus: Sequence[Configuration], chance: random.Random | None = None, among: int = 1
 ) -> list[Configuration] | None:
-    """Add GPUs until nobody lacks anything.
-
-    Args:
-        candidates: of the problem.
-        gpus: GPUs to begin with.
-        chance: chooses one of the best at each step; always the best one if not given.
-        among: how many of the best.
+    """Add GPUs until nobody lacks anything: the best at each step, or by chance one of the best.
 
     Returns:
         All GPUs; `None` if the limits on their number do not allow them.

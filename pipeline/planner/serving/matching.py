@@ -38,7 +38,6 @@ def match_gpus(gpus: Sequence[FilledGpu], current: Sequence[CurrentGpu], layouts
 
 
 def _arrange(gpu: FilledGpu, layout: Layout, number: int | None, today: CurrentGpu) -> Target:
-    """Put the services of a GPU into the slots of a layout, first where they are today."""
     target = Target(layout, number, {})
     waiting = [option for option in gpu.options if option is not None]
     for slot in layout.slots:

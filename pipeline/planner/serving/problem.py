@@ -310,7 +310,6 @@ def _partitions(problem: Problem) -> Iterator[Partition]:
 
 
 def _admit(number: int, service: Service, rows: Sequence[tuple[KindIndex, Row]], margin: str) -> Iterator[Option]:
-    """Yield each configuration of a service whose latency is below its part of the objective."""
     assert service.objective_ms is not None, "checked when the services were read"
     for kind, row in rows:
         latency, throughput = governing_latency_ms(row), apply_margin(row, margin)

@@ -54,13 +54,6 @@ def minimise_slices(
 ) -> tuple[list[FilledGpu], bool]:
     """Serve everybody within all limits on no more GPUs than these by instances of the least weight.
 
-    Args:
-        problem: that the GPUs solve.
-        gpus: a plan within the limits. Where there are too many configurations, only those with the services of one of
-            its GPUs count.
-        weights: of an instance of each kind.
-        time_limit_s: for the search.
-
     Returns:
         The GPUs, none if none were found in time, and whether no plan weighs less.
     """
@@ -69,7 +62,7 @@ def minimise_slices(
     configurations = list(islice(_enumerate(candidates), _MOST_CONFIGURATIONS + 1))
     is_complete = len(configurations) <= _MOST_CONFIGURATIONS
     if not is_complete:
-        groups = dict.fromkeys(gpu.services for gpu in gpus)
+        groups = dict.fromkeys(gpu.services for gpu in gpus)  # too many: only mixes of the plan
         mixes = chain.from_iterable(_enumerate_mixes(candidates, sorted(group)) for group in groups)
         configurations = list(islice(mixes, _MOST_CONFIGURATIONS))
     programme = Programme(problem, most_gpus=len(gpus))
@@ -119,7 +112,6 @@ def _enumerate(candidates: Candidates) -> Iterator[Configuration]:
 
 
 def _enumerate_mixes(candidates: Candidates, group: Collection[ServiceIndex]) -> Iterator[Configuration]:
-    """Yield the configurations in which exactly these services are."""
     for number, partition in enumerate(candidates.problem.partitions):
         if len(candidates.slots[number]) < len(group):
             continue
@@ -178,7 +170,6 @@ def _price_services(candidates: Candidates, configurations: Sequence[Configurati
 
 
 def _cover(candidates: Candidates, configurations: Sequence[Configuration]) -> Programme:
-    """Build the programme of the fewest GPUs, all of these configurations."""
     programme = Programme(candidates.problem)
     for configuration in configurations:
         model = candidates.problem.partitions[configuration.partition].model

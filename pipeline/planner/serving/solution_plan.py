@@ -20,15 +20,7 @@ def build_plan(
     details: dict[str, Any],
     deployment: Deployment | None = None,
 ) -> Plan:
-    """Return the plan of a solution that has GPUs.
-
-    Args:
-        problem: what was solved.
-        solution: its GPUs.
-        profile: that the problem was built from.
-        details: what else is known of how it was made.
-        deployment: the GPUs with places, in the same order; on empty GPUs if not given.
-    """
+    """Return the plan of a solution that has GPUs, on empty GPUs if there is no deployment of them."""
     assert solution.status in ("optimal", "feasible")
     return Plan(
         deployment=deployment or Deployment(gpus=tuple(_place(problem, gpu) for gpu in solution.gpus)),
@@ -43,7 +35,6 @@ def build_plan(
 
 
 def _place(problem: Problem, gpu: FilledGpu) -> Gpu:
-    """Place the instances of a GPU; slots that stay free are not among them."""
     starts = zip(gpu.options, problem.starts(gpu.partition), strict=True)
     return build_gpu(problem, gpu.partition.model, [(o, start) for o, start in starts if o is not None])
 
@@ -62,7 +53,6 @@ def build_gpu(problem: Problem, model: int, taken: Iterable[tuple[Option, int | 
 
 
 def _instance(problem: Problem, option: Option, start: int | None) -> Instance:
-    """Put a configuration in its place, with the figures that were measured of it."""
     row = option.row
     return Instance(
         profile=problem.kinds[option.kind].profile or None,

@@ -100,17 +100,7 @@ def search(
     rounds: float = math.inf,
     cost: Cost = len,
 ) -> list[Configuration]:
-    """Return the best GPUs that were found, no worse than those to begin with.
-
-    Args:
-        candidates: of the problem.
-        first: GPUs that serve everybody.
-        seed: of all choices.
-        time_limit_s: after which it stops.
-        rounds: after so many completions it stops as well.
-        bound: no cost is lower, so that it stops there.
-        cost: of a set of GPUs.
-    """
+    """Return the best GPUs found until the time, the rounds or the bound of the cost is reached."""
     end = time.monotonic() + time_limit_s
     completions = Completions(candidates, random.Random(seed))  # noqa: S311
     root, best, scale = _Node(), first, max(cost(first), 1)

@@ -65,15 +65,7 @@ class Schedule:
 
 
 def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, time_limit_s: float) -> Schedule | None:
-    """Return the best schedule of these groups; `None` if there is none, or none was found in time.
-
-    Args:
-        problem: jobs and GPUs.
-        groups: that may be used, by composition.
-        objective: what is to be small.
-        seed: of the search for the mean completion.
-        time_limit_s: of that search, and of the solver.
-    """
+    """Return the best schedule of these groups; `None` if there is none, or none was found in time."""
     until_s = time.monotonic() + time_limit_s
     if not groups:
         return None
@@ -98,7 +90,6 @@ def _is_proved(schedule: Schedule, objective: Objective) -> bool:
 
 
 def _minimise_total(problem: Problem, groups: Groups, objective: Objective, time_limit_s: float) -> Schedule | None:
-    """Choose the groups that have the least energy, else the least duration, all together."""
     import numpy as np
 
     chosen = list(itertools.chain.from_iterable(groups.values()))
@@ -118,7 +109,6 @@ def _minimise_total(problem: Problem, groups: Groups, objective: Objective, time
 
 
 def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Schedule | None:
-    """Choose how many groups of each composition each GPU takes, for the least makespan."""
     import numpy as np
 
     chosen, gpus = list(itertools.chain.from_iterable(groups.values())), range(problem.num_gpus)
@@ -164,7 +154,6 @@ def _minimise(
 
 
 def _deal(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> list[list[Group]]:
-    """Deal groups to GPUs, each to the one that is free first."""
     placed: list[list[Group]] = [[] for _ in range(num_gpus)]
     free = [(0.0, number) for number in range(num_gpus)]  # when each GPU is
     for group in sorted(groups, key=lambda group: group.duration_s, reverse=is_longest_first):
@@ -187,7 +176,6 @@ def _search(
     seed: int,
     time_limit_s: float,
 ) -> Schedule:
-    """Move single jobs and whole groups until nothing better is found."""
     rng = random.Random(seed)  # noqa: S311  a search, not a secret
     until_s = time.monotonic() + time_limit_s
 
@@ -216,7 +204,6 @@ def _search(
 
 
 def _spread_out(problem: Problem, groups: Groups) -> Schedule | None:
-    """Place every job alone, the shortest first, each on the GPU that is free first."""
     alone = [groups.get(problem.composition(kind)) for kind in range(len(problem.jobs))]
     singles = [
         options[0] for options, job in zip(alone, problem.jobs, strict=True) for _ in range(job.count) if options

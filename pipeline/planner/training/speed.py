@@ -92,13 +92,7 @@ class Speeds:
         self.held_out = list(self._hold_out_each())
 
     def find(self, program: Program, place: Place, *, is_mixed: bool = False) -> Speed | None:
-        """Return the speed of a process; `None` if it was not measured and cannot be predicted.
-
-        Args:
-            program: what runs.
-            place: where.
-            is_mixed: whether other programs run in the same place, where profiles have copies of one.
-        """
+        """Return the speed of a process, `is_mixed` beside other programs; `None` if it is not known."""
         row = self._find_row(program, place)
         if row is not None:
             memory = None if row.memory_mib is None else row.memory_mib / row.processes
@@ -173,7 +167,6 @@ class Speeds:
         return self._fits[key]
 
     def _points(self, rows: Iterable[Row], mode: str) -> list[_Point]:
-        """Return what was measured in a mode, and alone on the GPU."""
         points = []
         for row in rows:
             is_alone = row.processes == 1 and row.instance_profile is None and row.share_percent is None

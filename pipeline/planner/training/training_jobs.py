@@ -207,7 +207,6 @@ def groups_of(problem: Problem, composition: Composition, modes: Sequence[str] =
 
 
 def _with_shares(problem: Problem, composition: Composition, kinds: Sequence[int]) -> Iterator[Group]:
-    """Run jobs under MPS with equal shares, and with shares by their work."""
     alone = [_alone_s(problem, kind) for kind in kinds]
     for shares in {
         tuple(math.floor(10_000 / len(kinds)) / 100 for _ in kinds),
@@ -272,7 +271,6 @@ def _run_together(
     shares: Sequence[float] | None = None,
     instance: tuple[int, Profile] | None = None,
 ) -> list[Run] | None:
-    """Run jobs from one instant on until each is done; `None` if a speed is unknown or they do not fit."""
     number, profile = instance or (None, None)
     capacity_mib = problem.memory_mib if profile is None else profile.memory_mib
 
@@ -336,12 +334,6 @@ def find_cheapest(
     Of those that cost the least, the shortest, unless running its jobs one after another costs no more. For the mean
     completion, which depends on what comes behind a group as well: every one than which none has both a smaller sum of
     its ends and a shorter duration, the smallest sum first.
-
-    Args:
-        problem: the jobs and their speeds.
-        objective: by which groups are compared.
-        modes: that may be used.
-        is_measured_only: whether to leave out groups with a speed that was predicted.
     """
     best: dict[Composition, tuple[Group, ...]] = {}
     for composition in compositions(problem):

@@ -65,7 +65,6 @@ def _can_begin_beside(state: SearchState, gpu: int, target: int) -> bool:
 
 
 def _count_freed(state: SearchState, coming: Iterable[int]) -> float:
-    """Count the memory slices that old instances would give back if these new ones were there."""
     gains: dict[str, float] = {}
     for number in coming:
         if number not in state.where:
@@ -85,7 +84,6 @@ def _count_freed(state: SearchState, coming: Iterable[int]) -> float:
 
 
 def _clear(state: SearchState) -> list[tuple[float, Attempt]]:
-    """Move what is in the way of a new instance to another GPU."""
     attempts: list[tuple[float, Attempt]] = []
     for gpu, target in enumerate(state.want):
         if target is None or not state.missing[target] or not state.is_divided(gpu):
@@ -106,7 +104,6 @@ def _clear(state: SearchState) -> list[tuple[float, Attempt]]:
 
 
 def _gather(state: SearchState) -> list[tuple[float, Attempt]]:
-    """Empty a GPU that is unassigned."""
     return [
         (_size(state, tuple(numbers)), _move_away(tuple(numbers), gpu))
         for gpu, numbers in enumerate(state.placed)
@@ -144,7 +141,6 @@ def _size(state: SearchState, numbers: Iterable[int]) -> float:
 
 
 def _move_away(numbers: Sequence[int], gpu: int | None) -> Attempt:
-    """Bring occupants, the largest first, to whatever GPU but one has room for them."""
 
     def attempt(state: SearchState) -> bool:
         order = sorted(numbers, key=lambda number: (-_size(state, (number,)), number))
@@ -197,7 +193,6 @@ def _expect(state: SearchState, gpu: int) -> frozenset[Spot]:
 
 
 def _place_missing(state: SearchState, gpu: int, target: int) -> list[Spot]:
-    """Place what is missing of a target beside what it has on its GPU."""
     missing = sorted(state.missing[target])
     profiles = [
         str(state.occupants[number].profile) for number in missing if state.occupants[number].profile is not None

@@ -19,12 +19,7 @@ _MOST_WITHOUT_GAIN = 6
 
 
 def solve(start: SearchState, seed: int | None) -> SearchState | None:
-    """Return a state in which tomorrow is reached, with the moves that lead there; `None` if none is found.
-
-    Args:
-        start: after `Board.begin`; it is left as it is.
-        seed: shuffles what counts the same; `None` for the plain order.
-    """
+    """Return a state in which tomorrow is reached; `None` if none is found. A seed shuffles equal moves."""
     chance = None if seed is None else random.Random(seed)  # noqa: S311 - decides nothing but an order
     state, without_gain = start.copy(), 0
     make_free_moves(state)
@@ -40,7 +35,6 @@ def solve(start: SearchState, seed: int | None) -> SearchState | None:
 
 
 def _find_best(state: SearchState, chance: random.Random | None) -> SearchState | None:
-    """Return the state after the escape move that leads furthest; `None` if there is none."""
     best, furthest = None, -1.0
     for attempt in propose(state, chance):
         tried = state.copy()

@@ -38,7 +38,6 @@ def count_blockers(state: SearchState, number: int) -> int:
 
 
 def _fill(state: SearchState) -> bool:
-    """Make new instances in their places wherever there is room."""
     has_changed = False
     stirred, state.stirred_gpus = sorted(state.stirred_gpus), set()
     for gpu in stirred:
@@ -118,7 +117,6 @@ def find_unassigned(state: SearchState, kind: Kind) -> list[int]:
 
 
 def _find_empty(state: SearchState, kind: Kind) -> list[int]:
-    """Return GPUs that nobody is on and that are unassigned."""
     return [
         gpu
         for gpu, numbers in enumerate(state.placed)

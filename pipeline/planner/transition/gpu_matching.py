@@ -31,14 +31,7 @@ class Match:
 def match_gpus(
     today: Sequence[Gpu], tomorrow: Sequence[Gpu], rooms: Mapping[Kind, Layouts], untouchable: frozenset[int]
 ) -> list[Match]:
-    """Return the pairs on which something stays, so that the most memory slices stay in all.
-
-    Args:
-        today: with full names of profiles, as `tomorrow`.
-        tomorrow: what is wanted.
-        rooms: of every kind of GPU in both.
-        untouchable: positions in `today` where nothing may be made: they match only what is there as it is.
-    """
+    """Return the pairs on which something stays, so that the most memory slices stay in all."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
@@ -82,7 +75,6 @@ def _match_pair(number: int, gpu: Gpu, other: int, target: Gpu, rooms: Mapping[K
 
 
 def _keep_instances(gpu: Gpu, instances: Sequence[Instance], stays: Sequence[tuple[int, int]]) -> tuple[Instance, ...]:
-    """Return the instances of tomorrow, of which those that stay are what they are today."""
     staying = {new: gpu.instances[old] for old, new in stays}
     return tuple(staying.get(number, instance) for number, instance in enumerate(instances))
 

@@ -100,7 +100,6 @@ class _Builder:
         return {*self._left[gpu, None], *([self._repartition[gpu]] if gpu in self._repartition else [])}
 
     def _make_room(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: PlannedAs) -> int | None:
-        """Add the repartition that the instances need; `None` if they need none."""
         if mode != "mig":
             if self._modes[gpu] == mode and not self._spots[gpu]:
                 return None

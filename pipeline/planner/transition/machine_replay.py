@@ -133,12 +133,6 @@ class _Log:
 def replay(transition: Transition, machine: Path, locks: Path, report: Callable[[str, Step], None]) -> Outcome:
     """Carry out what is left of a transition on a simulated machine, which is made if it is not there.
 
-    Args:
-        transition: proved.
-        machine: its file.
-        locks: folder of locks and journals.
-        report: is called with every step, with what has become of it.
-
     Raises:
         ConfigError: the machine has other GPUs, or is not in the state that the transition begins with.
         CollocationError: it is in use, or a journal cannot be carried out.
@@ -206,7 +200,6 @@ class _Replay:
         self._log.write({"reached": True})
 
     def _next(self) -> Step | None:
-        """Return the first step that may begin; `None` if all have ended."""
         done = self._log.done
         remaining = (step for step in self._log.transition.steps if step.id not in done)
         return next((step for step in remaining if done.issuperset(step.after)), None)

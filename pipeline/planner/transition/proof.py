@@ -166,7 +166,6 @@ def _repartition(state: _State, step: Step) -> None:
 
 
 def _fault_of(state: _State) -> str | None:
-    """Return the rule of layouts that a GPU breaks."""
     model = profiles.load_model(state.gpu.model, state.gpu.driver_branch)
     table = {profile.name: profile for profile in model.profiles}
     occupied: set[int] = set()
@@ -282,7 +281,6 @@ def _find_surplus_gpus(transition: Transition) -> Iterable[str]:
 
 
 def _find_lowest(service: str, transition: Transition, before: Mapping[str, int]) -> float:
-    """Return the least throughput of a service in any order of the steps."""
     changes = {
         step.id: change
         for step in transition.steps

@@ -75,12 +75,6 @@ class Constraints:
 def plan_transition(today: Plan, tomorrow: Plan, spare: int, durations_s: Mapping[str, float]) -> Transition:
     """Plan the transition between two plans.
 
-    Args:
-        today: what is there. GPUs without an id get a number.
-        tomorrow: what is wanted. Which GPU becomes which is decided here.
-        spare: how many GPUs of each model may be used beyond what the larger of the deployments has.
-        durations_s: by kind of step; empty if they are not known.
-
     Raises:
         ConfigError: an instance without a throughput, or a service without a rate.
         NoTransitionError: there is none, or none was found.
@@ -115,12 +109,6 @@ def plan_onward(
     begin: InitialState, tomorrow: tuple[Gpu, ...], terms: Constraints, most: Mapping[Kind, int]
 ) -> Transition:
     """Plan the transition from whatever is there, also amid another one; the best of a few that are tried.
-
-    Args:
-        begin: what is there.
-        tomorrow: GPUs of tomorrow, all with somebody on them.
-        terms: what must be kept.
-        most: how many GPUs of each kind may be in use.
 
     Raises:
         NoTransitionError: as `plan`.
@@ -180,7 +168,6 @@ def _set_up(
     *,
     is_kept: bool,
 ) -> SearchState:
-    """Set up all that goes and all that comes; what stays is in its place already."""
     matches = gpu_matching.match_gpus(gpus, tomorrow, rooms, untouchable) if is_kept else []
     becomes = {match.gpu: match for match in matches}
     starts = {match.target: match.instances for match in matches}
@@ -266,7 +253,6 @@ def _build_rooms(gpus: Sequence[Gpu]) -> dict[Kind, Layouts]:
 
 
 def _add_spare_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], most: Mapping[Kind, int]) -> Iterator[Gpu]:
-    """Yield empty GPUs of each kind, up to the number that may be used."""
     free, present = list_free_names(gpus), Counter(map(get_kind, gpus))
     first: dict[Kind, Gpu] = {}
     for gpu in (*tomorrow, *gpus):

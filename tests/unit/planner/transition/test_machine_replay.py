@@ -101,8 +101,8 @@ def test_a_replay_ends_in_the_state_that_was_planned(
     planned = bench.plan(seed, model=("a30_24gb", "a100_80gb", "rtxpro6000_96gb")[seed % 3], num_gpus=3)
     assert bench.replay() == 0
     assert json.loads(capsys.readouterr().out)["done"] == len(planned.steps)
-    assert bench.instances() == bench.reached(planned)
-    assert Counter(map(frozenset, filter(None, bench.instances()))) == Counter(
+    assert bench.there() == bench.reached(planned)
+    assert Counter(map(frozenset, filter(None, bench.there()))) == Counter(
         frozenset((str(i.profile), i.start) for i in gpu.instances) for gpu in planned.reached.gpus
     )
     assert not bench.journals()
@@ -169,7 +169,7 @@ def kill_everywhere(bench: Bench, capsys: pytest.CaptureFixture[str], stride: in
         assert bench.replay() == 0, points
         told = json.loads(capsys.readouterr().out)
         assert told["earlier"] + told["done"] == len(planned.steps), points
-        assert bench.instances() == bench.reached(planned), points
+        assert bench.there() == bench.reached(planned), points
         assert not bench.journals()
         put_back += len(told["put_back"])
         for path in (bench.machine, bench.folder / "cluster.json.replay" / "steps.jsonl"):
@@ -208,7 +208,7 @@ def test_after_a_failure_the_rest_is_planned_anew_and_reached(
     (anew,) = (input_files.decode(Transition, line["planned"], "log") for line in lines if "planned" in line)
     assert proof.check(anew).broken == () and anew.set_aside == (failure["gpu"],)
     assert failure["gpu"] not in {step.gpu for step in anew.steps}
-    there, reached = bench.instances(), bench.reached(anew)
+    there, reached = bench.there(), bench.reached(anew)
     del there[int(failure["gpu"])], reached[int(failure["gpu"])]
     assert there == reached
     assert not bench.journals()
@@ -225,7 +225,7 @@ def test_without_a_way_around_a_failure_it_stops_and_the_next_start_tries_again(
     told = json.loads(capsys.readouterr().out)
     assert "without that GPU no transition was found" in told["reason"] and told["done"] < len(planned.steps)
     assert bench.replay() == 0
-    assert bench.instances() == bench.reached(planned)
+    assert bench.there() == bench.reached(planned)
 
 
 def test_a_machine_that_is_not_as_the_transition_has_it_is_left_alone(
