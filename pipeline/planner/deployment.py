@@ -139,7 +139,7 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
         raise ConfigError(f"{where}: version is {version!r}, but this program reads version {VERSION}; plan again")
     if "gpus" not in content:
         raise ConfigError(
-            f"{where}: it has no gpus, so this is not a plan as `{entry_points.spell('planner')}` writes it"
+            f"{where}: key 'gpus' is missing; make a plan with `{entry_points.spell('planner', 'serve')}`"
         )
     rest = dict(content)
     gpus = rest.pop("gpus")

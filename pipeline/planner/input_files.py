@@ -32,7 +32,7 @@ class _Loader(_FASTEST):  # type: ignore[misc]
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in written:
                     raise yaml.constructor.ConstructorError(
-                        problem=f"the key {key.value} is there twice", problem_mark=key.start_mark
+                        problem=f"key {key.value} is listed twice", problem_mark=key.start_mark
                     )
                 written.add((key.tag, key.value))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
@@ -44,9 +44,7 @@ def read(path: Path) -> str:
     try:
         return regular_files.read_bytes(path.resolve()).decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}; give the path of a file that is there and may be read"
-        ) from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name a readable file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not text in UTF-8") from error
 
@@ -57,12 +55,12 @@ def read_mapping(path: Path, key: str) -> dict[str, Any]:
     try:
         raw = yaml.load(text, _Loader)  # noqa: S506  # a safe loader
     except _UNREADABLE as error:
-        raise ConfigError(f"{path}: holds what cannot be read: {error}; write it in another way") from error
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         row = f" row {mark.line + 1}" if mark else ""
         raise ConfigError(
-            f"{path}{row}: no YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
+            f"{path}{row}: not valid YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
         ) from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: must be a mapping with the key {key}")
@@ -91,7 +89,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is no JSON: {error}") from error
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds no JSON object")
     return content

@@ -54,7 +54,7 @@ def _rows(path: Path) -> Iterator[Row]:
     for cells in reader:
         where = f"{path} row {reader.line_num}"
         if None in cells or None in cells.values():
-            raise ConfigError(f"{where}: it has not as many fields as there are columns")
+            raise ConfigError(f"{where}: the number of fields differs from that of columns")
         slices, batch, processes = (read_count(f"{where}, {key}", cells[key]) for key in (_SLICES, _BATCH, _PROCESSES))
         throughput_per_s, latency_s = (read_number(f"{where}, {key}", cells[key]) for key in (_THROUGHPUT, _LATENCY))
         if slices not in names:

@@ -155,9 +155,7 @@ def read(paths: Sequence[Path] | Path) -> Profile:
                     f"the real one of {of_sort[False]}; leave one of them out"
                 )
             if row.cell in first:
-                raise ConfigError(
-                    f"{where}, workload: {_describe(row)} has a row already, {first[row.cell]}; leave one of them out"
-                )
+                raise ConfigError(f"{where}, workload: {_describe(row)} has two rows; remove this or {first[row.cell]}")
             first[row.cell] = where
             rows.append(row)
     if not rows:
@@ -216,7 +214,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
             known = ", ".join((*COLUMNS, _SIMULATED_COLUMN))
             raise ConfigError(f"{where}, {name}: there is no such column; there are {known}")
         if list(names).count(name) > 1:
-            raise ConfigError(f"{where}, {name}: the column is there twice")
+            raise ConfigError(f"{where}, {name}: the column is listed twice")
     for name in _REQUIRED:
         if name not in names:
             raise ConfigError(f"{where}, {name}: the column is missing")
@@ -224,7 +222,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
 
 def _row(where: str, cells: dict[str, Any]) -> Row:
     if "" in cells or None in cells.values():
-        raise ConfigError(f"{where}: it has not as many fields as there are columns")
+        raise ConfigError(f"{where}: the number of fields differs from that of columns")
     if (version := cells[_VERSION_COLUMN].strip()) != str(VERSION):
         raise ConfigError(
             f"{where}, {_VERSION_COLUMN}: the profile is of version {version or '(none)'}, and this program reads "

@@ -40,8 +40,8 @@ def answer_of(study: Study) -> Answer:
     advices = advise(cells, verdicts(cells))
     if not advices:
         raise ConfigError(
-            f"experiment {study.experiment!r} has no group of several jobs with a result, so there is nothing to "
-            "advise; measure some, as with "
+            f"experiment {study.experiment!r} has no result of jobs that ran together; "
+            "measure some: "
             f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
         )
     sweeps = [follow_up_sweep.build_command(study, advice) for advice in advices]

@@ -40,9 +40,9 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 def describe_outcome(outcome: Outcome) -> str:
     """Describe what this start did, and what it could not."""
-    lines = [f"put back what a killed start had begun: {undone}" for undone in outcome.put_back]
+    lines = [f"undone after a kill: {undone}" for undone in outcome.put_back]
     if outcome.was_set_up:
-        lines.append("today's GPU instances were made first: the machine had none")
+        lines.append("created today's GPU instances on an empty machine")
     for failure in outcome.failures:
         lines.append(
             f"step {failure['step']} failed on GPU {failure['gpu']}, which is left as it is: {failure['reason']}"

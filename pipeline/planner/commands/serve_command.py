@@ -118,10 +118,10 @@ def describe_plan(plan: Plan) -> str:
             f"\nfrom {change['from']}: {counted(change['num_kept'], 'instance')} kept, "
             f"{change['num_created']} created, {change['num_removed']} removed{proved}"
         )
-    gpus = [["GPU", "model", "who runs where"]]
+    gpus = [["GPU", "model", "services"]]
     for number, gpu in enumerate(plan.deployment.gpus):
         gpus.append([str(number), gpu.model, ", ".join(_instance(instance) for instance in gpu.instances)])
-    services = [["service", "rate/s", "planned/s", "spare", "latency ms", "of ms", "spare", "instances"]]
+    services = [["service", "rate/s", "planned/s", "spare", "latency ms", "limit ms", "spare", "instances"]]
     for row in plan.details["services"]:
         services.append(
             [

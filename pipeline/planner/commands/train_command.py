@@ -167,10 +167,10 @@ def _describe(
 
 def _describe_errors(problem: Problem) -> list[str]:
     return [
-        "~: predicted; mixes of different jobs that share a place were not measured, and their error is not known",
+        "~: predicted; the error of mixes of different jobs in one place is unknown",
         *(
-            f"predicting a measured cell of {mode} from the others is {errors['median']:.1%} off in the median, "
-            f"{errors['max']:.1%} at most ({counted(int(errors['num_cells']), 'cell')})"
+            f"prediction error in {mode}: median {errors['median']:.1%}, "
+            f"at most {errors['max']:.1%} ({counted(int(errors['num_cells']), 'cell')})"
             for mode, errors in _summarise_errors(problem).items()
         ),
     ]

@@ -88,7 +88,7 @@ def describe_transition(transition: Transition, proved: Proof) -> str:
         f"{counted(len(transition.steps), 'step')}{f': {kinds}' if kinds else ''}",
         f"longest chain {counted(transition.longest_chain, 'step')}{makespan}; "
         f"{transition.spare_used} of {counted(transition.spare, 'spare GPU')} used",
-        "checked: in whatever order the steps come to run, each is legal and each service keeps what it must",
+        "checked: every order of the steps is legal and keeps the rate of each service",
         *list_marks(is_simulated=transition.is_simulated),
     ]
     return "\n".join([*head, "", *_services(transition, proved), "", *_steps(transition.steps)])

@@ -156,8 +156,8 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
     models = sorted({gpu.model for gpu in plan.deployment.gpus})
     if len(models) != 1:
         raise ConfigError(
-            f"{source}: it has GPUs of {len(models)} models ({', '.join(models) or 'it has none'}), and an experiment "
-            "runs on one; choose one with --gpu MODEL"
+            f"{source}: GPUs of {len(models)} models ({', '.join(models) or 'none'}), but an experiment runs on one; "
+            "choose it with --gpu MODEL"
         )
     groups = group_gpus(plan)
     head = (

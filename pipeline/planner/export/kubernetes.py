@@ -44,8 +44,8 @@ def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> st
     for number, gpu in enumerate(plan.deployment.gpus):
         if gpu.mode != "mig" and len(gpu.instances) > 1:
             raise ConfigError(
-                f"{source}: gpus[{number}] is shared by {len(gpu.instances)} services without MIG, which no resource "
-                "of Kubernetes expresses; plan with instances"
+                f"{source}: gpus[{number}] is shared by {len(gpu.instances)} services without MIG, which Kubernetes "
+                "cannot express; plan with MIG"
             )
         for position, instance in enumerate(gpu.instances):
             rate = rates.get((number, position))

@@ -287,9 +287,9 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     first = known[0]
     by = f"{best} is {times_in_words(first.ratio)} as fast as {open_[0].mode}"
     if first.num_gpus > 1 and first.ratio.n < MIN_GPUS:
-        why = f"the blocks are of {first.num_gpus} GPUs, each of which counts once, and advice needs {MIN_GPUS}"
+        why = f"{first.num_gpus} GPUs, advice needs {MIN_GPUS}"
     elif first.num_gpus == 1 and first.num_blocks < MIN_BLOCKS:
-        why = f"{counted(first.num_blocks, 'block')}, and advice needs {MIN_BLOCKS}"
+        why = f"{counted(first.num_blocks, 'block')}, advice needs {MIN_BLOCKS}"
     else:
         why = f"{listed(names)} are not told apart by {counted(first.num_blocks, 'block')}{on_gpus(first.num_gpus)}"
     beaten = [mode for mode, compared in place.compared.items() if compared.decision is Decision.BETTER]

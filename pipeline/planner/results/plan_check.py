@@ -133,8 +133,8 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
     """
     if table is not None and plan.profile_digest not in (None, table.digest):
         raise ConfigError(
-            f"{source}: {table.source} has changed since, or is another profile (its digest is {table.digest[:12]}, "
-            f"and the plan was made from {(plan.profile_digest or '')[:12]}); plan again"
+            f"{source}: profile {table.source} (digest {table.digest[:12]}) is not the plan's "
+            f"({(plan.profile_digest or '')[:12]}); plan again"
         )
     groups = group_gpus(plan)
     rates = deal_rates(plan)

@@ -81,12 +81,14 @@ def check(services: tuple[Service, ...], where: str) -> None:
             if getattr(service, key) == 0:
                 raise ConfigError(f"{place}, {key}: must be above 0")
         if service.rate_per_s < _LEAST_PER_S:
-            raise ConfigError(f"{place}, rate_per_s: {service.rate_per_s:g} is less than one request in thirty years")
+            raise ConfigError(
+                f"{place}, rate_per_s: {service.rate_per_s:g} is too small; the least is {_LEAST_PER_S:g}"
+            )
         if service.latency_share > 1:
             raise ConfigError(f"{place}, latency_share: {service.latency_share:g} is above 1, the whole objective")
     for name, count in Counter(service.name for service in services).items():
         if count > 1:
-            raise ConfigError(f"{where}: services: {name} is there {count} times; add up its rates")
+            raise ConfigError(f"{where}: services: {name} is listed {count} times; merge its rates")
 
 
 def _checked(limits: Limits, services: tuple[Service, ...], where: str) -> Limits:

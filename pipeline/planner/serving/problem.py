@@ -190,12 +190,11 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
     names = {service.name for service in demand.services}
     for name in demand.limits.gpus:
         if name not in [model.name for model in models]:
-            raise ConfigError(f"limits.gpus: {name} is not among the GPUs that are asked for")
+            raise ConfigError(f"limits.gpus: {name} is not planned with; add --gpu {name}")
     for service in demand.services:
         if service.name not in rows:
             raise ConfigError(
-                f"{profile.source}: service {service.name} has no row, so nothing is known of it; workloads with rows: "
-                f"{', '.join(sorted(rows))}"
+                f"{profile.source}: service {service.name} has no row; workloads with rows: {', '.join(sorted(rows))}"
             )
     kinds = _kinds([row for name in names for row in rows[name]], profile, models)
     position = {(models[kind.model].name, kind.profile): KindIndex(number) for number, kind in enumerate(kinds)}
@@ -239,8 +238,8 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
     for row in profile.rows:
         if row.gpu_model not in names:
             raise ConfigError(
-                f"{profile.place_of(row)}, gpu_model: {row.gpu_model} is not asked for ({', '.join(names)}); ask for "
-                "it with --gpu as well, or leave its rows out"
+                f"{profile.place_of(row)}, gpu_model: {row.gpu_model} is not among --gpu "
+                f"{', '.join(names)}; add it, or remove its rows"
             )
         if row.sharing_mode in PLANNED_AS:
             by_workload[row.workload].append(row)

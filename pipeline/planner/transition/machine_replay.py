@@ -98,8 +98,7 @@ class _Log:
         if lines and lines[0]["transition"] != digest:
             if "reached" not in lines[-1]:
                 raise ConfigError(
-                    f"{machine} is in the middle of another transition: replay that one to its end, or remove "
-                    f"{self._path.parent} to begin anew from whatever is there"
+                    f"{machine} has an unfinished transition; finish its replay, or remove {self._path.parent}"
                 )
             own_file.remove(self._path)
             lines = []
@@ -225,8 +224,8 @@ class _Replay:
                 gone, added = set(begun.destroyed), set(begun.made)
             if not (state.slices - gone <= present <= state.slices | added):
                 raise ConfigError(
-                    f"GPU {name} of the machine has {_list_slices(present)}, but the transition is where it has "
-                    f"{_list_slices(state.slices)}: replay it on a new machine, or on one that nobody else changes"
+                    f"GPU {name} of the machine has {_list_slices(present)}, not {_list_slices(state.slices)} as "
+                    "the transition expects; replay on a new machine"
                 )
 
     def _take(self, step: Step) -> None:

@@ -140,8 +140,8 @@ def plan_onward(
             )
     plural = "" if terms.spare == 1 else "s"
     raise NoTransitionError(
-        f"no transition was found with {terms.spare} spare GPU{plural} of each model: on every way that was tried, a "
-        "service would at some time have less than it must keep. With more spare GPUs (--spare) there may be one"
+        f"no transition was found with {terms.spare} spare GPU{plural} of each model: every order "
+        "tried leaves a service below the rate it must keep; try more with --spare"
     )
 
 

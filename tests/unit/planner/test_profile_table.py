@@ -101,7 +101,7 @@ BAD = {
     "not a number": ([GOOD | {"latency_mean_ms": "fast"}], "row 2, latency_mean_ms: 'fast' is no number"),
     "zero": ([GOOD | {"throughput_per_s": "0"}], "row 2, throughput_per_s: it is 0"),
     "not whole": ([GOOD | {"processes": "1.5"}], "row 2, processes: 1.5 is no whole number"),
-    "twice": ([GOOD, GOOD], "row 3, workload: bert on 1g.10gb of a100_80gb .* has a row already, .* row 2"),
+    "twice": ([GOOD, GOOD], "row 3, workload: bert on 1g.10gb of a100_80gb .* has two rows; remove this or .* row 2"),
     "no instance": ([GOOD | {"instance_profile": ""}], "row 2, instance_profile: mig needs one"),
     "an instance": ([GOOD | {"sharing_mode": "mps"}], "row 2, instance_profile: mps has no instances"),
     "interval": (
@@ -109,7 +109,7 @@ BAD = {
         "row 2, throughput_low_per_s: 11 > 10: the throughput is outside its interval",
     ),
     "no truth": ([GOOD | {"is_simulated": "perhaps"}], "row 2, is_simulated: 'perhaps' is neither true nor false"),
-    "a short row": ([GOOD, {"schema_version": "1"}], "row 3: it has not as many fields"),
+    "a short row": ([GOOD, {"schema_version": "1"}], "row 3: the number of fields differs"),
 }
 
 

@@ -113,7 +113,7 @@ def test_an_experiment_is_of_one_model_and_of_known_workloads(tmp_path: Path, ca
     other = Gpu(model="a100_80gb", instances=(instance("3g.40gb", 0, "infer_tiny", 100.0),))
     out = ["--out", str(tmp_path / "conf")]
     assert export(tmp_path, plan_of(WHOLE, other), "experiment", *out) == 2
-    assert "it has GPUs of 2 models (a100_80gb, h100_80gb)" in capsys.readouterr().err
+    assert "GPUs of 2 models (a100_80gb, h100_80gb)" in capsys.readouterr().err
     assert export(tmp_path, plan_of(WHOLE, other), "experiment", *out, "--gpu", "simulated_a100_80gb") == 0
     content = yaml.safe_load((tmp_path / "conf/experiment/mine.yaml").read_text())
     assert [program["rate_per_s"] for program in content["sizes"].values()] == [30.0]
@@ -215,7 +215,11 @@ def test_the_schema_refuses_what_mig_parted_refuses(changes: dict[str, Any], sai
 
 def test_a_plan_without_gpus_or_a_bad_name_is_refused(tmp_path: Path, capsys) -> None:
     empty = Plan(deployment=Deployment(gpus=()))
-    for kind, said in (("experiment", "it has none"), ("mig-parted", "it has no GPU"), ("kubernetes", "no manifest")):
+    for kind, said in (
+        ("experiment", "GPUs of 0 models (none)"),
+        ("mig-parted", "it has no GPU"),
+        ("kubernetes", "no manifest"),
+    ):
         assert export(tmp_path, empty, kind) == 2
         assert said in capsys.readouterr().err
     assert export(tmp_path, empty, "mig-parted", "--name", "a b") == 2

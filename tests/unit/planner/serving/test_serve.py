@@ -220,11 +220,11 @@ BAD_SERVICES = {
     "rate of 0": ({"services": [BERT | {"rate_per_s": 0}]}, "services[0] bert, rate_per_s: must be above 0"),
     "objective of 0": ({"services": [BERT | {"objective_ms": 0}]}, "services[0] bert, objective_ms: must be above 0"),
     "a huge rate": ({"services": [BERT | {"rate_per_s": 1e9}]}, "rate_per_s: 1e+09 needs more than 100000 of its"),
-    "a tiny rate": ({"services": [BERT | {"rate_per_s": 1e-12}]}, "rate_per_s: 1e-12 is less than one request"),
+    "a tiny rate": ({"services": [BERT | {"rate_per_s": 1e-12}]}, "rate_per_s: 1e-12 is too small"),
     "no objective": ({"services": [{"name": "bert", "rate_per_s": 1}]}, "services[0] bert: key 'objective_ms' is miss"),
     "negative": ({"services": [BERT | {"rate_per_s": -1}]}, "rate_per_s must be finite and not negative"),
     "no number": ({"services": [BERT | {"rate_per_s": "many"}]}, 'rate_per_s must be a number, not "many"'),
-    "twice": ({"services": [BERT, BERT]}, "services: bert is there 2 times"),
+    "twice": ({"services": [BERT, BERT]}, "services: bert is listed 2 times"),
     "unknown key": ({"services": [BERT | {"slo": 3}]}, "services[0]: unknown key 'slo'"),
     "nothing": ({"services": []}, "services is empty"),
     "a share above 1": ({"services": [BERT], "latency_share": 2}, "latency_share: 2 is above 1"),
@@ -250,15 +250,15 @@ BAD_TEXTS = {
     "a date as a rate": (GOOD_TEXT.replace("rate_per_s: 1", "rate_per_s: 2024-01-01"), "not a value of type date"),
     "bytes": (GOOD_TEXT.replace("bert", "!!binary aGVsbG8="), "not a value of type bytes"),
     "a set": (GOOD_TEXT.replace("bert", "!!set {a, b}"), "not a value of type set"),
-    "no truth": (GOOD_TEXT.replace("bert", "!!bool perhaps"), "services.yaml: holds what cannot be read"),
+    "no truth": (GOOD_TEXT.replace("bert", "!!bool perhaps"), "services.yaml: not valid YAML"),
     "a list in itself": ("services: &a [*a]", "services[0] must be an object, not a value of type list"),
     "nested too deep": (f"services: {'[' * 5000}{']' * 5000}", "services.yaml"),  # PyYAML before 6.0.4 reads it
     "keys of two types": (f"{GOOD_TEXT}1: 2\nfoo: 3\n", "services.yaml: the key 1 must be a text"),
     "a model without a name": (f"{GOOD_TEXT}limits: {{gpus: {{1: 2}}}}", "limits.gpus: the key 1 must be a text"),
-    "digits without end": (GOOD_TEXT.replace("rate_per_s: 1", f"rate_per_s: {'9' * 5000}"), "holds what cannot be re"),
+    "digits without end": (GOOD_TEXT.replace("rate_per_s: 1", f"rate_per_s: {'9' * 5000}"), "not valid YAML"),
     "digits in hex": (GOOD_TEXT.replace("rate_per_s: 1", f"rate_per_s: 0x{'9' * 5000}"), "not a value of type int"),
-    "a day that is none": (GOOD_TEXT.replace("bert", "2024-02-31"), "holds what cannot be read"),
-    "a key twice": (f"{GOOD_TEXT}services: []\n", "services.yaml row 3: no YAML: the key services is there twice"),
+    "a day that is none": (GOOD_TEXT.replace("bert", "2024-02-31"), "not valid YAML"),
+    "a key twice": (f"{GOOD_TEXT}services: []\n", "services.yaml row 3: not valid YAML: key services is listed twice"),
 }
 
 
@@ -309,7 +309,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_planned(tmp_pa
 def test_a_file_that_is_not_there_is_named_once(tmp_path, capsys):
     status, error = run(capsys, "serve", tmp_path / "no.yaml", "--profile", table(tmp_path, ROW))
     assert status == 2 and error.startswith(
-        f"error: {tmp_path}/no.yaml: cannot be read: No such file or directory; give"
+        f"error: {tmp_path}/no.yaml: cannot be read: No such file or directory; name"
     )
 
 
@@ -317,7 +317,7 @@ def test_a_file_that_is_no_yaml_is_named_with_its_row(tmp_path, capsys):
     services = tmp_path / "services.yaml"
     services.write_text("services:\n  - {name: [bert\n")
     status, error = run(capsys, "serve", services, "--profile", table(tmp_path, ROW))
-    assert status == 2 and "services.yaml row 3: no YAML" in error and error.count("\n") == 1
+    assert status == 2 and "services.yaml row 3: not valid YAML" in error and error.count("\n") == 1
 
 
 def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):

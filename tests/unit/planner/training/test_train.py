@@ -259,7 +259,7 @@ def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for
         ("jobs: [{name: a, work: 5, batch: 64}]", [], 2, "the profile has no row of a at 64"),
         ("jobs: [{name: a, work: .nan}]", [], 2, "jobs[0].work must be finite"),
         ("jobs: [{name: a, works: 5}]", [], 2, "unknown key 'works'"),
-        ("jobs: [", [], 2, "jobs.yaml row 2: no YAML"),
+        ("jobs: [", [], 2, "jobs.yaml row 2: not valid YAML"),
         ("gpus: 0\njobs: [{name: a, work: 5}]", [], 2, "jobs.yaml: gpus: 0: must be from 1 to 4096"),
         ("jobs: [{name: a, work: 5}]", ["--gpus", "100000000"], 2, "--gpus 100000000: must be from 1 to 4096"),
         ("jobs: [{name: a, work: 5, count: 100001}]", [], 2, "jobs: 100001 together, and a plan is made for 100000 at"),

@@ -259,7 +259,7 @@ def test_another_transition_waits_for_the_end_of_the_first(bench: Bench, capsys:
     assert killed_at(60, bench.replay)
     bench.plan(2)
     assert bench.replay() == 2
-    assert "is in the middle of another transition" in capsys.readouterr().err
+    assert "has an unfinished transition" in capsys.readouterr().err
     transition_steps.write(planned, bench.steps)
     assert bench.replay() == 0
 
