@@ -15,7 +15,7 @@ from workloads.model_options import DataSource
 pytestmark = pytest.mark.covers("README.md")
 
 README = PROJECT_DIR / "README.md"
-PAGES = [README, *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
+PAGES = [README, PROJECT_DIR / "CONTRIBUTING.md", *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 CONFIGURATION = TEXTS[PROJECT_DIR / "docs/configuration.md"]
 OURS = "pipeline|listeners|workloads|hydra_plugins|conf|tests|benchmarks"
