@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import tomllib
 
 import pytest
 from omegaconf import OmegaConf
@@ -39,6 +40,22 @@ def test_links_lead_somewhere(page):
         assert target.exists(), path
         if anchor:
             assert anchor in anchors_of(TEXTS[target]), f"{path}#{anchor}"
+
+
+def pages_in(navigation):
+    """Yield every page of a navigation as it is written in zensical.toml: a path, or a title with one or several."""
+    for entry in navigation:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for pages in entry.values():
+                yield from pages_in([pages] if isinstance(pages, str) else pages)
+
+
+def test_the_site_leads_to_every_page_once():
+    site = tomllib.loads((PROJECT_DIR / "zensical.toml").read_text(encoding="utf-8"))["project"]
+    docs = PROJECT_DIR / site["docs_dir"]
+    assert sorted(pages_in(site["nav"])) == sorted(page.relative_to(docs).as_posix() for page in docs.glob("**/*.md"))
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES, PROJECT_DIR / "CHANGELOG.md"} - OWN), ids=lambda page: page.name)
