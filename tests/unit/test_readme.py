@@ -13,7 +13,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import option_classes, option_tables, schema
 from workloads.model_options import DataSource
 
-pytestmark = pytest.mark.covers("README.md")
+pytestmark = pytest.mark.covers("README.md", "CONTRIBUTING.md", "docs", "zensical.toml")
 
 README = PROJECT_DIR / "README.md"
 PAGES = [README, PROJECT_DIR / "CONTRIBUTING.md", *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
