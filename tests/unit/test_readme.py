@@ -58,6 +58,13 @@ def test_the_site_leads_to_every_page_once():
     assert sorted(pages_in(site["nav"])) == sorted(page.relative_to(docs).as_posix() for page in docs.glob("**/*.md"))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lists_are_nested_as_the_site_reads_them(page):
+    """By four spaces; GitHub takes fewer, too."""
+    text = re.sub(r"^ *```.*?^ *```", "", TEXTS[page], flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^ {1,3}(?:[-*]|\d+\.) .*", text, flags=re.MULTILINE) == []
+
+
 @pytest.mark.parametrize("page", sorted({*PAGES, PROJECT_DIR / "CHANGELOG.md"} - OWN), ids=lambda page: page.name)
 def test_files_and_modules_that_a_page_names_are_there(page):
     """Of a path that ends in a word of the reader's, as in `conf/env/NAME.yaml`, the folder."""
