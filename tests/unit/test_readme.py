@@ -15,8 +15,8 @@ from workloads.model_options import DataSource
 
 pytestmark = pytest.mark.covers("README.md", "CONTRIBUTING.md", "docs", "zensical.toml")
 
-README = PROJECT_DIR / "README.md"
-PAGES = [README, PROJECT_DIR / "CONTRIBUTING.md", *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
+README, DOCS = PROJECT_DIR / "README.md", PROJECT_DIR / "docs"
+PAGES = [README, PROJECT_DIR / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 CONFIGURATION = TEXTS[PROJECT_DIR / "docs/configuration.md"]
 OURS = "pipeline|listeners|workloads|hydra_plugins|conf|tests|benchmarks"
@@ -54,8 +54,16 @@ def pages_in(navigation):
 
 def test_the_site_leads_to_every_page_once():
     site = tomllib.loads((PROJECT_DIR / "zensical.toml").read_text(encoding="utf-8"))["project"]
-    docs = PROJECT_DIR / site["docs_dir"]
-    assert sorted(pages_in(site["nav"])) == sorted(page.relative_to(docs).as_posix() for page in docs.glob("**/*.md"))
+    assert site["docs_dir"] == "docs"
+    assert sorted(pages_in(site["nav"])) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.glob("**/*.md"))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if DOCS in page.parents], ids=lambda page: page.name)
+def test_pages_of_the_site_link_to_files_of_the_site(page):
+    """A folder has no page, and what is not below `docs/` is not there."""
+    for path in re.findall(r"\]\((?!http)([^)#]+)", TEXTS[page]):
+        target = (page.parent / path).resolve()
+        assert target.is_file() and DOCS in target.parents, path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
