@@ -88,7 +88,8 @@ class Programme:
             ({column: min(share, least) for column, share in row.items()}, least, math.inf)
             for row, least in zip(self.rates, needed, strict=True)
         ]
-        rows += [(row, -math.inf, 0) for row in self._slots.values()]
+        # In the order of the instances: HiGHS takes a third longer with large programmes in that of the GPUs.
+        rows += [(row, -math.inf, 0) for row in sorted(self._slots.values(), key=max)]
         limited = zip(self._gpus, self._limits, strict=True)
         rows += [(row, -math.inf, limit) for row, limit in limited if limit is not None]
         if self.most_gpus < math.inf:
