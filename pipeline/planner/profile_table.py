@@ -177,12 +177,12 @@ def _format_row(row: Row) -> list[str]:
     return [_field(getattr(row, column)) for column in COLUMNS]
 
 
-def _field(value: object) -> str:
-    if value is None:
+def _field(cell: object) -> str:
+    if cell is None:
         return ""
-    if isinstance(value, tuple):
-        return " ".join(value)
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
+    if isinstance(cell, tuple):
+        return " ".join(cell)
+    return f"{cell:.12g}" if isinstance(cell, float) else str(cell)
 
 
 def _read_file(path: Path) -> Iterable[tuple[int, Row, bool]]:
@@ -228,15 +228,15 @@ def _row(where: str, cells: dict[str, Any]) -> Row:
             f"{where}, {_VERSION_COLUMN}: the profile is of version {version or '(none)'}, and this program reads "
             f"version {VERSION}; make it anew with `{entry_points.spell('planner', 'profile')}`"
         )
-    values: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name in COLUMNS:
         text = cells.get(name, "").strip()
         if text:
-            values[name] = _READERS[name](f"{where}, {name}", text)
+            columns[name] = _READERS[name](f"{where}, {name}", text)
         elif name in _REQUIRED:
             raise ConfigError(f"{where}, {name}: the field is empty")
-    values["gpu_model"] = model_called(values["gpu_model"])
-    row = Row(**values)
+    columns["gpu_model"] = model_called(columns["gpu_model"])
+    row = Row(**columns)
     _check(where, row)
     return row
 
@@ -261,31 +261,31 @@ def _check(where: str, row: Row) -> None:
 def read_number(where: str, text: str) -> float:
     """Read a figure, finite and not negative; ConfigError naming `where`."""
     try:
-        value = float(text)
+        figure = float(text)
     except ValueError as error:
         raise ConfigError(f"{where}: {text!r} is no number") from error
-    if not math.isfinite(value):
+    if not math.isfinite(figure):
         raise ConfigError(f"{where}: {text} is not finite; leave the field empty if it was not measured")
-    if value > _MOST:
+    if figure > _MOST:
         raise ConfigError(f"{where}: {text} is more than can be measured; check its unit")
-    if value < 0:
+    if figure < 0:
         raise ConfigError(f"{where}: {text} is negative; leave the field empty if it was not measured")
-    return value
+    return figure
 
 
 def _read_positive(where: str, text: str) -> float:
-    value = read_number(where, text)
-    if value == 0:
+    figure = read_number(where, text)
+    if figure == 0:
         raise ConfigError(f"{where}: it is 0; leave out what was not measured")
-    return value
+    return figure
 
 
 def read_count(where: str, text: str) -> int:
     """Read a whole number above 0; ConfigError naming `where`."""
-    value = _read_positive(where, text)
-    if not value.is_integer():
+    figure = _read_positive(where, text)
+    if not figure.is_integer():
         raise ConfigError(f"{where}: {text} is no whole number")
-    return int(value)
+    return int(figure)
 
 
 def _name(where: str, text: str) -> str:

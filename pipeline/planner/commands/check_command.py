@@ -62,7 +62,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 def describe_check(check: Check, table: Table) -> str:
     """Format the table, and list what does not hold."""
-    lines = aligned([list(table.columns), *([shown(value) for value in row] for row in table.rows)], left=(0, 1, 2, 3))
+    lines = aligned([list(table.columns), *([shown(cell) for cell in row] for row in table.rows)], left=(0, 1, 2, 3))
     lines += [f"not measured: {why}" for why in check.missing]
     lines += [f"not kept: {what}" for what in check.broken]
     lines += [f"not checked: {what}" for what in check.unchecked]

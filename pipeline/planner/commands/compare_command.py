@@ -114,6 +114,6 @@ def _table(rows: list[dict[str, Any]]) -> str:
     lines = [["method", "GPUs", "at least", "gap", "seconds"]]
     for row in rows:
         gap = "-" if row["gap"] is None else f"{row['gap']:.1%}"
-        values = ["-" if row[key] is None else str(row[key]) for key in ("num_gpus", "bound")]
-        lines.append([row["method"], *values, gap, f"{row['seconds']:.2f}"])
+        counts = ["-" if row[key] is None else str(row[key]) for key in ("num_gpus", "bound")]
+        lines.append([row["method"], *counts, gap, f"{row['seconds']:.2f}"])
     return "\n".join(aligned(lines))

@@ -113,10 +113,10 @@ def _split_by_service(flag: str, arguments: Sequence[str], *, needs_service: boo
     """Split the arguments of a flag by service; under an empty name is that of all others."""
     by_service: dict[str, str] = {}
     for word in arguments:
-        service, has_service, value = word.partition("=")
+        service, has_service, argument = word.partition("=")
         if not has_service:
-            service, value = "", word
-        if not value or (needs_service and not service):
+            service, argument = "", word
+        if not argument or (needs_service and not service):
             raise ConfigError(f"{flag} {word}: must be SERVICE=VALUE")
-        by_service[service] = value
+        by_service[service] = argument
     return by_service

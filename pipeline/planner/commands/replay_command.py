@@ -30,10 +30,10 @@ def answer(arguments: argparse.Namespace) -> Answer:
         lines = [f"does not hold: {fault}" for fault in broken]
         return Answer(data={"broken": list(broken)}, text="\n".join([*lines, "nothing was changed"]), status=1)
 
-    def told(result: str, step: transition_steps.Step) -> None:
-        say(f"{step.id} {step.kind} {describe_step(step)}: {result}")
+    def report_step(status: str, step: transition_steps.Step) -> None:
+        say(f"{step.id} {step.kind} {describe_step(step)}: {status}")
 
-    outcome = replay(transition, arguments.machine, Path(arguments.lock_dir), told)
+    outcome = replay(transition, arguments.machine, Path(arguments.lock_dir), report_step)
     data = dataclasses.asdict(outcome) | {"is_reached": outcome.reason is None}
     return Answer(data=data, text=describe_outcome(outcome), status=int(outcome.reason is not None))
 

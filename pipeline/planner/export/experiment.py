@@ -151,7 +151,7 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
     """Return the text of the experiment file.
 
     Raises:
-        ConfigError: it has no GPU or GPUs of several models, or as `programs_of`.
+        ConfigError: it has no GPU or GPUs of several models, or as `build_programs`.
     """
     models = sorted({gpu.model for gpu in plan.deployment.gpus})
     if len(models) != 1:
@@ -243,19 +243,19 @@ def _program(
     options_there = keys_of("workload", choice)
     batch = next((key for key in _BATCHES if key in options_there), None)
     answers_requests = services.RATE in options_there
-    values: dict[str, Value] = {}
+    options_set: dict[str, Value] = {}
     for option in options:
-        key, has_value, value = option.partition("=")
+        key, has_value, setting = option.partition("=")
         if not has_value:
             raise ConfigError(f"service {instance.service}: {option!r} is no KEY=VALUE of workload {choice}")
-        values[key] = value
+        options_set[key] = setting
     if instance.batch is not None and batch is not None:
-        values[batch] = instance.batch
+        options_set[batch] = instance.batch
     if answers_requests and rate_per_s is None and instance.batch is not None:
-        values["outstanding"] = instance.batch  # fewer clients would never fill a batch
+        options_set["outstanding"] = instance.batch  # fewer clients would never fill a batch
     if answers_requests and rate_per_s is not None:
-        values |= {"arrival": "poisson", services.RATE: rate_per_s, **objective}
-    return Program(workload=choice, values=tuple(values.items()), name=name)
+        options_set |= {"arrival": "poisson", services.RATE: rate_per_s, **objective}
+    return Program(workload=choice, values=tuple(options_set.items()), name=name)
 
 
 def _sharing(group: Group) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _deployment(kind: _Kind, replicas: int, label: str, plan: str, image: str) -
     container = {
         "name": _label(kind.service),
         "image": image,
-        "env": [{"name": key, "value": f"{value:g}"} for key, value in variables.items() if value is not None],
+        "env": [{"name": key, "value": f"{figure:g}"} for key, figure in variables.items() if figure is not None],
         "resources": {"limits": {resource: "1"}},
     }
     return {

@@ -30,17 +30,17 @@ def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> st
         raise ConfigError(f"--gpus-per-node {gpus_per_node}: at least 1")
     indexes = _indexes(gpus, source)
     per_node = gpus_per_node or max(indexes) + 1
-    entries: dict[int, dict[tuple[tuple[str, int], ...], list[int]]] = defaultdict(dict)
+    nodes: dict[int, dict[tuple[tuple[str, int], ...], list[int]]] = defaultdict(dict)
     for index, gpu in sorted(zip(indexes, gpus, strict=True), key=lambda pair: pair[0]):
         node, device = divmod(index, per_node)
         counts = Counter(instance.profile for instance in gpu.instances if instance.profile is not None)
-        entries[node].setdefault(tuple(sorted(counts.items())), []).append(device)
+        nodes[node].setdefault(tuple(sorted(counts.items())), []).append(device)
     configs = {
         name if max(indexes) < per_node else f"{name}-{node + 1}": [
             {"devices": sorted(devices), "mig-enabled": bool(profiles), "mig-devices": dict(profiles)}
             for profiles, devices in layouts.items()
         ]
-        for node, layouts in entries.items()
+        for node, layouts in nodes.items()
     }
     return yaml.safe_dump({"version": "v1", "mig-configs": configs}, sort_keys=False)
 

@@ -74,11 +74,11 @@ def _paint(loads: Sequence[Load], is_proved: bool) -> Figure:
     for number, name in enumerate(names):
         colour, dashes, marker = _LINES[number % len(_LINES)]
         counts = [{row.method: row.num_gpus for row in load.methods}.get(name) for load in loads]
-        values = [float("nan") if count is None else float(count) for count in counts]
+        num_gpus = [float("nan") if count is None else float(count) for count in counts]
         # Open markers of several sizes, as many lines lie on each other.
         style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "linewidth": 1.2}
         style |= {"markersize": max(9 - number, 3), "markerfacecolor": "none"}
-        handles += axes.plot(x, values, label=name, **style)
+        handles += axes.plot(x, num_gpus, label=name, **style)
     if not is_proved:
         bounds = [float("nan") if load.bound is None else load.bound for load in loads]
         handles += axes.plot(x, bounds, color=FAINT, linewidth=1, label="lower bound")

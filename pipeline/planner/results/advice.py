@@ -187,7 +187,7 @@ def _make_serial(candidates: Sequence[Cell]) -> Cell:
 def _describe_shortfall(cell: Cell) -> str:
     sustained, met = (cell.values.get(name, {}) for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST))
     for by_block, words in ((sustained, "does not sustain the rate"), (met, "misses the objective")):
-        if number := sum(value < 1 for value in by_block.values()):
+        if number := sum(ratio < 1 for ratio in by_block.values()):
             return f"{words} in {number} of {counted(len(by_block), 'block')}"
     return ""
 
@@ -379,9 +379,9 @@ def _list_elsewhere(
     for swept in sweeps.numbers(of_degree, 2):
         if not any(cell.case == advice.case for group in swept.cells.values() for cell in group):
             continue
-        for value, group in swept.cells.items():
+        for tick, group in swept.cells.items():
             if (mode := other_kind((group[0].case, advice.degree))) is not None:
-                yield f"{mode} at {swept.axis} {swept.ticks[value]}"
+                yield f"{mode} at {swept.axis} {swept.ticks[tick]}"
 
 
 def _inverse(ratio: Estimate) -> Estimate:

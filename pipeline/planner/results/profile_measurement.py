@@ -34,7 +34,7 @@ _NOT_ITS_NAME = {services.RATE, services.OBJECTIVE, services.OBJECTIVE_PERCENTIL
 
 
 class _Key(NamedTuple):
-    """A cell of the profile, but for its batch and GPU model; fields as in `profile.Row`."""
+    """A cell of the profile, but for its batch and GPU model; fields as in `profile_table.Row`."""
 
     workload: str
     sharing_mode: str
@@ -182,8 +182,8 @@ def _add(by_case: dict[str, _CellRuns], cell: Cell, row: Row, jobs: Sequence[Job
     case.gpus[row.block] = row.gpu_uuid
     for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST):
         case.is_met = case.is_met and row.metrics.get(name, 1.0) >= 1
-    for name, value in _figures(row, jobs).items():
-        case.values[name][row.block].append(value)
+    for name, figure in _figures(row, jobs).items():
+        case.values[name][row.block].append(figure)
 
 
 def _figures(row: Row, jobs: Sequence[JobRow]) -> dict[str, float]:
@@ -203,8 +203,8 @@ def _figures(row: Row, jobs: Sequence[JobRow]) -> dict[str, float]:
 
 
 def _collect(jobs: Sequence[JobRow], name: str) -> list[float]:
-    values = [job.metrics[name] for job in jobs if name in job.metrics]
-    return values if len(values) == len(jobs) else []
+    figures = [job.metrics[name] for job in jobs if name in job.metrics]
+    return figures if len(figures) == len(jobs) else []
 
 
 def _choose(key: _Key, cases: Sequence[_CellRuns], source: str) -> _CellRuns:

@@ -64,7 +64,7 @@ class Candidates:
         scored = {
             configuration: self.score(configuration, lack) for configuration in self._propose(gain, lack, gpus_left)
         }
-        ranked = sorted(scored.items(), key=lambda item: (-item[1], item[0].partition, item[0].services))
+        ranked = sorted(scored.items(), key=lambda ranking: (-ranking[1], ranking[0].partition, ranking[0].services))
         return [configuration for configuration, score in ranked[:count] if score > 0]
 
     def propose_by_price(self, price: NDArray[np.float64], gpus_left: Sequence[float]) -> list[Configuration]:

@@ -59,30 +59,32 @@ def find_least_change(problem: Problem, gpus: Sequence[FilledGpu], today: Deploy
         """Count instances created less those kept: changes differ from that by today's instances."""
         return sum(len(target.taken) for target in targets) - 2 * of_targets.count_kept(targets, current)
 
-    def left_s() -> float:
+    def remaining_s() -> float:
         return max(end - time.monotonic(), 0.1)
 
     def weigh(targets: Sequence[Target]) -> tuple[int, tuple[int, int]]:
         return num_changes(targets), slices.count_slices(problem, [target.filled for target in targets])
 
-    slim = slices.minimise_slices(problem, judge(gpus, None), time_limit_s=left_s() * _SLIMMING)
+    slim = slices.minimise_slices(problem, judge(gpus, None), time_limit_s=remaining_s() * _SLIMMING)
     chosen, lowest = min((match_gpus(solution, current, layouts) for solution in (gpus, slim.gpus)), key=weigh), None
     has_fewest = False
     if not problem.limits.concern_sharing:
-        counts = count_fewest_changes(problem, len(gpus), current, left_s() * _COUNTING)
+        counts = count_fewest_changes(problem, len(gpus), current, remaining_s() * _COUNTING)
         lowest = None if counts is None else counts.changes
         for fixed in (counts, None):
             if lowest is not None and num_changes(chosen) <= lowest:
                 break
             part = _PLACING if fixed else 1
-            better, is_proved = PlacementProgramme(problem, len(gpus), current, layouts, fixed).solve(left_s() * part)
+            better, is_proved = PlacementProgramme(problem, len(gpus), current, layouts, fixed).solve(
+                remaining_s() * part
+            )
             if better is not None and num_changes(better) < num_changes(chosen):
                 chosen = better
             if better is not None and is_proved and fixed is None:
                 lowest = num_changes(better)
         weights = slices.weigh_kinds(problem, len(gpus))
         programme = PlacementProgramme(problem, len(gpus), current, layouts)
-        better, is_fewest = programme.find_lightest(weights, num_changes(chosen), min(left_s(), _MOST_SLICING_S))
+        better, is_fewest = programme.find_lightest(weights, num_changes(chosen), min(remaining_s(), _MOST_SLICING_S))
         if better is not None and weigh(better) <= weigh(chosen):
             chosen, has_fewest = better, is_fewest and num_changes(better) == lowest
     num_today = sum(len(gpu.instances) for gpu in today.gpus)

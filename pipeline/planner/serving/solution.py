@@ -109,6 +109,6 @@ def raise_short(problem: Problem, gpus: Sequence[FilledGpu], rates: list[float])
     return bool(short)
 
 
-def ceil(value: float) -> int:
+def ceil(bound: float) -> int:
     """Return the next whole number, of a bound that a solver knows to a relative millionth."""
-    return math.ceil(value - 1e-6 * max(1.0, abs(value)))
+    return math.ceil(bound - 1e-6 * max(1.0, abs(bound)))

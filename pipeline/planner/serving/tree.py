@@ -108,12 +108,12 @@ def search(
         rounds -= 1
         path, chosen = _descend(root, candidates)
         completed = completions.complete(chosen)
-        value = 0.0 if completed is None else 1 - cost(completed) / (2 * scale)
+        reward = 0.0 if completed is None else 1 - cost(completed) / (2 * scale)
         if completed is not None and cost(completed) < cost(best):
             best = completed
         for node in path:
             node.visits += 1
-            node.reward += value
+            node.reward += reward
     return best
 
 

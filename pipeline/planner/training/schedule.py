@@ -85,8 +85,8 @@ def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, 
 
 
 def _is_proved(schedule: Schedule, objective: Objective) -> bool:
-    value = schedule.value(objective)
-    return objective != "completion" and None not in (schedule.bound, value) and value <= schedule.bound * (1 + _PROVED)  # type: ignore[operator]
+    cost = schedule.value(objective)
+    return objective != "completion" and None not in (schedule.bound, cost) and cost <= schedule.bound * (1 + _PROVED)  # type: ignore[operator]
 
 
 def _minimise_total(problem: Problem, groups: Groups, objective: Objective, time_limit_s: float) -> Schedule | None:

@@ -141,8 +141,8 @@ class _Builder:
         """Draw an instance's worth from its service's account; return the nodes that must have paid in before."""
         account, lacking, drawn = self._account[occupant.service], occupant.worth, set()
 
-        def preference(entry: tuple[int | None, float]) -> tuple[bool, bool, int]:
-            node = entry[0]
+        def preference(deposit: tuple[int | None, float]) -> tuple[bool, bool, int]:
+            node = deposit[0]
             if node is None:
                 return False, False, 0
             paid_in = self.nodes[node].step.instance
