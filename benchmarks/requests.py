@@ -27,8 +27,8 @@ from typing import NamedTuple
 from pipeline.launch import requests
 from pipeline.observe import latency
 from workloads import client
-from workloads.serving.arrivals import Answer, AnyRequest, ClosedLoop, OpenLoop
-from workloads.serving.server import Batching, Server
+from workloads.serving.arrivals import Answer, AnyRequest, ArrivalProcess, ClosedLoop, OpenLoop
+from workloads.serving.batch_server import Batching, BatchServer
 
 MILLION = 1_000_000
 
@@ -91,8 +91,8 @@ def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int
     """Send requests to a fake service."""
     with _folder() as folder:
         job, before = Job(folder), _children_s()
-        with OpenLoop(job, arrival, rate, seed, 0) as arrivals:
-            server = Server(job, arrivals, Fake(service_s), Batching())
+        with OpenLoop(job, ArrivalProcess(kind=arrival, rate_per_s=rate, seed=seed)) as arrivals:
+            server = BatchServer(job, arrivals, Fake(service_s), Batching())
             time.sleep(0.2)
             start_ns = time.monotonic_ns() + 50_000_000
             window = (start_ns, start_ns + int(seconds * 1e9))
@@ -207,25 +207,26 @@ def closed(options: argparse.Namespace) -> None:
     """
     import torch
 
-    from workloads import infer
+    from workloads import infer, program
+    from workloads.serving.options import Infer
 
-    args, device = infer.parse(options.model.split()), torch.device(options.device)
+    args, device = program.parse(Infer, options.model.split()), torch.device(options.device)
     torch.set_num_threads(args.threads or torch.get_num_threads())
     clock_ns = time.thread_time_ns if device.type == "cpu" else time.perf_counter_ns
     model = infer.build_model(args, device)
     inputs = infer.make_inputs(args, model, device)
     with _folder() as folder:
         job = Job(folder)
-        arrivals = ClosedLoop(job, 1, 0)
-        answers = infer.build_answers(args, job, model, inputs, device)
-        server = Server(job, arrivals, answers, Batching())
+        arrivals = ClosedLoop(job, ArrivalProcess(kind="closed"))
+        inference = infer.build_inference(args, job, model, inputs, device)
+        server = BatchServer(job, arrivals, inference, Batching())
         arrivals.begin(time.monotonic_ns())
         for _ in range(options.runs):
             plain, ours = [], []
             for number in range(options.requests):
                 begin = clock_ns()
                 with torch.no_grad():
-                    model(inputs.values[inputs.rows(number % 8, 1)].to(device, non_blocking=True)).cpu()
+                    model(inputs.tensor[inputs.rows(number % 8, 1)].to(device, non_blocking=True)).cpu()
                 plain.append(clock_ns() - begin)
                 begin, before = clock_ns(), server.num_answered
                 server.serve(before + 1)

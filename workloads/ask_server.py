@@ -7,7 +7,6 @@ a file, sent again and again in their order; each must be answered by status 200
 from __future__ import annotations
 
 import argparse
-import functools
 import http.client
 import shlex
 import socket
@@ -22,9 +21,9 @@ if __name__ == "__main__":  # by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
-from workloads.serving.arrivals import seed_of_instants
+from workloads.serving.arrivals import arrival_process
 from workloads.serving.options import PORT, Server
-from workloads.serving.sender import Sender
+from workloads.serving.request_sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,20 +35,9 @@ _SHOWN_BYTES = 300
 _NOT_YET = frozenset({404, 425, 429, 500, 502, 503, 504})
 """What servers answer while they load: some know no path before the model behind it is there."""
 
-parse = functools.partial(program.parse, Server)
-
-
-def main() -> None:
-    """Ask as the command line says."""
-    program.run_program(Server, run)
-
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Start the server, wait until it answers, warm it up, wait for the group, ask.
-
-    Raises:
-        RuntimeError: it does not answer, or ends, or refuses some of a fixed number of requests.
-    """
+    """Start the server, wait until it answers, warm it up, wait for the group, send requests."""
     with ExitStack() as stack:
         job.phase("build")
         port = free_port()
@@ -67,11 +55,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
                 "other",
                 port,
                 [with_head(args.path, body, port) for body in bodies],
-                arrival=args.arrival,
-                rate_per_s=args.rate_per_s or 0.0,
-                seed=seed_of_instants(args.seed, job),
-                count=args.requests * args.epochs,
-                outstanding=args.outstanding,
+                arrival_process(args, job),
                 epoch_requests=args.requests if args.epochs else 0,
             )
         )
@@ -201,4 +185,4 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    program.run_program(Server, run)

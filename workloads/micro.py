@@ -6,7 +6,6 @@ Runs one operation again and again, as a job or by hand. Standard output is a lo
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from pathlib import Path
 
@@ -16,20 +15,9 @@ if __name__ == "__main__":  # by its path: workloads/__init__.py
 from workloads import client, program
 from workloads.rates.options import Micro
 
-parse = functools.partial(program.parse, Micro)
-
-
-def main() -> None:
-    """Measure as the command line says."""
-    program.run_program(Micro, run)
-
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, warm up, wait for the group, repeat.
-
-    Raises:
-        UsageError: this machine lacks the device, or the device the format.
-    """
+    """Set up, warm up, wait for the group, repeat."""
     job.phase("import")
     import dataclasses
 
@@ -52,4 +40,4 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program.run_program(Micro, run)

@@ -69,14 +69,20 @@ class Training:
                     "in every step; use bf16"
                 )
 
-    def find_folder(self, name: str, folder: str, instead: str) -> Path:
-        """Return the folder of a data set below `data_root`; `instead` says what else could be done.
+    def require_root(self) -> Path:
+        """Return `data_root`; raise `ValueError` if it is not given."""
+        if self.data_root is None:
+            raise ValueError("the data set is read from disk; --data-root must name the folder that holds it")
+        return Path(self.data_root)
+
+    def find_folder(self, name: str, folder: str, remedy: str) -> Path:
+        """Return the folder of a data set below `data_root`.
 
         Raises:
-            ValueError: it is not there.
+            ValueError: it is not there; the remedy says what else could be done.
         """
         if self.data_root is None:
-            raise ValueError(f"{name} is read from disk, but no folder is given; set data.root=FOLDER, or {instead}")
+            raise ValueError(f"{name} is read from disk, but no folder is given; set data.root=FOLDER, or {remedy}")
         path = Path(self.data_root) / folder
         if not path.is_dir():
             raise ValueError(

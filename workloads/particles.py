@@ -6,7 +6,6 @@ A simulation that computes and hardly touches memory, as a job or by hand. Stand
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import sys
 from pathlib import Path
@@ -27,20 +26,8 @@ _MOST_DIFFERENT = {"fp32": 0.01, "fp64": 1e-7}
 _log = logging.getLogger(__name__)
 
 
-parse = functools.partial(program.parse, Particles)
-
-
-def main() -> None:
-    """Track as the command line says."""
-    program.run_program(Particles, run)
-
-
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, compare with the CPU, warm up, wait for the group, track.
-
-    Raises:
-        UsageError: this machine lacks the device.
-    """
+    """Set up, compare with the CPU, warm up, wait for the group, track."""
     job.phase("import")
     import torch
 
@@ -67,4 +54,4 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program.run_program(Particles, run)

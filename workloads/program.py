@@ -18,7 +18,7 @@ import types
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from . import client  # relative: also as gpu_collocation.workloads, by hand
 from .options import Device
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import torch
 
     from .client import NullJob
-
-T = TypeVar("T")
 
 
 class UsageError(SystemExit):
@@ -160,11 +158,6 @@ def model_argument(text: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except json.JSONDecodeError:
         return key, value
-
-
-def request_of(kind: Callable[..., T], args: argparse.Namespace) -> T:
-    """Return a dataclass whose fields are values of the command line."""
-    return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def run_program(kind: type[Any], run: Callable[[argparse.Namespace, NullJob], None]) -> None:

@@ -7,7 +7,6 @@ log: one line an epoch.
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -25,31 +24,17 @@ if TYPE_CHECKING:
     from workloads.training.recipes import Recipe
     from workloads.training.steps import Training
 
-parse = functools.partial(program.parse, TrainTimm)
-
-
-def main() -> None:
-    """Train as the command line says."""
-    program.run_program(TrainTimm, run)
-
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, warm up, wait for the group, train.
-
-    Raises:
-        UsageError: this machine lacks the device.
-        FileNotFoundError, ValueError: the data is missing, or does not fit the arguments.
-        NonFiniteLossError: training diverged.
-    """
+    """Set up, warm up, wait for the group, train."""
     job.phase("import")
     from workloads.images.image_data import open_data
-    from workloads.images.request import DataRequest
     from workloads.training.run import train
 
     job.phase("build")
     device = program.device_of(args)
     program.set_arithmetic(args, args.precision, autotunes=args.autotune != "off")
-    with closing(open_data(program.request_of(DataRequest, args), device)) as data:
+    with closing(open_data(args.options, args.seed, device)) as data:
         training = _build(args, device)
         facts = program.recorded(args) | program.facts_of(device, training.model.parameters(), "timm")
         train(args, job, training, data, facts, tunes_in_turn=args.autotune == "in_turn")
@@ -91,4 +76,4 @@ def _recipe(args: argparse.Namespace, model: torch.nn.Module, device: torch.devi
 
 
 if __name__ == "__main__":
-    main()
+    program.run_program(TrainTimm, run)

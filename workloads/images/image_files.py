@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from workloads.data.made_once import made_once
+from workloads.data.folders import make_once
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def read_cifar10(data_root: Path) -> Split:
     return Split(train=train, validation=_read_batch(folder / "test_batch", px=_CIFAR10_PX, first_label=0))
 
 
-def read_imagenet64(data_root: Path, cache_root: Path | None) -> Split:
+def read_imagenet64(data_root: Path, cache_root: str | Path | None) -> Split:
     """Return downsampled ImageNet 64x64 as read-only memory maps, which all processes of a machine share.
 
     The first caller converts the published files, one at a time; others wait for it. The converted files go to
@@ -105,13 +105,13 @@ def read_imagenet64(data_root: Path, cache_root: Path | None) -> Split:
     Source: P. Chrabaszcz et al., "A Downsampled Variant of ImageNet", arXiv:1707.08819; files of image-net.org.
     """
     folder = data_root / "imagenet64"
-    result = (folder if cache_root is None else cache_root) / "imagenet64-npy"
-    if not result.is_dir():
+    converted = Path(cache_root or folder) / "imagenet64-npy"
+    if not converted.is_dir():
         train = [folder / f"train_data_batch_{number}" for number in range(1, 11)]
         layout = f"{folder} must hold train_data_batch_1 to train_data_batch_10 and val_data (ImageNet 64x64, Python)"
         _require([*train, folder / "val_data"], layout)
-        made_once(result, partial(_convert, splits={"train": train, "validation": [folder / "val_data"]}))
-    return Split(train=_open_map(result, "train"), validation=_open_map(result, "validation"))
+        make_once(converted, partial(_convert, splits={"train": train, "validation": [folder / "val_data"]}))
+    return Split(train=_open_map(converted, "train"), validation=_open_map(converted, "validation"))
 
 
 def split_folders(folder: Path) -> tuple[Path, Path]:

@@ -5,7 +5,6 @@ They are read again and again, so a bounded number is enough to give a loader it
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from workloads.data.made_once import made_once
+from workloads.data.folders import cache_folder, make_once
+from workloads.images.data_sets import Dataset
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -45,9 +45,9 @@ class Kind:
 
 # PNG files of CIFAR-10 have about 2.3 kB, those of ImageNet64 about 9 kB, the JPEG files of ImageNet about 110 kB.
 KINDS = {
-    "cifar10": Kind(count=4000, classes=10, sizes=((32, 32),), suffix=".png", options={}, noise=8),
-    "imagenet64": Kind(count=4000, classes=1000, sizes=((64, 64),), suffix=".png", options={}, noise=8),
-    "imagenet": Kind(
+    Dataset.cifar10: Kind(count=4000, classes=10, sizes=((32, 32),), suffix=".png", options={}, noise=8),
+    Dataset.imagenet64: Kind(count=4000, classes=1000, sizes=((64, 64),), suffix=".png", options={}, noise=8),
+    Dataset.imagenet: Kind(
         count=1000,
         classes=1000,
         sizes=((500, 375), (500, 333), (375, 500)),
@@ -58,21 +58,14 @@ KINDS = {
 }
 
 
-def folder_of(dataset: str, cache_root: Path | None) -> Path:
-    """Return a folder `CLASS/*` of made-up files, made now if it is not there.
+def find_or_make(dataset: Dataset, cache_root: str | Path | None) -> Path:
+    """Return a folder `CLASS/*` of made-up files like those of a data set, made now if it is not there.
 
-    Args:
-        dataset: whose files they stand for.
-        cache_root: where it is kept; in the user's cache folder if not given.
+    Without `cache_root` it lies in the user's cache folder.
     """
     kind = KINDS[dataset]
-    folder = (cache_root or _default_root()) / f"{dataset}-{kind.count}-v{_VERSION}"
-    return made_once(folder, lambda partial: _make(partial, kind))
-
-
-def _default_root() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "gpu-collocation" / "synthetic-files"
+    root = cache_folder(cache_root, "synthetic-files")
+    return make_once(root / f"{dataset.name}-{kind.count}-v{_VERSION}", lambda partial: _make(partial, kind))
 
 
 def _make(folder: Path, kind: Kind) -> None:

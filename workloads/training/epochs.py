@@ -9,7 +9,7 @@ import time
 import torch
 
 from workloads import client
-from workloads.data.batches import PASSED_OVER, Batches, TrainingData
+from workloads.data.batches import IGNORED, Batches, TrainingData
 from workloads.training.steps import LossRecord, Step, StepClock, Training
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Trainer:
         with torch.no_grad():
             for inputs, labels in batches.epoch(0):
                 predicted = self._training.forward(model, inputs).argmax(-1)
-                right += (predicted == labels).sum()  # none of those to be passed over
-                total += (labels != PASSED_OVER).sum()
+                right += (predicted == labels).sum()  # which is none that is ignored
+                total += (labels != IGNORED).sum()
         model.train()
         return float(right.item()) / float(total.item())

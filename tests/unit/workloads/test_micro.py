@@ -13,7 +13,7 @@ import torch
 from pipeline.base.system.paths import PROJECT_DIR
 from workloads import client, micro, particles, program
 from workloads.rates import operations, tracking
-from workloads.rates.options import Operation
+from workloads.rates.options import Micro, Operation, Particles
 from workloads.rates.tracking import Tracking
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def test_a_turn_is_symplectic():
 
 def test_a_program_counts_its_work_and_reports_what_is_wrong(monkeypatch):
     argv = ["--operation", "fp16_tensor", "--rows", "64", "--steps", "4", "--calls", "3", "--epochs", "2"]
-    told, args = Told(), micro.parse([*argv, "--device", "cpu"])
+    told, args = Told(), program.parse(Micro, [*argv, "--device", "cpu"])
     micro.run(args, told)
     assert told.work == pytest.approx([3 * 2 * 64**3 / 1e12] * 8)
     assert (told.epochs, told.found_wrong) == (2, [])
@@ -107,7 +107,7 @@ def test_a_program_counts_its_work_and_reports_what_is_wrong(monkeypatch):
 
 
 def test_particles_that_the_cpu_tracks_elsewhere_are_wrong(monkeypatch):
-    args = particles.parse(["--device", "cpu", "--particles", "50", "--steps", "2"])
+    args = program.parse(Particles, ["--device", "cpu", "--particles", "50", "--steps", "2"])
     told = Told()
     particles.run(args, told)
     assert (sum(told.work), told.found_wrong) == (2 * 2 * 5 * 50, [])

@@ -1,4 +1,4 @@
-"""Answers requests in the order in which they come, several at once where that is asked for, and records each.
+"""Answers requests in the order in which they come, in batches if configured, and records each.
 
 Knows no torch: a service computes the answers.
 """
@@ -23,7 +23,7 @@ class Service(Protocol):
     """Computes answers."""
 
     def issue(self, batch: Sequence[AnyRequest]) -> Any:
-        """Begin to compute the answers to these requests, together; return what `wait` takes."""
+        """Begin to compute the answers to these requests, together; return a handle for `wait`."""
         ...
 
     def wait(self, issued: Any) -> Answer:
@@ -46,8 +46,8 @@ class Batching:
     ahead: int = 1
 
 
-class Server:
-    """Answers what comes, for a number of requests or until told to stop. Who asks records."""
+class BatchServer:
+    """Answers requests, a number of them or until told to stop; their source records them."""
 
     def __init__(self, job: client.NullJob, arrivals: Arrivals, service: Service, batching: Batching) -> None:
         self._job, self._arrivals, self._service, self._batching = job, arrivals, service, batching
@@ -77,18 +77,18 @@ class Server:
     def _turn(self, *, is_last: bool = False) -> None:
         """Issue what may be issued, else wait for an answer, else for requests."""
         self._waiting += self._arrivals.take()
-        left_ns = 0 if is_last else self._left_ns()
-        if self._waiting and left_ns <= 0 and len(self._issued) < self._batching.ahead:
+        delay_ns = 0 if is_last else self._delay_ns()
+        if self._waiting and delay_ns <= 0 and len(self._issued) < self._batching.ahead:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._batching.max_batch))]
             begun_ns = time.monotonic_ns()
             self._issued.append((batch, begun_ns, self._service.issue(batch)))
         elif self._issued:
             self._complete()
         else:
-            self._waiting += self._arrivals.take(min(_LOOK_S, left_ns / 1e9) if self._waiting else _LOOK_S)
+            self._waiting += self._arrivals.take(min(_LOOK_S, delay_ns / 1e9) if self._waiting else _LOOK_S)
 
-    def _left_ns(self) -> int:
-        """Return how long the requests that wait are still to wait for others."""
+    def _delay_ns(self) -> int:
+        """Return how long the waiting requests still wait for others."""
         if not self._waiting or len(self._waiting) >= self._batching.max_batch or not self._batching.max_delay_ns:
             return 0
         return self._waiting[0].sent_ns + self._batching.max_delay_ns - time.monotonic_ns()

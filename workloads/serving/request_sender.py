@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workloads import client
+from workloads.serving.arrivals import ArrivalProcess
+from workloads.serving.batch_server import DRAIN_S
 from workloads.serving.generator import START
 from workloads.serving.http_client import READY
-from workloads.serving.server import DRAIN_S
 
 _CLIENT = Path(__file__).with_name("http_client.py")
 _log = logging.getLogger(__name__)
@@ -26,14 +27,15 @@ class Sender:
 
     Args:
         job: gets the records.
-        server: `ours` or `other`, as `http_client.py` has it, and so
-        arrival, rate_per_s, seed, count, outstanding: how requests come.
-        requests: each as it is sent, with its head.
-        epoch_requests: requests an epoch, if the job is to be told of epochs.
+        server: `ours` or `other`, as `http_client.py` has it.
+        port: of the server.
+        requests: with their heads.
+        process: how they come.
+        epoch_requests: requests an epoch, if epochs are to be reported.
 
     Attributes:
-        num_over: requests that were answered, or never will be,
-        num_failed: and of these, those that never will be.
+        num_over: requests that were answered, or never will be.
+        num_failed: those that never will be.
     """
 
     def __init__(
@@ -42,19 +44,15 @@ class Sender:
         server: str,
         port: int,
         requests: Sequence[bytes],
-        *,
-        arrival: str,
-        rate_per_s: float,
-        seed: int,
-        count: int,
-        outstanding: int,
+        process: ArrivalProcess,
         epoch_requests: int = 0,
     ) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each request that waits has a connection
         self._epoch_requests, self._epoch_began_ns = epoch_requests, 0
-        self._job, self._count, self.num_over, self.num_failed = job, count, 0, 0
-        argv = [server, str(port), arrival, repr(rate_per_s), str(seed), str(count), str(outstanding), repr(DRAIN_S)]
+        self._job, self._count, self.num_over, self.num_failed = job, process.count, 0, 0
+        arrivals = (process.kind, repr(process.rate_per_s), process.seed, process.count, process.outstanding)
+        argv = list(map(str, (server, port, *arrivals, DRAIN_S)))
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(_CLIENT), *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -64,7 +62,9 @@ class Sender:
         for request in requests:
             self._input.write(START.pack(len(request)) + request)
         self._input.flush()
-        self._wait_until_it_is_there()
+        assert self._process.stdout is not None
+        if self._process.stdout.read(client.REQUEST.size) != READY:
+            raise RuntimeError(f"the process that sends requests ended with status {self._process.wait()}")
         self._recording = threading.Thread(target=self._record, name="requests", daemon=True)
         self._recording.start()
 
@@ -74,11 +74,6 @@ class Sender:
     def __exit__(self, *_: object) -> None:
         self.stop()
         self.join()
-
-    def _wait_until_it_is_there(self) -> None:
-        assert self._process.stdout is not None
-        if self._process.stdout.read(client.REQUEST.size) != READY:
-            raise RuntimeError(f"the process that sends requests ended with status {self._process.wait()}")
 
     def begin(self, start_ns: int) -> None:
         """Let requests come from an instant on."""
@@ -92,7 +87,7 @@ class Sender:
             self._input.close()
 
     def is_over(self, timeout_s: float) -> bool:
-        """Wait so long until all of its records were passed on; return whether they were."""
+        """Wait so long for the last of its records; return whether all were passed on."""
         self._recording.join(timeout_s)
         return not self._recording.is_alive()
 
@@ -101,7 +96,7 @@ class Sender:
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Look whether it goes on, or has done its work.
+        """Refuse an end that nobody asked for.
 
         Raises:
             RuntimeError: it has ended, and nobody has stopped it, or some of a fixed number were not answered.
