@@ -9,36 +9,32 @@ import pynvml
 from pipeline.base.domain.mig_table import GiProfile
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
-from pipeline.simulation.nvml.calls import Calls, answers, fill, known, number, pointee
+from pipeline.simulation.nvml.calls import Calls, fill, known, number, pointee
 
 # The first number that driver 580 does not take for a profile. Source: H100 80GB, driver 580.159.04.
 _NUM_PROFILE_ENUMS = 17
 
 
 class MigCalls(Calls):
-    """What NVML offers on MIG."""
+    """The functions of MIG."""
 
-    @answers("nvmlDeviceGetMigMode")
-    def _mig_mode(self, handle: Any, current: Any, pending: Any) -> None:
+    def _nvmlDeviceGetMigMode(self, handle: Any, current: Any, pending: Any) -> None:
         _, gpu = self.whole_gpu(handle)
         fill(current, int(gpu.mig_current))
         fill(pending, int(gpu.mig_pending))
 
-    @answers("nvmlDeviceGetAttributes_v2")
-    def _attributes(self, handle: Any, found: Any) -> None:
+    def _nvmlDeviceGetAttributes_v2(self, handle: Any, attributes: Any) -> None:
         gpu, instance, ci = self.mig_device(handle)
-        profile, target = queries.profile_of(gpu, instance), pointee(found)
+        profile, target = queries.profile_of(gpu, instance), pointee(attributes)
         part = queries.find_ci_profile(profile, ci.profile_id)
         target.multiprocessorCount = known(part.num_multiprocessors)
         target.gpuInstanceSliceCount, target.computeInstanceSliceCount = profile.compute_slices, part.compute_slices
         target.memorySizeMB = profile.capacity_mib
 
-    @answers("nvmlDeviceGetGpuInstanceProfileInfo")
-    def _profile_info(self, handle: Any, enum: Any, info: Any) -> None:
+    def _nvmlDeviceGetGpuInstanceProfileInfo(self, handle: Any, enum: Any, info: Any) -> None:
         _fill_profile(pointee(info), self._profile_of_enum(handle, number(enum)))
 
-    @answers("nvmlDeviceGetGpuInstanceProfileInfoV")
-    def _profile_info_v2(self, handle: Any, enum: Any, info: Any) -> None:
+    def _nvmlDeviceGetGpuInstanceProfileInfoV(self, handle: Any, enum: Any, info: Any) -> None:
         target, profile = pointee(info), self._profile_of_enum(handle, number(enum))
         if target.version != pynvml.nvmlGpuInstanceProfileInfo_v2:
             raise DriverError(codes.VERSION_MISMATCH)
@@ -47,8 +43,9 @@ class MigCalls(Calls):
         # Source: H100 80GB, driver 580.159.04: it does not leave the version that it was asked with.
         target.version = 0
 
-    @answers("nvmlDeviceGetGpuInstancePossiblePlacements_v2")
-    def _possible_placements(self, handle: Any, profile_id: Any, array: Any, count: Any) -> None:
+    def _nvmlDeviceGetGpuInstancePossiblePlacements_v2(
+        self, handle: Any, profile_id: Any, array: Any, count: Any
+    ) -> None:
         profile = queries.find_profile(self.whole_gpu(handle)[1], number(profile_id))
         room = pointee(count).value
         fill(count, len(profile.starts))
@@ -56,32 +53,30 @@ class MigCalls(Calls):
             return
         if room < len(profile.starts):
             raise DriverError(codes.INSUFFICIENT_SIZE)
-        for entry, start in zip(array, profile.starts, strict=False):
-            entry.start, entry.size = start, profile.memory_slices
+        for placement, start in zip(array, profile.starts, strict=False):
+            placement.start, placement.size = start, profile.memory_slices
 
-    @answers("nvmlDeviceGetGpuInstances")
-    def _instances(self, handle: Any, profile_id: Any, array: Any, count: Any) -> None:
+    def _nvmlDeviceGetGpuInstances(self, handle: Any, profile_id: Any, array: Any, count: Any) -> None:
         index, gpu = self.whole_gpu(handle)
         if not gpu.mig_current:
             raise DriverError(codes.NOT_SUPPORTED)
         profile = queries.find_profile(gpu, number(profile_id))
-        found = [each for each in queries.listed(gpu) if each.profile_id == profile.id]
-        fill(count, len(found))
-        for position, each in enumerate(found):
-            self.point(array[position], "gi", index, each.id)
+        instances = [instance for instance in queries.listed(gpu) if instance.profile_id == profile.id]
+        fill(count, len(instances))
+        for position, instance in enumerate(instances):
+            self.point(array[position], "gi", index, instance.id)
 
-    @answers("nvmlGpuInstanceGetInfo")
-    def _instance_info(self, instance: Any, info: Any) -> None:
+    def _nvmlGpuInstanceGetInfo(self, instance: Any, info: Any) -> None:
         _, index, instance_id = self.meaning(instance, "gi")
-        found = queries.instance_of(self.driver.state().gpus[index], instance_id)
+        gpu_instance = queries.instance_of(self.driver.state().gpus[index], instance_id)
         target = pointee(info)
-        target.id, target.profileId = found.id, found.profile_id
-        target.placement.start, target.placement.size = found.start, found.size
+        target.id, target.profileId = gpu_instance.id, gpu_instance.profile_id
+        target.placement.start, target.placement.size = gpu_instance.start, gpu_instance.size
 
     def _profile_of_enum(self, handle: Any, enum: int) -> GiProfile:
         _, gpu = self.whole_gpu(handle)
-        found = (profile for profile in queries.model_of(gpu).profiles if profile.enum == enum)
-        return queries.first(found, codes.NOT_SUPPORTED if enum < _NUM_PROFILE_ENUMS else codes.INVALID_ARGUMENT)
+        profiles = (profile for profile in queries.model_of(gpu).profiles if profile.enum == enum)
+        return queries.first(profiles, codes.NOT_SUPPORTED if enum < _NUM_PROFILE_ENUMS else codes.INVALID_ARGUMENT)
 
 
 def _fill_profile(info: Any, profile: GiProfile) -> None:
