@@ -45,7 +45,7 @@ class Job(client.Job):
     def stopping(self) -> bool:
         return time.monotonic_ns() >= self.end_ns
 
-    def recorded(self, folder: Path) -> requests.Requests:
+    def read_requests(self, folder: Path) -> requests.Requests:
         """What it has recorded, as the orchestrator reads it."""
         self._write_requests()
         found = requests.read(folder / client.REQUESTS_FILE)
@@ -101,7 +101,7 @@ def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int
             server.serve(0)
             server.drain()
         share = (_children_s() - before) / seconds
-        found = job.recorded(folder)
+        found = job.read_requests(folder)
         figures = latency.figures(found, window, is_rate_given=True)
         if late := latency.late_generator(found, window):
             print(f"flagged: {late}")
@@ -166,14 +166,14 @@ def _perfect(found: requests.Requests, service_ns: int) -> requests.Requests:
 def waiting_quantile(load: float, share: float) -> float:
     """Of the time in the queue of M/D/1, in services. Source: Erlang (1909), the series of its distribution."""
 
-    def at_most(t: float) -> float:
+    def count_at_most(t: float) -> float:
         terms = ((-load * (t - k)) ** k / math.factorial(k) * math.exp(load * (t - k)) for k in range(int(t) + 1))
         return (1 - load) * sum(terms)
 
     low, high = 0.0, 20.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if at_most(middle) < share else (low, middle)
+        low, high = (middle, high) if count_at_most(middle) < share else (low, middle)
     return high
 
 
@@ -185,7 +185,7 @@ def record(options: argparse.Namespace) -> None:
             begin = time.perf_counter()
             for number in range(MILLION):
                 job.request(t_ns + number, t_ns + number, t_ns + number, t_ns + number + 1000)
-            job.recorded(folder)
+            job.read_requests(folder)
             each_us = (time.perf_counter() - begin) / MILLION * 1e6
             code = (
                 "import resource, sys, time; from pathlib import Path; begin = time.perf_counter()\n"
@@ -200,7 +200,7 @@ def record(options: argparse.Namespace) -> None:
             print(f"recorded in {each_us:.2f} us each; a million judged in {judged.stdout.strip()}", flush=True)
 
 
-def closed(options: argparse.Namespace) -> None:
+def compare_closed_loop(options: argparse.Namespace) -> None:
     """What a request of one client takes in `infer.py`, beside a few lines around the same model: every other request.
 
     On the CPU, that is CPU time of the thread: others that use the machine then change little.
@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", default=tiny, help="arguments of infer.py")
     options = parser.parse_args()
-    {"generator": generator, "record": record, "queue": queue, "closed": closed}[options.what](options)
+    {"generator": generator, "record": record, "queue": queue, "closed": compare_closed_loop}[options.what](options)
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ class OptionClasses(ConfigSource):
         return []
 
     def load_config(self, config_path: str) -> ConfigResult:
-        found = _SCHEMA.fullmatch(config_path.removesuffix(".yaml"))
-        assert found is not None
-        node = option_classes.node_of(found[1])
+        match = _SCHEMA.fullmatch(config_path.removesuffix(".yaml"))
+        assert match is not None
+        node = option_classes.node_of(match[1])
         return ConfigResult(provider=self.provider, path=self.full_path(), config=node, header={"package": None})
 
 

@@ -159,7 +159,7 @@ def _see(probe: Probe, framework: Framework, stderr_size: int | None) -> None:
 def _compute(probe: Probe, framework: Framework, task: Task, rounds: int) -> None:
     for _ in range(rounds):
         for position, device in enumerate(probe.seen):
-            if difference := task.describe_difference(*framework.compute(position, task.left, task.right)):
+            if difference := task.describe_difference(*framework.compute(position, task.a, task.b)):
                 probe.wrong, probe.why = True, f"on device {position} ({device.name}) {difference}"
                 return
 

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         import torch
 
         job.phase("build")
-        device = program.device_of(args)
+        device = program.find_device(args)
         program.set_arithmetic(args, args.precision)
         model = build_model(args, device)
         inputs = make_inputs(args, model, device)
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         batching = Batching(
             max_batch=args.max_batch,
             max_delay_ns=int(args.max_delay_ms * 1e6),
-            ahead=_ahead(args, device),
+            ahead=_limit_ahead(args, device),
         )
         for size in [*range(1, args.max_batch + 1), *[1] * args.warmup_requests]:
             inference.wait(inference.issue([Request(0, 0)] * size))
@@ -67,18 +67,17 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         job.phase("serve")
         _serve(args, job, arrivals, server)
         for description in inference.describe_wrong_answers(args.precision):
-            _log.warning("wrong result: %s", description)
-            job.wrong(description)
+            program.report_wrong(job, description)
         if device.type == "cuda":
             job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
 
 
-def _ahead(args: argparse.Namespace, device: torch.device) -> int:
+def _limit_ahead(args: argparse.Namespace, device: torch.device) -> int:
     """Return how many batches may be issued before the oldest of them is answered.
 
-    Several clients keep as many on the device. At a rate it is one: while the next is issued, no answer is noticed. So
-    it is on the CPU, for a decoder, whose tokens the host awaits, and for what comes over the network, which is put
-    where the answer before may still be read from.
+    Several clients keep as many on the device. At a rate it is one: while the next is issued, no answer is noticed. It
+    is one on the CPU, for a decoder, whose tokens the host awaits, and over HTTP, where the inputs of a batch are
+    written to memory that the one before may still read.
     """
     runs_ahead = args.arrival == "closed" and args.serve == "in_process" and not args.output_tokens
     return int(args.outstanding) if runs_ahead and device.type == "cuda" else 1
@@ -123,17 +122,17 @@ def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Modu
         from workloads.text.options import Task
 
         if args.step_mode == "cuda_graph" and not models.takes_graphs():
-            program.refuse("--step-mode cuda_graph needs transformers 5: earlier ones read the device in each step")
+            program.refuse("--step-mode cuda_graph needs transformers 5 or later; use eager or compile")
         num_classes = None if args.output_tokens else args.num_classes
         config = models.read_config(args.model, args.model_args, num_classes=num_classes)
         model = models.build(config, Task.causal_lm if args.output_tokens else Task.classification)
         positions = getattr(model.text_config, "max_position_embeddings", None)
         if positions is not None and args.sequence_tokens + args.output_tokens > positions:
             raise ValueError(
-                f"{args.model} has {positions} positions, too few for {args.sequence_tokens} tokens asked and "
-                f"{args.output_tokens} answered"
+                f"{args.model} has {positions} positions, too few for --sequence-tokens {args.sequence_tokens} and "
+                f"--output-tokens {args.output_tokens}"
             )
-    model = model.eval().to(device, program.autocast_dtype(args.precision) or torch.float32)
+    model = model.eval().to(device, program.choose_autocast(args.precision) or torch.float32)
     if _is_of_images(args) and args.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
@@ -144,7 +143,7 @@ def _is_of_images(args: argparse.Namespace) -> bool:
 
 
 def make_inputs(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> Inputs:
-    """Return what is asked: images [.., 3, px, px] in the precision of the model, or token ids [.., tokens]."""
+    """Return the requests: images [.., 3, px, px] in the precision of the model, or token ids [.., tokens]."""
     import torch
 
     from workloads.serving.inference import NUM_INPUTS, Inputs
@@ -157,7 +156,7 @@ def make_inputs(args: argparse.Namespace, model: torch.nn.Module, device: torch.
     else:
         shape = (rows, 3, args.image_px, args.image_px)
         tensor = torch.randn(shape, generator=generator) if args.source == "synthetic" else _digits(args, rows)
-        tensor = tensor.to(program.autocast_dtype(args.precision) or torch.float32)
+        tensor = tensor.to(program.choose_autocast(args.precision) or torch.float32)
         if args.channels_last:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
     return Inputs.arrange(tensor, args.batch_size, args.max_batch, device)
@@ -195,7 +194,7 @@ def build_inference(
     with torch.no_grad():
         if args.canary:
             job.phase("canary")
-            canary.check(job, device, program.autocast_dtype(args.precision), lambda: forward(examples[0]))
+            canary.check(job, device, program.choose_autocast(args.precision), lambda: forward(examples[0]))
         reference = torch.cat([forward(example).float().cpu() for example in examples])
     for number, output in enumerate(reference.reshape(inference.NUM_INPUTS, -1)):
         job.metric("first_output_norm", float(output.norm()), step=number)
@@ -209,8 +208,7 @@ def build_inference(
 
 
 def _describe(args: argparse.Namespace, job: client.NullJob, model: torch.nn.Module, device: torch.device) -> None:
-    """Record what runs, on what, with which versions; what is not there is left out."""
-    facts = program.recorded(args) | program.facts_of(device, model.parameters(), args.library)
+    facts = program.record_options(args) | program.describe_run(device, model.parameters(), args.library)
     absent = ("sequence_tokens", "output_tokens") if _is_of_images(args) else ("image_px", "channels_last")
     job.param(**{name: value for name, value in facts.items() if value is not None and name not in absent})
     job.param(**{"images_per_request" if _is_of_images(args) else "texts_per_request": args.batch_size})

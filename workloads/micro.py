@@ -24,8 +24,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     from workloads.rates import loop, operations
 
     job.phase("build")
-    device = program.device_of(args)
-    if operations.kind_of(args.operation) == "fma":
+    device = program.find_device(args)
+    if operations.find_kind(args.operation) == "fma":
         program.need_triton(device)
     program.set_arithmetic(args, "tf32" if args.operation == "tf32_tensor" else "fp32")
     size = operations.SIZES[device.type]
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     if args.array_mib is not None:
         size = dataclasses.replace(size, array_mib=args.array_mib, transfer_mib=args.array_mib)
     operation = operations.build(args.operation, device, size)
-    facts = {"work_per_call": f"{operation.work:.12g}"} | program.facts_of(device)
-    calls = operations.calls_of(args.operation, device) if args.calls is None else args.calls
+    facts = {"work_per_call": f"{operation.work:.12g}"} | program.describe_run(device)
+    calls = operations.count_calls(args.operation, device) if args.calls is None else args.calls
     loop.measure(args, job, operation, device, calls, args.operation, facts)
 
 

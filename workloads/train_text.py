@@ -10,19 +10,12 @@ import argparse
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 if __name__ == "__main__":  # by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
 from workloads.text.options import TrainText
-
-if TYPE_CHECKING:
-    import torch
-
-    from workloads.text.models import TextModel
-    from workloads.training.steps import Training
 
 # Of AdamW, from random weights and from trained ones.
 _RATE, _FINE_TUNING_RATE = 1e-4, 5e-5
@@ -32,12 +25,13 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """Set up, warm up, wait for the group, train."""
     job.phase("import")
     from workloads.text import models, text_data
-    from workloads.training.run import train
+    from workloads.training import recipes
+    from workloads.training.run import make_training, train
 
     job.phase("build")
-    device = program.device_of(args)
+    device = program.find_device(args)
     if args.step_mode == "cuda_graph" and not models.takes_graphs():
-        program.refuse("--step-mode cuda_graph needs transformers 5: earlier ones read the device in each step")
+        program.refuse("--step-mode cuda_graph needs transformers 5 or later; use eager or compile")
     program.set_arithmetic(args, args.precision)
     config = models.read_config(args.model, args.model_args, num_classes=args.num_classes, weights=args.weights)
     if args.sequence_tokens > config.max_position_embeddings:
@@ -49,29 +43,15 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     with closing(data):
         task, attention = args.options.task, args.attention
         model = models.build(config, task, weights=args.weights, attention=attention, padding=padding)
-        training = _training(args, model, device)
-        facts = program.recorded(args) | program.facts_of(device, model.parameters(), "transformers")
+        model = model.to(device)
+        rate = args.learning_rate
+        if rate is None:
+            rate = _RATE if args.weights is None else _FINE_TUNING_RATE
+        recipe = recipes.make_adamw(model, rate, is_captured=args.step_mode == "cuda_graph")
+        training = make_training(args, model, recipe, device)
+        facts = program.record_options(args) | program.describe_run(device, model.parameters(), "transformers")
         facts |= {"weights_digest": models.digest_weights(args.weights), "tokens_per_sequence": args.sequence_tokens}
         train(args, job, training, data, facts)
-
-
-def _training(args: argparse.Namespace, model: TextModel, device: torch.device) -> Training:
-    import torch
-
-    from workloads.training import recipes
-    from workloads.training.steps import Training
-
-    model = model.to(device)
-    rate = args.learning_rate
-    if rate is None:
-        rate = _RATE if args.weights is None else _FINE_TUNING_RATE
-    return Training(
-        model=model,
-        recipe=recipes.adamw(model, rate, is_captured=args.step_mode == "cuda_graph"),
-        scaler=torch.amp.GradScaler(device.type, enabled=args.precision == "fp16"),
-        device=device,
-        autocast=program.autocast_dtype(args.precision),
-    )
 
 
 if __name__ == "__main__":

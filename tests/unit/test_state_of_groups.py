@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from pipeline.prepare.device import nvml
-from pipeline.simulation.machine.state import Settings
+from pipeline.simulation.machine.state_file import Settings
 from pipeline.study import executor
 from tests.support.nvml_library import NvmlLibrary, installed
 from tests.support.rows import group

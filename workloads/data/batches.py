@@ -39,11 +39,9 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """Batches to train with, all full, and those to validate with.
+    """Batches to train with, all full, and those to validate with, if there are any.
 
-    Attributes:
-        validation: `None` where there is nothing to validate with.
-        is_made_up: the data shows nothing, so an accuracy would say nothing.
+    Made-up data has no accuracy.
     """
 
     train: Batches
@@ -51,7 +49,6 @@ class TrainingData:
     is_made_up: bool
 
     def close(self) -> None:
-        """End what delivers the batches."""
         self.train.close()
         if self.validation is not None:
             self.validation.close()
@@ -74,14 +71,7 @@ class PooledSamples(Dataset[Batch]):
 class DeviceBatches:
     """A handful of random batches that lie on the device from the start, in turn: no loader and no copy in a step.
 
-    Args:
-        make: makes so many samples.
-        samples: of an epoch.
-        batch_size: samples of a batch.
-        device: where they lie.
-
-    Raises:
-        ValueError: there is not one full batch.
+    `make` makes so many samples; `ValueError` if an epoch has not one full batch.
     """
 
     def __init__(self, make: Callable[[int], Batch], samples: int, batch_size: int, device: torch.device) -> None:

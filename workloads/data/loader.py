@@ -34,23 +34,12 @@ class EpochOrder(Sampler[int]):
 
 
 class Loader:
-    """Batches of a data set, epoch after epoch.
+    """Batches of a data set, epoch after epoch; `ValueError` if there is not one.
 
     For training, full batches in the order of the epoch; else all samples as they come. The workers are forked when the
     first epoch begins, which is at once for training, so that they read while other things are prepared: what is forked
-    after this process uses the GPU holds on to it as well. They live until `close`.
-
-    Args:
-        dataset: one with `__getitems__` returns whole batches.
-        options: batch size and workers.
-        seed: of the order.
-        is_training: for training.
-        pin_memory: batches lie in pinned memory.
-        collate: makes a batch of samples.
-        is_numbered: as of `EpochOrder`.
-
-    Raises:
-        ValueError: there is not one batch.
+    after this process uses the GPU holds on to it as well. They live until `close`. A data set with `__getitems__`
+    returns whole batches; of another one, `collate` makes them.
     """
 
     def __init__(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import operator
 import os
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from workloads.frameworks.task import Matrix
 
@@ -39,51 +40,46 @@ class Seen:
         return self.name if self.memory_mib is None else f"{self.name}, {self.memory_mib} MiB"
 
 
-class Framework(Protocol):
+class Framework(ABC):
     """A framework, or a server before one."""
 
     version: str
 
+    @abstractmethod
     def devices(self) -> Sequence[Seen]:
         """Return its GPUs, or else the CPU if it computes there, or else nothing."""
-        ...
+
+    @abstractmethod
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
+        """Return the product, computed on the device at this position, and the sum of its elements."""
 
     def why_no_gpu(self) -> str:
         """Return why it has no GPU, in its own words; empty if it does not tell."""
-        ...
+        return ""
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
-        """Return the product, computed on the device at this position, and the sum of its elements."""
-        ...
-
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """End the processes and files that it has begun."""
-        ...
 
 
-class Computing:
+class Computing(Framework):
     """A framework whose module is imported into this process."""
 
     module: str
 
     def __init__(self) -> None:
-        for name, value in _MODEST.items():
-            os.environ.setdefault(name, value)
-        with importing(self.module):
+        for name, setting in _MODEST.items():
+            os.environ.setdefault(name, setting)
+        with require_module(self.module):
             self.its = self.load()
         self.version = str(self.its.__version__)
 
+    @abstractmethod
     def load(self) -> Any:
-        raise NotImplementedError
-
-    def why_no_gpu(self) -> str:
-        return ""
-
-    def close(self) -> None: ...
+        """Import and return its module."""
 
 
 @contextmanager
-def importing(module: str) -> Iterator[None]:
+def require_module(module: str) -> Iterator[None]:
     """Turn the absence of a module into `NotInstalledError`; the absence of a part of it stays what it is."""
     try:
         yield
@@ -116,9 +112,9 @@ class Torch(Computing):
             return str(error)
         return ""
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
         device = f"cuda:{position}" if self.its.cuda.device_count() else "cpu"
-        factors = (self.its.tensor(factor, dtype=self.its.float32, device=device) for factor in (left, right))
+        factors = (self.its.tensor(factor, dtype=self.its.float32, device=device) for factor in (a, b))
         product = operator.matmul(*factors)
         return product.tolist(), float(product.sum().item())
 
@@ -149,10 +145,10 @@ class Jax(Computing):
             return str(error)
         return ""
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
         numpy = self.its.numpy
         with self.its.default_device(self.its.devices()[position]):
-            product = numpy.array(left, dtype="float32") @ numpy.array(right, dtype="float32")
+            product = numpy.array(a, dtype="float32") @ numpy.array(b, dtype="float32")
             return product.tolist(), float(product.sum())
 
 
@@ -181,9 +177,9 @@ class Cupy(Computing):
             return str(error)
         return ""
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
         with self.its.cuda.Device(position):
-            product = self.its.array(left, dtype="float32") @ self.its.array(right, dtype="float32")
+            product = self.its.array(a, dtype="float32") @ self.its.array(b, dtype="float32")
             return product.tolist(), float(product.sum())
 
 
@@ -209,10 +205,10 @@ class Tensorflow(Computing):
     def why_no_gpu(self) -> str:
         return "" if self.its.test.is_built_with_cuda() else "this build of tensorflow is without CUDA"
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
         device = f"/GPU:{position}" if self.its.config.list_physical_devices("GPU") else "/CPU:0"
         with self.its.device(device):
-            factors = (self.its.constant(factor, dtype=self.its.float32) for factor in (left, right))
+            factors = (self.its.constant(factor, dtype=self.its.float32) for factor in (a, b))
             product = self.its.linalg.matmul(*factors)
             return product.numpy().tolist(), float(self.its.reduce_sum(product).numpy())
 
@@ -236,9 +232,9 @@ class Paddle(Computing):
     def why_no_gpu(self) -> str:
         return "" if self.its.device.is_compiled_with_cuda() else "this build of paddle is without CUDA"
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
         self.its.device.set_device(f"gpu:{position}" if self.devices()[0].kind == GPU else "cpu")
-        factors = (self.its.to_tensor(factor, dtype="float32") for factor in (left, right))
+        factors = (self.its.to_tensor(factor, dtype="float32") for factor in (a, b))
         product = self.its.matmul(*factors)
         return product.numpy().tolist(), float(product.sum().item())
 

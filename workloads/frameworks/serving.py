@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from workloads.frameworks.computing import GPU, Seen, Torch, importing
+from workloads.frameworks.computing import GPU, Framework, Seen, Torch, require_module
 from workloads.frameworks.task import Matrix
 
 _LIMIT_S = 120.0
-# It reports its use to nobody, and waits for its own processes on a busy host.
+# It does not report its use, and waits for its own processes on a busy host.
 _RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300"}
 
 
-class Serving:
+class Serving(Framework):
     """A server that answers with what PyTorch computes."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class OverHttp(Serving):
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
-        product, total = _post(self._server.server_address[1], f"/{position}", [left, right])
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
+        product, total = _post(self._server.server_address[1], f"/{position}", [a, b])
         return product, total
 
     def close(self) -> None:
@@ -83,13 +83,13 @@ class Replica:
         return self.torch.compute(0, *json.loads(body)) if body else [asdict(device) for device in self.torch.devices()]
 
 
-class RayServe:
+class RayServe(Framework):
     """Ray Serve: a process for each device, which Ray makes visible to that one only."""
 
     def __init__(self) -> None:
         for name, value in _RAY_SETTINGS.items():
             os.environ.setdefault(name, value)
-        with importing("ray"):
+        with require_module("ray"):
             import ray
             from ray import serve
         self._ray, self._serve = ray, serve
@@ -98,7 +98,7 @@ class RayServe:
         num_gpus = sum(device.kind == GPU for device in torch.devices())
         # The paths of its sockets must be short.
         self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-        self._port = _free_port()
+        self._port = _find_free_port()
         try:
             self._ray.init(
                 address="local",
@@ -123,8 +123,8 @@ class RayServe:
     def why_no_gpu(self) -> str:
         return self._why_no_gpu
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
-        product, total = _post(self._port, f"/{position}", [left, right])
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
+        product, total = _post(self._port, f"/{position}", [a, b])
         return product, total
 
     def close(self) -> None:
@@ -139,19 +139,19 @@ class TritonServer(Serving):
 
     def __init__(self) -> None:
         super().__init__()
-        with importing("pytriton"):
+        with require_module("pytriton"):
             import numpy
             import pytriton
             from pytriton import client, triton
             from pytriton import model_config as model
-        self._client, self._numpy, self._port = client, numpy, _free_port()
+        self._client, self._numpy, self._port = client, numpy, _find_free_port()
         self.version = f"PyTriton {pytriton.__version__}, PyTorch {self.torch.version}"
         ports = triton.TritonConfig(
             http_address="127.0.0.1",
             http_port=self._port,
             grpc_address="127.0.0.1",
-            grpc_port=_free_port(),
-            metrics_port=_free_port(),
+            grpc_port=_find_free_port(),
+            metrics_port=_find_free_port(),
         )
         self._triton = triton.Triton(config=ports)
 
@@ -162,7 +162,7 @@ class TritonServer(Serving):
             self._triton.bind(
                 model_name=f"device{position}",
                 infer_func=functools.partial(self._answer, position),
-                inputs=[tensor("left", 2), tensor("right", 2)],
+                inputs=[tensor("a", 2), tensor("b", 2)],
                 outputs=[tensor("product", 2), tensor("total", 1)],
                 config=model.ModelConfig(batching=False),
             )
@@ -171,13 +171,13 @@ class TritonServer(Serving):
     def _answer(self, position: int, requests: Sequence[Any]) -> list[dict[str, Any]]:
         answers = []
         for request in requests:
-            product, total = self.torch.compute(position, request["left"].tolist(), request["right"].tolist())
+            product, total = self.torch.compute(position, request["a"].tolist(), request["b"].tolist())
             outputs = {"product": product, "total": [total]}
             answers.append({name: self._numpy.array(output, dtype="float32") for name, output in outputs.items()})
         return answers
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
-        factors = {"left": left, "right": right}
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
+        factors = {"a": a, "b": b}
         where = f"http://127.0.0.1:{self._port}"
         with self._client.ModelClient(where, f"device{position}", init_timeout_s=_LIMIT_S) as client:
             answer = client.infer_sample(**{name: self._numpy.array(m, dtype="float32") for name, m in factors.items()})
@@ -187,7 +187,7 @@ class TritonServer(Serving):
         self._triton.stop()
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port: int = bound.getsockname()[1]

@@ -21,21 +21,20 @@ _LARGEST = 3
 class Task:
     """Two square factors, the CPU's product of them, and the sum of its elements."""
 
-    left: Matrix
-    right: Matrix
+    a: Matrix
+    b: Matrix
     product: Matrix
     total: float
 
     @classmethod
     def make(cls, rows: int = ROWS, seed: int = 0) -> Task:
-        """Make the task with factors of so many rows."""
         numbers = random.Random(seed)  # noqa: S311  numbers, not secrets
-        left, right = (
+        a, b = (
             [[float(numbers.randint(-_LARGEST, _LARGEST)) for _ in range(rows)] for _ in range(rows)] for _ in range(2)
         )
-        columns = list(zip(*right, strict=True))
-        product = [[sum(map(mul, row, column)) for column in columns] for row in left]
-        return cls(left, right, product, sum(map(sum, product)))
+        columns = list(zip(*b, strict=True))
+        product = [[sum(map(mul, row, column)) for column in columns] for row in a]
+        return cls(a, b, product, sum(map(sum, product)))
 
     def describe_difference(self, product: Matrix, total: float) -> str:
         """Describe how an answer differs from the CPU's; empty if it does not."""

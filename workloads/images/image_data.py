@@ -19,10 +19,5 @@ _SOURCES = {
 
 
 def open_data(options: TrainTimm, seed: int, device: torch.device) -> TrainingData:
-    """Open the data of a training; it must be closed.
-
-    Raises:
-        FileNotFoundError: a file or folder of the data set is missing.
-        ValueError: the data set has more classes, or not one full batch.
-    """
+    """Open the data of a training; it must be closed."""
     return _SOURCES[options.source](options, seed, device)

@@ -58,7 +58,6 @@ class TrainTimm(Training):
     )
 
     def derive_values(self) -> Mapping[str, object]:
-        """Return the options that follow from others."""
         if self.autotune is not Autotune.auto:
             return {}
         return {"autotune": Autotune.in_turn if self.precision is Precision.fp32 else Autotune.off}
@@ -77,12 +76,13 @@ class TrainTimm(Training):
                 f"scaled up only; use image_px={native_px} or more"
             )
         if self.samples is not None and self.source in (DataSource.disk, DataSource.files):
-            raise ValueError("samples is for synthetic data; a data set on disk is used whole")
+            raise ValueError(
+                f"samples={self.samples} is for synthetic data, and source={self.source.name} uses all; leave it out"
+            )
         if self.image_px >= GPU_ONLY_PX and not device.is_gpu and not device.was_chosen:
             raise ValueError(f"it trains on {self.image_px}-pixel images and {NO_GPU}")
 
     def check_data(self) -> None:
-        """Refuse with `ValueError` data that is to be read and is not there."""
         made_up, folder = DataSource.synthetic_device, FACTS[self.dataset].folder
         if self.source is DataSource.files:
             made_up, folder = DataSource.synthetic_files, self.dataset.name
@@ -91,7 +91,6 @@ class TrainTimm(Training):
             self.find_folder(self.dataset.name, folder, remedy)
 
     def small(self) -> Tiny:
-        """Return what a rehearsal runs instead."""
         return Tiny(batch_size=min(self.batch_size, _MOST_IN_A_BATCH))
 
 

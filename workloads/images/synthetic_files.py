@@ -71,12 +71,12 @@ def find_or_make(dataset: Dataset, cache_root: str | Path | None) -> Path:
 def _make(folder: Path, kind: Kind) -> None:
     for label in range(kind.classes):
         (folder / f"{label:04}").mkdir()
-    for number, image in enumerate(_images(kind)):
+    for number, image in enumerate(_paint(kind)):
         image.save(folder / f"{number % kind.classes:04}" / f"{number:05}{kind.suffix}", **kind.options)
 
 
-def _images(kind: Kind) -> Iterator[Image.Image]:
-    """Coloured blots under noise, the same ones on every machine."""
+def _paint(kind: Kind) -> Iterator[Image.Image]:
+    """Yield coloured blots under noise, the same ones on every machine."""
     from PIL import Image
 
     random = np.random.default_rng(0)
@@ -86,6 +86,6 @@ def _images(kind: Kind) -> Iterator[Image.Image]:
         width, height = kind.sizes[number % len(kind.sizes)]
         coarse = random.integers(256, size=(height // _BLOT_PX, width // _BLOT_PX, 3), dtype=np.uint8)
         blots = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
-        top, left = random.integers(_NOISE_PX, size=2)
-        pixels: npt.NDArray[np.int16] = np.asarray(blots) + field[top : top + height, left : left + width]
+        y, x = random.integers(_NOISE_PX, size=2)
+        pixels: npt.NDArray[np.int16] = np.asarray(blots) + field[y : y + height, x : x + width]
         yield Image.fromarray(pixels.clip(0, 255).astype(np.uint8))

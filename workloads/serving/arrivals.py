@@ -8,10 +8,11 @@ import select
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Self
 
 from workloads import client
 from workloads.serving.generator import REQUEST, START
@@ -84,54 +85,53 @@ def derive_seed(seed: int, job: client.NullJob) -> int:
     return (seed * 1000 + job.block) * 1000 + job.index
 
 
-class Arrivals(Protocol):
+class Arrivals(ABC):
     """A source of requests, which also takes their answers. A context, which ends what sends them."""
 
-    def __enter__(self) -> Arrivals: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
+    @abstractmethod
     def begin(self, start_ns: int) -> None:
         """Let requests come from an instant on."""
-        ...
 
+    @abstractmethod
     def take(self, timeout_s: float = 0.0) -> Sequence[AnyRequest]:
         """Return the requests that have come; if none has, wait so long for one."""
-        ...
 
-    def answered(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
+    @abstractmethod
+    def record_answer(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
         """Take an answer, which was computed in a batch of this size."""
-        ...
 
-    def unanswered(self, request: AnyRequest) -> None:
+    @abstractmethod
+    def record_failure(self, request: AnyRequest) -> None:
         """Record a request that will not be answered."""
-        ...
 
+    @abstractmethod
     def stop(self) -> None:
         """Let no more requests come; `take` returns those that were sent before."""
-        ...
 
     def may_come(self) -> bool:
         """Return whether requests that were sent before the stop may still be on their way."""
-        ...
+        return False
 
 
-class LocalArrivals:
+class LocalArrivals(Arrivals):
     """Requests that are known to the job: an answer is there when it is computed, and is recorded then."""
 
     def __init__(self, job: client.NullJob) -> None:
         self._job = job
 
-    def answered(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
+    def record_answer(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
         self._job.request(
             request.intended_ns, request.sent_ns, begun_ns, done_ns, answer.first_token_ns, answer.tokens, batch
         )
 
-    def unanswered(self, request: AnyRequest) -> None:
+    def record_failure(self, request: AnyRequest) -> None:
         self._job.request(request.intended_ns, request.sent_ns, 0, 0)
-
-    def may_come(self) -> bool:
-        return False
 
 
 class ClosedLoop(LocalArrivals):
@@ -142,11 +142,6 @@ class ClosedLoop(LocalArrivals):
         self._outstanding, self._num_unsent = process.outstanding, process.count or sys.maxsize
         self._new: list[Request] = []
 
-    def __enter__(self) -> ClosedLoop:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
     def begin(self, start_ns: int) -> None:
         for _ in range(self._outstanding):
             self._send(start_ns)
@@ -155,8 +150,8 @@ class ClosedLoop(LocalArrivals):
         new, self._new = self._new, []
         return new
 
-    def answered(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
-        super().answered(request, begun_ns, done_ns, answer, batch)
+    def record_answer(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
+        super().record_answer(request, begun_ns, done_ns, answer, batch)
         self._send(done_ns)
 
     def _send(self, at_ns: int) -> None:
@@ -177,7 +172,7 @@ class OpenLoop(LocalArrivals):
         arguments = [process.kind, repr(process.rate_per_s), str(process.seed), str(process.count)]
         self._argv = [sys.executable, "-S", "-E", str(_GENERATOR), *arguments]
 
-    def __enter__(self) -> OpenLoop:
+    def __enter__(self) -> Self:
         self._process = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -187,7 +182,7 @@ class OpenLoop(LocalArrivals):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        super().__exit__()
         self._output.close()
         self._process.wait()
 

@@ -72,7 +72,7 @@ class BatchServer:
         while self._issued:
             self._complete()
         for request in self._waiting:
-            self._arrivals.unanswered(request)
+            self._arrivals.record_failure(request)
 
     def _turn(self, *, is_last: bool = False) -> None:
         """Issue what may be issued, else wait for an answer, else for requests."""
@@ -100,5 +100,5 @@ class BatchServer:
         # What is issued ahead begins when what was issued before it is done.
         begun_ns, self.last_ns = max(begun_ns, self.last_ns), done_ns
         for request in batch:
-            self._arrivals.answered(request, begun_ns, done_ns, answer, len(batch))
+            self._arrivals.record_answer(request, begun_ns, done_ns, answer, len(batch))
         self.num_answered += len(batch)

@@ -4,7 +4,7 @@
 
 The start comes over standard input, as 8 bytes: an instant of CLOCK_MONOTONIC in nanoseconds. From there on each
 request leaves at its instant, as a record on standard output: when it was to be sent, and when it was. It ends when
-standard input closes, as it does when whoever started it dies.
+standard input closes, as it does when its parent dies.
 """
 
 from __future__ import annotations

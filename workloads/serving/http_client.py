@@ -53,11 +53,7 @@ _REST_S = 0.01
 
 
 class _Connection:
-    """One connection, and the request that it waits for.
-
-    Attributes:
-        is_kept: whether the server takes another request over it.
-    """
+    """One connection, and the request that it waits for; `is_kept` if the server takes another one over it."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -71,7 +67,6 @@ class _Connection:
         self.is_kept = True
 
     def send(self, intended_ns: int, request: bytes) -> None:
-        """Begin a request."""
         self.intended_ns, self.sent_ns = intended_ns, time.monotonic_ns()
         self.unsent, self.received = memoryview(request), b""
         self.push()
@@ -82,11 +77,7 @@ class _Connection:
             self.unsent = self.unsent[self.socket.send(self.unsent) :]
 
     def answer(self) -> bytes | None:
-        """Return the record of the request, if its answer is complete.
-
-        Raises:
-            OSError: it will never be.
-        """
+        """Return the record of the request, if its answer is complete; `OSError` if it will never be."""
         is_closed = False
         with contextlib.suppress(BlockingIOError):
             data = self.socket.recv(1 << 16)
@@ -177,7 +168,6 @@ class Client:
         self.num_sent = self.num_over = self.num_failed = 0
 
     def send(self, intended_ns: int) -> None:
-        """Send the next request now."""
         request = self._requests[self.num_sent % len(self._requests)]
         self.num_sent += 1
         connection = self._free.pop() if self._free else self._connect()
@@ -244,7 +234,6 @@ class Client:
             self._write(record)
 
     def _fail(self, intended_ns: int, sent_ns: int) -> None:
-        """Record a request that was not answered."""
         self.num_failed += 1
         self._write(REQUEST.pack(intended_ns, sent_ns, 0, 0, 0, 0, 1))
 

@@ -28,9 +28,7 @@ Forward = Callable[[Tensor], Tensor]
 class Inputs:
     """Requests on the host: `NUM_INPUTS`, and the first of them again as far as a batch reaches beyond the last.
 
-    Attributes:
-        tensor: of all requests, one after another in the first dimension.
-        rows_per_request: of its rows.
+    They lie one after another in the first dimension of `tensor`.
     """
 
     tensor: Tensor
@@ -63,11 +61,7 @@ class Inputs:
 class Inference:
     """Answers of a model that maps inputs to logits, computed in the precision of the model.
 
-    Args:
-        forward: eager, compiled or replayed.
-        inputs: the requests.
-        reference: the answers to the first `NUM_INPUTS` of them.
-        device: of the model.
+    `reference` has the answers to the first `NUM_INPUTS` requests.
     """
 
     def __init__(self, forward: Forward, inputs: Inputs, reference: Tensor, device: torch.device) -> None:
@@ -100,7 +94,6 @@ class Inference:
         return event
 
     def wait(self, issued: Any) -> Answer:
-        """Wait until these answers are on the host."""
         if issued is not None:
             issued.synchronize()
             self._free_events.append(issued)

@@ -8,17 +8,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import uvicorn
 
 from workloads import client
-from workloads.serving.arrivals import Answer, AnyRequest, ArrivalProcess, HttpRequest
+from workloads.serving.arrivals import Answer, AnyRequest, ArrivalProcess, Arrivals, HttpRequest
 from workloads.serving.http_client import REPLY
 from workloads.serving.request_sender import Sender
 
 
-class HttpLoop:
+class HttpLoop(Arrivals):
     """The server, and the process that sends these bodies to it; both end with the context."""
 
     def __init__(self, job: client.NullJob, bodies: Sequence[bytes], process: ArrivalProcess) -> None:
@@ -28,7 +28,7 @@ class HttpLoop:
         self._arrived: deque[HttpRequest] = deque()
         self._has_arrived = threading.Event()
 
-    def __enter__(self) -> HttpLoop:
+    def __enter__(self) -> Self:
         # With its protocol said: else asyncio does not switch off Nagle's algorithm, and each answer waits 40 ms.
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.bind(("127.0.0.1", 0))
@@ -41,7 +41,7 @@ class HttpLoop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        super().__exit__()
         self._server.should_exit = self._server.force_exit = True
         self._serving.join()
         self._sender.join()
@@ -50,11 +50,7 @@ class HttpLoop:
         self._sender.begin(start_ns)
 
     def take(self, timeout_s: float = 0.0) -> Sequence[HttpRequest]:
-        """Return the requests that have come; if none has, wait so long for one.
-
-        Raises:
-            RuntimeError: the process that sends them has ended.
-        """
+        """Return the requests that have come; `RuntimeError` if the process that sends them has ended."""
         if not self._arrived and timeout_s > 0:
             self._has_arrived.wait(timeout_s)
             if not self._arrived:
@@ -62,11 +58,11 @@ class HttpLoop:
         self._has_arrived.clear()
         return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
-    def answered(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
+    def record_answer(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
         assert isinstance(request, HttpRequest)
         request.reply(REPLY.pack(begun_ns, answer.first_token_ns, answer.tokens, batch))
 
-    def unanswered(self, request: AnyRequest) -> None:
+    def record_failure(self, request: AnyRequest) -> None:
         """Do nothing: the client records that its connection closed."""
 
     def may_come(self) -> bool:

@@ -32,10 +32,6 @@ class Sender:
         requests: with their heads.
         process: how they come.
         epoch_requests: requests an epoch, if epochs are to be reported.
-
-    Attributes:
-        num_over: requests that were answered, or never will be.
-        num_failed: those that never will be.
     """
 
     def __init__(
@@ -76,7 +72,6 @@ class Sender:
         self.join()
 
     def begin(self, start_ns: int) -> None:
-        """Let requests come from an instant on."""
         self._epoch_began_ns = start_ns
         self._input.write(START.pack(start_ns))
         self._input.flush()
@@ -92,15 +87,10 @@ class Sender:
         return not self._recording.is_alive()
 
     def is_waiting(self) -> bool:
-        """Return whether it still waits for answers, or sends."""
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Refuse an end that nobody asked for.
-
-        Raises:
-            RuntimeError: it has ended, and nobody has stopped it, or some of a fixed number were not answered.
-        """
+        """Raise `RuntimeError` if it has ended unasked, or if some of a fixed number of requests were not answered."""
         if self._input.closed or self._recording.is_alive():
             return
         status = self._process.wait()

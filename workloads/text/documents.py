@@ -30,11 +30,7 @@ class Documents:
 class LanguageReference:
     """Python's language reference, whose topics are the classes: all of them, or those with the most text.
 
-    Attributes:
-        digest: changes with the texts.
-
-    Raises:
-        ValueError: there are fewer topics.
+    The digest changes with the texts; `ValueError` if there are fewer topics.
     """
 
     def __init__(self, num_topics: int | None) -> None:
@@ -54,11 +50,7 @@ class LanguageReference:
 class TextFolder:
     """A folder with a folder of text files for each class, or with two such folders, `train` and `val`.
 
-    Attributes:
-        digest: changes with the files.
-
-    Raises:
-        FileNotFoundError, ValueError: as of `list_halves`.
+    The digest changes with the files.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -29,8 +29,7 @@ class TextModel(nn.Module):
 
     Attributes:
         model: with `generate` and the like.
-        config: of transformers.
-        text_config: the part of it that is of text, where others are of images or sound.
+        text_config: the part of the configuration for text, where others are for images or sound.
         padding: the id of tokens that no other looks at; `None` where sequences are full, or no token looks ahead.
     """
 
@@ -69,14 +68,8 @@ def read_config(
 ) -> Any:
     """Return transformers' configuration of a model, that of its weights if it has some.
 
-    Args:
-        kind: `model_type` of transformers: `bert`, `distilbert`, `gpt2`.
-        arguments: what differs from the defaults of that kind, such as `hidden_size`.
-        num_classes: of a classification.
-        weights: folder of a trained model.
-
-    Raises:
-        ValueError: there is no such kind of model, or the weights are of another one.
+    `kind` is a `model_type` of transformers, `arguments` differ from its defaults; `ValueError` if there is no such
+    kind, or if the weights are of another model.
     """
     _prepare()
     from transformers import AutoConfig
@@ -100,13 +93,10 @@ def build(
 
     Args:
         config: of `read_config`.
-        task: the task of its head.
+        task: of its head.
         weights: folder of a trained model.
         attention: `sdpa`, torch's fused attention, or `eager`, product by product.
         padding: the id of the tokens that fill short sequences up, if there are any.
-
-    Raises:
-        OSError: the weights cannot be read.
     """
     import transformers
 

@@ -67,22 +67,26 @@ class TrainText(Training):
     learning_rate: float | None = option(None, help="learning rate; 1e-4, with weights 5e-5, if not given")
 
     def packages(self) -> tuple[str, ...]:
-        """Return the distributions that the options need."""
         return ("transformers",)
 
     def check(self, device: Device) -> None:
         super().check(device)
         decodes = self.model is TextModel.gpt2
         if decodes != (self.task is Task.causal_lm):
-            fitting = "causal_lm" if decodes else "classification and masked_lm"
-            raise ValueError(f"task={self.task.name} is not for model={self.model.name}, which is for {fitting}")
-        if (self.task is Task.classification) != (self.num_classes is not None):
-            raise ValueError(f"num_classes={self.num_classes}: task=classification needs it, other tasks have none")
+            fitting = "causal_lm" if decodes else "classification or masked_lm"
+            raise ValueError(f"task={self.task.name} does not fit model={self.model.name}; use {fitting}")
+        if self.task is Task.classification and self.num_classes is None:
+            raise ValueError("task=classification needs num_classes; add it")
+        if self.task is not Task.classification and self.num_classes is not None:
+            raise ValueError(f"num_classes={self.num_classes} has no effect with task={self.task.name}; leave it out")
         if self.weights == "":
             raise ValueError("weights are not given; workload.weights=FOLDER names the folder of a trained model")
         self._check_source()
         if self.task is Task.classification and self.sequence_tokens < _LEAST_TOKENS:
-            raise ValueError(f"sequence_tokens={self.sequence_tokens} leaves no token of a text to classify")
+            raise ValueError(
+                f"sequence_tokens={self.sequence_tokens} leaves no token of a text to classify; "
+                f"use {_LEAST_TOKENS} or more"
+            )
         if self.weights is None:
             self._check_positions(self.model_args)
         width = self.model_args.get(_WIDTHS[self.model], _USUAL_WIDTH)
@@ -102,11 +106,11 @@ class TrainText(Training):
         name, positions = count_positions(self.model, config)
         if positions is not None and self.sequence_tokens > positions:
             raise ValueError(
-                f"sequence_tokens={self.sequence_tokens} is more than the {positions} positions of the model ({name})"
+                f"sequence_tokens={self.sequence_tokens} is more than the {positions} positions of the model ({name}); "
+                "use fewer"
             )
 
     def check_data(self) -> None:
-        """Refuse with `ValueError` data and weights that are to be read and are not there."""
         if self.weights:
             self._check_weights(Path(self.weights))
         if self.source is DataSource.files:
@@ -121,7 +125,9 @@ class TrainText(Training):
             if not (folder / name).is_file():
                 raise ValueError(f"weights={folder} holds no {name}; give a folder that save_pretrained made")
         if not any(path for suffix in ("safetensors", "bin") for path in folder.glob(f"*.{suffix}")):
-            raise ValueError(f"weights={folder} holds no weights (*.safetensors, *.bin)")
+            raise ValueError(
+                f"weights={folder} holds no weights (*.safetensors, *.bin); give a folder that save_pretrained made"
+            )
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             kind = config["model_type"]
@@ -130,7 +136,7 @@ class TrainText(Training):
                 f"weights={folder}: config.json is not of a model: {type(error).__name__}: {error}"
             ) from error
         if kind != self.model.name:
-            raise ValueError(f"weights={folder} are of a {kind}, and model={self.model.name}")
+            raise ValueError(f"weights={folder} are of a {kind}, and model={self.model.name}; use model={kind}")
         for name, value in self.model_args.items():
             if name in config and config[name] != value:
                 raise ValueError(
@@ -140,7 +146,6 @@ class TrainText(Training):
         self._check_positions(config)
 
     def small(self) -> TinyText:
-        """Return what a rehearsal runs instead."""
         return TinyText(
             batch_size=min(self.batch_size, _MOST_IN_A_BATCH), sequence_tokens=min(self.sequence_tokens, _MOST_TOKENS)
         )

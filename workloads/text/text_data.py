@@ -44,15 +44,8 @@ def open_data(
 ) -> tuple[TrainingData, int | None]:
     """Open the data of a training, which must be closed; also return the id that fills short sequences up, if any.
 
-    Args:
-        options: of the training.
-        seed: of order, masks and made-up data.
-        vocabulary_size: as many tokens as the model can tell apart.
-        device: where batches go.
-
-    Raises:
-        FileNotFoundError: a file or folder is missing.
-        ValueError: the data has more classes, less text or fewer samples than needed, or more tokens than the model.
+    `ValueError` if the data has more classes, less text or fewer samples than needed, or more tokens than the model
+    knows.
     """
     if options.source in (DataSource.synthetic_host, DataSource.synthetic_device):
         return _open_synthetic(options, seed, vocabulary_size, device), None

@@ -42,11 +42,7 @@ _EVERY = 5
 class Vocabulary:
     """The facts of a tokeniser that a model needs.
 
-    Attributes:
-        file: of the tokeniser.
-        digest: of that file.
-        size: the number of its tokens.
-        padding, begin, end, mask: ids of special tokens; a tokeniser of a decoder has an end only.
+    The digest is that of the file; of the special tokens, a tokeniser of a decoder has an end only.
     """
 
     file: Path
@@ -66,7 +62,6 @@ class Rows:
     labels: Labels | None
 
     def select(self, rows: npt.NDArray[Any]) -> Rows:
-        """Return the samples that an index or a mask names."""
         return Rows(ids=self.ids[rows], labels=None if self.labels is None else self.labels[rows])
 
 
@@ -92,12 +87,7 @@ def train_vocabulary(model_tokens: int, cache: Path) -> Vocabulary:
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """Return the tokeniser of a folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it has no token for the end of a text.
-    """
+    """Return the tokeniser of a folder."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise FileNotFoundError(f"{folder} holds no tokenizer.json")
@@ -121,10 +111,7 @@ def tokenise(source: Source, vocabulary: Vocabulary, length: int, cache: Path, *
     """Return samples of `length` tokens, made now if they are not there.
 
     Of a stream, all texts one after another are cut, without classes. Else each text is a sample, cut or filled up; a
-    long text is as many as fill it.
-
-    Raises:
-        ValueError: there is not that much text.
+    long text is as many as fill it. `ValueError` if there is too little text.
     """
     kind = "stream" if is_stream else "samples"
     parts = [_VERSION, source.digest, vocabulary.digest, length]
@@ -176,7 +163,9 @@ def _cut_samples(
 ) -> Rows:
     begin, end, padding = vocabulary.begin, vocabulary.end, vocabulary.padding
     if begin is None or padding is None:
-        raise ValueError(f"{vocabulary.file} has no {_BEGIN} and {_PADDING}: it is not of a model that classifies")
+        raise ValueError(
+            f"{vocabulary.file} has no {_BEGIN} and {_PADDING}; use the weights of a model that classifies"
+        )
     room = length - 2
     ids: list[list[int]] = []
     labels: list[int] = []

@@ -10,7 +10,7 @@ import torch
 
 from workloads import client
 from workloads.data.batches import IGNORED, Batches, TrainingData
-from workloads.training.steps import LossRecord, Step, StepClock, Training
+from workloads.training.training_steps import LossRecord, Step, StepClock, Training
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +39,7 @@ class Trainer:
         self._first_losses_sent = False
 
     def train(self) -> None:
-        """Train to the end.
-
-        Raises:
-            NonFiniteLossError: the mean loss of an epoch, or of the part done when told to stop, is not finite.
-        """
+        """Train to the end; `NonFiniteLossError` if the mean loss of an epoch, or of the part of one, is not finite."""
         done = 0
         while not self._job.stopping and (self._epochs == 0 or done < self._epochs):
             started_ns = time.monotonic_ns()
@@ -68,7 +64,7 @@ class Trainer:
             self._losses.add(loss)
             if self._recipe.reads_loss:
                 loss.item()
-            self._clock.issued(len(labels), number)
+            self._clock.note_issued(len(labels), number)
             num_steps += 1
         return num_steps == self._data.train.num_batches
 

@@ -11,10 +11,10 @@ from typing import Any
 import pynvml
 
 from pipeline.simulation.machine import codes, queries
-from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance, StateFile
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import ComputeInstance, Gpu, GpuInstance, StateFile
 
 _NOT_AVAILABLE = 0xFFFFFFFF  # Source: nvml.h, NVML_VALUE_NOT_AVAILABLE as an unsigned int
 
@@ -38,7 +38,7 @@ class Calls:
     """
 
     def __init__(self, state_file: Path) -> None:
-        self.functions: dict[str, Callable[..., int | None]] = dict.fromkeys(_NOT_SUPPORTED, _not_supported)
+        self.functions: dict[str, Callable[..., int | None]] = dict.fromkeys(_NOT_SUPPORTED, _refuse_unsupported)
         methods = [name for name in dir(type(self)) if name.startswith("_nvml")]
         self.functions |= {name.removeprefix("_"): getattr(self, name) for name in methods}
         self.driver = Driver(StateFile(state_file))
@@ -68,7 +68,6 @@ class Calls:
             return error.code
 
     def _gpu_index(self, arguments: Sequence[Any]) -> int | None:
-        """Return the GPU of a call: that of the handle which is its first argument."""
         handle = arguments[0] if arguments else None
         if not isinstance(handle, ctypes._Pointer) or not handle:
             return None
@@ -111,7 +110,7 @@ class Calls:
             handle.contents = self._structures[meaning]
 
 
-def _not_supported(*_: object) -> int:
+def _refuse_unsupported(*_: object) -> int:
     return codes.NOT_SUPPORTED
 
 
@@ -130,6 +129,6 @@ def number(argument: Any) -> int:
     return int(getattr(argument, "value", argument))
 
 
-def known(value: int | None) -> int:
+def encode_count(value: int | None) -> int:
     """Return a count for a field of a structure; NVML's "not available" where the table does not know it."""
     return _NOT_AVAILABLE if value is None else value

@@ -1,8 +1,8 @@
 """The library beneath pynvml: the C functions of libnvidia-ml, by ctypes signature, over the simulated driver.
 
-What only hardware could know (power, clocks, utilisation, energy, temperature, GPM counters) is answered by the
-machine's sources of readings, and "not supported" without one; functions that the project does not call are not found,
-as those of a newer driver.
+Sensors and counters (power, clocks, utilisation, energy, temperature, GPM) are those of the machine's sources of
+readings, and "not supported" without one. Functions that the project does not call are not found, like those of a newer
+driver.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import pynvml
 
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
-from pipeline.simulation.machine.state import mig_uuid
+from pipeline.simulation.machine.state_file import mig_uuid
 from pipeline.simulation.nvml.calls import fill, number, pointee
-from pipeline.simulation.nvml.gpm import GpmCalls
-from pipeline.simulation.nvml.mig import MigCalls
+from pipeline.simulation.nvml.gpm_calls import GpmCalls
+from pipeline.simulation.nvml.mig_calls import MigCalls
 from pipeline.simulation.nvml.sensors import SensorCalls
 
 _MIB = 2**20

@@ -14,7 +14,7 @@ import pynvml
 from pipeline.simulation.machine import codes, readings
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import Settings
+from pipeline.simulation.machine.state_file import Settings
 from pipeline.simulation.nvml.calls import Calls, fill, number, pointee
 
 _CLOCKS = {pynvml.NVML_CLOCK_SM: Quantity.SM_CLOCK, pynvml.NVML_CLOCK_MEM: Quantity.MEMORY_CLOCK}

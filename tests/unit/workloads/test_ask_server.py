@@ -101,7 +101,7 @@ def _wait_until_it_listens(server, *_):
     end_s = time.monotonic() + 60
     while time.monotonic() < end_s:
         with contextlib.suppress(OSError):
-            server._said("/", None, 10)
+            server._request("/", None, 10)
             return
         time.sleep(0.02)
 

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
 from workloads import client, framework, program
-from workloads.frameworks.computing import CPU, GPU, NotInstalledError, Seen, importing
+from workloads.frameworks.computing import CPU, GPU, NotInstalledError, Seen, require_module
 from workloads.frameworks.options import Framework
 from workloads.frameworks.task import Matrix, Task
 
@@ -117,9 +117,9 @@ def test_every_partial_sum_of_the_task_is_exact_in_fp32():
 def test_what_is_missing_within_a_framework_is_no_missing_framework(tmp_path, monkeypatch):
     (tmp_path / "half_installed.py").write_text("import not_there_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"), importing("half_installed"):
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"), require_module("half_installed"):
         import half_installed  # noqa: F401
-    with pytest.raises(NotInstalledError, match="no_such_framework"), importing("no_such_framework"):
+    with pytest.raises(NotInstalledError, match="no_such_framework"), require_module("no_such_framework"):
         import no_such_framework.part  # noqa: F401
 
 

@@ -98,7 +98,7 @@ def test_cifar10(tmp_path, protocol):
 def test_missing_files_are_named_with_the_layout(tmp_path):
     write_cifar10(tmp_path)
     (tmp_path / "cifar-10-batches-py" / "data_batch_4").unlink()
-    with pytest.raises(FileNotFoundError, match=r"data_batch_4: .* must hold data_batch_1 to data_batch_5"):
+    with pytest.raises(FileNotFoundError, match=r"data_batch_4 not found; .* must hold data_batch_1 to data_batch_5"):
         read_cifar10(tmp_path)
     with pytest.raises(FileNotFoundError, match="train_data_batch_1 to train_data_batch_10 and val_data"):
         read_imagenet64(tmp_path, None)

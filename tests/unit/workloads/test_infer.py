@@ -118,8 +118,8 @@ def test_a_decoder_has_a_first_token_and_others(monkeypatch):
 )
 def test_only_what_several_clients_asked_is_issued_before_the_answer_before_is_there(flags, ahead):
     args = program.parse(Infer, [*NETWORK[:2], *flags])
-    assert infer._ahead(args, torch.device("cuda", 0)) == ahead
-    assert infer._ahead(args, torch.device("cpu")) == 1
+    assert infer._limit_ahead(args, torch.device("cuda", 0)) == ahead
+    assert infer._limit_ahead(args, torch.device("cpu")) == 1
 
 
 def test_equal_jobs_say_the_same():
@@ -151,7 +151,7 @@ def test_an_answer_that_goes_wrong_in_the_run_is_reported(monkeypatch):
         (["--rate-per-s", "5"], "rate_per_s=5 needs an arrival process"),
         (["--arrival", "poisson", "--rate-per-s", "0"], "needs a rate above 0, and rate_per_s is 0"),
         (["--arrival", "poisson", "--rate-per-s", "inf"], "needs a rate above 0, and rate_per_s is inf"),
-        (["--output-tokens", "4"], "needs library=transformers"),
+        (["--output-tokens", "4"], "use library=transformers"),
         (["--step-mode", "cuda_graph", "--max-batch", "2", "--outstanding", "2"], "replays one shape"),
     ],
 )
@@ -166,7 +166,7 @@ def test_wrong_arguments_end_with_status_2(flags, message, capsys):
     ("flags", "error", "why"),
     [
         ([*BERT, "max_position_embeddings=8"], UsageError, "13 are more than the 8 positions of the model"),
-        (GEMMA, ValueError, "gemma3 has 12 positions, too few for 13 tokens"),
+        (GEMMA, ValueError, "gemma3 has 12 positions, too few for --sequence-tokens 13"),
     ],
 )
 def test_a_text_longer_than_the_model_has_positions_is_an_error(flags, error, why):

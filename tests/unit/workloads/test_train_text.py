@@ -48,8 +48,8 @@ def language_flags(cache: Path, model: str, task: str) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["--model", "gpt2"], "task=classification is not for model=gpt2"),
-        (["--task", "masked_lm"], "task=classification needs it, other tasks have none"),
+        (["--model", "gpt2"], "task=classification does not fit model=gpt2"),
+        (["--task", "masked_lm"], "has no effect with task=masked_lm; leave it out"),
         (["--source", "files"], "pydoc comes with Python; use source=disk"),
         (["--step-mode", "cuda_graph"], "needs a GPU"),
     ],

@@ -28,8 +28,8 @@ from pipeline.prepare.mig.state import read_state
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import placement
-from pipeline.simulation.machine.state import GpuInstance, State, StateFile
-from pipeline.simulation.smi import program as nvidia_smi
+from pipeline.simulation.machine.state_file import GpuInstance, State, StateFile
+from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 from tests.support.simulated import Machine

@@ -9,7 +9,7 @@ import pynvml
 from pipeline.base.domain.mig_table import GiProfile
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
-from pipeline.simulation.nvml.calls import Calls, fill, known, number, pointee
+from pipeline.simulation.nvml.calls import Calls, encode_count, fill, number, pointee
 
 # The first number that driver 580 does not take for a profile. Source: H100 80GB, driver 580.159.04.
 _NUM_PROFILE_ENUMS = 17
@@ -27,7 +27,7 @@ class MigCalls(Calls):
         gpu, instance, ci = self.mig_device(handle)
         profile, target = queries.profile_of(gpu, instance), pointee(attributes)
         part = queries.find_ci_profile(profile, ci.profile_id)
-        target.multiprocessorCount = known(part.num_multiprocessors)
+        target.multiprocessorCount = encode_count(part.num_multiprocessors)
         target.gpuInstanceSliceCount, target.computeInstanceSliceCount = profile.compute_slices, part.compute_slices
         target.memorySizeMB = profile.capacity_mib
 
@@ -61,7 +61,7 @@ class MigCalls(Calls):
         if not gpu.mig_current:
             raise DriverError(codes.NOT_SUPPORTED)
         profile = queries.find_profile(gpu, number(profile_id))
-        instances = [instance for instance in queries.listed(gpu) if instance.profile_id == profile.id]
+        instances = [instance for instance in queries.sort_as_listed(gpu) if instance.profile_id == profile.id]
         fill(count, len(instances))
         for position, instance in enumerate(instances):
             self.point(array[position], "gi", index, instance.id)
@@ -82,7 +82,7 @@ class MigCalls(Calls):
 def _fill_profile(info: Any, profile: GiProfile) -> None:
     info.id, info.isP2pSupported = profile.id, 0
     info.sliceCount, info.instanceCount = profile.compute_slices, profile.max_instances
-    info.multiprocessorCount, info.memorySizeMB = known(profile.num_multiprocessors), profile.capacity_mib
-    info.copyEngineCount, info.decoderCount = known(profile.num_copy), known(profile.num_decoder)
-    info.encoderCount, info.jpegCount = known(profile.num_encoder), known(profile.num_jpeg)
-    info.ofaCount = known(profile.num_ofa)
+    info.multiprocessorCount, info.memorySizeMB = encode_count(profile.num_multiprocessors), profile.capacity_mib
+    info.copyEngineCount, info.decoderCount = encode_count(profile.num_copy), encode_count(profile.num_decoder)
+    info.encoderCount, info.jpegCount = encode_count(profile.num_encoder), encode_count(profile.num_jpeg)
+    info.ofaCount = encode_count(profile.num_ofa)

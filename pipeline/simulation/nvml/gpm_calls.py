@@ -1,6 +1,6 @@
 """The GPM functions of the library beneath pynvml: samples are taken, counters read what a source of readings says.
 
-Without a source nobody could know what the units of a GPU do that is not there: each metric is not supported.
+Without a source, no metric is supported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pynvml
 from pipeline.simulation.machine import codes, queries, readings
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import Gpu, State
+from pipeline.simulation.machine.state_file import Gpu, State
 from pipeline.simulation.nvml.calls import Calls, number, pointee
 
 # Source: nvml.h: plain numbers, unlike the versions of most structures, which have the size in them.
