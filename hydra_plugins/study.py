@@ -183,8 +183,8 @@ class StudyLauncher(Launcher):
                 raise
             chosen = " ".join(str(override.input_line) for override in choices)
             raise ConfigError(
-                f"{command_line.explain(error)} (in the combination with {chosen}; use blocks of an experiment file for "
-                "settings of some combinations)"
+                f"{command_line.explain(error)} (in the combination with {chosen}; use blocks of an experiment file "
+                "for settings of some combinations)"
             ) from error
         if settings := self.config.hydra.sweeper.get("small"):
             fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}
