@@ -16,7 +16,7 @@ _SCHEMA = re.compile(r"schema/((?:\w+\.)+\w+?)(?:\.yaml)?")
 
 
 class OptionClasses(ConfigSource):
-    """Finds classes by their dotted names, as schemas."""
+    """A source of classes, by their dotted names, as schemas."""
 
     @staticmethod
     def scheme() -> str:
@@ -42,7 +42,7 @@ class OptionClasses(ConfigSource):
 
 
 class OptionClassesPath(SearchPathPlugin):
-    """Puts the option classes on the search path."""
+    """The entry of the option classes in the search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("collocation", "options://")

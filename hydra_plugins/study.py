@@ -45,7 +45,7 @@ _EITHER = {"degree": "mix", "mix": "degree"}
 
 
 class StudySweeper(Sweeper):
-    """Expands the command line and the blocks of an experiment file into jobs, and launches all of them at once."""
+    """A sweeper that expands command line and blocks into jobs, and launches all of them at once."""
 
     def __init__(self, instead: dict[str, Any], small: dict[str, Any]) -> None:
         self.instead, self.small = instead, small
@@ -139,7 +139,7 @@ def _exit_unless_0(status: int) -> None:
 
 
 class StudyLauncher(Launcher):
-    """Composes each job and hands all of them to `pipeline.study`."""
+    """A launcher that composes all jobs and hands them to `pipeline.study`."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -203,7 +203,7 @@ class StudyLauncher(Launcher):
 
 
 class GpusLauncher(StudyLauncher):
-    """Hands out the shards of a study to the GPUs of this host."""
+    """A launcher that hands out the shards of a study to the GPUs of this host."""
 
     def __init__(self, devices: Any) -> None:
         self.devices = devices
@@ -221,7 +221,7 @@ class GpusLauncher(StudyLauncher):
 
 
 class BesideLauncher(GpusLauncher):
-    """Measures the shards of a study on one GPU of this host alone, and while the others work."""
+    """A launcher that measures the shards of a study on one GPU of this host, alone and beside others."""
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
         from pipeline.scale import beside
@@ -230,7 +230,7 @@ class BesideLauncher(GpusLauncher):
 
 
 class WorkerLauncher(GpusLauncher):
-    """Runs the shards of a study that the launcher of this process names, one after another."""
+    """A launcher that runs the shards that its parent process names, one after another."""
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
         from pipeline.scale import worker
@@ -239,7 +239,7 @@ class WorkerLauncher(GpusLauncher):
 
 
 class SlurmLauncher(StudyLauncher):
-    """Hands out the shards of a study to the tasks of a Slurm job array."""
+    """A launcher that hands out the shards of a study to the tasks of a Slurm job array."""
 
     def __init__(self, **options: Any) -> None:
         self.options = SlurmOptions(**options)

@@ -43,7 +43,7 @@ _STOP_LIMIT_S = 10.0
 
 
 class StopSignal:
-    """Tells a sampling thread to end. Unlike `threading.Event` it can be waited for together with a pipe."""
+    """A signal that ends a sampling thread. Unlike `threading.Event` it can be waited for together with a pipe."""
 
     def __init__(self) -> None:
         self._event = os.eventfd(0, os.EFD_CLOEXEC)

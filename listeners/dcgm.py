@@ -56,7 +56,7 @@ Entity = tuple[str, int]
 
 
 class DcgmListener(ProgramListener):
-    """Samples the whole GPU and the GPU instances of the slots with `dcgmi dmon`, stamped when each line arrives.
+    """Samples of the whole GPU and the GPU instances of the slots by `dcgmi dmon`, stamped when each line arrives.
 
     Fields have the names of listener gpm, so that both can be compared. Ratios of a GPU instance are relative to that
     instance. In layouts of mixed sizes DCGM may cap a larger instance at a smaller one's share (NVIDIA/DCGM#248). A

@@ -31,7 +31,7 @@ _METRICS = (
 
 
 class GpmListener(PollingListener):
-    """Samples the whole GPU and the GPU instances of the slots, each once however many jobs share it.
+    """Samples of the whole GPU and the GPU instances of the slots, each once however many jobs share it.
 
     A value is the mean since the sample before; the first one covers the 0.11 s before entering returns. Ratios of a
     GPU instance are relative to that instance, whatever its size. `gract_ratio` is the share of time in which any

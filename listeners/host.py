@@ -48,7 +48,7 @@ def _job_above(
 
 
 class JobProcesses:
-    """Finds the processes of all jobs with one listing of /proc.
+    """The processes of all jobs, by one listing of /proc.
 
     A process that belongs to no job is read once and not again: it cannot join a job later, because a session cannot
     be joined and only descendants are inherited.
@@ -111,7 +111,7 @@ def growth(
     """Return how much a counter of a process tree grew, over processes that came and went in between.
 
     When a process is waited for, its parent inherits its counter. So the counter of a vanished process is taken off
-    that of its nearest living ancestor. Lost is only the last interval of a process that nobody in the tree waits for:
+    that of its nearest living ancestor. Lost is only the last interval of a process that none in the tree waits for:
     of an orphan, or of the children of a process that ignores SIGCHLD.
 
     Args:
@@ -141,7 +141,7 @@ def growth(
 
 
 class HostListener(PollingListener):
-    """Samples the processes of each job, and the machine (`job` is `None`).
+    """Samples of the processes of each job, and of the machine (`job` is `None`).
 
     `cpu_pct` of a job counts 100 for each core that it keeps busy, `cpu_machine_pct` reaches 100 when every CPU is
     busy. Rates and CPU shares are means since the previous sample, so the first one has none. The clock tick of the

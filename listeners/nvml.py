@@ -24,7 +24,7 @@ MEAN, MAX, PEAK, GROWTH = Summary.MEAN, Summary.MAX, Summary.PEAK, Summary.GROWT
 
 
 class NvmlListener(PollingListener):
-    """Samples one whole GPU (`job` is `None`), the GPU memory of each job's processes, and of the GPU instances used.
+    """Samples of one whole GPU (`job` is `None`), and of the GPU memory of each job and of the GPU instances used.
 
     Memory leaves out what the driver reserves for itself. Energy counts from the loading of the driver, so that only
     differences mean anything. Power, clocks and temperature are of the whole GPU under MIG too. `throttle_reasons_bits`

@@ -105,7 +105,7 @@ class ProgramListener(ThreadedListener):
 
     @contextmanager
     def run_program(self, argv: Sequence[str]) -> Iterator[Program]:
-        # One pipe for both streams: nobody has to drain a second one, and complaints stay in order. If this process is
+        # One pipe for both streams: there is no second one to drain, and complaints stay in order. If this process is
         # killed, the pipe has no reader any more and the program's next line ends it by SIGPIPE.
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True

@@ -21,7 +21,7 @@ _NOT_AVAILABLE = re.compile(r"\[.*\]|N/A|")
 
 
 class SmiListener(ProgramListener):
-    """Samples one whole GPU with `nvidia-smi --query-gpu`, stamped when each line arrives.
+    """Samples of one whole GPU by `nvidia-smi --query-gpu`, stamped when each line arrives.
 
     A column that this nvidia-smi does not know, or prints under another name, is reported as a warning and is absent.
     A simulated GPU has its own nvidia-smi instead of `program`.
@@ -82,7 +82,7 @@ class SmiListener(ProgramListener):
 
 
 class _Table(TextTable):
-    """The CSV of nvidia-smi. The first line that names a column which was asked for is the header."""
+    """The CSV of nvidia-smi. The first line that names a requested column is the header."""
 
     def __init__(self, columns: Iterable[str]) -> None:
         super().__init__(SmiListener.name)

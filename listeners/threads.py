@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from pipeline.base.system.host import ProcessReading, read_file
 
-# A job has tens of threads, nearly all of which sleep: one that has not run is read again after so many ticks.
+# A job has tens of threads, nearly all of which sleep: one that has not run is read again after these ticks.
 _IDLE_TICKS = 16
 _NOT_COUNTED = b"0 0 0\n"
 
 
 class Threads:
-    """Reads the threads of one job again and again, those that sleep rarely."""
+    """The threads of one job, of which those that sleep are read rarely."""
 
     def __init__(self) -> None:
         self._tick = 0

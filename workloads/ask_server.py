@@ -1,4 +1,4 @@
-"""Starts a server of any make and asks it over HTTP, as a job or by hand: `python workloads/ask_server.py --help`.
+"""A server of any make, started and asked over HTTP, as a job or by hand: `python workloads/ask_server.py --help`.
 
 The server is a command that listens on the port it is given: vLLM, Ray Serve, Triton, one's own. Requests are lines of
 a file, sent again and again in their order; each must be answered by status 200. What the answers say is not checked.

@@ -48,7 +48,7 @@ FOLDER_VARIABLE = "COLLOCATION_JOB"
 JOB_FILE, EVENTS_FILE, REQUESTS_FILE = "job.json", "events.jsonl", "requests.bin"
 REQUEST = struct.Struct("<qqqqqii")
 """Instants at which a request was to be sent, was sent, was begun, had its first token and was done; tokens; batch."""
-_MOST_HELD, _HELD_NS = 512, 500_000_000  # requests are written when there are so many, or after this time
+_MOST_HELD, _HELD_NS = 512, 500_000_000  # requests and time until they are written
 _pack_request = REQUEST.pack
 
 

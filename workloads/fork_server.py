@@ -1,4 +1,4 @@
-"""Starts jobs as forks of a process that has already imported what they import.
+"""A server that starts jobs as forks of a process that has already done their imports.
 
     python workloads/fork_server.py DESCRIPTOR MODULE
 
@@ -36,7 +36,7 @@ MARK_VARIABLE = b"COLLOCATION_GROUP"
 
 
 class Server:
-    """Forks on request, until the other side of the socket is closed."""
+    """A loop that forks on request, until the other side of the socket is closed."""
 
     def __init__(self, control: socket.socket, mark_address: int) -> None:
         self._control, self._mark_address = control, mark_address

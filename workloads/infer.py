@@ -1,4 +1,4 @@
-"""Answers requests with a model of timm or transformers, as a job or by hand: `python workloads/infer.py --help`.
+"""A service with a model of timm or transformers, as a job or by hand: `python workloads/infer.py --help`.
 
 Requests come one after another from clients that wait for their answers, or at a rate from a process that does not. The
 weights are random: how fast a model answers does not depend on what it says. What it says is checked all the same.

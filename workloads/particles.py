@@ -1,4 +1,4 @@
-"""Tracks particles through the magnets of an accelerator: `python workloads/particles.py --help`.
+"""The tracking of particles through the magnets of an accelerator: `python workloads/particles.py --help`.
 
 A simulation that computes and hardly touches memory, as a job or by hand. Standard output is a log: one line an epoch.
 """

@@ -40,7 +40,7 @@ class UsageError(SystemExit):
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends by `UsageError`."""
+    """A parser that ends by `UsageError`."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)

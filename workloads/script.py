@@ -1,4 +1,4 @@
-"""Runs any program, unchanged, as a job: `python workloads/script.py SCRIPT [ARGS...]`.
+"""A job that runs any program, unchanged: `python workloads/script.py SCRIPT [ARGS...]`.
 
 A Python file is run by this interpreter, another file that can be executed by itself, and a bare name is that of a
 program beside this interpreter, such as `torchrun`, or on PATH. It is a child process, in the same process group and
@@ -176,7 +176,7 @@ def _end_survivors() -> list[str]:
 
 
 def _are_gone(limit_s: float) -> bool:
-    """Wait so long for the end of all children."""
+    """Wait for the end of all children, up to a limit."""
     end_s = time.monotonic() + limit_s
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < end_s:

@@ -1,4 +1,4 @@
-"""Puts the simulated driver in place: its library beneath pynvml, its programs into a folder.
+"""The installation of the simulated driver: its library beneath pynvml, its programs in a folder.
 
 Nothing here looks for a program on PATH, becomes another user or starts anything: a simulated device cannot reach a
 real driver.

@@ -71,7 +71,7 @@ class PooledSamples(Dataset[Batch]):
 class DeviceBatches:
     """A handful of random batches that lie on the device from the start, in turn: no loader and no copy in a step.
 
-    `make` makes so many samples; `ValueError` if an epoch has not one full batch.
+    `make` makes a number of samples; `ValueError` if an epoch has no full batch.
     """
 
     def __init__(self, make: Callable[[int], Batch], samples: int, batch_size: int, device: torch.device) -> None:

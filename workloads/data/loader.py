@@ -57,8 +57,6 @@ class Loader:
         num_samples = len(dataset)  # type: ignore[arg-type]
         self._order = EpochOrder(num_samples, seed, is_numbered=is_numbered) if is_training else None
         self._first_epoch: Iterator[Any] | None = None
-        if hasattr(dataset, "__getitems__"):
-            collate = lambda batch: batch  # noqa: E731
         self._loader = DataLoader(
             dataset,
             batch_size=options.batch_size,
@@ -68,7 +66,7 @@ class Loader:
             pin_memory=pin_memory,
             persistent_workers=workers > 0,
             generator=generator(seed, 4),  # else it would draw from torch's own, which models draw from
-            collate_fn=collate,
+            collate_fn=(lambda batch: batch) if hasattr(dataset, "__getitems__") else collate,
             # Forked workers share the data; where Python starts them afresh, each would get a copy of a mapped array.
             multiprocessing_context="fork" if workers > 0 else None,
         )
@@ -93,7 +91,7 @@ class Loader:
             self._order.epoch, self._first_epoch = number, None
 
     def close(self) -> None:
-        """End the workers at once, which hold nothing of worth.
+        """End the workers at once; they hold nothing to keep.
 
         Torch's own way asks them and waits up to five seconds for each, and without a limit for locks that a worker
         may hold.

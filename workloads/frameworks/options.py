@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workloads.options import option
 
-# By what is asked: the distributions by which it can be installed, of PyPI and of conda-forge; builds of one begin with
+# By framework: its distributions of PyPI and of conda-forge, any of which will do; builds of one begin with
 # its name. The last three are servers before PyTorch.
 _TORCH = "torch|pytorch"
 _PACKAGES = {

@@ -1,7 +1,7 @@
 """A product of two matrices and the sum of its elements, whose answers are computed on the CPU in whole numbers.
 
 The numbers are so small that every arithmetic of a GPU (fp32, TF32, even bf16 factors) gives them exactly, in whatever
-order it adds: what is not equal is wrong.
+order it adds: any difference is an error.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def open_synthetic(options: TrainTimm, seed: int, device: torch.device) -> Train
 class FolderImages(Dataset[tuple[Any, int]]):
     """The images of a folder, used again until there are enough; each is drawn at random anew in every epoch.
 
-    It is asked for `epoch * samples + image`, as a numbered `EpochOrder` says it.
+    Its index is `epoch * samples + image`, as of a numbered `EpochOrder`.
     """
 
     def __init__(self, folder: Path, transform: Any, samples: int | None, seed: int) -> None:

@@ -183,7 +183,7 @@ def _list_admitted() -> dict[tuple[str, str], Any]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles containers, numbers, text and arrays, and refuses to look up anything that could run code."""
+    """An unpickler of containers, numbers, text and arrays that refuses to look up anything that could run code."""
 
     _names = _list_admitted()
 

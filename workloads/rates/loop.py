@@ -44,7 +44,7 @@ def measure(
 ) -> None:
     """Warm up, wait for the group, and repeat an operation for the epochs of the command line, or until told to stop.
 
-    Its name is for messages; a step has so many calls; facts other than `None` are recorded.
+    `name` is for messages, `calls` are those of a step, and facts other than `None` are recorded.
     """
     params = {**program.record_options(args), **facts, "calls": calls}
     job.param(**{key: param for key, param in params.items() if param is not None})

@@ -209,7 +209,7 @@ class Transfer:
         self._to.copy_(self._from, non_blocking=True)
 
     def count_wrong(self) -> Tensor:
-        # In the order of the stream, so that nobody reads the host's memory before the copy has arrived.
+        # In the order of the stream, so that the host's memory is read only after the copy.
         looked_at = self._to[-_LOOKED_AT:].to(self._device, non_blocking=True)
         wrong = (looked_at != self._must_be).sum()
         self.begin()

@@ -80,7 +80,7 @@ def track(state: Tensor, lattice: Lattice, turns: int, *, is_6d: bool) -> None:
 
 
 class Tracking:
-    """Particles that go round, a call so many turns. Work: particle turns.
+    """Particles that go round the ring, some turns a call. Work: particle turns.
 
     A particle is wrong if an invariant of it has changed since the start, or if its kernel did not count every turn.
     """

@@ -100,7 +100,7 @@ class Arrivals(ABC):
 
     @abstractmethod
     def take(self, timeout_s: float = 0.0) -> Sequence[AnyRequest]:
-        """Return the requests that have come; if none has, wait so long for one."""
+        """Return the requests that have come; if none has, wait for one up to the timeout."""
 
     @abstractmethod
     def record_answer(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:

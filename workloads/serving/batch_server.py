@@ -1,4 +1,4 @@
-"""Answers requests in the order in which they come, in batches if configured, and records each.
+"""A server that answers requests in the order in which they come, in batches if configured, and records each.
 
 Knows no torch: a service computes the answers.
 """
@@ -16,11 +16,11 @@ from workloads.serving.arrivals import Answer, AnyRequest, Arrivals
 
 _LOOK_S = 0.05
 DRAIN_S = 2.0
-"""After the stop, requests that had been sent are answered for so long; those left are recorded as not answered."""
+"""How long requests are still answered after the stop; the remaining ones are recorded as not answered."""
 
 
 class Service(Protocol):
-    """Computes answers."""
+    """The computation of answers."""
 
     def issue(self, batch: Sequence[AnyRequest]) -> Any:
         """Begin to compute the answers to these requests, together; return a handle for `wait`."""
@@ -36,8 +36,8 @@ class Batching:
     """Which requests are computed together.
 
     Attributes:
-        max_batch: at most so many.
-        max_delay_ns: with fewer, wait until the oldest was sent so long ago.
+        max_batch: their largest number.
+        max_delay_ns: with fewer, wait until the oldest has this age.
         ahead: batches that are issued before the oldest of them is there, so that a device need not wait for its host.
     """
 
@@ -47,7 +47,7 @@ class Batching:
 
 
 class BatchServer:
-    """Answers requests, a number of them or until told to stop; their source records them."""
+    """A loop that answers requests, a number of them or until told to stop; their source records them."""
 
     def __init__(self, job: client.NullJob, arrivals: Arrivals, service: Service, batching: Batching) -> None:
         self._job, self._arrivals, self._service, self._batching = job, arrivals, service, batching
@@ -57,7 +57,7 @@ class BatchServer:
         self.last_ns = 0
 
     def serve(self, count: int) -> None:
-        """Answer until so many requests were answered, since it was made; or, with 0, until told to stop."""
+        """Answer until this number of requests was answered in all or, with 0, until told to stop."""
         while not self._job.stopping and (count == 0 or self.num_answered < count):
             self._turn()
 

@@ -1,4 +1,4 @@
-"""Sends requests at a given rate: a process of its own, which never waits for an answer. Standard library only.
+"""A process that sends requests at a given rate and never waits for an answer. Standard library only.
 
     python generator.py ARRIVAL RATE SEED COUNT        # poisson or constant; requests a second; 0: until it is ended
 

@@ -1,4 +1,4 @@
-"""Sends requests over HTTP: a process of its own, which never waits for an answer. Standard library only.
+"""A process that sends requests over HTTP and never waits for an answer. Standard library only.
 
     python http_client.py SERVER PORT ARRIVAL RATE SEED COUNT OUTSTANDING DRAIN
 
@@ -158,7 +158,7 @@ _SERVERS = {"ours": _Connection, "other": _ForeignConnection}
 
 
 class Client:
-    """Sends requests when they are due and takes the answers as they come."""
+    """A client that sends requests when they are due and takes the answers as they come."""
 
     def __init__(self, server: str, port: int, requests: Sequence[bytes], out: int) -> None:
         self._kind, self._port, self._requests, self._out = _SERVERS[server], port, requests, out
@@ -189,7 +189,7 @@ class Client:
         return connection
 
     def take(self, timeout_s: float, stdin: Sequence[int]) -> bool:
-        """Wait so long for answers, and send the rest of requests; return whether input closed."""
+        """Wait for answers up to the timeout, and send the rest of requests; return whether input closed."""
         # `epoll` waits to the millisecond, `select` takes no file beyond the first 1,024: so one waits for the other.
         readable, _, _ = select.select([self._events.fileno(), *stdin], [], [], timeout_s)
         for fd, events in self._events.poll(0):
@@ -269,7 +269,7 @@ class Client:
             idle_from_s.extend([time.monotonic() + _REST_S] * failed)
 
     def finish(self, drain_s: float) -> None:
-        """Take the answers that still come, after the end of input for so long; record the others as failed."""
+        """Take the answers that still come, up to `drain_s` after the end of input; record the others as failed."""
         while self._busy and not self.take(1.0, [0]):
             pass
         end_s = time.monotonic() + drain_s

@@ -1,4 +1,4 @@
-"""Computes answers with a model: from requests on the host to answers on the host, and checks them.
+"""Inference: the answers of a model, from requests on the host to answers on the host, and their check.
 
 There are a few fixed requests, which come again and again. Their answers in the run must be those that the model gave
 before it, computed operator by operator with nothing compiled or captured.
@@ -36,7 +36,7 @@ class Inputs:
 
     @classmethod
     def arrange(cls, tensor: Tensor, rows_per_request: int, max_batch: int, device: torch.device) -> Inputs:
-        """Arrange `NUM_INPUTS` requests for batches of up to so many requests."""
+        """Arrange `NUM_INPUTS` requests for batches of up to `max_batch`."""
         assert len(tensor) == NUM_INPUTS * rows_per_request
         repeated = torch.cat([tensor] * (1 + -(-max_batch // NUM_INPUTS)))
         num_rows = (NUM_INPUTS + max_batch - 1) * rows_per_request
@@ -44,7 +44,7 @@ class Inputs:
         return cls(tensor=reachable, rows_per_request=rows_per_request)
 
     def rows(self, first: int, count: int) -> slice:
-        """Return the rows of so many requests from a position on."""
+        """Return the rows of a number of requests from a position on."""
         return slice(first * self.rows_per_request, (first + count) * self.rows_per_request)
 
     def bodies(self) -> list[bytes]:
@@ -125,7 +125,7 @@ class Inference:
 
 
 class TextGeneration(Inference):
-    """Answers of so many tokens, each the likeliest after those before, by a model that keeps keys and values.
+    """Answers of several tokens, each the likeliest after those before, by a model that keeps keys and values.
 
     The logits of the first token are checked; after it, rounding may decide between two tokens.
     """

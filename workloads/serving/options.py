@@ -217,7 +217,7 @@ class Server(Service):
     )
 
     def input_files(self) -> Mapping[str, str]:
-        """Return what the command line names and what is asked: both belong to the program."""
+        """Return the files of the command line and the file of requests: both belong to the program."""
         words = [word.rpartition("=")[2] for word in self._split_command() if word.endswith(".py")]
         files = {word: "command" for word in words if Path(word).is_file()}
         return files if self.requests_file is None else files | {self.requests_file: "requests_file"}

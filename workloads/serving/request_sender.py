@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sender:
-    """Sends these requests, again and again in their order, to a port of this machine. A context, which ends it.
+    """A process that sends these requests, in turn, to a port of this machine. A context, which ends it.
 
     Args:
         job: gets the records.
@@ -82,7 +82,7 @@ class Sender:
             self._input.close()
 
     def is_over(self, timeout_s: float) -> bool:
-        """Wait so long for the last of its records; return whether all were passed on."""
+        """Wait for the last of its records up to the timeout; return whether all were passed on."""
         self._recording.join(timeout_s)
         return not self._recording.is_alive()
 

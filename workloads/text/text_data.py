@@ -165,7 +165,7 @@ def _open_synthetic(options: TrainText, seed: int, vocabulary_size: int, device:
 
 
 def _take(rows: Rows, count: int | None) -> Rows:
-    """Return so many samples, the same ones whatever the seed of a run."""
+    """Return a number of samples, the same ones for every seed of a run."""
     num_rows = len(rows.ids)
     if count is None or count == num_rows:
         return rows

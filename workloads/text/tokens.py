@@ -79,7 +79,7 @@ class TokenisedTexts:
 
 
 def train_vocabulary(model_tokens: int, cache: Path) -> Vocabulary:
-    """Return the tokeniser of models that start from nothing and know so many tokens, trained if it is not there."""
+    """Return the tokeniser of models with random weights and `model_tokens`, trained if it is not cached."""
     text = LanguageReference(None)
     size = min(model_tokens, _MOST_TOKENS)
     name = sha256(json.dumps([_VERSION, text.digest, size]).encode()).hexdigest()[:16]
@@ -108,10 +108,10 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def tokenise(source: Source, vocabulary: Vocabulary, length: int, cache: Path, *, is_stream: bool) -> TokenisedTexts:
-    """Return samples of `length` tokens, made now if they are not there.
+    """Return samples of `length` tokens, made now if they are not cached.
 
     Of a stream, all texts one after another are cut, without classes. Else each text is a sample, cut or filled up; a
-    long text is as many as fill it. `ValueError` if there is too little text.
+    long text makes several. `ValueError` if there is too little text.
     """
     kind = "stream" if is_stream else "samples"
     parts = [_VERSION, source.digest, vocabulary.digest, length]

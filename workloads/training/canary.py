@@ -125,7 +125,7 @@ class Canary:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands each operator to a canary, below autograd and autocast, where types and shapes are the real ones."""
+    """A mode that hands operators to a canary, below autograd and autocast, where types and shapes are real."""
 
     def __init__(self, canary: Canary) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

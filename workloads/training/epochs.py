@@ -20,7 +20,7 @@ class NonFiniteLossError(ArithmeticError):
 
 
 class Trainer:
-    """Trains for a number of epochs, or with 0 until told to stop.
+    """A training of a number of epochs, or with 0 until told to stop.
 
     With `validates`, the accuracy is measured after each epoch of a fixed number, else once, after the stop. Made-up
     data is looked at in the first case only, for the time that it takes.

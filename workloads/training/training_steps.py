@@ -26,7 +26,7 @@ _STEPS_BEFORE_CAPTURE = 3
 
 
 class StepClock:
-    """Reports samples, epoch and CLOCK_MONOTONIC nanoseconds of each step as the device completes it.
+    """A report of samples, epoch and CLOCK_MONOTONIC nanoseconds of each step as the device completes it.
 
     A step that runs ahead has an event that is waited for two steps later, by a blocking wait that leaves the core to
     others. Any other is complete when it is reported.
@@ -49,7 +49,7 @@ class StepClock:
         self.drain(_STEPS_AHEAD)
 
     def drain(self, num_pending: int = 0) -> None:
-        """Wait for and report the oldest steps, until so many are pending."""
+        """Wait for and report the oldest steps, until `num_pending` remain."""
         while len(self._pending) > num_pending:
             event, samples, epoch = self._pending.popleft()
             event.synchronize()
@@ -61,7 +61,7 @@ class StepClock:
 
 
 class LossRecord:
-    """Sums losses on the device, and keeps each of the first ten."""
+    """The sum of losses on the device, and the first ten of them."""
 
     def __init__(self, device: torch.device) -> None:
         self._sum = torch.zeros((), dtype=torch.float64, device=device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipeline.base.domain.mig_table import CiProfile, GiProfile, Model
 from pipeline.simulation.machine.state_file import ComputeInstance, GpuInstance
 
-# The order in which the driver tries the starts of GPUs with eight memory slices when none is asked for, by width.
+# The order in which the driver tries the starts of GPUs with eight memory slices when none is requested, by width.
 # Source: terminal transcripts of A100 and H100: 1g lands at 6, 4, 5, 0, 1, 2, 3; 2g at 4, then 0, and at 2 when a 1g
 # has 0; 3g at 4, then 0. Of 1g with two memory slices none was found: it is taken to begin from the end as well.
 _PREFERRED_STARTS = {1: (6, 4, 5, 0, 1, 2, 3), 2: (6, 4, 0, 2), 4: (4, 0)}

@@ -97,7 +97,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Makes a call of the driver fail.
+    """A failure of a call of the driver.
 
     Attributes:
         function: name of the C function, as `nvmlGpuInstanceDestroy`. What nvidia-smi changes goes through the same

@@ -306,7 +306,7 @@ class Daemon:
         now_s = time.time()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s)) + f".{int(now_s * 1000) % 1000:03}"
         name = "control" if author == "Control" else "server"
-        # As the real one: a log that cannot be written (its folder was removed) stops nobody.
+        # As the real one: a log that cannot be written (its folder was removed) is no error.
         with suppress(OSError), (self._logs / f"{name}.log").open("a", encoding="utf-8") as file:
             file.write(f"[{stamp} {author:<7} {pid:>5}] {text}\n")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 _DASHES_SINCE = 13040
 _FAILED = "Failed to fulfill the requested SM partition of {} chunks, error CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
-# Chunks of GPUs with so many multiprocessors, as reported: they depend on how these lie on the chip. Of others
-# as many as could be at most.
+# Chunks of GPUs by their multiprocessors, as reported: they depend on the layout of the chip. Others have the most
+# that fit.
 _RECORDED_CHUNKS = {132: 15, 92: 10}
 
 

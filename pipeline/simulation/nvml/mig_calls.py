@@ -40,7 +40,7 @@ class MigCalls(Calls):
             raise DriverError(codes.VERSION_MISMATCH)
         _fill_profile(target, profile)
         target.name = f"MIG {profile.name}".encode()
-        # Source: H100 80GB, driver 580.159.04: it does not leave the version that it was asked with.
+        # Source: H100 80GB, driver 580.159.04: it overwrites the version of the request.
         target.version = 0
 
     def _nvmlDeviceGetGpuInstancePossiblePlacements_v2(

@@ -164,7 +164,7 @@ def _mig_rows(index: int, gpu: Gpu) -> list[str]:
         used_mib = queries.used_memory_mib(gpu, instance.id)
         memory = f"{used_mib:>16}MiB /{profile.capacity_mib:>6}MiB    ", f"{'N/A':>19} / {'N/A':>8}    "
         if instance is previous:
-            # Compute instances share the memory of their GPU instance, which is told once.
+            # Compute instances share the memory of their GPU instance, which is printed once.
             memory = " " * _MEMORY_WIDTH, " " * _MEMORY_WIDTH
             lines[-1] = _MIG_RULE_WITHIN
         previous = instance
