@@ -85,7 +85,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(StateFile, "read", lambda self: states[self.path])
     monkeypatch.setattr(StateFile, "faults", lambda self: states[self.path].faults)
     monkeypatch.setattr(StateFile, "_write", lambda self, state: states.update({self.path: state}))
-    monkeypatch.setattr(StateFile, "_locked", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(StateFile, "_lock_file", lambda self: contextlib.nullcontext())
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     machine = Machine.make(tmp_path)
 
