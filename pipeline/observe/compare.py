@@ -15,7 +15,6 @@ from pipeline.base.domain.baselines import Baselines
 from pipeline.base.domain.normalise import Compared, mean_of, normalise
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.tags import Tag
-from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
 
 # How far the loss of each of the first steps may be from that of the same job alone, relative to it. About four times
@@ -61,7 +60,7 @@ class Comparison:
             if other.result is not Result.OK:
                 continue
             if difference := self._difference(other):
-                self._rows[digest] = endings.with_wrong_results(other, difference)
+                self._rows[digest] = dataclasses.replace(other, result=Result.WRONG_RESULTS, reason=difference)
                 changed.append(dataclasses.replace(self._rows[digest], metrics={}))
                 continue
             metrics = self._against_baseline(other)

@@ -42,11 +42,6 @@ def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
     return ending
 
 
-def of_measurement(absence: str) -> Ending:
-    """How a job ended that finished its work: as failed, if there are words for why it shows none (`work.absence`)."""
-    return Ending(Result.FAILED, absence) if absence else Ending(Result.OK)
-
-
 def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool, expected: int) -> Ending:
     """How a group of as many jobs as expected ended; `reason` says why it ended early, if that was no job."""
     if interrupted:
@@ -62,11 +57,6 @@ def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool
     if len(jobs) < expected:
         return Ending(Result.FAILED, f"only {len(jobs)} of {expected} jobs ran")
     return Ending(Result.OK)
-
-
-def without_owner() -> Ending:
-    """How a group and its running jobs ended whose orchestrator died and could not say."""
-    return Ending(Result.INTERRUPTED)
 
 
 def of_absent_job(group: Result) -> Ending:
@@ -97,11 +87,6 @@ def not_judged(group: Group, error: Exception | None, states: Sequence[JobState]
         for state in states
     )
     return GroupResult(group=group, result=ending.result, reason=ending.reason, jobs=tuple(jobs))
-
-
-def with_wrong_results(row: GroupResult, difference: str) -> GroupResult:
-    """The row of a group that ended well, after a comparison found its results wrong."""
-    return dataclasses.replace(row, result=Result.WRONG_RESULTS, reason=difference)
 
 
 def _end(state: JobState, log: Events, interrupted: bool) -> Ending:

@@ -9,7 +9,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from pipeline.base.domain.samples import Chart, Field, FieldTable, Sample, Summary
+from pipeline.base.domain.samples import Field, FieldTable, Sample, Summary
+from pipeline.base.system import json_decoder
 
 log = logging.getLogger(__name__)
 
@@ -76,19 +77,9 @@ class Fields:
 def read(path: Path) -> Fields:
     """The fields that a file holds; none if it is not there, or was torn when its writer was killed."""
     try:
-        tables = json.loads(path.read_text(encoding="utf-8"))
-        return Fields(FieldTable(**{**table, "fields": tuple(map(_field, table["fields"]))}) for table in tables)
+        return Fields(json_decoder.decode(list[FieldTable], json.loads(path.read_text(encoding="utf-8"))))
     except FileNotFoundError:
         return Fields()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         log.warning("%s holds no tables of fields: %s", path, error)
         return Fields()
-
-
-def _field(raw: dict[str, object]) -> Field:
-    summary, chart = raw["summary"], raw["chart"]
-    made = {
-        "summary": None if summary is None else Summary(str(summary)),
-        "chart": Chart(**chart) if isinstance(chart, dict) else None,
-    }
-    return Field(**{**raw, **made})  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ slower than all others: figures that depend on how slow it was are missing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain import services, units
@@ -184,17 +183,13 @@ def _spread(name: str, values: Values) -> dict[str, float]:
         for text, percent, least in services.PERCENTILES
         if len(values) >= least
     }
-    return dict(_finite(found))
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _std(values: Values) -> float:
     import numpy as np
 
     return float(np.std(values)) if np.isfinite(values).all() else math.inf
-
-
-def _finite(found: dict[str, float]) -> Iterator[tuple[str, float]]:
-    return ((name, value) for name, value in found.items() if math.isfinite(value))
 
 
 def _rank(ordered: Values, percent: float) -> float:

@@ -19,7 +19,7 @@ from pipeline.base.domain.records import Group, Result, WindowKind
 from pipeline.base.domain.tags import Tag
 from pipeline.launch import event_reader
 from pipeline.launch.events import Events
-from pipeline.launch.state import JobState
+from pipeline.launch.state import Ending, JobState
 from pipeline.observe import changed_files, endings, host, latency, phases, sampled, throughput, work
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.logged import metric
@@ -73,7 +73,8 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     if absent:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
     marks = find_marks(group, seen, batches, jobs, metrics)
-    marks = marks._replace(note=join([marks.note, *_words_on_damage(tags)]))
+    if Tag.DAMAGED in tags:
+        marks = marks._replace(note=join([marks.note, f"left out what cannot be true: {tags[Tag.DAMAGED]}"]))
     tags |= {tag: mark for tag, mark in ((Tag.INVALID, marks.invalid), (Tag.FLAG, marks.note)) if mark}
     return GroupResult(
         group=group,
@@ -152,10 +153,6 @@ def _damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[s
     return {Tag.DAMAGED: "; ".join(f"job {name}: {words}" for name, words in damaged.items())} if damaged else {}
 
 
-def _words_on_damage(tags: Mapping[str, str]) -> list[str]:
-    return [f"left out what cannot be true: {tags[Tag.DAMAGED]}"] if Tag.DAMAGED in tags else []
-
-
 def _damaged(log: Events) -> str:
     """What a job wrote that cannot be, in words; empty if nothing."""
     found = [log.damages, *([log.requests.damages] if log.requests is not None else [])]
@@ -204,8 +201,8 @@ def _job(
     metrics |= phases.job_metrics(spans)
     cpus = state.started.cpus if state.started is not None else ()
     ending = endings.of_job(state, log, interrupted=seen.interrupted)
-    if ending.result is Result.OK:
-        ending = endings.of_measurement(work.absence(group, state.job, log, metrics, said))
+    if ending.result is Result.OK and (absence := work.absence(group, state.job, log, metrics, said)):
+        ending = Ending(Result.FAILED, absence)
     return JobResult(
         job=state.job,
         result=ending.result,
@@ -219,7 +216,9 @@ def _job(
         series=_series(log) | _logged_series(said, state.job.workload.unit),
         spans=tuple(spans),
         place=place,
-        params=log.params | ({"cpus": ",".join(map(str, cpus))} if cpus else {}) | _source(said),
+        params=log.params
+        | ({"cpus": ",".join(map(str, cpus))} if cpus else {})
+        | ({"throughput_from": said.source} if said and said.points else {}),
     )
 
 
@@ -232,10 +231,6 @@ def _logged_series(said: Logged | None, unit: str) -> dict[str, list[tuple[int, 
     points = said.points if said is not None else ()
     series = PointSeries((step, *point) for step, point in enumerate(points))
     return {f"logged_{unit}_per_s": list(series)} if points else {}
-
-
-def _source(said: Logged | None) -> dict[str, str]:
-    return {"throughput_from": said.source} if said and said.points else {}
 
 
 def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:

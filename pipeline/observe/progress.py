@@ -93,11 +93,6 @@ class Progress:
             self._learn(ran, _kinds_by_jobs(ran) if ran.kind == WindowKind.STEADY else [ran.key, *_looser(ran)])
 
     @property
-    def num_done(self) -> int:
-        """Groups that ended, in this start or an earlier one."""
-        return self.results.total()
-
-    @property
     def elapsed_s(self) -> float:
         return self._clock() - self._begin_s
 
@@ -118,9 +113,9 @@ class Progress:
         """Seconds until the study ends, and whether that is an estimate rather than the least that it can be."""
         total, is_estimate = 0.0, True
         for number, group in enumerate(self._left):
-            expected_s = self.expected_s(group)
-            is_estimate = is_estimate and expected_s is not None
-            takes_s = _window_s(group) if expected_s is None else expected_s
+            expected = self.expect(group)
+            is_estimate = is_estimate and expected is not None
+            takes_s = _window_s(group) if expected is None else expected.seconds
             if number == 0 and self._group_begin_s is not None:
                 takes_s -= self._clock() - self._group_begin_s
             total += max(0.0, takes_s)
@@ -128,7 +123,7 @@ class Progress:
 
     def position(self, group: Group) -> str:
         """`[3/20] block 1 of 5`, of the group that runs or ran last; the block where there are several."""
-        number = self.num_done + (self._group_begin_s is not None)
+        number = self.results.total() + (self._group_begin_s is not None)
         block = f" block {group.block} of {self.num_blocks}" if self.num_blocks > 1 else ""
         return f"[{number}/{self.num_groups}]{block}"
 
@@ -143,11 +138,6 @@ class Progress:
                 words.append(f"more than {duration(left_s)} left")
         counted = [f"{self.results[result]} {result.value}" for result in Result if self.results[result]]
         return ", ".join(words) + (f"; {', '.join(counted)}" if counted else "")
-
-    def expected_s(self, group: Group) -> float | None:
-        """What the group will take, in seconds; `None` if nothing like it has run."""
-        expected = self.expect(group)
-        return None if expected is None else expected.seconds
 
     def expect(self, group: Group) -> Expected | None:
         """Estimate what the group will take; `None` if nothing like it has run."""

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.base.domain import layout
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system import json_decoder, locks, secrets
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.host import boot_id, machine_id
 from pipeline.clean import leftovers
 from pipeline.launch.events import last_lines
-from pipeline.observe import endings
 from pipeline.record.owner import Owner, Standing, find_written
 
 VERSION = 4
@@ -382,7 +382,7 @@ def _interrupted_record(folder: Path, record: Record) -> Record:
 
 
 def _interrupted(run: AnyRun, end_ns: int) -> AnyRun:
-    result = endings.without_owner().result
+    result = Result.INTERRUPTED
     tags = {**run.tags, Tag.RESULT: result.value, Tag.DESCRIPTION: result.value}
     return dataclasses.replace(run, status=result.mlflow_status, end_ns=max(end_ns, run.start_ns), tags=tags)
 

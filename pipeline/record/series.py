@@ -94,11 +94,6 @@ def read_samples(path: Path) -> dict[SeriesKey, Series]:
     return found
 
 
-def of_parent(samples: Mapping[SeriesKey, Series]) -> dict[str, Series]:
-    """The series of the group's run: those of the device and of the machine."""
-    return {origin.metric: series for origin, series in samples.items() if origin.job is None}
-
-
 def of_child(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
     """The series of a job's run: its own, and those of the device or GPU instance that it ran on."""
     own = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}

@@ -59,7 +59,10 @@ def run(asked: StudyRequest, _: UndoStack, wanted: Any) -> int:
     refuse_mode_switches([(devices, leg.plan) for leg, _ in planned], "leave the launcher out")
     if asked.config.dry_run:
         return preview(*((asked, inventory, leg.plan) for leg, inventory in planned))
-    legs = [_with_what_is_left(asked, leg, inventory) for leg, inventory in planned]
+    legs = []
+    for leg, inventory in planned:
+        groups, _ = stored_results.open_store(asked, leg.plan, inventory)
+        legs.append(dataclasses.replace(leg, numbers=tuple(units.of(groups))))
     fleet = Pairs(asked, devices, legs)
     fleet.say_what_is_to_run()
     try:
@@ -73,19 +76,10 @@ def run(asked: StudyRequest, _: UndoStack, wanted: Any) -> int:
 def _planned(asked: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
     """A leg with all of its units, and what the machine has."""
     plan_file = workers.new_plan_file(asked.root)
-    _set(asked, device, beside, plan_file)
-    inventory, plan = plans.make_plan(asked)
-    return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(units.of(plan.groups))), inventory
-
-
-def _with_what_is_left(asked: StudyRequest, leg: Leg, inventory: Inventory) -> Leg:
-    groups, _ = stored_results.open_store(asked, leg.plan, inventory)
-    return dataclasses.replace(leg, numbers=tuple(units.of(groups)))
-
-
-def _set(asked: StudyRequest, device: Device, beside: int, plan_file: str) -> None:
     for config in asked.configs:
         config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
+    inventory, plan = plans.make_plan(asked)
+    return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(units.of(plan.groups))), inventory
 
 
 class Pairs(Fleet):

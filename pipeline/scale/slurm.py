@@ -66,7 +66,9 @@ exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_
 def run(asked: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     """Submit the units of a study; with `wait`, the exit status says whether each of them has its rows."""
     uri, experiment = _refuse_what_has_no_array(asked, options), asked.config.tracking.experiment
-    gres, plan = gres_of(options), _planned(asked)
+    gres = gres_of(options)
+    # What every task would refuse is not submitted; where it is typed there may be no GPU.
+    plan = workers.planned(asked, _somewhere if asked.simulated is None else asked.simulated.find_device)
     units, num_queued = _left(asked, uri, plan, len(gres))
     num_units = len(plan.unit_sizes)
     if not units:
@@ -195,6 +197,9 @@ def script_of(
     if not any(user_command.sets(word, ["wait"]) for word in ours):
         decided["wait"] = "true"
     plan_file = user_command.override("plan_file", folder / f"plan-{_ARRAY}.json")
+    limits_s = [_NO_LIMIT_S if limit_s is None else math.ceil(limit_s)]
+    if options.timeout_min is not None:  # Slurm may say in the task that it is less
+        limits_s.append(options.timeout_min * 60 - options.signal_delay_s)
     before = workers.command([sys.executable, str(Path(program).absolute()), *ours], decided)
     return _SCRIPT.format(
         directives="\n".join(directives),
@@ -206,17 +211,12 @@ def script_of(
         study=shlex.quote(shlex.join([program, *ours, *theirs])),
         resume=shlex.quote(resume),
         no=shlex.quote(Resume.NO),
-        limit_s=min(_NO_LIMIT_S if limit_s is None else math.ceil(limit_s), _compute_time_of_task_s(options)),
+        limit_s=min(limits_s),
         signal_delay_s=options.signal_delay_s,
         plan_file='"$SLURM_ARRAY_JOB_ID"'.join(map(shlex.quote, plan_file.split(_ARRAY))),
         before=shlex.join(before),
         after=shlex.join(theirs),
     )
-
-
-def _compute_time_of_task_s(options: SlurmOptions) -> int:
-    """Return how long a task may measure by its options; Slurm may say in the task that it is less."""
-    return _NO_LIMIT_S if options.timeout_min is None else options.timeout_min * 60 - options.signal_delay_s
 
 
 def _refuse_what_has_no_array(asked: StudyRequest, options: SlurmOptions) -> str:
@@ -240,11 +240,6 @@ def _refuse_what_has_no_array(asked: StudyRequest, options: SlurmOptions) -> str
             f"hydra.launcher.timeout_min={options.signal_delay_s // 60 + 1} or more, or a shorter signal_delay_s"
         )
     return uri
-
-
-def _planned(asked: StudyRequest) -> Plan:
-    """The plan, so that what every task would refuse is not submitted; where it is typed there may be no GPU."""
-    return workers.planned(asked, _somewhere if asked.simulated is None else asked.simulated.find_device)
 
 
 def _somewhere(gpu: GpuConfig) -> Device:
@@ -301,17 +296,11 @@ def _wait(jobs: Mapping[str, str]) -> None:
             if task not in known or known[task] != state:
                 known[task] = state
                 job, unit = _in_order(task)
-                words.say(f"{jobs[str(job)]}unit {unit} | {_in_words(state)}")
+                name, _, reason = state.partition(" ") if state else ("left the queue", "", "")
+                words.say(f"{jobs[str(job)]}unit {unit} | {': '.join(filter(None, (name.lower(), reason)))}")
         if not states:
             return
         time.sleep(_POLL_S)
-
-
-def _in_words(state: str | None) -> str:
-    if state is None:
-        return "left the queue"
-    name, _, reason = state.partition(" ")
-    return f"{name.lower()}: {reason}" if reason else name.lower()
 
 
 def _in_order(task: str) -> tuple[int, int]:

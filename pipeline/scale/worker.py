@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -27,7 +27,6 @@ from omegaconf import DictConfig
 
 from pipeline.base.system import interrupts, words
 from pipeline.record import sender
-from pipeline.record.sender import Sender
 from pipeline.study.execution import execute
 
 STATUS = "exit_status"
@@ -49,7 +48,7 @@ def run(configs: Sequence[DictConfig]) -> int:
                 elapsed_s = time.monotonic() - begin_s
                 of_unit = [_take_unit(config, line.strip(), elapsed_s) for config in configs]
                 with _restored():
-                    status = execute(of_unit, is_sweep=True, take_sender=partial(_lend, tracker))
+                    status = execute(of_unit, is_sweep=True, take_sender=partial(nullcontext, tracker))
                 worst = max(worst, status)
                 with suppress(OSError):  # the launcher was killed, and this ends with its input
                     answers.write(json.dumps({STATUS: status}).encode() + b"\n")
@@ -99,12 +98,6 @@ def _read_loggers() -> dict[logging.Logger, tuple[int, Sequence[logging.Handler]
     """Return level and handlers of each logger."""
     loggers = (logging.root, *logging.root.manager.loggerDict.values())
     return {each: (each.level, tuple(each.handlers)) for each in loggers if isinstance(each, logging.Logger)}
-
-
-@contextmanager
-def _lend(tracker: Sender) -> Iterator[Sender]:
-    """Give a study a tracking process that outlives it."""
-    yield tracker
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from pipeline.base.domain.protocols import Live
 from pipeline.base.domain.records import Device, Group, Job
-from pipeline.base.domain.samples import Field
 from pipeline.observe.live import LiveJobs
 
 PREFIX = "collocation"
@@ -95,8 +94,9 @@ class GroupSeries:
     def _sampled(self) -> Iterator[Metric]:
         found: dict[str, Metric] = {}
         for (source, quantity, job, gi_id), value in self._newest():
-            name = name_of(source, quantity)
-            metric = found.setdefault(name, Metric(name, _help(self._fields.get((source, quantity)))))
+            name, known = name_of(source, quantity), self._fields.get((source, quantity))
+            text = f"{known.source_id}, in {known.unit}" if known else ""
+            metric = found.setdefault(name, Metric(name, text))
             of_job = None if job is None else self._group.jobs[job]
             metric.values[self._labels(of_job, gi_id, is_of_device=source not in self._of_machine)] = value
         yield from found.values()
@@ -128,7 +128,3 @@ def _gpu(device: Device) -> str:
     if not device.is_gpu:
         return ""
     return f"simulated {device.gpu_uuid}" if device.is_simulated else device.gpu_uuid
-
-
-def _help(known: Field | None) -> str:
-    return "" if known is None else f"{known.source_id}, in {known.unit}"

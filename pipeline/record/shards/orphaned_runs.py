@@ -6,9 +6,9 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of
 from pipeline.base.system import squeue
-from pipeline.observe import endings
 from pipeline.record.shards import group_runs
 from pipeline.record.shards.shard_states import Queued
 from pipeline.record.store import results
@@ -45,13 +45,13 @@ def _running(store: Store, experiment: str, silent_s: float) -> list[Any]:
 
 
 def _close(store: Store, experiment: str, running: Sequence[Any]) -> list[str]:
-    ending = endings.without_owner()
+    result = Result.INTERRUPTED
     lost = {run.info.run_id for run in running}
     jobs = results.runs_in(store, experiment, JOB) if lost else []
     of_jobs = [run for run in jobs if run.data.tags.get(Tag.PARENT_RUN) in lost and run.info.status == "RUNNING"]
     for run in (*of_jobs, *running):
-        store.client.set_tag(run.info.run_id, Tag.RESULT, ending.result.value)
+        store.client.set_tag(run.info.run_id, Tag.RESULT, result.value)
         # Not as its reason: a group that lives on after all ends without one, and then says what came of it here.
-        store.client.set_tag(run.info.run_id, Tag.DESCRIPTION, f"{ending.result.value}: {_LOST}")
-        store.client.set_terminated(run.info.run_id, ending.result.mlflow_status)
+        store.client.set_tag(run.info.run_id, Tag.DESCRIPTION, f"{result.value}: {_LOST}")
+        store.client.set_terminated(run.info.run_id, result.mlflow_status)
     return [str(run.info.run_name) for run in running]

@@ -148,8 +148,8 @@ def overview(
         of_models = _of_models(where, experiment, spooled)
         parts = _parts(of_models, newest, queued)
     if queued.arrays:
-        all_units = [unit for units, _ in parts for unit in units]
-        known = _list_end_states(queued.arrays, ends) if task_messages.has_unexplained(all_units) else {}
+        is_unfinished = any(unit.state in task_messages.UNFINISHED for units, _ in parts for unit in units)
+        known = _list_end_states(queued.arrays, ends) if is_unfinished else {}
         folder = given.folder if given else ""
         parts = [
             (task_messages.add_messages(units, shard_states.select_arrays(runs, queued), folder, known), seconds)

@@ -12,17 +12,12 @@ from pipeline.base.system import squeue, words
 from pipeline.record import task_output
 from pipeline.record.shards.shard_states import ENDED, INCOMPLETE, LOST, NOT_BEGUN, RUNNING, Unit
 
-_LEFT = (INCOMPLETE, LOST, NOT_BEGUN)
+UNFINISHED = (INCOMPLETE, LOST, NOT_BEGUN)
 _NEVER_RAN = frozenset({"CANCELLED", "REVOKED"})
 """States of a task that has no output where it was ended before it began."""
 _SAYS_NOTHING = frozenset({"", "COMPLETED", "FAILED"})
 _MOST_MESSAGES = 10
 _NUMBER = re.compile(r"\d+")
-
-
-def has_unexplained(units: Sequence[Unit]) -> bool:
-    """Return whether a task of these units may have ended without a result."""
-    return any(unit.state in _LEFT for unit in units)
 
 
 def add_messages(
@@ -67,7 +62,7 @@ def _with_message(unit: Unit, arrays: Sequence[str], folder: str, end_states: Ma
             ),
             unit,
         )
-    if unit.state not in _LEFT:
+    if unit.state not in UNFINISHED:
         return unit
     for array in arrays:
         task = squeue.task_of(array, unit.number)

@@ -264,7 +264,7 @@ def _prepare(root: Path, *, upgrades: bool) -> None:
         except OutdatedError:
             if not upgrades:
                 raise
-            schema.upgrade(database, keeps_old=False)
+            schema.upgrade(database)
     _set_journal_mode(root)
     version_file.write_text(f"{version} {schema.read_revisions(database)[0]}", encoding="utf-8")
 

@@ -131,24 +131,18 @@ def _check_revisions(database: Path, revisions: list[str], names: set[str], upgr
     )
 
 
-def upgrade(database: Path, *, keeps_old: bool = True) -> Path | None:
-    """Bring a database of an older MLflow up to date, all or nothing; whatever fails or is killed leaves it as it was.
+def upgrade(database: Path) -> Path:
+    """Upgrade a database of an older MLflow, all or nothing, and return a copy of the old one, which stays beside it.
 
-    Its copy is upgraded, and then takes its place in one transaction.
-
-    Args:
-        database: a sqlite file, which nobody else of this project uses meanwhile.
-        keeps_old: whether a copy of the old one is kept beside it.
-
-    Returns:
-        The copy of the old one.
+    The upgrade runs on a copy, which then takes the place of the database in one transaction. The caller holds the lock
+    of the store.
 
     Raises:
         StoreError: the upgrade failed.
     """
     version = mlflow_internals.version()
     beside = database.with_name(f".{database.name}.upgrade")
-    old = None
+    old = database.with_name(f"{database.name}.before-{version}-{time.strftime('%Y%m%dT%H%M%S')}")
     try:
         _copy(database, beside)
         argv = [sys.executable, "-P", "-m", "mlflow", "db", "upgrade", f"sqlite:///{beside}"]
@@ -158,9 +152,7 @@ def upgrade(database: Path, *, keeps_old: bool = True) -> Path | None:
                 f"{database} could not be upgraded for MLflow {version} ({_reason(done.stderr)}) and is as it was; "
                 f"{_way_back(database)}"
             )
-        if keeps_old:
-            old = database.with_name(f"{database.name}.before-{version}-{time.strftime('%Y%m%dT%H%M%S')}")
-            _copy(database, old)
+        _copy(database, old)
         with closing(sqlite3.connect(beside)) as source, closing(_opened(database)) as target:
             source.backup(target)
     except subprocess.TimeoutExpired as error:

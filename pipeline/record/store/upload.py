@@ -7,13 +7,11 @@ rows and accepts equal params, files are replaced, and the folder is removed onl
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -140,7 +138,7 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
         upload.keep_what_was_left_out()
         accepted = folder.with_name(layout.SENT_PREFIX + folder.name)
         folder.rename(accepted)
-    _remove(accepted, [accepted / child.folder for child in record.children])
+    shutil.rmtree(accepted, ignore_errors=True)
     return runs
 
 
@@ -204,20 +202,10 @@ def log_files(
 
 def _remove_torn(store: Store, run_ids: Iterable[str]) -> None:
     """Remove the halves of files that a sender, which was killed, left among the artifacts of runs in a local store."""
-    if store.root is None:
-        return
-    for run_id in run_ids:
+    for run_id in run_ids if store.root is not None else ():
         folder = Path(unquote(urlsplit(store.client.get_run(run_id).info.artifact_uri).path))
         for file in folder.glob(f"**/{TORN}*"):
             file.unlink(missing_ok=True)
-
-
-def _remove(folder: Path, parts: Sequence[Path]) -> None:
-    """Remove a folder, its parts at the same time: some file systems wait for milliseconds at each folder."""
-    remove = functools.partial(shutil.rmtree, ignore_errors=True)
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(remove, parts))
-    remove(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +248,7 @@ class _Upload:
     def parent(self, run_id: str) -> None:
         content = _described(self.record.parent)
         self._add_metrics(content, self.record.parent, {})
-        self._add_sampled(content, series.of_parent(self.samples))
+        self._add_sampled(content, {key.metric: one for key, one in self.samples.items() if key.job is None})
         self._log_below(run_id, content, [(self.folder / layout.ARTIFACTS, "")])
         if self.samples:
             table = series.write_table(self.samples, self.record.clock, self.scratch, _about(self.record))
