@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 
 def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = False) -> int:
-    """Send everything that lies in the spool and has no living owner; 1 if something could not be sent.
+    """Send everything in the spool that has no living owner; return 1 if something could not be sent.
 
-    Groups that another machine left open are not sent, unless `closes_lost`: it may be at work.
+    Groups that another machine left open are sent only with `closes_lost`: it may be at work.
 
     Raises:
-        StoreError: the local store, for which there is something, cannot be used as it is.
+        StoreError: the local store cannot be used, and a group or amendment is for it.
     """
     found = group_folder.survey(spool_root, closes_lost=closes_lost)
     paths = (*found.ready, *group_folder.amendments(spool_root))
@@ -72,7 +72,7 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
 
 
 def status(options: argparse.Namespace) -> int:
-    """Show how far a study is; with `--watch` until all of its units are done. 0 only if they are."""
+    """Show the progress of a study, with `--watch` until its end; return 0 only if all of it is done."""
     if options.uri is not None and not is_server(options.uri):
         raise ConfigError(f"--uri {options.uri} is no address of a tracking server, which is http://HOST:PORT")
     where = options.uri or options.root
@@ -95,7 +95,7 @@ def status(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status."""
+    """Run one command and return the exit status."""
     options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     set_mlflow_defaults()
@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
-    """Return the parser of the command, whatever is typed."""
+    """Return the parser of the command."""
     parser = argparse.ArgumentParser(prog=entry_points.spell("tracking"), description="Spool folders to MLflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (

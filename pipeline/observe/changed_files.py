@@ -1,8 +1,8 @@
-"""Files below the working directory that were changed while jobs ran, and which job wrote one where that is known.
+"""Files below the working directory that changed while jobs ran, and the job that wrote each, if that is known.
 
-The kernel does not keep who wrote a file. So it is looked for what changed, once the jobs are gone: only a TensorBoard
-file, which has the number of its process in its name, and a file changed when one job ran alone, are known to be one
-job's. The nearest files are looked at first, and no more than some thousand, for seconds.
+The kernel does not record who wrote a file, so changes are searched after the jobs have ended. Only a TensorBoard
+file, which has a process id in its name, and a file that changed while one job ran alone, have a known writer. The
+search begins at the nearest files, and ends after some thousand files or seconds.
 """
 
 from __future__ import annotations
@@ -32,12 +32,9 @@ _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """What changed below a folder.
+    """Files that changed below a folder, with their modification times in ns since the epoch.
 
-    Attributes:
-        folder: the folder.
-        files: each with the time of its last change, in ns since the epoch.
-        is_whole: whether all files were looked at.
+    `is_whole` tells whether all files were looked at.
     """
 
     folder: Path
@@ -53,9 +50,9 @@ def since(
     without: Collection[Path],
     inodes: Collection[tuple[int, int]] = (),
 ) -> Changed:
-    """Find what changed below a folder since a monotonic instant; hidden entries, links and other disks are left out.
+    """Find what changed below a folder since a monotonic instant, without hidden files, links and other disks.
 
-    So are `without`, and files with one of these devices and inodes.
+    Also without the paths in `without`, and files with one of these devices and inodes.
     """
     files: dict[Path, int] = {}
     until_s = time.monotonic() + _MAX_S
@@ -91,9 +88,9 @@ def owners(
 
 
 def shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
-    """Name the files below the folder that several jobs may have written, in words; empty if there are none.
+    """Describe the files below the folder that several jobs may have written; empty if there are none.
 
-    Copies of a program write files of the same names. Different programs do where both name the file.
+    Copies of a program write files of the same names; different programs do where both name the file.
     """
     programs = [state.job.workload for state in states if not state.job.workload.is_in_own_folder]
     by_script = {program.script: program for program in programs}
@@ -111,7 +108,7 @@ def shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobS
 
 
 def _names(program: Workload, name: str) -> bool:
-    """Tell whether the arguments or the code of a program hold the name of a file, but for the digits in it."""
+    """Return whether arguments or code of a program contain a file's name, apart from its digits."""
     parts = [part for part in re.split(r"\d+", name) if part]
     return any(all(part in text for part in parts) for text in ("\0".join(program.argv), *_texts(program)))
 
@@ -125,7 +122,6 @@ def _texts(program: Workload) -> Iterator[str]:
 def _owner(
     path: Path, instants_ns: Sequence[int], states: Sequence[JobState], logs: Mapping[int, Events]
 ) -> int | None:
-    """Find the job that changed a file at one of some instants; `None` if several can have."""
     if path.name.startswith(_EVENT_FILE):
         numbers = set(map(int, _NUMBER.findall(path.name)))
         named = [state for state in states if numbers & {state.working_pid, *logs[state.job.index].processes}]

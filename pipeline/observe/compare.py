@@ -1,6 +1,6 @@
-"""Rows against the serial baselines of their block, as both become known.
+"""Comparison of rows with the serial baselines of their block, as both become known.
 
-Within a block the order is random, so a baseline may run after the groups that need it: then their figures follow.
+The order within a block is random, so a baseline may run after the groups that need it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Comparison:
         self._baselines: dict[tuple[object, ...], _Baselines] = {}
 
     def add(self, row: GroupResult) -> list[GroupResult]:
-        """Take in a row; returns those of which more is known from now on.
+        """Add a row, and return the rows of which more is known now.
 
-        That is their figures against the baseline, or that they learn otherwise than the same jobs alone, which makes
-        them `wrong_results`. The rows returned hold these figures only; `latest` has them beside the others.
+        These hold only the new figures against the baseline, or the result `wrong_results` if they learn otherwise than
+        the same jobs alone; `latest` has all figures of a row.
         """
         self._rows[row.group.digest] = row
         concerned = [row.group.digest]
@@ -73,7 +73,7 @@ class Comparison:
         return self._rows.get(row.group.digest, row)
 
     def _baselines_of(self, row: GroupResult) -> _Baselines:
-        """The baselines that a row is compared with: those of its state of the machine."""
+        """Return the baselines of the row's machine state."""
         state, shared = row.machine_state, comparable(row.group)
         if (key := (state, shared)) not in self._baselines:
             self._baselines[key] = found = _Baselines()
@@ -83,7 +83,6 @@ class Comparison:
         return self._baselines[key]
 
     def _alone(self, row: GroupResult) -> list[list[_Alone]]:
-        """The runs alone of each job of a row."""
         baselines, together = self._baselines_of(row), _digests(row)
         return [baselines.alone(digest, together) for digest in together]
 
@@ -108,12 +107,12 @@ class Comparison:
 def against_baseline(
     row: GroupResult, solo: Mapping[str, Mapping[str, float]], serial_makespan_s: float | None
 ) -> dict[str, float]:
-    """Figures of a group that ended well against its serial baseline; absent where a baseline is absent.
+    """Compute the figures of a group against its serial baseline; absent where a baseline is absent.
 
     Args:
         row: of the group.
-        solo: by workload digest: the figures of a job alone.
-        serial_makespan_s: of the same jobs really executed one after another, if that was measured.
+        solo: figures of each job alone, by workload digest.
+        serial_makespan_s: of the same jobs one after another, if that was measured.
     """
     programs = [job.job.workload for job in row.measured]
     return normalise(
@@ -130,12 +129,7 @@ def against_baseline(
 
 
 def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
-    """In words, the first step whose loss is not that of the same job alone; `None` if rounding explains them all.
-
-    Args:
-        together: losses of the first steps in the group.
-        alone: those of the baseline. Steps that both have are compared.
-    """
+    """Describe the first step whose loss differs from the same job alone by more than rounding explains."""
     for step, (loss, wanted) in enumerate(zip(together, alone, strict=False)):
         if not math.isfinite(wanted) or step >= len(_LOSS_TOLERANCES):
             return None
@@ -145,7 +139,7 @@ def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | 
 
 
 def output_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
-    """In words, the first request whose answer has not the norm that it has of the same job alone."""
+    """Describe the first request whose answer has another norm than that of the same job alone."""
     pairs = zip(together, alone, _OUTPUT_TOLERANCES, strict=False)
     for number, (norm, wanted, tolerance) in enumerate(pairs, start=1):
         if not abs(norm - wanted) <= tolerance * abs(wanted):
@@ -154,7 +148,6 @@ def output_difference(together: Sequence[float], alone: Sequence[float]) -> str 
 
 
 def _first(row: GroupResult) -> list[_First]:
-    """What each job lost, or answered, first."""
     losses, outputs = (json.loads(row.tags.get(tag, "{}")) for tag in (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS))
     indices = [str(job.job.index) for job in row.measured]
     return [(losses.get(index, []), outputs.get(index, [])) for index in indices]
@@ -165,5 +158,5 @@ def _digests(row: GroupResult) -> tuple[str, ...]:
 
 
 def comparable(group: Group) -> tuple[object, ...]:
-    """What a group and its baseline, which has no neighbours, must share beside workloads and state of the machine."""
+    """Return the settings that a group shares with its baselines, beside workloads and machine state."""
     return (group.block, *sorted(group.shared_settings.items()), group.profiler)

@@ -1,6 +1,6 @@
-"""How a job and a group ended, decided here and nowhere else: each gets a result and, if it is not `ok`, a reason.
+"""Result and reason of a job and a group; decided here and nowhere else.
 
-Pure, but for the end of a job's output, which tells why it failed (`causes.py`).
+Pure, but for reading the end of a job's output, which tells why it failed (`causes.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 
 
 def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
-    """How a job ended, from what is known of it and what it reported; `interrupted` says that the user ended it."""
+    """Return how a job ended; `interrupted` says that the user ended it."""
     ending = _end(state, log, interrupted)
     if ending.reason:
         ending = dataclasses.replace(ending, reason=secrets.mask_text(ending.reason, _known_secrets(state)))
@@ -43,7 +43,7 @@ def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
 
 
 def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool, expected: int) -> Ending:
-    """How a group of as many jobs as expected ended; `reason` says why it ended early, if that was no job."""
+    """Return how a group ended; `reason` says why it ended early, if no job was the reason."""
     if interrupted:
         return _BY_SIGNAL
     for result in _SEVERITY:
@@ -60,23 +60,23 @@ def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool
 
 
 def of_absent_job(group: Result) -> Ending:
-    """How a job ended that was never started, from how its group did."""
+    """Return how a job ended that was never started."""
     return Ending(Result.FAILED if group is Result.OK else group, "did not run")
 
 
 def skipped(group: Group) -> GroupResult | None:
-    """The row of a group that the plan skips; `None` if it is to run."""
+    """Return the row of a group that the plan skips; `None` if it is to run."""
     if group.skip_reason is None:
         return None
     return GroupResult(group=group, result=Result.SKIPPED, reason=group.skip_reason)
 
 
 def not_judged(group: Group, error: Exception | None, states: Sequence[JobState] = ()) -> GroupResult:
-    """Return the row of a group without figures: they could not be computed, or the user did not wait for them.
+    """Return the row of a group without figures.
 
     Args:
         group: whose row it is.
-        error: why there are none; `None` if a signal ended it.
+        error: that prevented the figures; `None` if a signal did.
         states: of the jobs that were started.
     """
     ending = _BY_SIGNAL if error is None else Ending(Result.FAILED, f"no figures: {type(error).__name__}: {error}")
@@ -124,7 +124,7 @@ def _of_error(error: dict[str, str], state: JobState) -> Ending:
 
 
 def _describe_failure(how: str, cause: Cause, state: JobState, *, was_killed: bool) -> Ending:
-    """Describe how a program failed; `was_killed` says that SIGKILL ended it, which was not ours."""
+    """Describe a failed program; `was_killed` says that a SIGKILL of others ended it."""
     if (was_killed or cause.has_kill) and state.num_oom_kills:
         return _report_oom_kill(how, state)
     return Ending(Result.OOM if cause.is_oom else Result.FAILED, _join_cause(how, cause))
@@ -139,15 +139,15 @@ def _join_cause(how: str, cause: Cause) -> str:
 
 
 def _is_our_signal(state: JobState, log: Events) -> bool:
-    """Whether what a script died of is the signal by which we ended it, as when another job had failed.
+    """Return whether a script died of our signal, as when another job had failed.
 
-    What its runner ended with does not tell: that may have been killed before it came to its end.
+    The exit status of its runner does not tell: that may have been killed first.
     """
     return state.ended.was_signalled and log.errors[-1].get("status") in _OF_OUR_SIGNALS
 
 
 def error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
-    """The last lines of a job's error output that say anything; none of one that ended well, or that we ended."""
+    """Return the last telling lines of a job's error output; none if it ended well or was ended by us."""
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
     lines = [line for line in output_lines.read_end(state.folder / layout.STDERR) if not line.is_blank]
@@ -157,6 +157,5 @@ def error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
 
 
 def _known_secrets(state: JobState) -> frozenset[str]:
-    """Collect the secrets that a job was given, which it may have written without their names."""
     workload = state.job.workload
     return secrets.known_values(workload.argv, os.environ | dict(workload.environ))

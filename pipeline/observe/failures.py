@@ -1,4 +1,4 @@
-"""What a study says of its failed groups beside the table: what their jobs wrote last, and which others ended well."""
+"""Lines on failed groups below the table: the last output of their jobs, and the jobs that ended well."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_ERROR_OUTPUTS = 3
 
 
 def in_words(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], str]) -> Iterator[str]:
-    """Line by line, each error output once; `log_of` names the whole of it, by row and index of the job."""
+    """Yield the lines, each error output once; `log_of` returns the place of the whole output of a job."""
     for row in rows:
         if row.result not in (Result.OK, Result.WRONG_RESULTS):
             yield from _others(row)

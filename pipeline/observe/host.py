@@ -1,4 +1,4 @@
-"""How fast the host was for a group, and whether its jobs waited for their host process more than for the device."""
+"""Figures of the host's speed for a group, and jobs that waited for the host instead of the device."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ _MEANS = (_BUSIEST, _WAIT, "involuntary_switches_per_s", "cpu_clock_mean_mhz")
 
 
 def loop(job: JobResult) -> float | None:
-    """The mean of what the job measured before and after its work."""
+    """Return the mean of a job's host loops before and after its work."""
     measured = [value for name in _LOOPS for _, _, value in job.series.get(name, ())]
     return statistics.fmean(measured) if measured else None
 
 
 def figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -> dict[str, float]:
-    """The figures of a group from those of its jobs and of its device; each is absent where a job lacks it.
+    """Return the host figures of a group; each is absent if a job or the device lacks it.
 
-    The loop is the median over the jobs, the others are means; `host_bound_ratio` is the share of the jobs that are
-    bound by the host, absent where no listener read GRACT.
+    The loop is the median over the jobs, the others are means; `host_bound_ratio` is the share of host-bound jobs.
     """
     found = {}
     loops = [loop(job) for job in jobs]
@@ -52,12 +51,12 @@ def figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -> dict[s
 
 
 def foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:
-    """Say which jobs waited for CPUs that other programs used; empty for none, and where that was not read.
+    """Name the jobs that waited for CPUs that other programs used; empty for none, or where that was not read.
 
     Args:
-        jobs: all that ran, with those that load the device beside the measured ones.
+        jobs: all that ran, with co-runners.
         of_device: figures of the machine, among others.
-        own_pct: what the orchestrator and its samplers used, in per cent of a core.
+        own_pct: usage of the orchestrator and its samplers, in per cent of a core.
     """
     busy, idle = of_device.get("busy_mean_cpus"), of_device.get("idle_mean_cpus")
     if busy is None or idle is None or any(_CPU not in job.metrics for job in jobs):
@@ -77,6 +76,6 @@ def foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_
 
 
 def _wait_pct(job: JobResult) -> float:
-    """Measure how much of the time in which its threads could run a job waited for a CPU, and of all time at most."""
+    """Return the share of a job's runnable time in which it waited for a CPU, and of all time at most."""
     wait, cpu = job.metrics.get(_WAIT, 0.0), job.metrics[_CPU]
     return min(wait, 100 * wait / (wait + cpu)) if wait > 0 else 0.0

@@ -1,7 +1,7 @@
-"""What the requests of a job say: latencies, what was answered in time, and whether the queue grew.
+"""Figures from the requests of a job: latencies, goodput, and whether the queue grew.
 
-Pure. A request belongs to the window in which it was to be sent, whenever it was answered. One that never was counts as
-slower than all others: figures that depend on how slow it was are missing.
+Pure. A request belongs to the window in which it was to be sent. One without an answer counts as slower than all
+others; figures that depend on how slow it was are missing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ SERIES_POINTS = 200
 def figures(
     requests: Requests, window: Window, *, is_rate_given: bool = False, objective: Objective | None = None
 ) -> dict[str, float]:
-    """The figures of a job in a window; none if nothing was answered in it.
+    """Return the figures of a job in a window; none if nothing was answered in it.
 
     Args:
         requests: of the job.
-        window: from when to when.
-        is_rate_given: the requests came at a rate that the user chose, whether or not they were answered.
+        window: from and to monotonic instants.
+        is_rate_given: whether the user chose the offered load.
         objective: the latency that counts as good, and for what share of the requests.
     """
     import numpy as np
@@ -68,7 +68,6 @@ def figures(
 
 
 def _latencies(requests: Requests) -> dict[str, float]:
-    """Latencies of requests: whole, before and during their computation, and of tokens."""
     import numpy as np
 
     found = _spread("latency", _latency_ms(requests))
@@ -90,7 +89,7 @@ def _latencies(requests: Requests) -> dict[str, float]:
 
 
 def late_generator(requests: Requests, window: Window) -> str | None:
-    """In words, how far a generator of requests at a given rate stayed behind it; `None` if it kept it."""
+    """Describe how far a generator stayed behind the offered load; `None` if it kept up."""
     import numpy as np
 
     mine = requests.where(_inside(requests["intended_ns"], window))
@@ -108,7 +107,7 @@ def late_generator(requests: Requests, window: Window) -> str | None:
 
 
 def _never_sent(requests: Requests, window: Window) -> int:
-    """How many more were due in a window than a generator came to before it ended, by the rate of those before."""
+    """Estimate the requests due in a window after the last one that the generator sent, by its previous rate."""
     if len(requests) < 2:
         return 0
     intended = requests["intended_ns"]
@@ -118,7 +117,7 @@ def _never_sent(requests: Requests, window: Window) -> int:
 
 
 def series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
-    """Over time, in equal intervals: mean latency of the requests due then, answers a second, and those waiting."""
+    """Return series in equal intervals: mean latency of the requests due, answers a second, requests waiting."""
     import numpy as np
 
     if not len(requests):  # none of its records can be
@@ -146,14 +145,14 @@ def series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
 
 
 def _sustained(requests: Requests, mine: Requests, num_answered: int, window: Window) -> float:
-    """1 where the queue did not grow and every request was answered at last, else answers over arrivals, below 1."""
+    """Return 1 if the queue did not grow and every request was answered, else answers over arrivals, below 1."""
     if mine.is_answered.all() and not _grew(requests, window):
         return 1.0
     return min(num_answered / len(mine), math.nextafter(1.0, 0.0))
 
 
 def _grew(requests: Requests, window: Window) -> bool:
-    """Whether in the last quarter of a window more requests were waiting at all times than ever in the first.
+    """Return whether in the last quarter of a window more requests always waited than ever did in the first.
 
     A queue that is worked off becomes short again and again, however long it is at times.
     """
@@ -173,7 +172,7 @@ def _grew(requests: Requests, window: Window) -> bool:
 
 
 def _spread(name: str, values: Values) -> dict[str, float]:
-    """Mean, standard deviation and percentiles in ms, those that the number of values bears."""
+    """Return mean, standard deviation and percentiles, as far as the number of values allows."""
     import numpy as np
 
     found = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": float(_std(values))}
@@ -197,7 +196,7 @@ def _rank(ordered: Values, percent: float) -> float:
 
 
 def _latency_ms(requests: Requests) -> Values:
-    """From the intended instant to the answer; infinite of what was not answered."""
+    """Return the times from intended instant to answer; infinite without an answer."""
     import numpy as np
 
     latency: Values = np.where(requests.is_answered, _ms(requests, "intended_ns", "done_ns"), np.inf)

@@ -1,4 +1,4 @@
-"""How far the jobs of a group are while it runs, for the live view and for exporters."""
+"""Progress of the running jobs, for the live view and for exporters."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _RATE_OVER_NS = 5_000_000_000  # short enough to be of now, long enough for seve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNow:
-    """Where one job is.
+    """Progress of one job.
 
     Attributes:
-        phase: what it does; `waiting` before it spoke, `ended` after its process is gone.
-        total: work done since its start, in the unit of its workload.
-        per_s: of that, in the last seconds; `None` if it did none.
+        phase: `waiting` before it spoke, `ended` after its process is gone.
+        total: work since its start, in its workload's unit.
+        per_s: of that, in the last seconds; `None` if unknown.
     """
 
     job: Job
@@ -33,7 +33,7 @@ class JobNow:
 
 
 class LiveJobs:
-    """Reads the tails of the jobs' files whenever it is asked; the rate is that between what it was told."""
+    """Reads the ends of the jobs' files on request, and derives rates from earlier readings."""
 
     def __init__(self, group: Group, live: Live, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._group, self._live, self._now_ns = group, live, now_ns

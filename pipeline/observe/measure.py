@@ -1,6 +1,6 @@
-"""From what was observed to a row: the figures of jobs and group. How each ended is decided in `endings`.
+"""From observations to a row: the figures of jobs and group. `endings` decides how each ended.
 
-Pure: it reads the event files of a group that is over, and computes. Rules of measurement are named where they apply.
+Pure: it reads the event files of a finished group, and computes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _batch(
     log_of: Mapping[int, Events],
     logged_of: Mapping[int, Logged | None],
 ) -> Batch:
-    """Gather what measured jobs that ran at the same time left, with the window in which they are measured."""
+    """Collect the logs of measured jobs that ran together, with the window in which they are measured."""
     logs, logged = [log_of[state.job.index] for state in states], [logged_of[state.job.index] for state in states]
     batch = Batch(states=states, logs=logs, logged=logged, window=_window(group, states, logs))
     if group.window.kind is not WindowKind.LOGGED or len(batch.logged_spans) < len(states):
@@ -102,7 +102,7 @@ def _batch(
 
 
 def _logged_together(group: Group, batch: Batch, logged: Logged | None) -> Logged | None:
-    """Return what a job logged, unless the jobs never did at the same time: then nothing says how fast they are."""
+    """Return the rate that a job logged, unless the jobs never logged at the same time."""
     if (
         group.window.kind is not WindowKind.LOGGED
         or batch.window is not None
@@ -118,7 +118,7 @@ def _logged_together(group: Group, batch: Batch, logged: Logged | None) -> Logge
 
 
 def _of_logged_windows(group: Group, batches: Sequence[Batch]) -> dict[str, float]:
-    """Measure how long jobs logged at the same time, and for what part of the longest of them."""
+    """Return how long jobs logged at the same time, and the share of that in the longest of them."""
     if group.window.kind is not WindowKind.LOGGED:
         return {}
     windows = [batch.window for batch in batches if batch.window is not None]
@@ -130,7 +130,7 @@ def _of_logged_windows(group: Group, batches: Sequence[Batch]) -> dict[str, floa
 
 
 def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sampled.Window | None:
-    """The measured interval of jobs that ran together: steady, or else from first start to last end."""
+    """Return the measured interval of jobs that ran together: steady, or else from first start to last end."""
     starts = [log.started_ns for log in logs if log.started_ns is not None]
     if len(starts) < len(logs):
         return None
@@ -148,19 +148,17 @@ def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) ->
 
 
 def _damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[str, str]:
-    """The tag that says which jobs wrote what cannot be."""
     damaged = {state.job.name: words for state in states if (words := _damaged(log_of[state.job.index]))}
     return {Tag.DAMAGED: "; ".join(f"job {name}: {words}" for name, words in damaged.items())} if damaged else {}
 
 
 def _damaged(log: Events) -> str:
-    """What a job wrote that cannot be, in words; empty if nothing."""
     found = [log.damages, *([log.requests.damages] if log.requests is not None else [])]
     return "; ".join(damages.in_words() for damages in found if damages)
 
 
 def _end_ns(state: JobState, log: Events) -> int | None:
-    """The last instant of a job's work: its last step, answer or epoch, or its exit if it reports none."""
+    """Return the last instant of a job's work: its last step, answer or epoch, or else its exit."""
     marks = [*work.instants_ns(log)[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
     if marks and log.requests is not None and state.ended.told_ns is not None:
         return min(max(marks), state.ended.told_ns)  # what it answers after the stop was asked before it
@@ -247,7 +245,7 @@ def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
 
 
 def _for_comparisons(jobs: Sequence[JobResult]) -> dict[str, str]:
-    """What comparisons need of each job, by its index, as tags of the row: a resumed study reads no runs of jobs."""
+    """Return the tags that comparisons need of each job: a resumed study reads no runs of jobs."""
     first: dict[str, Mapping[int, object]] = {
         tag: {
             job.job.index: [float(f"{value:.6g}") for _, _, value in sorted(job.series.get(name, ()))] for job in jobs
@@ -264,7 +262,7 @@ def _for_comparisons(jobs: Sequence[JobResult]) -> dict[str, str]:
 
 
 def _group_metrics(group: Group, jobs: Sequence[JobResult], every: Sequence[JobResult]) -> dict[str, float]:
-    """The figures of the jobs that are measured, and the work of those among `every` that are their neighbours."""
+    """Return the figures of the measured jobs, and the work of the co-runners among `every`."""
     metrics = _of_neighbours([job.metrics for job in every if job.job.is_neighbour])
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
     if len(spans) == len(jobs):
@@ -290,7 +288,6 @@ def _group_metrics(group: Group, jobs: Sequence[JobResult], every: Sequence[JobR
 
 
 def _of_neighbours(neighbours: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """How fast the neighbours were together while others were measured, in each unit that all of them count."""
     return {
         f"neighbours_{units.total_of(unit)}": sum(metrics[units.rate_of(unit)] for metrics in neighbours)
         for unit in units.shared(neighbours)
@@ -298,7 +295,7 @@ def _of_neighbours(neighbours: Sequence[Mapping[str, float]]) -> dict[str, float
 
 
 def _totals(group: Group, jobs: Sequence[JobResult], makespan_s: float | None) -> dict[str, float]:
-    """What all jobs did in a second, in each unit that every one of them counts."""
+    """Return the total rates of the jobs, in each unit that all of them count."""
     found: dict[str, float] = {}
     for unit in units.shared([job.metrics for job in jobs]):
         if group.window.kind is WindowKind.WORK:

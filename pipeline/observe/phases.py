@@ -1,7 +1,8 @@
-"""Where the time of a group went: its phases, those of its jobs, and what share of a study was measurement.
+"""Phases of a group and of its jobs, and the share of a study that was measurement.
 
-A group is set up (GPU and listeners), launched (from the first process to the last one that is ready), measured, ended
-(from the word to stop to the last exit), and cleaned up. A sequential group goes through the middle three once a job.
+A group is set up (GPU and listeners), launched (from the first process to the last one that is ready), measured,
+ended (from the word to stop to the last exit), and cleaned up. A sequential group repeats the middle three for each
+job.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Phases:
         self._since_ns = 0
 
     def begin(self, name: str, at_ns: int | None = None) -> None:
-        """End the phase that runs, if one does, and begin another; now, if it is not said when."""
+        """End the running phase and begin another one, now or at an instant."""
         self.finish(at_ns)
         self._name, self._since_ns = name, time.monotonic_ns() if at_ns is None else at_ns
 
@@ -41,7 +42,7 @@ class Phases:
 
 
 def of_job(state: JobState, log: Events) -> list[Span]:
-    """The phases of one job: `process` until it speaks to us, then what it says that it does, until it has ended."""
+    """Return the phases of a job: `process` until it speaks, then those that it reports, until its end."""
     ends_ns = state.ended.at_ns
     if state.started is None or ends_ns is None:
         return []
@@ -51,7 +52,7 @@ def of_job(state: JobState, log: Events) -> list[Span]:
 
 
 def group_metrics(spans: Iterable[Span]) -> dict[str, float]:
-    """Seconds of each phase of a group, as `time_<phase>_s`."""
+    """Return the seconds of each phase of a group, as `time_<phase>_s`."""
     found: dict[str, float] = {}
     for span in spans:
         if span.job is None:
@@ -61,7 +62,7 @@ def group_metrics(spans: Iterable[Span]) -> dict[str, float]:
 
 
 def job_metrics(spans: Sequence[Span]) -> dict[str, float]:
-    """Seconds of each phase of a job before it stood at the barrier, as `startup_<phase>_s`, and of all of them."""
+    """Return the seconds of a job's phases before it is ready, as `startup_<phase>_s`, and their sum."""
     found: dict[str, float] = {}
     for span in spans:
         if span.name == "ready":
@@ -73,13 +74,13 @@ def job_metrics(spans: Sequence[Span]) -> dict[str, float]:
 
 
 def as_json(spans: Sequence[Span], wall_offset_ns: int) -> str:
-    """Format the spans as a file: monotonic instants, and what must be added to them for the wall clock."""
+    """Format the spans as a file, with the offset of the wall clock."""
     content = {"wall_offset_ns": wall_offset_ns, "spans": [dataclasses.asdict(span) for span in spans]}
     return json.dumps(content, indent=1) + "\n"
 
 
 def share_in_words(metrics: Iterable[dict[str, float]], elapsed_s: float) -> str:
-    """What a study spent its time on, largest share first, from the metrics of its groups; empty if on no window."""
+    """Describe how a study spent its time, by the metrics of its groups; empty without any window."""
     every = list(metrics)
     spent = {name: sum(row.get(f"time_{name}_s", 0.0) for row in every) for name in _IN_WORDS}
     if not spent[WINDOW] or elapsed_s <= 0:

@@ -1,4 +1,4 @@
-"""Where a study is: groups and blocks done, how they ended, and the time left. Data and arithmetic only."""
+"""Progress of a study: groups and blocks done, results, and the time left. Data and arithmetic only."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _WINDOWS_OF_SCRIPTS = frozenset(Window(kind=kind).words for kind in (WindowKind.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """A group that ended well, as far as it says how long its like takes.
+    """A group that ended well, as an example of how long similar groups take.
 
     Attributes:
-        key, scenario: of the group; `window` and `device` as its settings say them, `kind` of its window.
-        jobs: their sizes or workloads, as the group's run names them: `tiny+tiny`.
-        on_top_s: what it took beside its window, if that is known before it runs.
+        window, device: in the words of its settings; `kind` is that of its window.
+        jobs: their sizes or workloads, in the words of the group's run: `tiny+tiny`.
+        on_top_s: time beside its window, if that is known before it runs.
         program: the digest of the group without its packages.
         called: its programs with their arguments, as users read them: `train --epochs 3`.
     """
@@ -40,7 +40,7 @@ class Ran:
 
 
 class Likeness(enum.Enum):
-    """How far the groups that an estimate rests on are like the group itself, where their work is not known before."""
+    """Similarity of a group and those that its estimate rests on, where the amount of work is unknown."""
 
     SAME = "the same group, or one whose time is that of its window"
     OTHER_PACKAGES = "the same group with other packages"
@@ -49,7 +49,7 @@ class Likeness(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a group will take, in seconds, and the programs that this is taken from."""
+    """Estimated seconds of a group, and the programs that the estimate rests on."""
 
     seconds: float
     likeness: Likeness = Likeness.SAME
@@ -57,18 +57,18 @@ class Expected:
 
 
 class Progress:
-    """Counts the groups of a study and estimates the time left from those that ran, each with its like.
+    """Counts the groups of a study and estimates the time left from similar groups that ran.
 
-    A group takes its window, which is known, and what comes on top of it: starting, warming up, ending. The latter is
-    the median of the groups that ran and are most like it: the same group in another block, else the same jobs in the
-    same scenario, else jobs of the same workloads there, else anywhere; of this study also the same scenario and
-    degree, else the same scenario, else all with the same window, or kind of window, on the same kind of device.
+    A group takes its window, which is known, and an extra time for starting, warming up and ending: the median of the
+    groups that ran and are most similar. That is the same group in another block, else the same jobs in the same
+    scenario, else jobs of the same workloads there, else anywhere; within this study also the same scenario and degree,
+    else the same scenario, else the same window, or kind of window, on the same kind of device.
 
     Args:
         groups: the whole study, in its order.
-        known: how the groups ended that need not run, because an earlier start ran them.
-        left: the groups to run; all, if not given.
-        clock: gives seconds.
+        known: results of groups that an earlier start ran.
+        left: the groups to run; all by default.
+        clock: returns seconds.
         past: groups that ran before this study.
     """
 
@@ -110,7 +110,7 @@ class Progress:
             self._learn(_ran(group, took_s - _window_s(group)), _kinds(group))
 
     def left_s(self) -> tuple[float, bool]:
-        """Seconds until the study ends, and whether that is an estimate rather than the least that it can be."""
+        """Return the seconds until the study ends, and whether they are an estimate or only a minimum."""
         total, is_estimate = 0.0, True
         for number, group in enumerate(self._left):
             expected = self.expect(group)
@@ -122,13 +122,13 @@ class Progress:
         return total, is_estimate
 
     def position(self, group: Group) -> str:
-        """`[3/20] block 1 of 5`, of the group that runs or ran last; the block where there are several."""
+        """Return `[3/20] block 1 of 5` for the group that runs or ran last."""
         number = self.results.total() + (self._group_begin_s is not None)
         block = f" block {group.block} of {self.num_blocks}" if self.num_blocks > 1 else ""
         return f"[{number}/{self.num_groups}]{block}"
 
     def summary(self) -> str:
-        """Time that passed, time left, and the results so far in words."""
+        """Return time elapsed, time left, and the results so far."""
         words = [f"{duration(self.elapsed_s)} elapsed"]
         if self._left:
             left_s, is_estimate = self.left_s()
@@ -140,7 +140,7 @@ class Progress:
         return ", ".join(words) + (f"; {', '.join(counted)}" if counted else "")
 
     def expect(self, group: Group) -> Expected | None:
-        """Estimate what the group will take; `None` if nothing like it has run."""
+        """Estimate the duration of a group; `None` if nothing similar has run."""
         if group.skip_reason is not None:
             return Expected(seconds=0.0)
         same, *others = _kinds(group)
@@ -160,7 +160,7 @@ class Progress:
 
 
 def _kinds(group: Group) -> Iterator[Hashable]:
-    """What a group is like, from the closest to the widest kind."""
+    """Yield the kinds of a group, from the closest to the widest."""
     ran = _ran(group)
     where = (ran.device, ran.window)
     yield from _kinds_by_jobs(ran)
@@ -171,7 +171,7 @@ def _kinds(group: Group) -> Iterator[Hashable]:
 
 
 def _looser(ran: Ran) -> Iterator[Hashable]:
-    """What groups share that do work of their own length, with other packages or, of scripts, other arguments."""
+    """Yield the kinds of groups without a fixed window, apart from their packages or their scripts' arguments."""
     if ran.kind == WindowKind.STEADY:
         return
     if ran.program:
@@ -181,7 +181,6 @@ def _looser(ran: Ran) -> Iterator[Hashable]:
 
 
 def _kinds_by_jobs(ran: Ran) -> Iterator[Hashable]:
-    """Those of them that say what ran."""
     where, workloads = (ran.device, ran.window), frozenset(ran.jobs.split("+"))
     yield ran.key
     yield (*where, ran.scenario, ran.jobs)
@@ -203,7 +202,7 @@ def _ran(group: Group, on_top_s: float = 0.0) -> Ran:
 
 
 def _window_s(group: Group) -> float:
-    """The part of a group's time that is known before it runs, in seconds."""
+    """Return the part of a group's duration that is known before it runs."""
     if group.skip_reason is not None or group.window.kind is not WindowKind.STEADY:
         return 0.0
     turns = len(group.jobs) if group.sequential else 1

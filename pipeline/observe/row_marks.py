@@ -1,7 +1,7 @@
-"""The marks of a row, from what was observed: why its figures are invalid, and what is noted beside them.
+"""Marks of a row, from observations: why its figures are invalid, and notes beside them.
 
-A row is invalid if something else than collocation decided its figures. What is only an outcome, such as a clock that
-power held down, is a note.
+A row is invalid if something other than collocation decided its figures. A mere outcome, such as a clock held down
+by power, is a note.
 """
 
 from __future__ import annotations
@@ -35,12 +35,7 @@ MOST_PAUSED_RATIO = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Measured jobs that ran at the same time.
-
-    Attributes:
-        states, logs, logged: of each job.
-        window: in which they were measured; `None` if there is none.
-    """
+    """Measured jobs that ran at the same time; `window` is `None` without a measured one."""
 
     states: Sequence[JobState]
     logs: Sequence[Events]
@@ -49,7 +44,7 @@ class Batch:
 
     @property
     def logged_spans(self) -> list[Window]:
-        """The times of which the values that jobs logged tell; of those that logged any."""
+        """The time spans of logged values, of the jobs that logged any."""
         return [
             throughput.logged_span(logged.points, logged.points[0][0] if log.started_ns is None else log.started_ns)
             for log, logged in zip(self.logs, self.logged, strict=True)
@@ -60,7 +55,7 @@ class Batch:
 def find_marks(
     group: Group, seen: Observation, batches: Sequence[Batch], jobs: Sequence[JobResult], metrics: Mapping[str, float]
 ) -> Marks:
-    """Find the marks of a group with these jobs, those beside the measured ones among them, and these figures."""
+    """Find the marks of a group; `jobs` includes co-runners."""
     invalid, notes = list[str](), list[str]()
     for batch in batches:
         notes += _doubts(group, batch)
@@ -89,7 +84,6 @@ def _stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
 
 
 def _clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
-    """Say what happened to the clocks that the figures of a window rest on."""
     paused_s = seen.clock.pause_s(window)
     if paused_s > MOST_PAUSED_RATIO * _seconds(window):
         yield f"everything was suspended for {paused_s:.3g} s of the window, as when a container is paused"
@@ -105,7 +99,6 @@ def _clock_faults(group: Group, seen: Observation, batch: Batch, window: Window)
 
 
 def _late_generators(batch: Batch, window: Window) -> Iterator[str]:
-    """Name the jobs that were not sent requests at the rate that the user chose."""
     for state, log in zip(batch.states, batch.logs, strict=True):
         requests = log.requests if state.job.workload.is_rate_given else None
         if requests is not None and (late := latency.late_generator(requests, window)) is not None:
@@ -113,7 +106,7 @@ def _late_generators(batch: Batch, window: Window) -> Iterator[str]:
 
 
 def _short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
-    """Name the jobs that tell their rate by few steps or values."""
+    """Name the jobs whose rate rests on few steps or values."""
     few_steps = dict[str, int]()
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if group.window.kind is WindowKind.LOGGED and logged is not None:
@@ -132,7 +125,6 @@ def _short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
 
 
 def _doubts(group: Group, batch: Batch) -> Iterator[str]:
-    """Say what is known of the figures of jobs that reported very much, or at unequal times."""
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if log.steps.per_entry > 1:
             yield f"job {state.job.name} reported more than {steps.MOST_STEPS} steps: their times are not known"
@@ -144,7 +136,7 @@ def _doubts(group: Group, batch: Batch) -> Iterator[str]:
 
 
 def _low_overlap(group: Group, batches: Sequence[Batch], metrics: Mapping[str, float]) -> str:
-    """Say that jobs hardly ran at the same time; empty if they did, or end by themselves and may differ in length."""
+    """Say that jobs hardly ran at the same time; empty if they did, or may differ in length."""
     is_whole_run = any(logged is not None and len(logged.points) == 1 for batch in batches for logged in batch.logged)
     overlap = metrics.get("overlap_ratio")
     if overlap is None or overlap >= MIN_OVERLAP_RATIO:

@@ -1,4 +1,4 @@
-"""The figures of a row that come from samples: what `Field.summary` makes of each quantity."""
+"""Figures of a row from samples, by the `Field.summary` of each quantity."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EDGE, _GAP = 2, 3
 
 
 def readings(samples: Iterable[Sample]) -> Mapping[Subject, Readings]:
-    """What was read of each subject."""
+    """Group the readings by subject."""
     found: dict[Subject, dict[tuple[str, str], list[Reading]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         for name, value in sample.values.items():
@@ -38,10 +38,10 @@ def figures(
     """Compute the figures of one subject over its windows, each from the best listener that has it.
 
     Args:
-        read: what was read of the subject.
+        read: the readings of the subject.
         fields: of the listeners, the best first.
-        windows: from when to when it was measured.
-        absent: takes in why there is no figure, by its name, where something was read of it at any time.
+        windows: in which it was measured.
+        absent: receives the reason for each missing figure of which there is some reading.
     """
     found: dict[str, float] = {}
     reasons: dict[str, str] = {}
@@ -61,7 +61,7 @@ def figures(
 
 
 def first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int | None:
-    """When a job was first seen on the GPU after an instant, to the interval of sampling; `None` if it never was."""
+    """Return when a job was first seen on the GPU after an instant; `None` if it never was."""
     first = [
         next((t_ns for t_ns, _ in read.get((source, field.name), ()) if t_ns >= start_ns), None)
         for source, field in fields
@@ -73,7 +73,7 @@ def first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int | Non
 def energy(
     found: Mapping[str, float], windows: Sequence[Window], idle_w: float | None, rates: Mapping[str, float]
 ) -> dict[str, float]:
-    """What follows from the energy of a device: above its idle power, and of one of each unit at a rate per second."""
+    """Derive figures from a device's energy: above its idle power, and per unit of work at a rate per second."""
     if ENERGY not in found:
         return {}
     total_s = sum(_seconds(window) for window in windows)
@@ -90,7 +90,7 @@ def energy(
 
 
 def first_power_w(samples: Iterable[Sample], fields: Fields) -> float | None:
-    """The power of the device in the first sample of the best listener that reads it, which is before any job."""
+    """Return the device's power in the first sample of the best listener, which is before any job."""
     for source, field in fields:
         if figure_of(field) == POWER:
             first = next((s.values for s in samples if s.source == source and s.is_of_whole), {})
@@ -100,15 +100,11 @@ def first_power_w(samples: Iterable[Sample], fields: Fields) -> float | None:
 
 
 class _NotCoveredError(Exception):
-    """The readings of a quantity do not cover a window."""
+    """Readings that do not cover a window."""
 
 
 def _summary(summary: Summary, read: Sequence[Reading], windows: Sequence[Window], asked_ns: int) -> float | None:
-    """Summarise a quantity over the windows; `None` without any window.
-
-    Raises:
-        _NotCoveredError: it was not read for the whole of a window, or is a counter that began anew.
-    """
+    """Summarise a quantity over the windows; `None` without any window."""
     if summary is Summary.PEAK:
         # Nothing but 0: no sample met the jobs, which may be gone at once, out of memory.
         return max((value for _, value in read), default=0.0) or None
@@ -141,12 +137,9 @@ def _check_coverage(read: Sequence[Reading], window: Window, interval_ns: int, a
 
 
 def _growth(inside: Sequence[Reading], window: Window) -> float:
-    """Measure the growth of a counter in a window: between the readings inside, and at that rate up to the edges.
+    """Return the growth of a counter in a window: between the readings inside, and at that rate up to the edges.
 
-    A reading beyond an edge would pull the figure down: there, jobs have not begun, or are told to stop.
-
-    Raises:
-        _NotCoveredError: the counter fell, or was read once.
+    A reading beyond an edge would lower it: there, jobs have not begun, or are told to stop.
     """
     if len(inside) < 2:
         raise _NotCoveredError("one reading in the window")
@@ -157,7 +150,7 @@ def _growth(inside: Sequence[Reading], window: Window) -> float:
 
 
 def _rate(inside: Sequence[Sequence[Reading]]) -> float | None:
-    """Average what was read as a mean since the reading before, over the times between readings inside a window."""
+    """Average readings that are means since the reading before, over the times between readings inside a window."""
     grown = seconds = 0.0
     for readings_inside in inside:
         for (before_ns, _), (t_ns, value) in itertools.pairwise(readings_inside):
@@ -167,7 +160,7 @@ def _rate(inside: Sequence[Sequence[Reading]]) -> float | None:
 
 
 def _interval_ns(read: Sequence[Reading], asked_ns: int) -> int:
-    """Return the time between two readings: as asked for, or up to twice of it where a source is slower."""
+    """Return the time between two readings: as configured, or up to twice that for a slower source."""
     gaps_ns = [after_ns - before_ns for (before_ns, _), (after_ns, _) in itertools.pairwise(read)]
     usual_ns = int(statistics.median(gaps_ns)) if gaps_ns else asked_ns
     return min(max(usual_ns, asked_ns), 2 * asked_ns) if asked_ns else usual_ns

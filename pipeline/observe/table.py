@@ -1,4 +1,4 @@
-"""The table of rows that a study ends with."""
+"""The table of rows at the end of a study."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def in_one_line(
     marks: Marks = NO_MARKS,
     is_simulated: bool = False,
 ) -> str:
-    """Say how a group or a job ended: `ok, 1841.7 samples/s, speed-up 2.43`, `ok* (MARKS), ...`, `skipped: REASON`."""
+    """Describe the end of a group or job: `ok, 1841.7 samples/s, speed-up 2.43`, `ok* (MARKS), ...`."""
     rates = [(unit, units.total_of(unit)) for unit in units.units_in(metrics)]  # of a group
     rates += [(unit, units.rate_of(unit)) for unit in units.shared([metrics])]  # of a job
     different = {metrics[key]: (unit, key) for unit, key in reversed(rates)}  # a sample a request is said once
@@ -66,16 +66,16 @@ def table(
     fastest: Container[str] = (),
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The groups as an aligned text table, one line each, the case by case; what there is to know of them below.
+    """Format the groups as an aligned text table, one line each, with notes below.
 
-    Figures are medians over the blocks; of several GPUs, each counts once. A column without any value is left out, a
-    missing value is `-`. Groups that were skipped are named below the table, with the reason.
+    Figures are medians over the blocks; of several GPUs, each counts once. A missing value is `-`, and a column without
+    any value is left out. Skipped groups are named below the table.
 
     Args:
         rows: one of each group and block.
         fields: of the listeners.
-        fastest: the `key` of the groups to be marked as the fastest of their case.
-        notes: what stands beside the figures of a group over its blocks, by its `key`.
+        fastest: the `key` of groups to be marked as the fastest of their case.
+        notes: remarks on a group over its blocks, by its `key`.
     """
     by_key: dict[str, list[GroupResult]] = defaultdict(list)
     for row in rows:
@@ -112,7 +112,7 @@ def table(
 
 
 def _names(groups: Sequence[Group]) -> list[str]:
-    """What each is called; those in company of other GPUs are told from the same alone."""
+    """Return the name of each group; a suffix tells groups in company of other GPUs from the same ones alone."""
     company = [group.settings[BESIDE] for group in groups]
     is_told = len(set(company)) > 1
     told = [f" [{BESIDE} {number}]" if number and is_told else "" for number in company]
@@ -120,7 +120,7 @@ def _names(groups: Sequence[Group]) -> list[str]:
 
 
 def _units(rows: Sequence[GroupResult]) -> list[str]:
-    """What the rows count their work in, without a second unit of which there are always as many as of the first."""
+    """Return the units of work of the rows, without a second unit with always equal figures."""
     by_figures: dict[tuple[float | None, ...], str] = {}
     for unit in dict.fromkeys(unit for row in rows for unit in units.units_in(row.metrics)):
         by_figures.setdefault(tuple(row.metrics.get(units.total_of(unit)) for row in rows), unit)
@@ -128,7 +128,7 @@ def _units(rows: Sequence[GroupResult]) -> list[str]:
 
 
 def _place(group: Group) -> tuple[object, ...]:
-    """Where a group stands in the table: beside those of the same jobs, in the order of modes."""
+    """Return the sort key of a group: the same jobs together, in the order of modes."""
     programs = [job.workload for job in group.measured]
     jobs = sorted((natural(f"{each.name} {each.params}"), each.digest) for each in programs)
     case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.words, group.settings[NEIGHBOURS])
@@ -137,7 +137,7 @@ def _place(group: Group) -> tuple[object, ...]:
 
 
 def _median(found: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
-    """Format the median of a figure over the blocks that are valid, else ended well, else have it; "-" if none has."""
+    """Format the median of a figure over the blocks that are valid, else ended well, else have it."""
     having = [row for row in found if key in row.metrics]
     well = [row for row in having if row.result is Result.OK]
     used = dict(enumerate([row for row in well if not row.marks.invalid] or well or having))
@@ -156,7 +156,7 @@ def _results(found: Sequence[GroupResult]) -> str:
 def _notes(
     groups: Sequence[Sequence[GroupResult]], names: Sequence[str], on_gain: Mapping[str, str], *, is_of_blocks: bool
 ) -> list[str]:
-    """List marks and failures, each once with all the groups that it concerns."""
+    """List marks and failures, each once with all its groups."""
     flags: dict[str, list[str]] = defaultdict(list)
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, found in zip(names, groups, strict=True):
@@ -184,7 +184,6 @@ def _notes(
 
 
 def _skipped(groups: Sequence[Sequence[GroupResult]]) -> list[str]:
-    """Format each reason with the groups that were skipped for it."""
     by_reason: dict[str, list[str]] = defaultdict(list)
     for name, rows in zip(_names([rows[0].group for rows in groups]), groups, strict=True):
         for reason in dict.fromkeys(row.reason for row in rows):

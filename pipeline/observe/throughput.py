@@ -1,4 +1,4 @@
-"""What the steps of a job say: its rate in the window, its step times, and whether it stood still at an edge."""
+"""Figures from the steps of a job: its rate in the window, its step times, and stalls at an edge."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAST_GAPS, LONG_TIMES, LONG_SHARE = 2, 4, 0.1
 
 
 def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[str, float]:
-    """The rate in the unit that the steps count, and step times, in the window; none if no step was completed in it."""
+    """Return the rate of the steps, and step times, in the window; none if no step was completed in it."""
     steps = log.steps
     if not steps.t_ns or log.started_ns is None:
         return {}
@@ -47,24 +47,23 @@ def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[st
 
 
 def common_window(spans: Sequence[Window]) -> Window | None:
-    """Return the time in which all of several jobs logged how fast they are; `None` if there is none."""
+    """Return the time in which all jobs logged their rate; `None` if there is none."""
     begin, end = max(begin for begin, _ in spans), min(end for _, end in spans)
     return (begin, end) if begin < end else None
 
 
 def logged_span(points: Points, begin_ns: int) -> Window:
-    """Return the time that the values of a job tell of, given its begin.
+    """Return the time that a job's values tell of: from its first value on, before which is start-up.
 
-    That is from its first value on: what a job does before it is its start-up, and part of that value. A single value
-    is the mean of the whole run.
+    A single value is the mean of the whole run, from `begin_ns` on.
     """
     return (points[0][0] if len(points) > 1 else min(begin_ns, points[0][0]), points[-1][0])
 
 
 def logged_rate(points: Points, window: Window | None) -> float:
-    """The rate that a job logged: the mean over the window, each value for the time since the one before.
+    """Return the mean of the logged values over the window, each for the time since the value before.
 
-    Without a window, its last value is that of its whole run, as the program understands it.
+    Without a window, the last value counts, as the program's own figure of its whole run.
     """
     if window is None:
         return points[-1][1]
@@ -77,7 +76,7 @@ def logged_rate(points: Points, window: Window | None) -> float:
 
 
 def num_values(points: Points, window: Window) -> int:
-    """Count the values that tell of a window: those in it, and one that came after it and tells of its end."""
+    """Count the values that tell of a window: those in it, and the next one after it."""
     inside = sum(window[0] < t_ns < window[1] for t_ns, _ in points)
     return inside + any(t_ns >= window[1] for t_ns, _ in points)
 
@@ -85,7 +84,7 @@ def num_values(points: Points, window: Window) -> int:
 def long_value(points: Points, window: Window) -> str | None:
     """Say that a logged value stands for much longer than the others in a window; `None` if none does.
 
-    Others of that time were not logged, or not found, and may have been different.
+    Other values of that time were not logged, or not found, and may have been different.
     """
     begin, end = window
     gaps_ns = sorted(
@@ -102,7 +101,7 @@ def long_value(points: Points, window: Window) -> str | None:
 
 
 def stall(log: Events, window: Window) -> str | None:
-    """In words, where at an edge of the window a job made no step for several of its step times; `None` if nowhere.
+    """Describe a pause of several step times at an edge of the window; `None` without one.
 
     The first step of an epoch may take longer, as validation and the start of a loader do.
     """
@@ -123,7 +122,7 @@ def stall(log: Events, window: Window) -> str | None:
 
 
 def _done(steps: Steps, t_ns: int) -> float:
-    """Work done by an instant after the first step; of a step under way, as much as of its time has passed."""
+    """Return the work done by an instant, with a share of the step under way."""
     following = bisect_right(steps.t_ns, t_ns)
     if not following:
         return 0.0
@@ -135,7 +134,7 @@ def _done(steps: Steps, t_ns: int) -> float:
 
 
 def _rate_of_epochs(log: Events) -> float | None:
-    """Return the rate over the time of all epochs, else from the start to the last step; `None` if that is none."""
+    """Return the rate over the time of all epochs, else from the start to the last step."""
     steps, started_ns = log.steps, log.started_ns or 0
     if not log.epochs:
         seconds, work = (steps.t_ns[-1] - started_ns) / 1e9, steps.total[-1]

@@ -1,4 +1,4 @@
-"""What the user sees while groups run: a live table on a terminal, plain lines elsewhere."""
+"""The terminal while groups run: a live table, or plain lines if it is no terminal."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LiveView(PlainView):
             yield
 
     def _announce(self, group: Group) -> None:
-        """Nothing: the live table says it."""
+        """Print nothing: the live table says it."""
 
     def done(self, row: GroupResult) -> None:
         super()._announce(row.group)
@@ -77,15 +77,13 @@ class LiveView(PlainView):
 
 
 class _Drawer:
-    """Builds the live table."""
-
     def __init__(self, group: Group, watched: Watched, progress: Progress) -> None:
         self.group, self.watched, self.progress = group, watched, progress
         self.jobs = LiveJobs(group, watched)
         self.begin_s = time.monotonic()
 
     def shown(self) -> Table | Text:
-        """The table; why there is none, if there is none: what is shown never fails what is measured."""
+        """Return the table, or the error that prevented it: the view never fails a measurement."""
         from rich.text import Text
 
         try:
@@ -120,7 +118,7 @@ class _Drawer:
 
 
 def _logs(group: Group, watched: Watched) -> str:
-    """Where the output of users' scripts can be read while they run."""
+    """Name the output files of users' scripts."""
     if not any(job.workload.ends_by_itself for job in group.jobs):
         return ""
     folder = watched.folder / layout.JOBS
@@ -129,5 +127,5 @@ def _logs(group: Group, watched: Watched) -> str:
 
 
 def make_view(progress: Progress) -> PlainView:
-    """The live view on a terminal, plain lines elsewhere."""
+    """Return the live view on a terminal, plain lines elsewhere."""
     return (LiveView if sys.stderr.isatty() else PlainView)(progress)

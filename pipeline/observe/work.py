@@ -1,6 +1,6 @@
-"""What work a job did, however it tells: by its steps, its requests, by what it logged, or in its whole run.
+"""The work of a job: by its steps, its requests, its logged rate, or its whole run.
 
-This is the one place that asks. A job that tells in another way is asked here, in each of the functions.
+Every way in which a job can report work is asked here and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.observe.sampled import Window
 def figures(
     group: Group, job: Job, log: Events, said: Logged | None, window: Window | None, makespan_s: float | None
 ) -> dict[str, float]:
-    """How fast a job was, in its unit and in those that follow from it, and what else its work tells; else nothing."""
+    """Return the rate of a job in each of its units, and other figures of its work."""
     unit, kind = job.workload.unit, _kind(group, job)
     found: dict[str, float] = {}
     if window is not None:
@@ -37,17 +37,17 @@ def figures(
 
 
 def _kind(group: Group, job: Job) -> WindowKind:
-    """A neighbour goes on until it is told to stop, and is measured while the others are."""
+    """Return the kind of window of a job: a co-runner is measured as in a steady one."""
     return WindowKind.STEADY if job.is_neighbour else group.window.kind
 
 
 def instants_ns(log: Events) -> Sequence[int]:
-    """When a job had completed a part of its work, in order; empty if it does not tell."""
+    """Return when a job had completed parts of its work, in order; empty if it does not tell."""
     return log.steps.t_ns if log.requests is None else log.requests.first_and_last_ns
 
 
 def _of_requests(kind: WindowKind, job: Job, log: Events, window: Window) -> dict[str, float]:
-    """In a steady window, the requests of it; else all of a job, from its own start to its last answer."""
+    """Return the figures of the requests: of a steady window, else from the job's start to its last answer."""
     if log.requests is None or log.started_ns is None:
         return {}
     if kind is not WindowKind.STEADY and (instants := log.requests.first_and_last_ns):
@@ -57,7 +57,7 @@ def _of_requests(kind: WindowKind, job: Job, log: Events, window: Window) -> dic
 
 
 def absence(group: Group, job: Job, log: Events, found: dict[str, float], said: Logged | None) -> str:
-    """In words, why a job that ended well shows no work to measure; empty if it does."""
+    """Say why a job that ended well shows no work to measure; empty if it does."""
     if said is not None and not said.points:
         return said.absence
     is_lacking = units.rate_of(job.workload.unit) not in found

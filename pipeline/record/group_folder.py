@@ -1,4 +1,4 @@
-"""The spool folder of a group (`layout`): reading and writing its record, and closing what a dead owner left.
+"""The spool folder of a group (`layout`): its record, and closing a record whose owner died.
 
 Must not import MLflow: the orchestrator uses this module while it measures.
 """
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """One instant on both clocks: gives monotonic instants their wall-clock labels, since the epoch."""
+    """One instant on both clocks; converts monotonic instants to wall time since the epoch."""
 
     wall_ns: int
     monotonic_ns: int
@@ -57,7 +57,7 @@ class Clock:
 class RunRecord:
     """One MLflow run. `status` is MLflow's; instants are monotonic ns; `end_ns` is `None` while it runs.
 
-    A param that was once written keeps its value: MLflow refuses another one.
+    A param keeps its first value: MLflow refuses another one.
     """
 
     name: str
@@ -71,12 +71,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildRecord(RunRecord):
-    """The run of one job.
-
-    Attributes:
-        gi_id: its GPU instance; `None` without MIG.
-        series: name to points `(step, monotonic ns, value)`.
-    """
+    """The run of one job; `gi_id` is `None` without MIG, `series` has points `(step, monotonic ns, value)`."""
 
     index: int
     gi_id: int | None
@@ -85,7 +80,6 @@ class ChildRecord(RunRecord):
 
     @property
     def folder(self) -> str:
-        """Relative to the spool folder."""
         return layout.job_path(self.index)
 
 
@@ -95,7 +89,7 @@ class Record:
 
     Attributes:
         uri: tracking server that it is for; `None` for the local store beside the spool.
-        host, boot_id, machine_id: of the machine whose orchestrator owns it; empty where that does not tell.
+        host, boot_id, machine_id: of the orchestrator's machine; empty if unknown.
     """
 
     spool_id: str
@@ -112,20 +106,12 @@ class Record:
 
     @property
     def owner(self) -> Owner:
-        """The machine whose orchestrator owns the folder."""
         return Owner(host=self.host, boot_id=self.boot_id, machine_id=self.machine_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a spool holds.
-
-    Attributes:
-        ready: what can be sent, oldest first.
-        busy: whose owner lives.
-        elsewhere: whose owner may live on another machine, by the name of that.
-        unreadable: by the folder, why.
-    """
+    """Contents of a spool: `ready` can be sent, oldest first; `busy` has a living owner, `elsewhere` may have one."""
 
     ready: tuple[Path, ...]
     busy: tuple[Path, ...]
@@ -135,7 +121,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amendment:
-    """What became known of a group after its record was closed, by comparison with a baseline; `uri` as of a record."""
+    """Figures and result of a group that became known after its record was closed, by comparison with a baseline."""
 
     experiment: str
     spool_id: str
@@ -149,7 +135,7 @@ AnyRun = TypeVar("AnyRun", bound=RunRecord)
 
 
 def write_json(path: Path, content: object) -> None:
-    """Replace a file by the JSON of `content`, in one step: a reader sees the old one or the new one."""
+    """Replace a file atomically by the JSON of `content`."""
     text = json.dumps(content, default=fields_of)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
@@ -157,13 +143,12 @@ def write_json(path: Path, content: object) -> None:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Replace the record of a spool folder, without the secrets in its params and tags."""
+    """Replace the record of a spool folder, with secrets masked."""
     parent, children = _masked(record.parent), tuple(map(_masked, record.children))
     write_json(folder / layout.RECORD, dataclasses.replace(record, parent=parent, children=children))
 
 
 def _masked(run: AnyRun) -> AnyRun:
-    """Mask params by their names and values, and tags, whose names are ours, by their values alone."""
     params = {key: str(secrets.mask(value, key)) for key, value in run.params.items()}
     return dataclasses.replace(
         run, params=params, tags={key: secrets.mask_text(value) for key, value in run.tags.items()}
@@ -171,10 +156,10 @@ def _masked(run: AnyRun) -> AnyRun:
 
 
 def read(folder: Path) -> Record:
-    """The record of a spool folder.
+    """Read the record of a spool folder.
 
     Raises:
-        TrackingError: it is absent, damaged, or of a version that this code does not know.
+        TrackingError: it is absent, damaged, or of an unknown version.
     """
     file = folder / layout.RECORD
     try:
@@ -196,7 +181,7 @@ def read(folder: Path) -> Record:
 
 
 def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
-    """Keep an amendment until the store has it, with the figures of one that still waits; gives its file."""
+    """Merge an amendment with one that still waits, write it, and return its file."""
     folder = spool_root / layout.AMENDMENTS
     file = folder / f"{amendment.spool_id}.json"
     amendment = dataclasses.replace(amendment, reason=secrets.mask_text(amendment.reason))
@@ -214,7 +199,7 @@ def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
 
 
 def below_spool(make: Callable[[], None]) -> None:
-    """Make something in a folder below the spool, which whoever has sent the last of it removes, perhaps just now."""
+    """Create something below the spool, whose empty folders a sender may be removing at the same time."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError, FileExistsError):
             return make()
@@ -222,18 +207,14 @@ def below_spool(make: Callable[[], None]) -> None:
 
 
 def remove_amendment(file: Path, sent: Amendment) -> None:
-    """Remove an amendment that the store has, unless more was added to it meanwhile."""
+    """Remove an amendment that the store has, unless its file has changed since."""
     with locks.folder_held(file.parent), suppress(TrackingError):
         if read_amendment(file) == sent:
             file.unlink()
 
 
 def read_amendment(file: Path) -> Amendment:
-    """The amendment in a file.
-
-    Raises:
-        TrackingError: it cannot be read.
-    """
+    """Read an amendment; TrackingError if that fails."""
     try:
         return json_decoder.decode(Amendment, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
@@ -241,19 +222,15 @@ def read_amendment(file: Path) -> Amendment:
 
 
 def amendments(spool_root: Path) -> list[Path]:
-    """The amendments that the store does not have yet."""
+    """List the amendments that the store does not have yet."""
     return sorted((spool_root / layout.AMENDMENTS).glob("*.json"))
 
 
 def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
-    """Close what dead owners left open, and say what can be sent.
+    """Close the records of dead owners, and list what can be sent.
 
-    Folders whose owner lives, or may live on another machine, are left alone; those that cannot be read are named in
-    the log. What a disk that was full left without a record holds nothing to send, and goes.
-
-    Args:
-        spool_root: the spool's folder.
-        closes_lost: whether what another machine left open is closed as well, unless somebody writes it.
+    Folders of living owners, and of other machines, stay as they are. A folder without a record, as a full disk leaves
+    it, is removed. With `closes_lost`, records of other machines are closed too, unless something still writes there.
     """
     _remove_abandoned(spool_root)
     ready: list[tuple[int, Path]] = []
@@ -294,7 +271,7 @@ def _remove_abandoned(spool_root: Path) -> None:
 
 
 def _doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
-    """The open folders that would be closed though no lock says that their owner is dead."""
+    """Yield the open folders that would be closed although no lock proves that their owner is dead."""
     standings = {Standing.BEFORE_BOOT, *([Standing.ELSEWHERE] if closes_lost else [])}
     for folder in _folders_with(layout.RECORD, spool_root):
         with suppress(TrackingError, OSError):
@@ -304,10 +281,7 @@ def _doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
 
 
 def ended(spool_root: Path) -> list[Record]:
-    """The groups that have ended and wait to be sent, those of dead owners as `survey` would close them.
-
-    Changes nothing.
-    """
+    """Read the groups that have ended and wait to be sent, dead owners' included. Changes nothing."""
     found = []
     for folder in _folders_with(layout.RECORD, spool_root):
         if folder.name.startswith(layout.SENT_PREFIX):
@@ -324,27 +298,24 @@ def ended(spool_root: Path) -> list[Record]:
 
 
 def _folders_with(name: str, spool_root: Path) -> list[Path]:
-    """The folders of groups that hold such a file. What a link leads to is none: it may be anybody's."""
+    """List the group folders that hold such a file; never follow a link, which may lead to another user's files."""
     found = [path.parent for path in sorted(spool_root.glob(f"*/*/{name}"))]
     return [folder for folder in found if not folder.is_symlink() and not folder.parent.is_symlink()]
 
 
 def _is_over(record: Record) -> bool:
-    """Whether a group of which nobody holds the lock has ended. An open one of another machine may not have.
-
-    That machine shares the file system of the spool, and its locks may mean nothing here.
-    """
+    """Return whether a group has ended whose lock is free: locks of another machine may not be visible here."""
     return record.state == "closed" or record.owner.standing is not Standing.ELSEWHERE
 
 
 def fields_of(record: Any) -> dict[str, Any]:
-    """Shallow, unlike `dataclasses.asdict`, which would copy every point of every series."""
+    """Convert a record to a dict, without copying every point of every series as `dataclasses.asdict` would."""
     return {item.name: getattr(record, item.name) for item in dataclasses.fields(record)}
 
 
 @contextmanager
 def _claimed(folder: Path) -> Iterator[bool]:
-    """Hold the owner's lock, so that nobody else closes the folder at the same time; false if it is taken."""
+    """Try to hold the owner's lock, so that nobody else closes the folder at the same time."""
     handle = locks.opened(folder / layout.LOCK)
     try:
         yield locks.try_take(handle)
@@ -353,7 +324,6 @@ def _claimed(folder: Path) -> Iterator[bool]:
 
 
 def _closed(folder: Path, record: Record) -> Record:
-    """The record of a folder that nobody owns, closed as interrupted if its owner died before it did so."""
     if record.state == "closed":
         return record
     # Of another user's folder nobody knows that the processes that it names are that user's.
@@ -367,7 +337,7 @@ def _closed(folder: Path, record: Record) -> Record:
 
 
 def _interrupted_record(folder: Path, record: Record) -> Record:
-    """An open record, closed at the last sign of life of what it is of."""
+    """Close an open record at the last sign of life of each of its runs."""
     modified_ns = (folder / layout.RECORD).stat().st_mtime_ns
     alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
     children = tuple(
@@ -388,7 +358,7 @@ def _interrupted(run: AnyRun, end_ns: int) -> AnyRun:
 
 
 def _last_instant(path: Path, record: Record) -> int | None:
-    """The `t_ns` of the last whole line of a JSON-lines file, if there is one that can be: a job may write anything."""
+    """Return the newest plausible `t_ns` of a JSON-lines file; a job may have written anything there."""
     with suppress(OSError):
         written_ns = record.clock.monotonic_ns + path.stat().st_mtime_ns - record.clock.wall_ns
         for line in reversed(last_lines(path, TAIL_BYTES)):

@@ -1,4 +1,4 @@
-"""A group as the store holds it: what `resume` and a reproduction need to know of it."""
+"""Groups as the store holds them, for `resume` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipeline.base.system.paths import MAX_NAME_BYTES
 
 
 def script_files(scripts: Iterable[str]) -> dict[str, str]:
-    """The artifact of a group that each script becomes, by the script's path."""
+    """Map the path of each script to the name of its artifact."""
     first = {path: index for index, path in reversed(list(enumerate(scripts)))}
     names = Counter(Path(path).name for path in first)
     return {path: _artifact(Path(path).name, index, names[Path(path).name] == 1) for path, index in first.items()}
 
 
 def _artifact(name: str, index: int, is_unique: bool) -> str:
-    """The name of a script's artifact, with its number where it would else be another's; a long one loses its begin."""
+    """Name the artifact of a script, with a number if its name is not unique; cut the begin of a long name."""
     whole, numbered = f"{SCRIPT_PREFIX}{name}", f"{SCRIPT_PREFIX}{index}-"
     if is_unique and len(os.fsencode(whole)) <= MAX_NAME_BYTES:
         return whole
@@ -32,12 +32,12 @@ def _artifact(name: str, index: int, is_unique: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGroup:
-    """A group that ended. What its run does not say is `None`; of its tags, those that the row has in a comparison.
+    """A group that ended; `None` for what its run does not say.
 
     Attributes:
-        facts: of the state of the machine that it ran on, by name.
-        plans: that have it, by their digests.
-        plans_any_gpu: the same by the digests without the GPU models.
+        facts: of the state of its machine, by name.
+        plans, plans_any_gpu: digests of the plans that have it, with and without the GPU models.
+        tags: those that a comparison needs.
     """
 
     digest: str
@@ -63,12 +63,12 @@ class FinishedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
-    """What MLflow holds of a group that ran.
+    """A stored group with everything needed to run it again.
 
     Attributes:
-        metrics: the figures; sampled series are left out.
+        metrics: figures; without sampled series.
         files: text of its artifacts, by name.
-        job_locks: lock of each job's environment by the job's index, where the run holds them.
+        job_locks: lock of each job's environment, by the job's index.
     """
 
     run_id: str
@@ -81,5 +81,5 @@ class Original:
     job_locks: dict[str, str] = field(default_factory=dict)
 
     def fact(self, name: str) -> str | None:
-        """A fact of its provenance; `None` if it does not say."""
+        """Return a fact of its provenance; `None` if absent."""
         return self.tags.get(fact_tag(name))

@@ -1,9 +1,8 @@
-"""The machine whose orchestrator owns the folder of a group, and whether that can still be at work.
+"""The machine whose orchestrator owns a group's folder, and whether that orchestrator can still be alive.
 
-A lock tells it on the same running kernel, in whatever containers. A machine that has booted since runs nothing of the
-group any more: it is known by its machine-id, or by its host name. Neither is certain: images of containers and virtual
-machines come with a machine-id or a host name that several live machines then share. So such a folder is watched for a
-moment first: the listeners of a group that runs write into it every second.
+On the same running kernel, in whatever containers, a file lock tells. After a reboot the machine is recognised by
+machine-id or host name. Both may be shared by several live machines (container images, virtual machines), so such a
+folder is watched for a moment first: the listeners of a running group write into it every second.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _WRITTEN_OF_JOBS = (layout.EVENTS, layout.REQUESTS, layout.STDOUT, layout.STDERR
 
 
 class Standing(enum.Enum):
-    """What is known of an owner whose lock is free."""
+    """State of an owner whose lock is free."""
 
     DEAD = "of this boot: a living owner would hold its lock"
     BEFORE_BOOT = "of this machine before it was booted"
@@ -39,7 +38,7 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The machine of an orchestrator; empty is what it does not tell."""
+    """The machine of an orchestrator; a field is empty if unknown."""
 
     host: str
     boot_id: str
@@ -52,7 +51,7 @@ class Owner:
 
     @property
     def standing(self) -> Standing:
-        """What is known of it here and now."""
+        """Its state, seen from this machine."""
         here = Owner.here()
         if self.boot_id and self.boot_id == here.boot_id:
             return Standing.DEAD
@@ -63,12 +62,12 @@ class Owner:
 
 
 def close_command(root: Path) -> str:
-    """Return the command that closes what lost machines left open in the spool of a store."""
+    """Return the command that closes groups of lost machines in the spool of a store."""
     return entry_points.spell("tracking", "flush", "--root", str(root), "--close-lost", python=python())
 
 
 def find_written(folders: Iterable[Path]) -> frozenset[Path]:
-    """Find the folders that somebody writes into; looks at those for a moment that were written within an hour."""
+    """Find the folders that something writes into, by watching those that changed within the last hour."""
     before = {folder: _state(folder) for folder in folders}
     now_ns = time.time_ns()
     recent = [folder for folder, state in before.items() if now_ns - max(state.values(), default=0) < _SILENT_S * 1e9]
@@ -78,7 +77,7 @@ def find_written(folders: Iterable[Path]) -> frozenset[Path]:
 
 
 def _state(folder: Path) -> dict[tuple[Path, int], int]:
-    """When each file that a living owner or its jobs write was changed, by path and size."""
+    """Return the modification time of each file that an owner or its jobs write, by path and size."""
     found = {}
     for path in _files(folder):
         try:

@@ -1,4 +1,4 @@
-"""Where a row comes from: machine, software, source and command line, enough to run it again."""
+"""Provenance of a row: machine, software, source and command line, enough to run it again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20  # of an artifact that every group keeps
 
 
 def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) -> dict[str, str]:
-    """The facts that hold for a whole study, by name; what cannot be known is absent."""
+    """Collect the facts that hold for a whole study, by name; unknown ones are absent."""
     facts = {
         "command_line": invocation.masked,
         "user": host.user_name(),
@@ -46,7 +46,7 @@ def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) ->
 
 
 def _git() -> dict[str, str]:
-    """Return the commit of the project's own source, and whether files differ from it."""
+    """Return the commit of the project's own clone, and whether files differ from it."""
     is_clone = (PROJECT_DIR / "pyproject.toml").is_file()  # an installed package may lie in a repository of its user's
     found = git.read(PROJECT_DIR) if is_clone else None
     return {} if found is None else {"git_commit": found.commit, "git_changed": str(found.is_changed).lower()}
@@ -54,12 +54,11 @@ def _git() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where the code of a program comes from.
+    """Origin of a program's code.
 
     Attributes:
-        repository: the one that its script lies in; `None` without one.
-        uncommitted: what no commit tells: the changes of the repository, and each file of the program that git does
-            not track.
+        repository: of its script; `None` without one.
+        uncommitted: diffs of what no commit holds: changes of the repository, and untracked files of the program.
     """
 
     repository: git.Repository | None
@@ -77,7 +76,7 @@ class Origin:
 
 
 def origin_of(workload: Workload) -> Origin:
-    """Where the code of a program comes from now. A script without a repository is kept itself, its modules here."""
+    """Find the origin of a program's code; without a repository, of its modules, as the script is an artifact."""
     script = Path(workload.script)
     repository = git.read(script)
     root = script.parent if repository is None else repository.root
@@ -99,7 +98,7 @@ def origin_of(workload: Workload) -> Origin:
 
 
 def uncommitted(origins: Iterable[Origin]) -> str:
-    """What no commit tells of several programs, as `git apply` takes it; what is too long is cut, and says so."""
+    """Join the uncommitted code of several programs as `git apply` takes it; cut it, with a note, if too long."""
     text = escape_to_utf8("".join(dict.fromkeys(part for origin in origins for part in origin.uncommitted)))
     if (size := len(text.encode())) <= _MOST_BYTES:
         return text
@@ -112,7 +111,7 @@ def _lies_in(path: Path, root: Path) -> bool:
 
 
 def _as_new(path: Path, root: Path) -> str:
-    """A file as a diff that makes it."""
+    """Format a file as a diff that creates it."""
     name = path.relative_to(root)
     begin = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
     try:

@@ -1,4 +1,4 @@
-"""Which groups of a plan are left to run, given what the store already holds."""
+"""The groups of a plan that still have to run, given the results in the store."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from pipeline.record.original import FinishedGroup
 def remaining(
     plan: Plan, finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = (), accept_environment: bool = False
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
-    """The groups to run, and the rows of those that need not be.
+    """Return the groups to run, and the rows of those that have a result.
 
-    A unit is compared within itself, so it must come from one state of the machine: one that was begun before a reboot,
-    on another GPU, or with another driver or power limit begins again; one that is complete stays.
+    Groups of a shard are compared with each other, so they must come from one state of the machine. A complete shard
+    counts; an incomplete one starts again after a reboot, on another GPU, or with another driver or power limit.
 
     Args:
         plan: the whole study; its devices are as this machine has them now.
         finished: groups with a result in the store.
-        gpus: those on which what is left of a unit may be run; that of the plan if there are none.
-        accept_environment: whether a result counts that was measured with other packages.
+        gpus: those that may run the missing groups; the plan's device if empty.
+        accept_environment: whether results count that were measured with other packages.
 
     Raises:
-        ConfigError: results cannot be told apart without the packages.
+        ConfigError: groups of the plan differ in their packages alone.
     """
     keys = _keys(plan, accept_environment=accept_environment)
     can_run = {keys[group.digest] for group in plan.groups if group.skip_reason is None}
@@ -56,7 +56,7 @@ def remaining(
 
 
 def _keys(plan: Plan, *, accept_environment: bool) -> dict[str, str]:
-    """What tells each group from others in the store, by its digest."""
+    """Map the digest of each group to the key that its stored results are found by."""
     keys = {group.digest: group.program_digest if accept_environment else group.digest for group in plan.groups}
     if len(set(keys.values())) < len(keys):
         raise ConfigError(
@@ -69,10 +69,7 @@ def _keys(plan: Plan, *, accept_environment: bool) -> dict[str, str]:
 def _origin(
     members: Sequence[str], found: Mapping[str, Mapping[MachineState, FinishedGroup]], here: Sequence[MachineState]
 ) -> MachineState:
-    """The state whose results count for a unit, which has these members.
-
-    A complete unit of any state counts; of an incomplete one, only what was found in a state that this machine is in.
-    """
+    """Choose the machine state whose results count for a shard: a complete one, else the best of this machine."""
     began_ms: dict[MachineState, list[int]] = defaultdict(list)
     for state, each in (pair for key in members for pair in found.get(key, {}).items()):
         began_ms[state].append(each.start_ms)
@@ -82,7 +79,7 @@ def _origin(
 
 
 def begun_again(left: Sequence[Group], finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = ()) -> list[str]:
-    """Say, in a line for each change of the machine, how many findings of groups that are left count no more."""
+    """Describe, in a line per change of the machine, how many results of unfinished shards no longer count."""
     counts: Counter[str] = Counter()
     by_digest = {group.digest: group for group in left}
     for each in finished:
@@ -97,15 +94,15 @@ def begun_again(left: Sequence[Group], finished: Sequence[FinishedGroup], *, gpu
 
 
 def latest(groups: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[GroupResult]:
-    """The row of each of some groups that began last and ended, whatever its result; none of a group without one."""
+    """Return the newest stored row of each group, whatever its result."""
     newest = {each.digest: each for each in finished}
     return [_row(group, newest[group.digest]) for group in groups if group.digest in newest]
 
 
 def unused(plan: Plan, left: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[FinishedGroup]:
-    """The stored results, newest first, of another plan: with other settings, or of a group that is to be run anew.
+    """List stored results of other plans, newest first, with other settings or of groups that run again.
 
-    What the plan lacks for another reason (one more degree, another workload) is not among them: it belongs beside it.
+    Results that this plan simply does not ask for, such as another degree, are not listed.
     """
     digests = {group.digest for group in plan.groups}
     settings = {None, *(group.settings_digest for group in plan.groups)}
@@ -120,7 +117,7 @@ def unused(plan: Plan, left: Sequence[Group], finished: Sequence[FinishedGroup])
 
 
 def _row(group: Group, stored: FinishedGroup) -> GroupResult:
-    """A stored row, as far as comparisons and the table need it."""
+    """Return a stored row with what comparisons and the table need."""
     rates = json.loads(stored.tags.get(Tag.RATES, "{}"))
     return GroupResult(
         group=group,

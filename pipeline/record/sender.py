@@ -1,7 +1,7 @@
-"""The orchestrator's end of the process that talks to MLflow (`python -m pipeline.tracking serve`).
+"""The orchestrator's end of the tracking process (`python -m pipeline.tracking serve`).
 
-MLflow takes two seconds to import and writes for tens of milliseconds; in a process of its own neither delays a job or
-a sampler. The orchestrator asks it to send only between windows, and waits until it rests before a window opens.
+MLflow takes two seconds to import and writes for tens of milliseconds; in its own process neither delays a job or a
+sampler. The orchestrator sends requests only between windows, and waits for the answers before a window opens.
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ log = logging.getLogger(__name__)
 
 
 class Sender:
-    """A context in which the sender process lives. It imports MLflow at once and touches nothing before `open`.
+    """The tracking process. It imports MLflow at once and touches no store before `open`.
+
+    Methods that return an answer raise a TrackingError if the store cannot be used.
 
     Attributes:
         unsent: folders that could not be sent and stay in the spool, and why.
-        runs: of folders that were sent, the run of the group.
-        failed: of folders that were sent, where the files of the jobs went that failed, by index.
+        runs: MLflow run of each group that was sent, by folder.
+        failed: artifact URIs of failed jobs, by folder and index.
     """
 
     def __init__(self) -> None:
@@ -70,7 +72,7 @@ class Sender:
         self.failed: dict[Path, dict[str, str]] = {}
 
     def start(self) -> None:
-        """Start the process, if it does not run yet."""
+        """Start the process, unless it runs."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.tracking", "serve"],
@@ -88,7 +90,7 @@ class Sender:
         self.close()
 
     def renew(self) -> Sender:
-        """Return a sender for the next study, with the process of this one if that lives and has nothing left to do."""
+        """Return a sender for the next study, which takes over the process if that is alive and idle."""
         new = Sender()
         if self._process is not None and self._process.poll() is None and not self._pending and not self._has_given_up:
             new._process, self._process = self._process, None
@@ -98,7 +100,7 @@ class Sender:
         return new
 
     def close(self) -> None:
-        """Finish what was asked, then end the process; at once if that is nothing, or to make a new store."""
+        """Finish pending requests and end the process; kill it if it has no request or only creates a store."""
         if self._process is None:
             return
         from pipeline.base.system.command import status_at_end
@@ -117,39 +119,30 @@ class Sender:
             process.stdout.close()
 
     def _is_making_store(self) -> bool:
-        """Whether all that it does is to make a local store, which takes seconds. A half of one is never in place."""
+        """Return whether it only creates a local store, which takes seconds and never leaves half of one."""
         opening = self._opening
         if opening is None or opening["uri"] is not None or list(self._pending) != [opening]:
             return False
         return not (Path(opening["root"]) / layout.DATABASE).exists()
 
     def pids(self) -> tuple[int, ...]:
-        """Of its process, if there is one."""
         assert self._process is not None
         return (self._process.pid,)
 
     def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> None:
-        """Have the server at `uri`, else the store in `root`, opened. Does not wait: `store` says what came of it."""
+        """Open the server at `uri`, else the store in `root`, without waiting; `store` returns the answer."""
         where = {"root": str(root), "uri": uri, "series_points": series_points}
         self._opening = {"op": "open", "experiment": experiment, **where}
         self._ask(self._opening)
 
     def store(self) -> dict[str, Any]:
-        """What the sender says of the store that it opened (experiment_id, uri, kind). Waits until it rests.
-
-        Raises:
-            TrackingError: the store cannot be used.
-        """
+        """Wait for all requests, and return the open store (experiment_id, uri, kind)."""
         self.rest()
         assert self._store is not None
         return _checked(self._store)
 
     def finished(self, experiment: str, store: str | None = None) -> list[FinishedGroup]:
-        """The finished groups of an experiment: in the store that is open, or in a folder or at a URI, read only.
-
-        Raises:
-            TrackingError: the store cannot be read.
-        """
+        """Return the finished groups of an experiment, of the open store or another one, which is only read."""
         from pipeline.base.domain.records import Result
         from pipeline.record.original import FinishedGroup
 
@@ -158,71 +151,48 @@ class Sender:
         return [FinishedGroup(**{**group, "result": Result(group["result"])}) for group in groups]
 
     def close_lost(self, plan: Plan, unit: int) -> list[str]:
-        """Close what earlier attempts of a unit left running in the store that is open; the names of the groups.
+        """Close runs of a shard that earlier attempts left running, and return the names of their groups.
 
-        The plan has no group of another unit.
-
-        Raises:
-            TrackingError: the store cannot be read or written.
+        The plan holds the groups of this shard only.
         """
         request = {"op": "close_lost", "experiment": plan.experiment, "plan": plan.digest, "unit": unit}
         request["programs"] = [group.program_digest for group in plan.groups]
         return [str(name) for name in self._call(request)["groups"]]
 
     def take_over(self, units: Mapping[str, int], facts: Mapping[str, str]) -> None:
-        """Have runs of the store that is open, by their ids, counted as those of units of the plan with these facts.
-
-        Raises:
-            TrackingError: the store cannot be written.
-        """
+        """Count runs of the open store, by id, as those of shards of the plan with these facts."""
         self._call({"op": "take_over", "units": dict(units), "facts": dict(facts)})
 
     def submitted(self, experiment: str, new: Submitted) -> None:
-        """Have the job arrays noted that Slurm was given for an experiment of the store that is open.
-
-        Raises:
-            TrackingError: the store cannot be written.
-        """
+        """Record the Slurm job arrays of an experiment in the open store."""
         self._call({"op": "submitted", "experiment": experiment, "new": dataclasses.asdict(new)})
 
     def groups_that_ran(self, store: str) -> list[Ran]:
-        """The newest groups that ended well in the store in a folder or at a URI.
-
-        Raises:
-            TrackingError: the store cannot be read.
-        """
+        """Return the newest groups of a store that ended well."""
         from pipeline.observe.progress import Ran
 
         return [Ran(**group) for group in self._call({"op": "ran", "store": store})["groups"]]
 
     def recall(self, run_id: str, store: str) -> Original:
-        """The group of a run, which is its own or that of one of its jobs, in the store in a folder or at a URI.
-
-        Raises:
-            TrackingError: there is no such run of ours.
-        """
+        """Return the group of a run, which may be the run of one of its jobs."""
         from pipeline.record.original import Original
 
         return Original(**self._call({"op": "recall", "run_id": run_id, "store": store})["group"])
 
     def begin(self, folder: Path) -> None:
-        """Have the group's runs made, so that the UI shows them as running. Does not wait."""
+        """Create the group's runs, without waiting, so that the UI shows them as running."""
         self._ask({"op": "begin", "spool": str(folder)})
 
     def send(self, folder: Path) -> None:
-        """Have a closed group sent. Does not wait; a failure leaves the folder in the spool and in `unsent`."""
+        """Send a closed group, without waiting; on failure its folder stays in the spool and in `unsent`."""
         self._ask({"op": "send", "spool": str(folder)})
 
     def amend(self, file: Path) -> None:
-        """Have an amendment added to its group. Does not wait; a failure leaves the file in the spool."""
+        """Add an amendment to its group, without waiting; on failure the file stays in the spool."""
         self._ask({"op": "amend", "spool": str(file)})
 
     def rest(self, until_s: float | None = None) -> None:
-        """Wait until everything that was asked is done, so that the process is idle.
-
-        Args:
-            until_s: when to give up, by the monotonic clock.
-        """
+        """Wait until all requests are answered, so that the process is idle; give up at `until_s` (monotonic clock)."""
         while self._pending:
             if until_s is not None and not self._is_answered(until_s):
                 self.give_up("it took too long to send after the signal")
@@ -230,7 +200,7 @@ class Sender:
             self._next()
 
     def give_up(self, why: str) -> None:
-        """End the process, whatever it does: what it was asked to send stays in the spool."""
+        """Kill the process; what it had to send stays in the spool."""
         with interrupts.held():
             self._has_given_up = True
             if self._process is not None:
@@ -284,7 +254,7 @@ class Sender:
             log.info("%s of %s failed: %s", request["op"], folder.name, reply.get("error"))
 
     def _next(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The oldest request and its reply. A process that is gone or silent is started once more."""
+        """Return the oldest request and its reply; restart a dead or silent process once."""
         while (wrong := self._read()) is not None and not self._was_restarted:
             log.warning("%s; it is started again", wrong)
             self._restart()
@@ -299,7 +269,7 @@ class Sender:
         return request, reply
 
     def _read(self) -> str | None:
-        """Wait until a whole reply is there; if none comes, why."""
+        """Wait for a complete reply; return why, if none comes."""
         begin_s = time.monotonic()
         deadline_s = begin_s + (_SEND_LIMIT_S if self._pending[0]["op"] == "send" else _LIMIT_S)
         tell_s = begin_s + _TELL_S
@@ -322,13 +292,13 @@ class Sender:
         return None
 
     def _is_answered(self, until_s: float) -> bool:
-        """Wait for a reply, or the end of the process, until this time; returns whether one of them came."""
+        """Wait for a reply or the end of the process until this time."""
         assert self._process is not None and self._process.stdout is not None
         left_s = max(0.0, until_s - time.monotonic())
         return b"\n" in self._buffer or bool(select.select([self._process.stdout], [], [], left_s)[0])
 
     def _tell(self, waited_s: float) -> None:
-        """Say what is waited for, which may take minutes."""
+        """Say what takes so long; sending large files may take minutes."""
         request = self._pending[0]
         if request["op"] == "send":
             files = regular_files.below(Path(request["spool"])).files
@@ -338,7 +308,7 @@ class Sender:
                 words.say(f"{what}, for {words.duration(waited_s)} now; Ctrl-C leaves it in the spool")
 
     def _restart(self) -> None:
-        """Have another process do what is not answered yet: each request may be carried out twice."""
+        """Start another process with all unanswered requests; each may be carried out twice."""
         with interrupts.held():
             self._was_restarted = True
             process, self._process, self._buffer = self._process, None, b""
@@ -366,9 +336,9 @@ _early: list[Sender] = []
 
 
 def start_early(arguments: Sequence[str]) -> None:
-    """Start a sender before the configuration is known: MLflow takes longest to import, so it begins first.
+    """Start the tracking process before the configuration is known, as importing MLflow takes longest.
 
-    `take` hands it to the study; if there is none, `end_early` ends it.
+    `take` hands it to the study; otherwise `end_early` ends it.
     """
     # A program of the user's has options of its own.
     ours = set(itertools.takewhile(lambda word: word != "--", arguments))
@@ -379,7 +349,7 @@ def start_early(arguments: Sequence[str]) -> None:
 
 
 def take() -> Sender:
-    """The sender that was started early, or else a new one."""
+    """Return the sender that was started early, or else a new one."""
     return _early.pop() if _early else Sender()
 
 

@@ -1,7 +1,4 @@
-"""From the samples on disk to the series of MLflow's charts, and to one table at full resolution and back.
-
-Knows no MLflow.
-"""
+"""Series of MLflow's charts from samples on disk, and a table of all samples. Needs no MLflow."""
 
 from __future__ import annotations
 
@@ -25,13 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a table says of the device whose samples it holds.
-
-    Attributes:
-        device: as its driver calls it.
-        instances: profile of each GPU instance that jobs ran on, by its id; none without MIG.
-        is_simulated: whether there was no such device.
-    """
+    """Description of the sampled device in a table's metadata; `instances` maps GPU instance ids to MIG profiles."""
 
     device: str
     instances: Mapping[int, str] = field(default_factory=dict)
@@ -39,7 +30,7 @@ class About:
 
 
 class SeriesKey(NamedTuple):
-    """What a series is a series of. `job` is `None` for the device or the machine."""
+    """Origin of a series; `job` is `None` for the device or the machine."""
 
     source: str
     job: int | None
@@ -55,7 +46,7 @@ class SeriesKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The samples of one quantity, in the order in which they were read. 16 bytes a sample."""
+    """The samples of one quantity, oldest first. 16 bytes a sample."""
 
     t_ns: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -65,7 +56,7 @@ class Series:
         self.values.append(value)
 
     def thinned(self, points: int) -> Iterator[tuple[int, int, float]]:
-        """At most `points` of `(index, t_ns, value)`: every k-th sample, the first and the last among them."""
+        """Yield at most `points` of `(index, t_ns, value)`: every k-th sample, with the first and the last."""
         last = len(self.t_ns) - 1
         stride = max(1, math.ceil(last / max(1, points - 1)))
         for index in [*range(0, last, stride), last]:
@@ -73,7 +64,7 @@ class Series:
 
 
 def read_samples(path: Path) -> dict[SeriesKey, Series]:
-    """Every sample of a spool folder, by origin. Lines that are not whole are left out, and the log says how many."""
+    """Read all samples of a spool folder, by origin; damaged lines are skipped and counted in the log."""
     found: dict[SeriesKey, Series] = {}
     torn = 0
     if not path.exists():
@@ -95,7 +86,7 @@ def read_samples(path: Path) -> dict[SeriesKey, Series]:
 
 
 def of_child(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
-    """The series of a job's run: its own, and those of the device or GPU instance that it ran on."""
+    """Return the series of a job's run: its own, and those of its device or GPU instance."""
     own = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
     shared = {
         origin.metric: series
@@ -106,7 +97,7 @@ def of_child(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fi
 
 
 def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path, about: About) -> Path:
-    """Write every sample as a tidy table, one row a value, and return its path; its metadata say of which device."""
+    """Write every sample as a tidy table, one row a value, and return its path."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -132,12 +123,10 @@ def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path,
 
 
 def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:
-    """Some fields of a table that `write_table` wrote.
+    """Read some fields of a table that `write_table` wrote.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged.
-        KeyError: it lacks a column.
+        OSError, ValueError, KeyError: it cannot be read, is damaged, or lacks a column.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -52,12 +52,12 @@ log = logging.getLogger(__name__)
 
 
 class RequestHandler:
-    """Carries out requests. A store is opened by the first one that needs it, and again after it could not be.
+    """Carries out requests; opens a store on first use, and again after a failure.
 
     Args:
         root: folder of the local store.
-        uri: tracking server for all there is to send; if not given, each group goes where its study sends its groups.
-        series_points: samples a series that MLflow gets.
+        uri: tracking server for all groups; by default each group goes where its study sends it.
+        series_points: points a series that MLflow gets.
     """
 
     def __init__(self, root: Path, uri: str | None, series_points: int) -> None:
@@ -69,11 +69,11 @@ class RequestHandler:
 
     @property
     def is_local(self) -> bool:
-        """Whether this sends to a local store."""
+        """Whether it sends to a local store."""
         return self._uri is None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request, without `ok`."""
+        """Return the answer to one request, without `ok`."""
         match request:
             case {"op": "open", "experiment": str(experiment), **where}:
                 if "root" in where:
@@ -105,7 +105,6 @@ class RequestHandler:
         return self._found(request)
 
     def _found(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request that only reads."""
         match request:
             case {"op": "finished", "experiment": str(experiment), **where}:
                 finished = results.find_finished(where.get("store") or self._open(self._uri), experiment)
@@ -117,7 +116,7 @@ class RequestHandler:
         raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
 
     def send(self, folder: Path) -> RunIds | None:
-        """Send one spool folder; its runs, or `None` if it was sent before."""
+        """Send one spool folder, and return its runs; `None` if it was sent before."""
         self._studies.add(folder.parent)
         if not folder.exists():
             return None
@@ -125,11 +124,7 @@ class RequestHandler:
         return send(self._open, folder, series_points=self._series_points, begun=begun)
 
     def refuse_unusable(self, paths: Iterable[Path]) -> None:
-        """Refuse a local store that cannot be used as it is, if one of these groups or amendments is for it.
-
-        Raises:
-            StoreError: what is wrong with its database. Whatever else stands in the way is said of each group.
-        """
+        """Raise a StoreError if one of these groups or amendments is for an unusable local store."""
         if self._for_all is None and any(map(_is_for_local_store, paths)):
             try:
                 self._open(None)
@@ -139,11 +134,11 @@ class RequestHandler:
                 log.debug("the local store is not open: %s", error)
 
     def where(self, folder: Path) -> str:
-        """Where a group goes, in words."""
+        """Describe where a group goes."""
         return self._for_all or group_folder.read(folder).uri or str(self._root)
 
     def finish_for_dead_owner(self) -> None:
-        """Close and send the groups that were begun and never closed: their orchestrator was killed."""
+        """Close and send groups that were begun and never closed: their orchestrator was killed."""
         abandoned = [folder for folder in self._begun if folder.exists() and group_folder.read(folder).state == "open"]
         # The spool is taken from the paths as they were given: the root may be spelled differently, through a link.
         for spool_root in {folder.parents[1] for folder in abandoned}:
@@ -158,16 +153,15 @@ class RequestHandler:
                 folder.rmdir()
 
     def _open(self, uri: str | None) -> Store:
-        """The store of a study: the server at `uri`, or the local one."""
         uri = self._for_all or self._with_login(uri)
         if uri not in self._stores:
             self._stores[uri] = open_store(self._root, uri)
         return self._stores[uri]
 
     def _with_login(self, uri: str | None) -> str | None:
-        """Give an address, which is recorded without its password, as this process was given it.
+        """Restore the password of an address, which is recorded without it, if this process was given it.
 
-        That of another server goes without: MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+        Other servers get none: MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
         """
         if uri is None or secrets.HIDDEN not in uri:
             return uri
@@ -209,14 +203,14 @@ def serve(handler: RequestHandler) -> int:
 
 
 def sentence(error: Exception) -> str:
-    """The first line of an error, with its kind unless it is ours."""
+    """Return the first line of an error, with its type unless it is ours."""
     if isinstance(error, CollocationError):
         return next(iter(str(error).strip().splitlines()), "no message")[:500]
     return f"{type(error).__name__}: {reason_of(error)}"
 
 
 def import_mlflow(*, with_database: bool) -> None:
-    """Import what requests will need, which takes 2 s, while the orchestrator prepares. Touches no store."""
+    """Import MLflow, which takes 2 s, while the orchestrator prepares. Touches no store."""
     gc.disable()  # nearly all of its objects stay: looking for garbage takes a fifth of the time
     tables.import_all(with_database=with_database)
     with suppress(ModuleNotFoundError):

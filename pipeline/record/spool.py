@@ -1,4 +1,4 @@
-"""The record of a group on disk while it runs. MLflow is told from it, by `record/sender.py`, outside the window."""
+"""The record of a group on disk while it runs; `sender` passes it to MLflow outside the window."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class SpoolRun:
 
     @property
     def spool_id(self) -> str:
-        """Names the group in the store; every process of it carries it as its mark."""
+        """Name of the group in the store; every process of it carries it as its mark."""
         return self.record.spool_id
 
     def place(self, slots: Sequence[Slot]) -> None:
-        """Note where each job runs: its device, GPU instance and share."""
+        """Record where each job runs: its device, GPU instance and share."""
         children = []
         for child in self.record.children:
             slot = slots[child.index]
@@ -67,7 +67,7 @@ class SpoolRun:
         self.record = dataclasses.replace(self.record, children=tuple(children))
 
     def add_artifact(self, name: str, text: str) -> None:
-        """Keep a text file with the group, without the secrets in it."""
+        """Write a text file beside the group's record, with secrets masked."""
         if name.startswith(layout.SCRIPT_PREFIX):
             text = mask_source(text, name)
         elif name not in _MASKED:
@@ -96,12 +96,12 @@ class Spool:
 
     Args:
         root: folder of the store.
-        sender: the process that sends them.
+        sender: the tracking process.
         facts: provenance of the study, as tags of every group.
-        artifacts: text files that every group keeps.
-        interpreters: the environments of the jobs, each kept with its job.
-        uri: tracking server that gets the groups; the local store in `root` if not given.
-        origins: where the code of each program comes from, by the path of its script.
+        artifacts: text files of every group.
+        interpreters: environments of the jobs.
+        uri: tracking server; the local store in `root` by default.
+        origins: origin of each program's code, by the path of its script.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Spool:
             os.close(lock)
 
     def _add_locks(self, folder: Path, group: Group) -> None:
-        """Keep the exact packages of each job's environment among the artifacts of its run (docs/environments.md)."""
+        """Write the exact packages of each job's environment (docs/environments.md)."""
         for job in group.jobs:
             if (interpreter := self._interpreters.get(job.workload.env)) is not None:
                 jobs_folder = folder / layout.job_path(job.index)
@@ -172,7 +172,7 @@ class Spool:
                 (jobs_folder / layout.ENVIRONMENT).write_text(text, encoding="utf-8")
 
     def amend(self, row: GroupResult) -> None:
-        """Add what became known later, by comparison with a baseline: the row's metrics, and its result."""
+        """Add the metrics and the result that a comparison with a baseline gave later."""
         if row.spool_id is not None:
             amendment = Amendment(
                 experiment=row.group.experiment,
@@ -187,7 +187,7 @@ class Spool:
             self._sender.amend(file)
 
     def where_job_is(self, row: GroupResult, index: int) -> Path | str:
-        """Where the files of a job that failed are: in the store, or still in the spool."""
+        """Return where the files of a failed job are: in the store, or still in the spool."""
         folder = self._folders[row.spool_id or ""]
         uri = self._sender.failed.get(folder, {}).get(str(index))
         if uri is None:
@@ -195,12 +195,12 @@ class Spool:
         return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else uri
 
     def run_of(self, row: GroupResult) -> str | None:
-        """Return the MLflow run of a group that ran in this study; `None` while it is not sent."""
+        """Return the MLflow run of a group of this study; `None` while it is not sent."""
         folder = self._folders.get(row.spool_id or "")
         return None if folder is None else self._sender.runs.get(folder)
 
     def unsent_amendments(self) -> list[Path]:
-        """Figures of this study that the store does not have yet."""
+        """List the amendments of this study that the store does not have yet."""
         return sorted(file for file in self._amendments if file.exists())
 
     def remove_if_empty(self) -> None:
@@ -211,14 +211,12 @@ class Spool:
 
 
 def _new_folder(spool: Path) -> Path:
-    """A folder of this start alone."""
     folder = spool / layout.stamp()
     group_folder.below_spool(lambda: folder.mkdir(parents=True))
     return folder
 
 
 def _scripts(group: Group, origins: Mapping[str, Origin]) -> list[str]:
-    """The scripts of a group of which it is known where they come from."""
     return [job.workload.script for job in group.jobs if job.workload.script in origins]
 
 
@@ -291,7 +289,7 @@ def _new_record(
 
 
 def _ui_columns(facts: Mapping[str, str]) -> dict[str, str]:
-    """What MLflow's table of runs shows in columns of its own; of a source, only what follows the last slash."""
+    """Return the tags behind MLflow's own columns; of a source it shows what follows the last slash."""
     program = [Path(word).name for word in shlex.split(facts.get("command_line", ""))[:1]]
     return {tag: value for tag, value in ((Tag.SOURCE, "".join(program)), (Tag.USER, facts.get("user"))) if value}
 
@@ -320,7 +318,6 @@ def _group_params(group: Group) -> dict[str, str]:
 
 
 def _window_params(window: Window) -> dict[str, str]:
-    """The window with what applies to it."""
     params = {"window": window.kind.value}
     if window.kind is WindowKind.STEADY:
         params |= {"window_seconds": f"{window.seconds:g}", "window_settle_s": f"{window.settle_s:g}"}
@@ -328,7 +325,7 @@ def _window_params(window: Window) -> dict[str, str]:
 
 
 def _source(script: Path) -> str | None:
-    """The text of a user's script; ours is told by the commit, and a program that was compiled has none."""
+    """Read a user's script; `None` for ours, which the commit tells, and for compiled programs."""
     if script.is_relative_to(PROJECT_DIR) or not script.is_absolute():
         return None
     content = script.read_bytes()

@@ -1,4 +1,4 @@
-"""The output of the tasks of a Slurm job array: where it lies, and which line of it says how a task ended."""
+"""The output of the tasks of a Slurm job array: its file, and the line that tells how a task ended."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ def locate(folder: Path, task: str) -> Path:
 
 
 def read_last_error(path: Path) -> str:
-    """Return the last error line of a task's last start; without one, how its output ends.
-
-    Empty if it wrote nothing, or if its output cannot be read.
-    """
+    """Return the last error line of a task's last start, else its last line; empty if there is no output."""
     lines = _read_last_start(path)
     if errors := [line for line in lines if _ERROR.match(line.lstrip())]:
         return _shorten(errors[-1])
@@ -40,7 +37,7 @@ def read_last_error(path: Path) -> str:
 
 
 def read_awaited(path: Path) -> str:
-    """Return whom a task waits for, if that is the last that it wrote; else nothing."""
+    """Return whom a task waits for, if that is its last line; else an empty text."""
     lines = _read_last_start(path)
     found = _WAIT.match(lines[-1]) if lines else None
     return _shorten(found["whom"]) if found else ""

@@ -1,4 +1,4 @@
-"""What a group did when, as a trace that https://ui.perfetto.dev opens, and many of them as one.
+"""The timeline of a group, or of many, as a trace for https://ui.perfetto.dev.
 
 Source of the format: "Trace Event Format", JSON object format: complete events (`ph: X`), counters (`C`) and metadata
 (`M`); instants and lengths in microseconds. Tracks begin at number 1: Perfetto takes process and thread 0 for the
@@ -33,7 +33,7 @@ Event = dict[str, Any]
 
 
 def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fields) -> None:
-    """Keep the timeline of a group that is over as an artifact of its record, which is still open."""
+    """Write the timeline of a finished group as an artifact of its record, which is still open."""
     if any(span.job is None for span in row.spans):
         group_folder.write_json(
             run.folder / layout.ARTIFACTS / layout.TIMELINE, trace_of(run.record, row, samples, fields)
@@ -43,7 +43,7 @@ def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fi
 def trace_of(
     record: group_folder.Record, row: GroupResult, samples: Iterable[Sample], fields: Fields
 ) -> dict[str, Any]:
-    """The trace of one group, which has at least one phase of its own; instants count from its begin."""
+    """Return the trace of one group with at least one phase; instants count from its begin."""
     phases = [span for span in row.spans if span.job is None]
     begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
     group, device = row.group, row.group.device
@@ -83,9 +83,9 @@ def trace_of(
 
 
 def merged(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Many groups as one trace: a process for each start of the study on each device, in the order of their begins.
+    """Merge groups into one trace, with a process for each start of the study on each device.
 
-    Within a start, groups are placed by the monotonic clock, which cannot be set back.
+    Groups of one start are placed by the monotonic clock, which cannot be set back.
     """
     ordered = sorted(traces, key=lambda trace: int(trace["otherData"]["begin_wall_ns"]))
     processes: dict[tuple[str, ...], int] = {}
@@ -145,7 +145,7 @@ class _Tracks:
 
 
 def _window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
-    """The measured window, if the jobs ran together once and the window lies within that."""
+    """Return the measured window, if the jobs ran together once and the window is within that time."""
     runs = [phase for phase in phases if phase.name == WINDOW]
     if len(runs) != 1 or Tag.WINDOW_START_NS not in row.tags:
         return None
@@ -155,7 +155,7 @@ def _window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
 
 
 def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span]) -> None:
-    """The job from the start of its process to its end, and what it said that it did meanwhile."""
+    """Add a slice for the job's process, and one for each of its phases."""
     begin_ns, end_ns = spans[0].start_ns, max(span.end_ns for span in spans)
     facts = {"result": job.result.value, "reason": job.reason, "pid": job.pid}
     tracks.slice(track, job.job.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
@@ -169,7 +169,7 @@ def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span])
 
 
 def _counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tuple[str, int, float]]:
-    """Readings of the whole device and machine that are drawn, thinned to what a screen can show."""
+    """Yield the charted readings of the whole device and machine, thinned to the width of a screen."""
     drawn = {(source, field.name) for source, field in fields if field.chart is not None}
     found: dict[tuple[str, str], Series] = defaultdict(Series)
     for sample in samples:

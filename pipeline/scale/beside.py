@@ -1,7 +1,7 @@
-"""What work on the other GPUs of a host costs: each unit is measured on one GPU twice, once while the others rest.
+"""The launcher `beside`: measures each shard on one GPU alone and while the other GPUs of the host work.
 
-The other time, every other GPU runs the same study from its beginning, until the unit is measured. What these measure
-goes to an experiment of its own, which no report of the study reads.
+Those GPUs run the same study from its beginning, until the shard is measured. Their rows go to an experiment of
+their own, which no report of the study reads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REPEATS = 100  # of the study on another GPU, which is ended long before
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """The study with so many GPUs at work beside: its plan, and the units of it to run."""
+    """The study with so many GPUs at work beside: its plan, and the shards of it to run."""
 
     beside: int
     plan: Plan
@@ -45,7 +45,7 @@ class Leg:
 
 
 def run(asked: StudyRequest, _: UndoStack, wanted: Any) -> int:
-    """Measure each unit of a study on the first of the GPUs, alone and in company; the worst exit status."""
+    """Measure each shard of a study on the first GPU, alone and in company; return the worst exit status."""
     devices = free(asked, wanted, "beside", of_one_model=True)
     if len(devices) < 2:
         raise ConfigError(
@@ -61,7 +61,7 @@ def run(asked: StudyRequest, _: UndoStack, wanted: Any) -> int:
         return preview(*((asked, inventory, leg.plan) for leg, inventory in planned))
     legs = []
     for leg, inventory in planned:
-        groups, _ = stored_results.open_store(asked, leg.plan, inventory)
+        groups = stored_results.open_store(asked, leg.plan, inventory)[0]
         legs.append(dataclasses.replace(leg, numbers=tuple(units.of(groups))))
     fleet = Pairs(asked, devices, legs)
     fleet.say_what_is_to_run()
@@ -74,7 +74,7 @@ def run(asked: StudyRequest, _: UndoStack, wanted: Any) -> int:
 
 
 def _planned(asked: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
-    """A leg with all of its units, and what the machine has."""
+    """Return a leg with all of its shards, and the inventory of the machine."""
     plan_file = workers.new_plan_file(asked.root)
     for config in asked.configs:
         config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
@@ -83,7 +83,7 @@ def _planned(asked: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inv
 
 
 class Pairs(Fleet):
-    """Units on the first GPU, one after another, each alone and in company."""
+    """Shards on the first GPU, one after another, each alone and in company."""
 
     ENDS_WORKERS = True  # company has no end of its own, and what it keeps company would be measured without
 
@@ -100,7 +100,6 @@ class Pairs(Fleet):
         self.measured: WorkerProcess | None = None
 
     def say_what_is_to_run(self) -> None:
-        """Say how often something is measured, where, and what keeps it company."""
         others = ", ".join(f"GPU {device.index}" for device in self.others)
         words.say(
             f"{counted(len(self.steps), 'measurement')} of units on GPU {self.measured_on.index}, alone or with "
@@ -108,7 +107,7 @@ class Pairs(Fleet):
         )
 
     def start_more(self, selector: selectors.BaseSelector) -> bool:
-        """Take the next step once the one before is over: company first, then what is measured."""
+        """Start the next step after the previous one: company first, then the measurement."""
         self.company = [worker for worker in self.company if worker in self.workers]
         if self.step is None and not self.company and self.steps and not self.is_late(len(self.steps)):
             with interrupts.held():
@@ -138,7 +137,7 @@ class Pairs(Fleet):
         return self.measured is not None or bool(self.company)
 
     def ended(self, worker: WorkerProcess, status: int) -> None:
-        """End the company of what was measured. What loses its company is ended too, and the study with it."""
+        """End the company of a finished measurement. If company ends first, end the measurement and the study."""
         if worker is self.measured:
             words.say(f"{worker.name} | ended with exit status {status}")
             self.has_measured = True

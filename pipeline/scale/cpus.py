@@ -1,4 +1,4 @@
-"""The CPUs of each worker: those next to its GPU, divided among the workers that have the same ones."""
+"""The CPUs of each worker: those of its GPU's NUMA node, divided among the workers there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def divided(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
-    """By UUID, the CPUs of each GPU's worker: no core has two workers, unless there are fewer CPUs than workers."""
+    """Return the CPUs of each GPU's worker by UUID; workers share no core, unless there are too few CPUs."""
     ours = frozenset(os.sched_getaffinity(0))
     sharing: list[tuple[frozenset[int], list[Device]]] = []
     for device in devices:
@@ -36,7 +36,7 @@ def divided(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
 
 
 def _cores(cpus: frozenset[int]) -> list[list[int]]:
-    """The CPUs of each core, which may have several: its hyperthreads, which slow each other down."""
+    """Return the CPUs of each core: its hyperthreads, which slow each other down."""
     cores: dict[int, list[int]] = defaultdict(list)
     for cpu in sorted(cpus):
         try:
@@ -49,7 +49,7 @@ def _cores(cpus: frozenset[int]) -> list[list[int]]:
 
 @contextmanager
 def of_children(cpus: frozenset[int]) -> Iterator[None]:
-    """Let processes that are started meanwhile run on these CPUs only."""
+    """Restrict processes that are started meanwhile to these CPUs."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:
@@ -59,7 +59,7 @@ def of_children(cpus: frozenset[int]) -> Iterator[None]:
 
 
 def _near(device: Device) -> frozenset[int]:
-    """The CPUs of the NUMA node that a GPU hangs on, as Linux tells; empty where it does not."""
+    """Return the CPUs of a GPU's NUMA node; empty if Linux does not tell."""
     bus_id = dict(device.details).get("pci_bus_id", "").lower()
     domain, colon, rest = bus_id.partition(":")
     try:
@@ -69,7 +69,7 @@ def _near(device: Device) -> frozenset[int]:
 
 
 def parsed(text: str) -> frozenset[int]:
-    """The numbers of a list as the kernel writes it: `0-3,8,10-11`."""
+    """Parse a list as the kernel writes it: `0-3,8,10-11`."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""Workers on the GPUs of this host, each with a unit of the study, and the units that wait for one."""
+"""Workers on the GPUs of this host, and the queue of shards."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _REFUSED = 2
 
 
 def ports_of(exporter: Any, devices: Sequence[Device]) -> Mapping[str, int]:
-    """By UUID, the port of each GPU's exporter: from the one that was given on; empty if it takes none."""
+    """Return the exporter port of each GPU by UUID, from the configured one on; empty without an exporter."""
     first = getattr(exporter, "port", None)
     return {} if first is None else {device.uuid: first + position for position, device in enumerate(devices)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What of a study the GPUs of one model have to do.
+    """The shards for the GPUs of one model.
 
     Attributes:
-        asked: the study as it is asked of them.
-        waiting: units that no GPU has.
-        begun: by unit, the UUID of the GPU that has rows of it, which need not be run again there.
-        took_s: how long each unit took that is done.
+        asked: the study as these GPUs run it.
+        waiting: shards that no GPU has.
+        begun: UUID of the GPU that has rows of a shard, which then need not run again there.
+        took_s: duration of each finished shard.
     """
 
     asked: StudyRequest
@@ -46,18 +46,18 @@ class Part:
     took_s: list[float] = field(default_factory=list)
 
     def in_turn(self) -> list[Device]:
-        """The GPUs, those first that have begun a unit."""
+        """Return the GPUs, those first that have begun a shard."""
         begun = {self.begun.get(unit) for unit in self.waiting}
         return sorted(self.devices, key=lambda device: device.uuid not in begun)
 
     def take(self, device: Device) -> int:
-        """The unit that a GPU gets: one that it has begun, or else one that no other has, or else the next one."""
+        """Take a shard for a GPU: one that it has begun, else one that no other has, else the next."""
         unit = min(self.waiting, key=lambda each: {device.uuid: 0, None: 1}.get(self.begun.get(each), 2))
         self.waiting.remove(unit)
         return unit
 
     def seconds_left(self, running_s: Sequence[float]) -> float | None:
-        """How long the units will take, those that run for so long among them, as others did; `None` if none did."""
+        """Estimate the time of the remaining shards from finished ones; `None` without any."""
         if not self.took_s:
             return None
         mean_s = fmean(self.took_s)
@@ -66,10 +66,10 @@ class Part:
 
 
 class Fleet:
-    """Workers on some GPUs, and the units that wait for one.
+    """Workers on some GPUs, and the queue of shards.
 
     Attributes:
-        ENDS_WORKERS: whether they are told to end if this process is killed; else they finish their units.
+        ENDS_WORKERS: whether workers are told to end if this process is killed; else they finish their shards.
     """
 
     ENDS_WORKERS = False
@@ -87,7 +87,7 @@ class Fleet:
         self.workers: list[WorkerProcess] = []
 
     def run(self) -> None:
-        """Until no unit is left, or no GPU to run one on. After a signal the workers get it, and are waited for."""
+        """Run until no shard is left, or no GPU to run one on; pass a signal on to the workers and wait for them."""
         with selectors.DefaultSelector() as selector:
             try:
                 while self.start_more(selector):
@@ -104,7 +104,7 @@ class Fleet:
                 raise
 
     def start_more(self, selector: selectors.BaseSelector) -> bool:
-        """Give each idle GPU a unit; whether any is at work."""
+        """Give each idle GPU a shard; return whether any is at work."""
         for device in list(self.idle):
             part = self.part_of[device.uuid]
             if not part.waiting:
@@ -127,7 +127,7 @@ class Fleet:
         return any(worker.is_busy for worker in self.workers)
 
     def is_late(self, num_left: int) -> bool:
-        """Whether the time limit of the study is over; if so, says that so many units are left."""
+        """Return whether the time limit of the study is over; if so, report the shards left."""
         limit_s, left_s = self.asked.config.time_limit_s, self._time_left_s()
         if left_s is None or left_s > 0:
             return False
@@ -136,13 +136,13 @@ class Fleet:
         return True
 
     def in_the_time_left(self) -> dict[str, object]:
-        """What is decided for each worker that measures."""
+        """Return the keys that are decided for each worker that measures."""
         left_s = self._time_left_s()
         limit = {} if left_s is None else {"time_limit_s": f"{max(0.1, left_s):.1f}"}
         return {"resume": self.asked.config.resume, **limit}
 
     def status(self, *, is_whole: bool) -> int:
-        """The exit status of the study: what a refused worker was to run, another GPU may have run."""
+        """Return the exit status of the study; another GPU may have run the shards of a refused worker."""
         if is_whole:
             return self.worst
         return self.worst or (_REFUSED if self.was_refused and not self.has_measured else 1)
@@ -171,14 +171,13 @@ class Fleet:
         return worker
 
     def _end_workers(self, selector: selectors.BaseSelector) -> None:
-        """End the workers once they have run what they were given."""
         for worker in self.workers:
             worker.dismiss()
         while self.workers:
             self._listen(selector)
 
     def _listen(self, selector: selectors.BaseSelector) -> None:
-        """Pass on what the workers say, and take note of what ends."""
+        """Relay the messages of the workers, and handle those that end."""
         ready = selector.select()
         with interrupts.held():
             for key, _ in ready:
@@ -194,7 +193,7 @@ class Fleet:
                     self.ended(worker, status)
 
     def ended(self, worker: WorkerProcess, status: int) -> None:
-        """Take note of how a unit ended; its GPU gets the next one."""
+        """Record the end of a shard; its GPU gets the next one."""
         part = self.part_of[worker.device.uuid]
         if status == _REFUSED:
             part.waiting.appendleft(worker.unit)
@@ -213,12 +212,11 @@ class Fleet:
             self.count(status)
 
     def count(self, status: int) -> None:
-        """Let the exit status of the study be no better than that of a worker; one that was killed has failed."""
+        """Raise the exit status of the study to a worker's; a killed worker has failed."""
         was_killed = status > 128 and status - 128 not in interrupts.SIGNALS
         self.worst = max(self.worst, 1 if was_killed else status)
 
     def _progress(self) -> str:
-        """How many units have ended, and how long the others will take."""
         busy = [worker for worker in self.workers if worker.is_busy]
         num_left = self.num_given_up + len(busy) + sum(len(part.waiting) for part in self.parts)
         now_s = time.monotonic()

@@ -1,7 +1,7 @@
-"""The GPUs of this host as workers: each free one gets a unit of the study, and the next one when that is done.
+"""The launcher `gpus`: each free GPU of this host gets a shard of the study, and the next one when that is done.
 
-A worker (`worker.py`) is a `run.py ... hydra/launcher=worker gpu.device=UUID` of its own: it holds its GPU while a unit
-runs, sends what it measured, and undoes what it did. Nothing here touches a GPU.
+A worker (`worker.py`) is a `run.py ... hydra/launcher=worker gpu.device=UUID` of its own: it holds its GPU while a
+shard runs, sends its rows, and undoes what it did. Nothing here touches a GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALL = "all"
 
 
 def run(asked: StudyRequest, _: UndoStack, wanted: Any) -> int:
-    """Run the units of a study on the GPUs that are wanted; the worst exit status of the workers."""
+    """Run the shards of a study on the chosen GPUs; return the worst exit status of the workers."""
     devices = free(asked, wanted, "gpus")
     asked.gpus = devices
     refuse_taken_ports(asked, devices)
@@ -76,7 +76,7 @@ def _listed(devices: Sequence[Device]) -> str:
 
 
 def _for_model(asked: StudyRequest, first: Device, beside: int, num_models: int) -> StudyRequest:
-    """The study as it is asked of the GPUs of one model, with so many at work beside: the plan is the first one's."""
+    """Return the study for the GPUs of one model, with so many others at work; its plan is made for the first."""
     model = mig_table.find(first.name).name if first.is_simulated else None
     plan_file = workers.new_plan_file(asked.root)
     configs = [
@@ -91,7 +91,7 @@ def _for_model(asked: StudyRequest, first: Device, beside: int, num_models: int)
 
 
 def refuse_mode_switches(planned: Sequence[tuple[Sequence[Device], Plan]], instead: str) -> None:
-    """Refuse by a ConfigError groups that would switch MIG mode where that resets a GPU that other workers hold."""
+    """Refuse groups that switch MIG mode where that resets a GPU while other workers use the driver."""
     if sum(len(devices) for devices, _ in planned) < 2:
         return
     for devices, plan in planned:
@@ -114,10 +114,9 @@ def _needs_reset(device: Device) -> bool:
 
 
 def free(asked: StudyRequest, wanted: Any, launcher: str, *, of_one_model: bool = False) -> list[Device]:
-    """Return the GPUs that are wanted and free: of `all` those that are, else it is an error if one is not.
+    """Return the chosen GPUs that are free; with `all`, busy ones are left out, otherwise they are an error.
 
-    Errors name `launcher`. With `of_one_model`, those of another model than the first that is free are left out, or an
-    error, as well.
+    Errors name `launcher`. `of_one_model` treats GPUs of another model than the first free one as busy.
     """
     config = asked.config.gpu
     if config.kind is GpuKind.cpu:
@@ -163,7 +162,7 @@ def free(asked: StudyRequest, wanted: Any, launcher: str, *, of_one_model: bool 
 
 
 def _named(wanted: Any) -> list[str]:
-    """The GPUs that a user has named: by a list of indices and UUIDs, or one of these."""
+    """Return the GPUs that a user named: a list of indices and UUIDs, or one of these."""
     each = list(wanted) if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
     if not each or not all(isinstance(one, int | str) for one in each):
         raise ConfigError(f"hydra.launcher.devices={wanted}: give a list of GPUs by index or UUID, or {ALL}")
@@ -171,7 +170,7 @@ def _named(wanted: Any) -> list[str]:
 
 
 def _there(asked: StudyRequest) -> Sequence[Device]:
-    """Every GPU that a worker could get; of a simulated machine those of the models that are asked for."""
+    """Return every GPU that a worker could get; of a simulated machine those of the configured models."""
     if asked.simulated is None:
         return chosen.all_granted(nvml.list_devices())
     asked_for = {mig_table.find(str(config.gpu.model)).name: config.gpu for config in asked.configs}.values()
@@ -180,7 +179,6 @@ def _there(asked: StudyRequest) -> Sequence[Device]:
 
 
 def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
-    """Who holds or uses a GPU, in words; empty if nobody does."""
     if (holder := lease.held_by(device, folder)) is not None:
         return f"it is held by another study: {holder}"
     if Journal(folder, device.uuid).steps():
@@ -193,7 +191,7 @@ def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
 
 
 def refuse_taken_ports(asked: StudyRequest, devices: Sequence[Device]) -> None:
-    """Refuse by a ConfigError exporters of which a worker's could not listen; a dry run tries none."""
+    """Refuse exporter ports on which a worker could not listen; a dry run does not try them."""
     config = asked.config.exporter
     for port in ports_of(config, devices).values():
         spec = factory.spec_of(dataclasses.replace(config, port=port), without=frozenset({"name"}))

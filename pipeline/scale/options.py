@@ -1,4 +1,4 @@
-"""The options of the launchers, `hydra.launcher`. Imports nothing of the project: Hydra reads them at every start."""
+"""Options of the launchers, `hydra.launcher`. Imports nothing of the project: Hydra reads them at every start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class SlurmOptions:
-    """Options of sbatch, `None` for those of the cluster, and of the launcher.
+    """Options of sbatch, `None` for the cluster's defaults, and of the launcher.
 
     Attributes:
         gres: the GPU of a task; of several, the study is measured on each, by a job array of its own.
@@ -17,7 +17,7 @@ class SlurmOptions:
         setup: lines of the batch script, such as `module load cuda`.
         additional_parameters: further options of sbatch, by their names without dashes.
         folder: of the batch script and of the tasks' output; on a file system that the nodes share.
-        signal_delay_s: how long before its limit a task is told to end.
+        signal_delay_s: time before its limit at which a task is told to end.
         wait: whether to wait for the tasks.
     """
 

@@ -1,9 +1,9 @@
-"""Slurm as the workers of a study: one job array, a task a unit. Of several models of GPU an array each.
+"""The launcher `slurm`: one job array with a task for each shard; an array for each of several GPU models.
 
 A task is a `run.py ... unit=K` of its own, started by a batch script that a user could have written: no process of ours
-stands between Slurm and the study, so a signal of Slurm reaches it as it would on a terminal. `SIGTERM` comes some
-time before the limit, to the study alone; it gives up its group, cleans the GPU and sends what it has. A task that is
-requeued resumes. A task waits for a device that another task of its node holds, as nobody is there to try again.
+is between Slurm and the study, so Slurm's signals reach it as on a terminal. `SIGTERM` comes some time before the
+limit, to the study alone; it gives up its group, cleans the GPU and sends its rows. A requeued task resumes. A task
+waits for a device that another task of its node holds, as nobody is there to try again.
 """
 
 from __future__ import annotations
@@ -64,11 +64,9 @@ exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_
 
 
 def run(asked: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
-    """Submit the units of a study; with `wait`, the exit status says whether each of them has its rows."""
+    """Submit the shards of a study; with `wait`, the exit status says whether each of them has its rows."""
     uri, experiment = _refuse_what_has_no_array(asked, options), asked.config.tracking.experiment
-    gres = gres_of(options)
-    # What every task would refuse is not submitted; where it is typed there may be no GPU.
-    plan = workers.planned(asked, _somewhere if asked.simulated is None else asked.simulated.find_device)
+    gres, plan = gres_of(options), _plan(asked)
     units, num_queued = _left(asked, uri, plan, len(gres))
     num_units = len(plan.unit_sizes)
     if not units:
@@ -124,7 +122,7 @@ def run(asked: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
 
 
 def _note(asked: StudyRequest, plan: Plan, arrays: list[str], folder: Path) -> None:
-    """Have the store know the arrays, so that an overview shows tasks that wait."""
+    """Record the arrays in the store, so that an overview shows tasks that wait."""
     now_ms = int(time.time() * 1000)
     assert asked.sender is not None
     try:
@@ -143,7 +141,7 @@ def _note(asked: StudyRequest, plan: Plan, arrays: list[str], folder: Path) -> N
 
 
 def gres_of(options: SlurmOptions) -> Sequence[str | None]:
-    """What a task asks for, or of a study on several GPU models each of them; ConfigError if that is no such list."""
+    """Return the gres of a task, or of a study on several GPU models the gres of each."""
     gres = options.gres
     if gres is None or isinstance(gres, str):
         return (gres,)
@@ -165,7 +163,7 @@ def script_of(
     folder: Path,
     num_models: int = 1,
 ) -> str:
-    """Return the batch script of a job array with a task for each unit of a typed study on so many models of GPU."""
+    """Return the batch script of a job array with a task for each of these shards."""
     at_a_time = f"%{options.array_parallelism}" if options.array_parallelism else ""
     given = {
         "job-name": "collocation",
@@ -220,7 +218,7 @@ def script_of(
 
 
 def _refuse_what_has_no_array(asked: StudyRequest, options: SlurmOptions) -> str:
-    """The address of the tracking server; a ConfigError if tasks could not run the study."""
+    """Return the address of the tracking server; refuse a study that tasks cannot run."""
     workers.refuse_what_is_decided(asked.configs, "slurm")
     if (exporter := asked.config.exporter.name) != schema.NO_EXPORTER:
         raise ConfigError(
@@ -242,8 +240,13 @@ def _refuse_what_has_no_array(asked: StudyRequest, options: SlurmOptions) -> str
     return uri
 
 
+def _plan(asked: StudyRequest) -> Plan:
+    """Plan the study, so that what every task would refuse is not submitted; there may be no GPU here."""
+    return workers.planned(asked, _somewhere if asked.simulated is None else asked.simulated.find_device)
+
+
 def _somewhere(gpu: GpuConfig) -> Device:
-    """The device of a task, as far as it is known where the study is typed."""
+    """Return the device of a task, as far as it is known before a node is."""
     return cpu_device() if gpu.kind is GpuKind.cpu else Device(kind="nvidia", uuid="unknown", name="unknown")
 
 
@@ -254,7 +257,7 @@ def _one_line(key: str, value: object) -> str:
 
 
 def _submit(script: str, folder: Path) -> str:
-    """The id of the job array."""
+    """Submit a batch script, and return the id of the job array."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"submit-{layout.stamp()}.sh"
@@ -278,7 +281,7 @@ def _slurm(*argv: str) -> Completed:
 
 
 def _wait(jobs: Mapping[str, str]) -> None:
-    """Until no task of these arrays is in the queue; says each state when it changes, behind the array's words."""
+    """Report each change of a task's state, until no task of these arrays is in the queue."""
     known: dict[str, str | None] = {}
     is_silent = False
     while True:
@@ -304,13 +307,12 @@ def _wait(jobs: Mapping[str, str]) -> None:
 
 
 def _in_order(task: str) -> tuple[int, int]:
-    """The numbers of a task: its job array's and its own."""
     job, _, number = task.partition("_")
     return int(job), int(number)
 
 
 def _left(asked: StudyRequest, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
-    """The units to submit, and how many are not done and in the queue already, which is said."""
+    """Return the shards to submit, and the number of unfinished ones in the queue already, which is reported."""
     every = range(1, len(plan.unit_sizes) + 1)
     found = None if asked.config.resume == Resume.NO else _overview(uri, asked.config.tracking.experiment, _queue)
     if found is not None and found.unasked:
@@ -326,7 +328,7 @@ def _left(asked: StudyRequest, uri: str, plan: Plan, num_models: int) -> tuple[l
 
 
 def _done(begun: Overview, num_models: int) -> set[int]:
-    """The units that are complete on as many models as are asked for, without a group that may no longer be skipped."""
+    """Return the shards that are complete on every requested GPU model; shards with re-runnable skips are not."""
     if begun.num_models < num_models:
         return set()
     left = {unit.number for unit in begun.units if unit.state != DONE or Result.SKIPPED in unit.results}
@@ -335,7 +337,7 @@ def _done(begun: Overview, num_models: int) -> set[int]:
 
 
 def _queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
-    """What waits and runs; a ConfigError if Slurm does not answer: units in the queue would be submitted again."""
+    """Ask Slurm for its queue; refuse to submit without an answer, as queued shards would be submitted again."""
     try:
         return squeue.states_on(cluster, arrays)
     except CommandError as error:

@@ -1,9 +1,8 @@
-"""A worker of a launcher: one GPU, and units of a study one after another.
+"""A worker of a launcher: one GPU, and shards of a study one after another.
 
-It reads the number of a unit from each line of its standard input, runs it, and answers on its standard output with
-the exit status; an empty line is the study as a whole. It ends with its input, or by a signal. Each unit is a study of
-its own, which is read, planned and recorded anew; what stays are imports, composed configurations and the tracking
-process.
+It reads the number of a shard from each line of its standard input, runs it, and answers on its standard output with
+the exit status; an empty line is the whole study. It ends with its input, or by a signal. Each shard is read, planned
+and recorded anew; imports, composed configurations and the tracking process stay.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -27,6 +26,7 @@ from omegaconf import DictConfig
 
 from pipeline.base.system import interrupts, words
 from pipeline.record import sender
+from pipeline.record.sender import Sender
 from pipeline.study.execution import execute
 
 STATUS = "exit_status"
@@ -36,7 +36,7 @@ _SHORTEST_S = 0.1
 
 
 def run(configs: Sequence[DictConfig]) -> int:
-    """Run the units that standard input names; return the worst exit status."""
+    """Run the shards that standard input names; return the worst exit status."""
     begin_s, worst, tracker = time.monotonic(), 0, sender.take()
     with _private_streams() as (requests, answers):
         try:
@@ -48,7 +48,7 @@ def run(configs: Sequence[DictConfig]) -> int:
                 elapsed_s = time.monotonic() - begin_s
                 of_unit = [_take_unit(config, line.strip(), elapsed_s) for config in configs]
                 with _restored():
-                    status = execute(of_unit, is_sweep=True, take_sender=partial(nullcontext, tracker))
+                    status = execute(of_unit, is_sweep=True, take_sender=partial(_lend, tracker))
                 worst = max(worst, status)
                 with suppress(OSError):  # the launcher was killed, and this ends with its input
                     answers.write(json.dumps({STATUS: status}).encode() + b"\n")
@@ -59,7 +59,7 @@ def run(configs: Sequence[DictConfig]) -> int:
 
 
 def _take_unit(config: DictConfig, unit: str, elapsed_s: float) -> DictConfig:
-    """Copy a configuration, with the number of a unit and what is left of the time limit."""
+    """Copy a configuration, with the number of a shard and the rest of the time limit."""
     config = copy.deepcopy(config)
     if unit:
         config.unit = int(unit)
@@ -70,7 +70,7 @@ def _take_unit(config: DictConfig, unit: str, elapsed_s: float) -> DictConfig:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Put back what a study may have changed in this process by code of a user's, such as an exporter."""
+    """Restore what a user's code, such as an exporter, may have changed in this process."""
     environ, path, folder = dict(os.environ), list(sys.path), os.open(".", os.O_RDONLY)
     before, disabled = _read_loggers(), logging.root.manager.disable
     handlers = {number: handler for number in interrupts.SIGNALS if (handler := signal.getsignal(number)) is not None}
@@ -95,14 +95,18 @@ def _restored() -> Iterator[None]:
 
 
 def _read_loggers() -> dict[logging.Logger, tuple[int, Sequence[logging.Handler]]]:
-    """Return level and handlers of each logger."""
     loggers = (logging.root, *logging.root.manager.loggerDict.values())
     return {each: (each.level, tuple(each.handlers)) for each in loggers if isinstance(each, logging.Logger)}
 
 
 @contextmanager
+def _lend(tracker: Sender) -> Iterator[Sender]:
+    yield tracker  # which outlives the study
+
+
+@contextmanager
 def _private_streams() -> Iterator[tuple[IO[str], IO[bytes]]]:
-    """Move standard input and output to where no study reads and writes: its tables are those of one unit."""
+    """Move standard input and output out of the study's reach: its tables are those of one shard."""
     sys.stdout.flush()
     with (
         os.fdopen(os.dup(0)) as requests,

@@ -1,4 +1,4 @@
-"""The command line of a worker: what the user typed, with what a launcher decides for it."""
+"""The command line of a worker: what the user typed, with the keys that a launcher decides."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _INSTEAD = {"gpus": _NAME_THEM, "beside": _NAME_THEM, "slurm": "ask for it with 
 
 
 def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
-    """The words of a command line, with what is decided in the place of what was typed; the rest of it is left out."""
+    """Return a command line with the decided keys in the place of typed ones."""
     kept, theirs = user_command.without(typed, (*user_command.OF_LAUNCHERS, *decided))
     return [*kept, *(user_command.override(key, value) for key, value in decided.items()), *theirs]
 
 
 def planned(asked: StudyRequest, find_device: Callable[[GpuConfig], Device]) -> Plan:
-    """The plan of a study before workers make theirs: environments are not built, data need not be there."""
+    """Return the plan of a study before workers make theirs; environments and data may be absent."""
     return build_plan(asked.configs, take(asked.configs, find_device, needs_data=False), is_sweep=asked.is_sweep)
 
 
 def new_plan_file(root: Path) -> str:
-    """Where the workers of this start agree on their plan."""
+    """Return the file in which the workers of this start agree on their plan."""
     return str(root / layout.PLANS / f"{layout.stamp()}.json")
 
 
 def refuse_what_is_decided(configs: Sequence[Config], launcher: str) -> None:
-    """Refuse by a ConfigError a device or a unit that the user chose and the launcher hands out."""
+    """Refuse a device or a shard chosen by the user, as the launcher hands them out."""
     for config in configs:
         if config.gpu.device != AUTO_DEVICE:
             raise ConfigError(

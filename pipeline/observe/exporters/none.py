@@ -1,4 +1,4 @@
-"""Nobody is shown anything."""
+"""The exporter of a study without one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.base.domain.protocols import Showing
 
 
 class NoExporter:
-    """The study runs unseen."""
+    """Shows nothing."""
 
     @contextmanager
     def serving(self) -> Iterator[Showing]:

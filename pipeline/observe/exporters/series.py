@@ -1,6 +1,6 @@
-"""From a group that runs to named and labelled series, for whatever exports them. Knows no Prometheus.
+"""The running group as named and labelled series, for any exporter.
 
-Read when somebody asks, from what listeners and jobs left in memory and in files anyway: nobody who measures waits.
+Read on request from data that listeners and jobs leave in memory and in files anyway.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ _NOT_IN_A_NAME = re.compile(r"\W", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One quantity, and its value by the values of its labels.
-
-    Attributes:
-        is_counter: it only grows while its group runs.
-    """
+    """One quantity: its values by those of its labels. A counter only grows while its group runs."""
 
     name: str
     help: str
@@ -49,7 +45,7 @@ class _Series(NamedTuple):
 
 
 def name_of(source: str, quantity: str) -> str:
-    """The metric of a listener's quantity: `collocation_nvml_power_w`."""
+    """Return the metric of a listener's quantity: `collocation_nvml_power_w`."""
     return _NOT_IN_A_NAME.sub("_", f"{PREFIX}_{source}_{quantity}")
 
 
@@ -66,7 +62,7 @@ class GroupSeries:
         self._num_seen = 0
 
     def read(self) -> list[Metric]:
-        """What is known now. A quantity that cannot be read, or was not for a while, has no value."""
+        """Return the present values, without those that were not renewed for a while."""
         return [self._info(), *self._progress(), *self._sampled()]
 
     def _info(self) -> Metric:
@@ -102,7 +98,7 @@ class GroupSeries:
         yield from found.values()
 
     def _newest(self) -> Iterator[tuple[_Series, float]]:
-        """The last value of each series, unless it was not renewed for some readings: then there is none."""
+        """Yield the last value of each series, unless it was not renewed for some readings."""
         samples = self._live.samples
         end = len(samples)  # listeners go on appending
         for sample in samples[self._num_seen : end]:
@@ -124,7 +120,6 @@ class GroupSeries:
 
 
 def _gpu(device: Device) -> str:
-    """The GPU by its UUID; what is simulated says so."""
     if not device.is_gpu:
         return ""
     return f"simulated {device.gpu_uuid}" if device.is_simulated else device.gpu_uuid

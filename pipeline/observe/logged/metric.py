@@ -1,4 +1,4 @@
-"""How fast a program logged that it is, or in words what it logged instead."""
+"""The rate that a program logged, or why there is none."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _NOTHING_CAME = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """What came of the rate that a program was to log.
+    """The rate that a program logged.
 
     Attributes:
-        points: what came; none if nothing did.
-        source: where they came from, and how many, in words.
-        absence: what came instead, in words, if nothing did.
-        num_misplaced: values that came with times at which the job did not run, which are left out.
-        doubts: what stands beside its rate, in words.
+        points: monotonic instants with rates; none without any.
+        source: origin and number of the points, in words.
+        absence: why there are no points.
+        num_misplaced: number of values left out whose times are outside the job's life.
+        doubts: remarks to show beside the rate.
     """
 
     points: Points = ()
@@ -57,12 +57,12 @@ class Logged:
 
 
 def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: ClockRecord) -> Logged | None:
-    """What a job logged; `None` if it was not told that it does.
+    """Return the rate that a job logged; `None` if it is not configured to log one.
 
     Args:
         state: of the job, which has ended.
-        log: what it reported itself.
-        whose: files that changed in the working directory, each with the job that wrote it, if that is known.
+        log: its events.
+        whose: files that changed in the working directory, each with the job that wrote it, if known.
         clock: of the machine meanwhile.
     """
     rate = state.job.workload.rate
@@ -108,7 +108,7 @@ def _in_output(state: JobState, log: Events, source: RateSource) -> Logged:
 
 
 def _nothing_matched(folder: Path, what: str, found: Rates) -> str:
-    """Say why there is no rate, with the last line of each output in which there is a number, or else the last one."""
+    """Say why there is no rate, and quote the last line of each output, with a number if there is one."""
     if found.num_not_finite:
         return f"{what} gave no finite number in {counted(found.num_not_finite, 'line')}"
     if found.without_number:
@@ -122,7 +122,6 @@ def _nothing_matched(folder: Path, what: str, found: Rates) -> str:
 
 
 def _doubts(found: Rates) -> Iterator[str]:
-    """Yield what the user should know of how an output was read."""
     if 0 < found.num_times < found.num_values:
         values = f"{found.num_times} of {counted(found.num_values, 'value')} of its output"
         yield f"{values} are the time of one, such as s/it, and were read as 1/time"
@@ -132,7 +131,6 @@ def _doubts(found: Rates) -> Iterator[str]:
 
 
 def _through_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """By name, of all runs of the program."""
     found: dict[str, list[tuple[int, float]]] = {}
     for run in read_script_runs(folder / layout.SCRIPT_STORE, _MOST_VALUES):
         for name, points in run.metrics.items():
@@ -149,7 +147,7 @@ def _in_files(files: Sequence[Path]) -> dict[str, list[tuple[int, float]]]:
 
 
 def _in_own_time(state: JobState, clock: ClockRecord, came: Points, source: str) -> Logged:
-    """Place values that came in wall time, in the order in which they were logged."""
+    """Convert points from wall time, in the order in which they were logged."""
     rate = state.job.workload.rate
     instants_ns = clock.in_order_ns(wall_ns for wall_ns, _ in came)
     points = [(t_ns, value) for t_ns, (_, value) in zip(instants_ns, came, strict=True)]
@@ -164,7 +162,7 @@ def _in_own_time(state: JobState, clock: ClockRecord, came: Points, source: str)
 
 
 def _rates(came: Points, source: str, rate: RateSource, unit: str) -> Logged:
-    """What came as rates; in words what is wrong if it cannot be any."""
+    """Convert points to rates, or say why they cannot be rates."""
     what = f"workload.metric={rate.metric}"
     try:
         label = rate_text.of_label(str(rate.metric).removesuffix("/min"), unit)  # which is the least, not a minute

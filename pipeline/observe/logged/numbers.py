@@ -1,7 +1,7 @@
 """Numbers as people and programs write them: read as a whole, or not at all.
 
-`1,050.5` and `1.050,5` can be read; `1,050` may be either, and `5130,4` one number or two. What the line does not tell
-is refused, and the user says it: in the pattern, which may bound the number, or as `workload.decimal_mark`.
+`1,050.5` and `1.050,5` can be read; `1,050` may be either, and `5130,4` one number or two. An ambiguous number is
+refused; the user bounds it in the pattern or sets `workload.decimal_mark`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _SAY_PATTERN = "write into the pattern what stands beside the number"
 
 
 class UnreadableError(ValueError):
-    """A number that cannot be read whole; its text says why, and after a semicolon what to do."""
+    """A number that cannot be read as a whole; the text gives the reason, a semicolon and the remedy."""
 
     def __init__(self, why: str, remedy: str = _SAY_PATTERN) -> None:
         super().__init__(f"{why}; {remedy}")
 
 
 class Number(NamedTuple):
-    """A number in a text, and where it stands there, with its sign."""
+    """A number in a text, and its place there, with its sign."""
 
     value: float
     begin: int
@@ -63,12 +63,12 @@ class Number(NamedTuple):
 
 
 def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark: str | None = None) -> Number | None:
-    """Return the number of which a span of a text is a part; `None` if there is no number in it.
+    """Return the number that a span of a text is part of; `None` if there is no number in it.
 
     Args:
         text: a line.
-        span: what the user's pattern takes for the number.
-        bounds: between which it lies; those of the span where the pattern says that it begins or ends there.
+        span: the match of the user's pattern.
+        bounds: of the number; those of the span where the pattern says that it begins or ends there.
         decimal_mark: `.` or `,` if the user says so.
 
     Raises:
@@ -95,7 +95,7 @@ def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark
 
 
 def _why_part_of_more(before: str, number: str, after: str) -> str | None:
-    """Return why what stands beside a number leaves open what the number is."""
+    """Return why the text beside a number makes it ambiguous."""
     for left, begins, why in _PART_OF_MORE:
         if left.search(before) and begins.match(number):
             return why
@@ -106,7 +106,7 @@ def _why_part_of_more(before: str, number: str, after: str) -> str | None:
 
 
 def _apart_from_list(text: str, token: tuple[int, int], own: tuple[int, int]) -> tuple[int, int]:
-    """Return the chosen number of a list without spaces, such as `12,5130.4`, whose comma can be no other."""
+    """Return the chosen number of a list without spaces, such as `12,5130.4`."""
     begin, end = token
     whole = text[begin:end]
     if "," not in whole or "." not in whole or _ENGLISH.fullmatch(whole) or _EUROPEAN.fullmatch(whole):
@@ -116,7 +116,7 @@ def _apart_from_list(text: str, token: tuple[int, int], own: tuple[int, int]) ->
 
 
 def _mark(text: str, begin: int, end: int) -> str | None:
-    """Return the decimal mark of a line, by the other numbers in it: a program has one."""
+    """Return the decimal mark of a line, by its other numbers: a program has one."""
     if "," not in text[begin:end]:
         return None
     others = (found for found in _DECIMAL_POINT.finditer(text) if found.end() <= begin or found.start() >= end)
@@ -124,13 +124,7 @@ def _mark(text: str, begin: int, end: int) -> str | None:
 
 
 def _plain(number: str, *, is_all_chosen: bool, mark: str | None) -> str:
-    """Return a number as Python reads it.
-
-    Args:
-        number: digits, separators and perhaps an exponent.
-        is_all_chosen: whether the user's group has all of it, so that all of it is one number.
-        mark: of decimals, if it is known.
-    """
+    """Return a number as Python reads it; `is_all_chosen` says that the user's group contains all of it."""
     digits, *exponents = re.split("(?=[eE])", number, maxsplit=1)
     exponent = "".join(exponents)
     if (grouped := _GROUPED.fullmatch(digits)) is not None:

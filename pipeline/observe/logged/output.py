@@ -1,7 +1,7 @@
-"""The rate in the lines of a program's output, and when they were written (`Events.written`).
+"""The rate in a program's output, with the times at which it was written (`Events.written`).
 
-The output may have any size: of what was written between two looks at its size, only so many values are read. They have
-one instant, so their mean is one point.
+The output may have any size: of what was written between two looks at its size, a limited number of values is read.
+They share one instant, so their mean is one point.
 """
 
 from __future__ import annotations
@@ -38,14 +38,11 @@ class Rates:
 
     Attributes:
         sums: by instant, the sum of the rates and their number.
-        least: of all rates; likewise `most`.
-        num_values: those that were read.
-        num_times: those of them that are the time of one, as `2.00s/it`.
-        num_not_finite: those that were left out, as they are not finite.
-        nouns: what they say that they count.
-        unreadable: the first line with a number that cannot be read, and why; empty if there is none.
+        num_times: number of values that are the time of one, as `2.00s/it`.
+        nouns: what they count.
+        unreadable: the first line with an unreadable number, and why; empty if there is none.
         without_number: the last line that matches and has no number.
-        passed_over: how many lines the pattern passes over that say the time of one, by what that is.
+        passed_over: number of unmatched lines with the time of one, by its noun.
     """
 
     sums: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -61,11 +58,11 @@ class Rates:
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """Instants in their order, each with the mean of the rates that have it."""
+        """Instants in order, each with the mean of its rates."""
         return [(t_ns, total / num) for t_ns, (total, num) in sorted(self.sums.items())]
 
     def add(self, t_ns: int, rate: float, *, is_time: bool) -> int:
-        """Add the rate of a line; returns how many have its instant."""
+        """Add the rate of a line, and return how many have its instant."""
         if not math.isfinite(rate):
             self.num_not_finite += 1
             return 0
@@ -78,17 +75,14 @@ class Rates:
 
 
 class OutputReader:
-    """Reads the outputs of a program by a pattern.
+    """Reads the outputs of a program by a pattern, into `rates`.
 
-    A group that the pattern does not bound takes in the whole number that it is a part of: of `([0-9.]+) samples/s` and
+    A group that the pattern does not bound takes the whole number that it is part of: of `([0-9.]+) samples/s` and
     `1,050.0 samples/s`, 1050, as of `1.05e3 samples/s`. A pattern with `it/s` takes `s/it` and `kit/s` as well.
 
     Args:
-        source: the pattern, and what its number is in as far as a line does not say.
-        unit: what the workload counts.
-
-    Attributes:
-        rates: what was read so far.
+        source: the pattern, and the unit of its number as far as a line does not say.
+        unit: of work of the workload.
     """
 
     def __init__(self, source: RateSource, unit: str) -> None:
@@ -104,8 +98,8 @@ class OutputReader:
         Args:
             path: of the output.
             t_ns: instants.
-            sizes: how many bytes it had then.
-            end_ns: when the program ended, for what came after the last of them.
+            sizes: bytes that it had then.
+            end_ns: end of the program, for what came after the last of them.
         """
         try:
             with os.fdopen(regular_files.opened(path), "rb") as file:
@@ -123,7 +117,7 @@ class OutputReader:
             return
 
     def _add(self, line: str, t_ns: int) -> int:
-        """Add the rate of a line, if it has one; returns how many have its instant."""
+        """Add the rate of a line, if it has one, and return how many have its instant."""
         rates = self.rates
         if (found := self._wanted.search(line)) is None:
             if not self._is_widened and (time := _TIME_OF_ONE.search(line)) is not None and len(rates.passed_over) < 9:
@@ -146,7 +140,7 @@ class OutputReader:
 
 
 def widened(pattern: str) -> re.Pattern[str]:
-    """Return the pattern, which takes the other forms of a rate as well if it says `it/s`."""
+    """Return the pattern, with the other forms of a rate if it contains `it/s`."""
     given = re.compile(pattern)
     try:
         wanted = re.compile(_RATE_IN_PATTERN.sub(_SEVERAL_FORMS, pattern), given.flags)
@@ -156,12 +150,11 @@ def widened(pattern: str) -> re.Pattern[str]:
 
 
 def _bounds(found: re.Match[str]) -> tuple[int, int]:
-    """Return where the number may begin and end: anywhere in the line where the pattern does not say it."""
+    """Return the limits of the number; the whole line where the pattern does not bound it."""
     begin, end = found.span(1)
     return 0 if found.start() == begin else begin, len(found.string) if found.end() == end else end
 
 
 def _around(line: str, begin: int, end: int) -> str:
-    """Return the part of a line around a number."""
     first = max(0, min(begin - _SHOWN // 2, len(line) - _SHOWN))
     return line[first : max(end, first + _SHOWN)].strip()[:_SHOWN]

@@ -1,4 +1,4 @@
-"""The lines of an output of any size, with where each ends, in memory for a few of them."""
+"""The lines of an output of any size, with the offset of each end, a few at a time in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ESCAPE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 class OutputLines:
     """Iterator over `(line, offset of its end)`, without escape sequences.
 
-    Of a line that is longer than 64 KiB, only the whole words up to there are a line.
+    A line longer than 64 KiB is cut there, after a whole word.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -25,7 +25,7 @@ class OutputLines:
         self._target = 0
 
     def skip_to(self, offset: int) -> None:
-        """Go on with the first line that begins behind an offset."""
+        """Continue with the first line that begins behind an offset."""
         self._target = offset
 
     def __iter__(self) -> Iterator[tuple[str, int]]:

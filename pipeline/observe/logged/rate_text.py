@@ -1,4 +1,4 @@
-"""What the text beside a number says that it is in: `183.3k tok/s`, `2.00s/it`, `ms/step: 12.5`, `(tok/s): 80`."""
+"""The unit in the text beside a number: `183.3k tok/s`, `2.00s/it`, `ms/step: 12.5`, `(tok/s): 80`."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class RateText(NamedTuple):
 
     Attributes:
         prefix: scale of its prefix, 1 if it has none.
-        seconds: of the unit of time in it; `None` if it names none.
-        is_time: whether the number is a time, `None` if it does not say.
-        per_work: whether it says that this is the time of some work.
-        noun: what is counted; empty if it does not say.
-        words: what it says.
-        num: of the nouns that it is the time of.
+        seconds: of its unit of time; `None` without one.
+        is_time: whether the number is a time, `None` if unknown.
+        per_work: whether that is the time of some work.
+        noun: what is counted; empty if unknown.
+        words: the text.
+        num: number of nouns that it is the time of.
     """
 
     prefix: float = 1.0
@@ -77,16 +77,16 @@ class RateText(NamedTuple):
 
 
 def read(before: str, after: str, unit: str, *, is_unit_given: bool = False) -> RateText:
-    """Return what stands beside a number, after it or else before it.
+    """Return the meaning of the text after a number, or else before it.
 
     Args:
-        before: what stands there.
-        after: the same.
-        unit: of the workload: `GB/s` is no prefix where that is `gb`.
-        is_unit_given: whether the user says what it is in, so that a letter that nobody knows does not matter.
+        before: the text there.
+        after: the text there.
+        unit: of the workload: `GB/s` has no prefix where that is `gb`.
+        is_unit_given: whether the user gives the unit, so that an unknown letter does not matter.
 
     Raises:
-        UnreadableError: the number goes on in a way that nobody can know, as `1.5m`.
+        UnreadableError: the number continues in an unknown way, as `1.5m`.
     """
     if not _PREFIX.match(after) and (unknown := _UNKNOWN.match(after)) is not None:
         if not is_unit_given:
@@ -104,7 +104,7 @@ def read(before: str, after: str, unit: str, *, is_unit_given: bool = False) -> 
 
 
 def of_label(text: str, unit: str) -> RateText:
-    """Return what a label at the end of a text says: `tok/sec: `, `"samples_per_second": `, `time per step (ms): `."""
+    """Return the meaning of a label at the end of a text: `tok/sec: `, `time per step (ms): `."""
     label = _LABEL.search(text[-80:])
     if label is None:
         return RateText()
@@ -124,7 +124,7 @@ def of_label(text: str, unit: str) -> RateText:
 
 
 def to_unit(text: RateText, given: MetricUnit | None) -> MetricUnit:
-    """Return what a number is in: by the text beside it, and what that leaves open as the user says.
+    """Return the unit of a number by the text beside it, completed by the user's unit.
 
     Raises:
         UnreadableError: it is a time, and nobody says of what.
@@ -140,12 +140,11 @@ def to_unit(text: RateText, given: MetricUnit | None) -> MetricUnit:
 
 
 def _given_prefix(text: RateText, given: MetricUnit | None) -> float:
-    """Return the scale that the user gives a rate whose text has none: of `80 tok/s` with `workload.metric_unit=k`."""
+    """Return the user's scale for a rate without a prefix: `80 tok/s` with `workload.metric_unit=k`."""
     return given.scale if given is not None and not given.is_time and text.prefix == 1 and text.seconds == 1 else 1.0
 
 
 def _of_text(text: str, unit: str, *, is_beside: bool) -> RateText:
-    """Return what a text begins with, beside a number or alone."""
     if (time := _TIME_PER.match(text)) is not None and time["noun"] not in _SECONDS:
         found = RateText(seconds=_SECONDS[time["time"]], is_time=True, per_work=True, noun=time["noun"], words=time[0])
         return found._replace(num=max(1, int(time["num"] or 1)))
@@ -163,7 +162,7 @@ def _of_text(text: str, unit: str, *, is_beside: bool) -> RateText:
 
 
 def _split(work: str, unit: str) -> tuple[float, str]:
-    """Return the prefix of what is counted, and that without it; none where the whole is the unit of the workload."""
+    """Split a prefix from what is counted; none where the whole is the unit of the workload."""
     if work.lower() in (unit.lower(), units.one_in_words(unit).lower()):
         return 1.0, work
     for length in (2, 1):

@@ -1,7 +1,7 @@
-"""Scalars of TensorBoard's event files, read as what they are: TFRecords of protocol buffers (`Event`, `Summary`).
+"""Scalars of TensorBoard's event files, which are TFRecords of protocol buffers (`Event`, `Summary`).
 
-TensorBoard's own reader comes with a package that jobs may have and we need not. Checksums are not looked at: a torn
-end, which a killed job leaves, is told by its length. Records with images and the like are passed over.
+TensorBoard's own reader needs a package that only jobs may have. Checksums are not checked: the torn end that a
+killed job leaves is recognised by its length. Records with images and the like are skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Message = dict[int, list[int | bytes]]
 
 
 def scalars(path: Path) -> dict[str, list[tuple[float, float]]]:
-    """Every scalar of a file: tag to `(seconds since the epoch, value)`; what can be read, if it is damaged."""
+    """Read every readable scalar of a file: tag to `(seconds since the epoch, value)`."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     try:
         for record in _records(path):
@@ -53,7 +53,7 @@ def _records(path: Path) -> Iterator[bytes]:
 
 
 def _scalar(value: Message) -> float | None:
-    """The number of a `Summary.Value`: a plain one, or a tensor with one element."""
+    """Return the number of a `Summary.Value`: a plain one, or a tensor with one element."""
     if plain := _all(value, 2):
         return float(struct.unpack("<f", plain[0])[0])
     for tensor in map(_message, _all(value, 8)):
@@ -66,7 +66,7 @@ def _scalar(value: Message) -> float | None:
 
 
 def _message(data: bytes) -> Message:
-    """The fields of a message; ValueError if it is none."""
+    """Parse the fields of a message; ValueError if it is none."""
     found: Message = defaultdict(list)
     at = 0
     while at < len(data):

@@ -1,6 +1,6 @@
-"""What the groups of an experiment say of themselves by a few tags, without the rest of their runs.
+"""The groups of an experiment, by a few of their tags.
 
-A local store is read by SQL, where MLflow is one of those that were tried; another one through MLflow.
+A local store is read by SQL where MLflow's version was tried, otherwise through MLflow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.record.store.local import is_server
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """A group's run: its times in ms since the epoch, and what its tags say."""
+    """A group's run: its times in ms since the epoch, and the facts in its tags."""
 
     name: str
     status: str
@@ -29,7 +29,7 @@ class Told:
 
 
 def groups(where: Path | str, experiment: str, names: Collection[str]) -> list[Told]:
-    """Every group of an experiment, oldest first, with these facts at least, as far as its tags have them.
+    """Return every group of an experiment, oldest first, with at least these facts where its tags have them.
 
     Raises:
         TrackingError: there is no such store or experiment, or it cannot be read.
@@ -40,7 +40,7 @@ def groups(where: Path | str, experiment: str, names: Collection[str]) -> list[T
 
 
 def of(run: Any) -> Told:
-    """What a run says, as MLflow has it."""
+    """Convert a run of MLflow."""
     return Told(
         name=run.info.run_name,
         status=run.info.status,
@@ -51,7 +51,7 @@ def of(run: Any) -> Told:
 
 
 def _read(database: Path, experiment: str, names: Collection[str]) -> list[Told]:
-    """Read groups without MLflow; none if that cannot be done, as in a folder that may not be written."""
+    """Read groups without MLflow; none if that fails, as in a folder without write permission."""
     # What an earlier version stored is read by the name of then.
     keys = {key: name for name in names for key in (fact_tag(name), stored_name(fact_tag(name)))}
     return [

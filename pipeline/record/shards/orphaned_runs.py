@@ -1,4 +1,4 @@
-"""Runs whose orchestrator is gone with its host: nobody will end them, so they are closed as interrupted."""
+"""Runs whose orchestrator is gone with its host; they are closed as interrupted."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _LOST = "its host was lost, or its orchestrator there"
 
 
 def close_unit(store: Store, experiment: str, plan: str, unit: int, programs: Collection[str]) -> list[str]:
-    """Close what earlier attempts of a unit left running; the names of the groups.
+    """Close what earlier attempts of a shard left running, and return the names of the groups.
 
-    An attempt that lives on after all, on a host that only seemed to be dead, ends its run itself later. Another plan
-    that has groups of these program digests, as one with fewer repeats, may be at work: a group of it is closed if its
-    Slurm task has left the queue.
+    An attempt that is alive after all ends its run itself later. Groups of another plan with these program digests are
+    closed only if their Slurm task has left the queue: that plan may be at work.
     """
     running = _running(store, experiment, silent_s=0)
     of_unit = {"plan": plan, "plan_unit": str(unit)}.items()
@@ -34,7 +33,7 @@ def close_unit(store: Store, experiment: str, plan: str, unit: int, programs: Co
 
 
 def close_silent(store: Store, experiment: str, silent_s: float) -> list[str]:
-    """Close the groups of an experiment that began so long ago and still run; their names."""
+    """Close the groups of an experiment that began so long ago and still run; return their names."""
     return _close(store, experiment, _running(store, experiment, silent_s))
 
 

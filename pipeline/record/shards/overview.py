@@ -1,4 +1,4 @@
-"""How far a study is, unit by unit, from what the store has of its newest plan: whoever ran it, wherever."""
+"""Progress of a study, shard by shard, from the newest plan in the store, whoever ran it."""
 
 from __future__ import annotations
 
@@ -39,20 +39,17 @@ TaskEnds = Callable[[Collection[str]], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """All units of a study, those for one GPU model after those for another.
+    """All shards of a study, grouped by GPU model.
 
     Attributes:
-        plan: its digest; of several GPU models that of the newest.
-        plan_any_gpu: of the same without the GPU models; empty if the store does not say.
-        num_models: GPU models that it is measured on.
-        seconds_left: what the missing groups will take on as many GPUs as are at work, as those that ended took; of
-            several models the longest, of a GPU alone and in company the sum. `None` if no group
-            has ended of a model that lacks some, 0 if none is missing.
-        simulated: the GPU models that are simulated.
-        num_unsent: groups of the experiment in the spool of the store's folder that were not sent.
-        command: that began the newest of its groups: the launcher's, where one did.
+        plan, plan_any_gpu: digest of the newest plan, with and without the GPU models; the latter empty if unknown.
+        seconds_left: for the missing groups, on as many GPUs as are at work; of several models the longest, of a GPU
+            alone and in company the sum. `None` if unknown, 0 if none is missing.
+        simulated: the simulated GPU models.
+        num_unsent: groups of the experiment that wait in the spool.
+        command: that began the newest of its groups; the launcher's, if there was one.
         is_asked: whether Slurm was asked for its tasks.
-        unasked: why Slurm said nothing of the tasks that ran its groups; empty if it did, or none ran any.
+        unasked: why Slurm could not be asked; empty if it was, or no task ran a group.
     """
 
     experiment: str
@@ -72,11 +69,11 @@ class Overview:
         return not self.num_unsent and all(unit.state == DONE for unit in self.units)
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return it for programs."""
         return dataclasses.asdict(self)
 
     def as_text(self, now_s: float) -> str:
-        """A table with a line a unit, units that were not begun together, and what is left."""
+        """Format a table with a line a shard, or a range of shards without a start, and the work left."""
         shown = [list(alike) for _, alike in itertools.groupby(self.units, _shown_with)]
         lines = [_HEAD, *(_line(units, now_s) for units in shown)]
         if self.num_models > 1:
@@ -106,7 +103,6 @@ class Overview:
         return "\n".join(said)
 
     def _how_to_resume(self) -> str:
-        """What to type to go on."""
         typed = content.words_of(self.command)
         if typed is None:
             return f"begun by: {self.command}"
@@ -124,13 +120,12 @@ class Overview:
 def overview(
     where: Path | str, experiment: str, queue: Queue | None = None, ends: TaskEnds = squeue.list_end_states
 ) -> Overview:
-    """How far the newest plan of an experiment is, and with it those of the same study for other GPU models.
+    """Return the progress of the newest plan of an experiment, and of the same study on other GPU models.
 
-    With `queue`, what Slurm says of the tasks that ran groups of it, or are of their job arrays, counts as well; of
-    tasks that ended without a result, `ends` is asked how.
+    With `queue`, Slurm's tasks count as well; `ends` is asked for the states of tasks that ended without a result.
 
     Raises:
-        TrackingError: there is no such store or experiment, or nothing in it says how many units a study has.
+        TrackingError: there is no such store or experiment, or nothing in it says how many shards a study has.
     """
     spooled = {} if is_server(where) else _spooled(Path(where), experiment)
     of_models = _of_models(where, experiment, spooled)
@@ -179,7 +174,7 @@ def _list_end_states(arrays: Collection[str], ends: TaskEnds) -> Mapping[str, st
 
 
 def sizes_in_words(sizes: Sequence[int]) -> str:
-    """The number of groups of each unit, equal ones together: `12x5`, `12x4,6x1`."""
+    """Format the number of groups of each shard, with equal ones together: `12x5`, `12x4,6x1`."""
     runs: list[tuple[int, int]] = []
     for size in sizes:
         times = runs.pop()[1] if runs and runs[-1][0] == size else 0
@@ -188,22 +183,21 @@ def sizes_in_words(sizes: Sequence[int]) -> str:
 
 
 def sizes_of(text: str) -> list[int]:
-    """The sizes that `sizes_in_words` wrote."""
+    """Parse the text of `sizes_in_words`."""
     parts = (part.split("x") for part in text.split(","))
     return [int(size) for size, times in parts for _ in range(int(times))]
 
 
 def _spooled(root: Path, experiment: str) -> dict[str, RunRecord]:
-    """By spool id, the ended groups of an experiment that were not sent: the store says that they run, or nothing."""
+    """Return the ended groups of an experiment that wait in the spool, by spool id; the store may say that they run."""
     ended = group_folder.ended(root / layout.SPOOL)
     return {record.spool_id: record.parent for record in ended if record.experiment == experiment}
 
 
 def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunRecord]) -> list[list[Told]]:
-    """The groups of the newest plan and of the same study for other GPU models, each oldest first, by model.
+    """Return the groups of the newest plan, and of the same study on other GPU models, oldest first, by model.
 
-    A model of which none was begun has none; without any that says how many units its plan has, there is no model.
-    Where a GPU is measured alone and in company, each is a plan, and has its place as a model has.
+    A model without a group has an empty list. A GPU alone and in company are two plans, and count as models do.
     """
     planned = [
         _as_spooled(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
@@ -229,7 +223,6 @@ def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunReco
 
 
 def _by_study(run: Told) -> Collection[Mapping[str, str]]:
-    """The facts of a run in each study that has it; of plans of one study in the last one."""
     planned = (facts for facts in facts_by_plan(run.facts) if "plan_units" in facts)
     return {_study_of(facts): facts for facts in planned}.values()
 
@@ -240,19 +233,18 @@ def _is_of_beside(facts: Mapping[str, str]) -> bool:
 
 
 def _study_of(facts: Mapping[str, str]) -> str:
-    """What the plans of one study have in common."""
+    """Return what the plans of one study have in common."""
     if _is_of_beside(facts):
         return slurm_arrays.study_of(facts["command_line"])
     return facts.get("plan_any_gpu", facts["plan"])
 
 
 def _typed(run: Told) -> str:
-    """The command line of the study that a group is of."""
     return slurm_arrays.study_of(run.facts.get("command_line", ""))
 
 
 def _is_another(given: Submitted, newest: Told, queue: Queue | None) -> bool:
-    """Whether what was submitted last is another study than that of the newest group, or it with another program."""
+    """Return whether the newest submission is another study than the newest group's, or a changed program."""
     if given.time_ms <= newest.start_ms:
         return False
     if given.study != _typed(newest):
@@ -263,14 +255,14 @@ def _is_another(given: Submitted, newest: Told, queue: Queue | None) -> bool:
 
 
 def _not_begun(given: Submitted) -> Told:
-    """What a group would say of a study of which none has begun."""
+    """Return a stand-in for the groups of a study of which none has begun."""
     facts = {"plan": "", "plan_any_gpu": given.plan_any_gpu, "command_line": given.command_line}
     facts |= {"plan_units": sizes_in_words([0] * given.num_units)}
     return Told(name="", status="", start_ms=0, end_ms=None, facts=facts)
 
 
 def _parts(of_models: Sequence[Sequence[Told]], newest: Told, queued: Queued) -> list[tuple[list[Unit], float | None]]:
-    """By GPU model the units, and the seconds left."""
+    """Return the shards and the seconds left, by GPU model."""
     sizes = sizes_of(newest.facts["plan_units"])
     parts = []
     for runs in of_models:
@@ -292,7 +284,7 @@ def _as_spooled(run: Told, record: RunRecord | None) -> Told:
 
 
 def _shown_with(unit: Unit) -> tuple[str, str, str, int]:
-    """Neighbours for which this is equal have one line: units of one model that were not begun, and wait alike."""
+    """Return a key that is equal for neighbouring shards that share a line."""
     return unit.model, unit.state, unit.reason, 0 if unit.last_ms is None else unit.number
 
 

@@ -1,6 +1,6 @@
-"""Results of one plan that later ones have as well, which therefore do not run them: their runs say so.
+"""Results that later plans have as well and do not run again: their runs say so.
 
-A study that goes on with more repeats, degrees or workloads is another plan. How far that is, its own runs cannot tell.
+A study that goes on with more repeats, degrees or workloads is another plan, whose own runs do not show its progress.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.record.store.local import Store, refused_by
 
 
 def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) -> None:
-    """Have these runs say what a run of the plan with these facts would; `units` has the unit of each there.
+    """Mark these runs as those of a plan with these facts; `units` has the shard of each there.
 
     Raises:
         TrackingError: the store cannot be read or written.
@@ -29,7 +29,7 @@ def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) 
 
 
 def _said(plans: Sequence[Mapping[str, str]]) -> str:
-    """What a tag has room for: of too many plans the last ones."""
+    """Encode the newest plans that fit into a tag."""
     said = json.dumps(plans, ensure_ascii=False)
     if len(said) <= MAX_TAG:
         return said

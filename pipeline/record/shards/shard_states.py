@@ -1,4 +1,4 @@
-"""The state of each unit of a plan, from the rows of its groups and from what Slurm's queue says of its tasks."""
+"""The state of each shard of a plan, from its groups and from Slurm's queue."""
 
 from __future__ import annotations
 
@@ -26,20 +26,18 @@ Queue = Callable[[str, Collection[str]], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One unit, as far as its best attempt got.
+    """One shard, as far as its best attempt got.
 
     Attributes:
-        model: of the GPU that it is for; empty of a model on which nothing was begun, which nobody knows.
-        state: `LOST` if a group of it runs by what the store says, and its Slurm task has left the queue; `ENDED` if
-            its task ended before a group of it began.
-        num_groups: that it has.
-        results: how many ended in each result; a group that ran twice counts once, with its finding.
-        host, gpu: of the attempt; empty if it was not begun.
-        last_ms: when a run of it began or ended last, in ms since the epoch.
-        group: what runs, or did when it was lost, if anything does.
+        model: of its GPU; empty for a model on which nothing has begun.
+        state: `LOST` if a group of it runs by the store and its Slurm task has left the queue; `ENDED` if its task
+            ended before a group began.
+        results: number of groups by result; a group that ran twice counts once.
+        last_ms: when a run of it began or ended last, since the epoch.
+        group: that runs, or ran when the shard was lost.
         reason: why its Slurm task waits, in Slurm's words.
-        tasks: of a unit that may have groups to run, its Slurm tasks in the queue.
-        message: the last error of a task that ended and left groups to run, or for whom one waits that runs.
+        tasks: its Slurm tasks in the queue, if it may have groups to run.
+        message: last error of a task that ended early, or the holder that a task waits for.
         output: the file of that task's output.
     """
 
@@ -59,19 +57,18 @@ class Unit:
 
     @property
     def num_found(self) -> int:
-        """How many groups have their answer; of the others, those that ended are run again."""
+        """Number of groups with a final result; the others run again."""
         return _num_findings(self.results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """What Slurm's queue holds of the job arrays of a study.
+    """State of a study's job arrays in Slurm's queue.
 
     Attributes:
         states: by task.
-        arrays: that it was asked for.
-        new: those of which no task has begun a group.
-        unasked: why it was not.
+        arrays, new: that were asked for, and those of which no task has begun a group.
+        unasked: why Slurm could not be asked.
     """
 
     states: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +78,7 @@ class Queued:
 
     @classmethod
     def of(cls, runs: Sequence[Told], queue: Queue | None, given: Submitted | None = None) -> Queued:
-        """Ask for the arrays of these runs and those that were submitted; of several clusters, on the newest."""
+        """Ask for the arrays of these runs and those submitted; of several clusters, on the newest."""
         begun = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _task(run))]
         tasks = [*begun, *((given.cluster, array) for array in given.arrays)] if given else begun
         if queue is None or not tasks:
@@ -94,7 +91,7 @@ class Queued:
             return cls(unasked=str(error))
 
     def seen(self, unit: Unit, runs: Sequence[Told], arrays: Collection[str]) -> Unit:
-        """A unit with the state of its task in these arrays: several, if it was submitted again, or none any more."""
+        """Return a shard with the state of its tasks in these arrays: several if it was submitted again."""
         own = (squeue.task_of(array, unit.number) for array in sorted(arrays))
         states = {task: self.states[task] for task in own if task in self.states}
         if unit.state == DONE and Result.SKIPPED not in unit.results:
@@ -108,7 +105,7 @@ class Queued:
         return dataclasses.replace(unit, state=LOST) if is_lost else unit
 
     def is_gone(self, run: Told) -> bool:
-        """Whether a task ran this that has left the queue; what others submit may be hidden from whoever asks."""
+        """Return whether the task of a run has left the queue; Slurm may hide other users' tasks."""
         task = _task(run)
         is_shown = os.getuid() == 0 or run.facts.get("user") == host.user_name()
         is_queued = run.facts.get("slurm_task", "").rpartition("/")[2] in self.states
@@ -116,18 +113,18 @@ class Queued:
 
 
 def _task(run: Told) -> tuple[str, str] | None:
-    """Cluster and job array of the Slurm task that ran a group; the task's number is its unit's. `None` if none did."""
+    """Return cluster and job array of the Slurm task that ran a group; `None` if none did."""
     cluster, is_given, task = run.facts.get("slurm_task", "").rpartition("/")
     return (cluster, task.partition("_")[0]) if is_given else None
 
 
 def model_of(runs: Sequence[Told]) -> str:
-    """The GPU model of the runs of one plan."""
+    """Return the GPU model of the runs of one plan."""
     return runs[0].facts.get("device", "") if runs else ""
 
 
 def of_plan(sizes: Sequence[int], runs: Sequence[Told], queued: Queued) -> list[Unit]:
-    """The units of a plan that has units of so many groups, of which these were begun."""
+    """Return the shards of a plan, whose numbers of groups are `sizes`."""
     by_unit: dict[int, list[Told]] = defaultdict(list)
     for run in runs:
         by_unit[int(run.facts["plan_unit"])].append(run)
@@ -138,12 +135,12 @@ def of_plan(sizes: Sequence[int], runs: Sequence[Told], queued: Queued) -> list[
 
 
 def select_arrays(runs: Sequence[Told], queued: Queued) -> set[str]:
-    """Return the job arrays that may have tasks of a plan: those that ran groups of it, and those that ran none yet."""
+    """Return the job arrays that may have tasks of a plan: those that ran groups of it, and those without any."""
     return {task[1] for run in runs if (task := _task(run)) and task[1] in queued.arrays}.union(queued.new)
 
 
 def seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
-    """What the missing groups of a plan will take on as many GPUs as are at work; `None` if no group has ended."""
+    """Estimate the time of a plan's missing groups on as many GPUs as are at work; `None` if no group has ended."""
     num_left = sum(unit.num_groups - unit.num_found for unit in units if unit.state != DONE)
     if not num_left:
         return 0.0
@@ -183,7 +180,7 @@ def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
 
 
 def _endings(members: Sequence[Told]) -> dict[str, str]:
-    """The result of each group, by digest: of several runs a finding, else the newest."""
+    """Return the result of each group, by digest: a final one, else the newest."""
     found: dict[str, str] = {}
     for run in members:
         result, digest = run.facts.get("result", ""), run.facts.get("digest", "")

@@ -1,4 +1,4 @@
-"""The job arrays that Slurm was given for a study, as a tag of its experiment: no row knows one that only waits."""
+"""Slurm job arrays of a study, in a tag of its experiment: an array that only waits has no row."""
 
 from __future__ import annotations
 
@@ -22,15 +22,7 @@ _MOST_ARRAYS = 50  # a tag holds 5,000 characters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """The arrays of one study, oldest first.
-
-    Attributes:
-        command_line: that began it, as it is recorded.
-        plan_any_gpu: the digest of its plan without the GPU models.
-        cluster: whose Slurm has them.
-        time_ms: when the newest was submitted, since the epoch.
-        folder: of the output of its tasks.
-    """
+    """The arrays of one study, oldest first; `time_ms` is that of the newest, `folder` holds the tasks' output."""
 
     command_line: str
     plan_any_gpu: str = ""
@@ -47,7 +39,7 @@ class Submitted:
 
 
 def study_of(command_line: str) -> str:
-    """What of a recorded command line is the same in each start of its study; empty if it was too long to be kept."""
+    """Return the part of a recorded command line that is the same in each start of its study; empty if it was cut."""
     typed = words_of(command_line)
     if not typed:
         return ""
@@ -56,7 +48,7 @@ def study_of(command_line: str) -> str:
 
 
 def note(store: Store, experiment: str, new: Submitted) -> None:
-    """Add arrays to those of the same study, or put them in the place of another study's."""
+    """Add arrays to those of the same study, or replace those of another study."""
     known = _of(store, experiment)
     if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
         new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])
@@ -65,7 +57,7 @@ def note(store: Store, experiment: str, new: Submitted) -> None:
 
 
 def of(uri: str, experiment: str) -> Submitted | None:
-    """What Slurm was given last for an experiment of a server; `None` if that is unknown.
+    """Return the newest submission of an experiment on a server; `None` if unknown.
 
     Raises:
         TrackingError: the server cannot be read.

@@ -1,4 +1,4 @@
-"""Messages of the Slurm tasks of a study: why one ended without a result, and for whom one waits."""
+"""Messages of a study's Slurm tasks: why one ended without a result, and whom one waits for."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _NUMBER = re.compile(r"\d+")
 def add_messages(
     units: Sequence[Unit], arrays: Collection[str], folder: str, end_states: Mapping[str, str]
 ) -> list[Unit]:
-    """Return the units, each with the last message of the newest of its tasks in these arrays that began.
+    """Return the shards of one GPU model, each with the last message of its newest task that began.
 
     Args:
-        units: of one GPU model.
+        units: the shards.
         arrays: the job arrays that may have tasks of them.
-        folder: of the tasks' output; empty if it is not known.
-        end_states: by task, as `squeue.list_end_states` has them.
+        folder: of the tasks' output; empty if unknown.
+        end_states: by task, of `squeue.list_end_states`.
     """
     newest_first = sorted(arrays, key=int, reverse=True)
     return [_with_message(unit, newest_first, folder, end_states) for unit in units]
 
 
 def describe(units: Sequence[Unit]) -> Iterator[str]:
-    """Yield a line for each message of these units, with the units that have it; alike are those but for numbers."""
+    """Yield a line for each message, with the shards that have it; messages are alike but for numbers."""
     alike: dict[tuple[str, str], list[Unit]] = defaultdict(list)
     for unit in units:
         if unit.message:

@@ -1,4 +1,4 @@
-"""Opening a store that is there, to read it: also one that may not be written, and one that was moved with it."""
+"""Opening an existing store to read it, also without write permission or after it was moved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.record.store.relocate import relocate
 
 
 def open_if_there(root_or_uri: Path | str) -> Store | None:
-    """The store; `None` for a folder without one, which is not made into one by looking.
+    """Open a store; `None` for a folder without one, which stays without one.
 
     Raises:
         TrackingError: it cannot be used.
@@ -35,10 +35,10 @@ def open_if_there(root_or_uri: Path | str) -> Store | None:
 
 
 def open_named(root_or_uri: Path | str) -> Store:
-    """The store that a user named with --root or --uri.
+    """Open the store that a user named with --root or --uri.
 
     Raises:
-        ConfigError: there is none in the folder.
+        ConfigError: the folder has none.
         TrackingError: it cannot be used.
     """
     set_mlflow_defaults()
@@ -52,7 +52,7 @@ def open_named(root_or_uri: Path | str) -> Store:
 
 
 def may_be_written(root_or_uri: Path | str) -> bool:
-    """Whether this user may write to a store: sqlite needs its folder as well. Of a server only the server knows."""
+    """Return whether this user may write to a store: sqlite needs its folder as well."""
     if is_server(root_or_uri):
         return True
     root = Path(root_or_uri)
@@ -61,7 +61,7 @@ def may_be_written(root_or_uri: Path | str) -> bool:
 
 @functools.cache
 def _opened_copy(root: Path) -> Store:
-    """A copy of the database of a store that may only be read; its artifacts are read where they lie."""
+    """Open a copy of the database of a read-only store; its artifacts are read where they are."""
     folder = tempfile.TemporaryDirectory(prefix="colloc-store-")
     _folders.append(folder)
     copy = Path(folder.name)
@@ -84,7 +84,7 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def _copy_database(root: Path, copy: Path) -> None:
-    """Copy the database with all that was committed; what a study writes at the moment is waited for, if it can be."""
+    """Copy the database with all that was committed, after a running write if possible."""
     try:
         with (
             closing(sqlite3.connect(f"{(root / DATABASE).as_uri()}?mode=ro", uri=True)) as source,

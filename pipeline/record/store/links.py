@@ -1,4 +1,4 @@
-"""The links into MLflow's UI."""
+"""Links into MLflow's UI."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _without_login(server: str) -> str:
 
 
 def ui_hint(root: Path, experiment_id: str) -> str:
-    """What to type to see a local store, and the page to open then."""
+    """Return the command that shows a local store, and the page to open then."""
     return _command(f"sqlite:///{_from_here((root / DATABASE).absolute())}", experiment_id)
 
 
 def hint_of(uri: str, experiment_id: str) -> str:
-    """Say how an experiment at a tracking URI is seen: by a link to its server, or a command for a database."""
+    """Return the link or the command that shows an experiment at a tracking URI."""
     scheme = uri.partition(":")[0]
     if scheme in ("http", "https"):
         return ui_link(uri, experiment_id)

@@ -1,4 +1,4 @@
-"""Opening the tracking store; creating the local one safely, and upgrading it when asked.
+"""The tracking store; the local one is created safely, and upgraded on request.
 
 The local store is a folder: `mlflow.db` (sqlite), `artifacts/`, `spool/`. Any number of orchestrators may open it at
 once. MLflow itself would let them migrate one fresh database at the same time, and leaves it broken.
@@ -59,12 +59,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Store:
-    """An open tracking store.
-
-    Attributes:
-        root: the folder; `None` for a server.
-        inode: of the database as it was opened; `None` for a server.
-    """
+    """An open tracking store; `root` and the database's `inode` are `None` for a server."""
 
     client: MlflowClient
     uri: str
@@ -73,14 +68,10 @@ class Store:
     _experiments: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
 
     def experiment_id(self, name: str, counted: Collection[str] = ()) -> str:
-        """The experiment's id; the experiment is created if it does not exist.
-
-        Args:
-            name: of the experiment.
-            counted: units of work whose figures its page is to show, beside those that it shows already.
+        """Return the id of an experiment, which is created if need be; its page shows the `counted` units of work.
 
         Raises:
-            TrackingError: it was deleted, or its artifacts belong to a folder that this store was moved away from.
+            TrackingError: it was deleted, or its artifacts belong to the folder that this store was moved from.
         """
         if name not in self._experiments or not self._experiments[name][1].issuperset(counted):
             try:
@@ -95,10 +86,10 @@ class Store:
         return self._experiments[name][0]
 
     def sync(self) -> None:
-        """Wait until the disk of the local store has every row: only then may the spool's copy of them go.
+        """Wait until every row of the local store is on disk: only then may its spool folder go.
 
         Raises:
-            TrackingError: the database was removed or replaced since it was opened: what was written is nowhere.
+            TrackingError: the database was removed or replaced since it was opened.
         """
         if self.root is None:
             return
@@ -144,7 +135,7 @@ class Store:
 
 
 def set_mlflow_defaults() -> None:
-    """Let MLflow answer soon and say little, unless the environment wants otherwise. Before MLflow is imported."""
+    """Make MLflow fail soon and say little, unless the environment decides. Call it before importing MLflow."""
     for name, value in _MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
     mlflow_internals.warn_if_untried()
@@ -153,16 +144,13 @@ def set_mlflow_defaults() -> None:
 
 
 def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) -> Store:
-    """Open the server at `uri`, or else the local store in `root`, which is created if need be.
+    """Open the server or database at `uri`, or else the local store in `root`, which is created if need be.
 
-    Args:
-        root: the folder of the local store.
-        uri: of a server, or of a database.
-        upgrades: whether a local store of an older MLflow is upgraded, without a copy of the old one.
+    With `upgrades`, a local store of an older MLflow is upgraded.
 
     Raises:
         StoreError: the database is of another version of MLflow, or of another program, or damaged.
-        TrackingError: the local store cannot be used, or the URI is of no kind that MLflow knows.
+        TrackingError: the local store cannot be used, or MLflow does not know this kind of URI.
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
@@ -199,12 +187,12 @@ def _inode_of(path: Path) -> int | None:
 
 
 def is_server(root_or_uri: Path | str) -> bool:
-    """Whether that is the URI of a tracking server, and not a folder."""
+    """Return whether this is the URI of a tracking server, and not a folder."""
     return isinstance(root_or_uri, str) and "://" in root_or_uri
 
 
 def reason_of(error: Exception) -> str:
-    """Why a call of MLflow failed, in a line: what the operating system said of the connection, if it was that."""
+    """Describe in a line why a call of MLflow failed, by the operating system's error if there was one."""
     innermost: BaseException = error
     while (inner := innermost.__cause__ or innermost.__context__) is not None:
         innermost = inner
@@ -214,7 +202,7 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def refused_by(what: str, remedy: str = "") -> Iterator[None]:
-    """Let what MLflow refuses be a `TrackingError` that begins with what could not be done."""
+    """Turn an error of MLflow into a `TrackingError` that begins with what failed."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -224,12 +212,12 @@ def refused_by(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def database_uri(path: Path) -> str:
-    """The URI by which MLflow opens a sqlite file patiently."""
+    """Return the URI by which MLflow opens a sqlite file patiently."""
     return f"sqlite:///{path}?timeout={BUSY_TIMEOUT_S}"
 
 
 def is_local(path: Path) -> bool:
-    """Whether an absolute path lies on a file system of this machine. Unknown kinds count as not local."""
+    """Return whether an absolute path is on a file system of this machine; unknown kinds count as remote."""
     kind, longest = "", -1
     for mount in psutil.disk_partitions(all=True):
         point = Path(mount.mountpoint)
@@ -240,9 +228,9 @@ def is_local(path: Path) -> bool:
 
 
 def foreign_root(location: str, root: Path) -> Path | None:
-    """The other store that an artifact location (`file:` URI or absolute path) belongs to.
+    """Return the other store that an artifact location belongs to.
 
-    `None` if it is this store's, or not of the form of ours: `<root>/artifacts/<experiment>`.
+    `None` if it is this store's, or not of our form: `<root>/artifacts/<experiment>`.
     """
     path = Path(unquote(urlsplit(location).path) if location.startswith("file:") else location)
     if not path.is_absolute() or path.parent.name != STORE_ARTIFACTS:
@@ -253,7 +241,7 @@ def foreign_root(location: str, root: Path) -> Path | None:
 
 
 def _prepare(root: Path, *, upgrades: bool) -> None:
-    """Leave a database behind that can be used. Only another version of MLflow can have made one outdated."""
+    """Create or check the database. Only another version of MLflow can have made one outdated."""
     database, version_file = root / DATABASE, root / STORE_LOCK
     version = mlflow_internals.version()
     if not database.exists():
@@ -270,7 +258,7 @@ def _prepare(root: Path, *, upgrades: bool) -> None:
 
 
 def upgrade(root: Path) -> str:
-    """Upgrade the local store of an older MLflow; what was done, in words.
+    """Upgrade the local store of an older MLflow, and describe what was done.
 
     Raises:
         ConfigError: there is none.
@@ -297,15 +285,12 @@ def upgrade(root: Path) -> str:
 
 
 def upgrade_command(root: Path) -> str:
-    """The command that upgrades a local store, as a user types it."""
+    """Return the command that upgrades a local store."""
     return entry_points.spell("tracking", "upgrade", "--root", str(root), python=python())
 
 
 def is_ready(root: Path, experiment: str) -> bool:
-    """Whether the local store is as `open_store` left it and the experiment can be used; needs no MLflow.
-
-    If it is not, `open_store` and `Store.experiment_id` say why or make it so.
-    """
+    """Return whether `open_store` and `experiment_id` would find nothing to do; needs no MLflow."""
     try:
         known = (root / STORE_LOCK).read_text(errors="replace").split()
         wanted = [mlflow_internals.version(), *schema.read_revisions(root / DATABASE)]
@@ -318,7 +303,7 @@ def is_ready(root: Path, experiment: str) -> bool:
 
 
 def _create(root: Path) -> None:
-    """Build the database beside its place and move it there: a process killed on the way leaves no half of one."""
+    """Build the database beside its place and rename it, so that a kill leaves no half of one."""
     beside = root / f".{DATABASE}.new"
     # What was written ahead of a database that somebody removed would be taken for the new one's.
     for old in (beside, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
@@ -328,7 +313,7 @@ def _create(root: Path) -> None:
 
 
 def _set_journal_mode(root: Path) -> None:
-    """WAL on a local file system: readers (the UI) and writers then do not wait for each other."""
+    """Set WAL on a local file system, where readers (the UI) and writers then do not wait for each other."""
     local = is_local(root.resolve())
     if not local:
         log.warning("%s is not on a local file system: the store works without WAL, and more slowly", root)
@@ -344,10 +329,9 @@ def _set_journal_mode(root: Path) -> None:
 
 @functools.cache
 def _sync_seldom() -> None:
-    """Let sqlite wait for the disk when it moves what was written ahead into the database, not at each transaction.
+    """Let sqlite sync when it moves the write-ahead log into the database, not at each transaction.
 
-    What is committed still outlives this process; a failure of the machine can undo what `Store.sync` was not called
-    for.
+    A commit survives this process; a crash of the machine can undo what `Store.sync` was not called for.
     """
     from sqlalchemy import Engine, event
 

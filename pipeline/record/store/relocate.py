@@ -1,4 +1,4 @@
-"""Moving a local store: the absolute paths inside its database follow the folder. Needs no MLflow."""
+"""Moving a local store: absolute paths in its database follow the folder. Needs no MLflow."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pipeline.record.store.local import BUSY_TIMEOUT_S, foreign_root
 
 
 def relocate(root: Path, old_root: Path | None = None, place: Path | None = None) -> dict[str, int]:
-    """Make the artifacts of a store that was copied or moved belong to its present place.
+    """Make the artifact paths of a store that was copied or moved point to its present folder.
 
     Args:
-        root: the store's folder, where it lies now.
-        old_root: where it lay; found in the database if not given.
-        place: the folder of the artifacts, if that is not the store's own.
+        root: the store's folder now.
+        old_root: its former folder; found in the database by default.
+        place: the folder of the artifacts, if it is another one.
 
     Returns:
-        `table.column` to the number of rewritten rows; empty when everything was in place already.
+        `table.column` to the number of rewritten rows.
 
     Raises:
         ConfigError: there is no store.

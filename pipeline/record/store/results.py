@@ -1,7 +1,8 @@
-"""From MLflow back to tidy tables, and to the groups that need not run again.
+"""Tidy tables from MLflow, and the groups that need not run again.
 
-Columns are named as in MLflow: `params.x`, `metrics.x`, `tags.x`. The `system/...` series are left out: a table has one
-value a run, and the last sample of a series says nothing. What a run lacks is missing (NaN or None), never 0.
+Columns are named as in MLflow: `params.x`, `metrics.x`, `tags.x`, without the `system/...` series. What a run lacks
+is missing (NaN or None), never 0. Functions raise a TrackingError if the store cannot be read, and those that return
+a table also if the store or the experiment is absent.
 """
 
 from __future__ import annotations
@@ -32,13 +33,7 @@ _TAGS_OF_A_ROW = (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.INVALID, T
 
 
 def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGroup]:
-    """Every group of an experiment that ended, in whatever result; nothing if there is no such store or experiment.
-
-    The store is one that is open, or one in a folder or at a URI.
-
-    Raises:
-        TrackingError: the store cannot be read.
-    """
+    """Return every group of an experiment that ended, whatever its result; none if there is no such experiment."""
     store = where if isinstance(where, Store) else open_if_there(where)
     finished = []
     for run in runs_in(store, experiment, GROUP) if store is not None else ():
@@ -70,11 +65,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
 
 
 def groups_that_ran(where: Store | Path | str) -> list[Ran]:
-    """The newest groups of a store, of whatever experiment, that ended well and without a profiler.
-
-    Raises:
-        TrackingError: the store cannot be read.
-    """
+    """Return the newest groups of a store that ended well and without a profiler."""
     store = where if isinstance(where, Store) else open_if_there(where)
     if store is None:
         return []
@@ -104,7 +95,7 @@ def _ran(run: Any) -> Ran:
 
 
 def _called(params: Mapping[str, str]) -> str:
-    """What the jobs of a group are called, with the arguments that all of them have: `train --epochs 3`."""
+    """Return the programs of a group with the arguments that all of them have: `train --epochs 3`."""
     flags = {key: value for key, value in params.items() if key.startswith(naming.FLAG)}
     given = [f"{key} {value}".strip() for key, value in naming.as_flags(flags).items()]
     names = "+".join(dict.fromkeys(params["jobs"].split("+")))
@@ -112,11 +103,7 @@ def _called(params: Mapping[str, str]) -> str:
 
 
 def recall(root_or_uri: Path | str, run_id: str) -> Original:
-    """The group of a run, which may be the group's own or that of one of its jobs, from a folder or a server.
-
-    Raises:
-        TrackingError: there is no such store or run, or it is no run of this project.
-    """
+    """Return the group of a run, which may be the run of one of its jobs, from a folder or a server."""
     from mlflow.exceptions import MlflowException
 
     store = open_if_there(root_or_uri)
@@ -157,7 +144,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
 
 
 def _files(store: Store, run_id: str) -> dict[str, str]:
-    """The text of the artifacts that tell how a group was run."""
+    """Read the artifacts that tell how a group was run."""
     wanted = [
         each.path
         for each in store.client.list_artifacts(run_id)
@@ -171,11 +158,7 @@ def _files(store: Store, run_id: str) -> dict[str, str]:
 
 
 def fetch(store: Store, run_id: str, name: str, folder: str) -> Path | None:
-    """An artifact of a run, copied to a folder; `None` if the run does not have it.
-
-    Raises:
-        TrackingError: the store does not give it.
-    """
+    """Copy an artifact of a run to a folder; `None` if the run does not have it."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -186,30 +169,18 @@ def fetch(store: Store, run_id: str, name: str, folder: str) -> Path | None:
 
 
 def experiment_names(store: Store) -> list[str]:
-    """Of every experiment in a store, sorted.
-
-    Raises:
-        TrackingError: the server does not answer.
-    """
+    """Return the name of every experiment of a store, sorted."""
     with refused_by(f"the tracking server at {store.uri} gave no valid answer", "check --uri"):
         return sorted(experiment.name for experiment in store.client.search_experiments())
 
 
 def load_groups(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
-    """One row a group, in the order in which they began.
-
-    Raises:
-        TrackingError: there is no such store or experiment.
-    """
+    """Return one row a group, oldest first."""
     return _table(_existing(root_or_uri, experiment), experiment, GROUP)
 
 
 def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
-    """One row a job, its group's columns beside it with `group.` in front.
-
-    Raises:
-        TrackingError: there is no such store or experiment.
-    """
+    """Return one row a job, with the columns of its group behind `group.`."""
     store = _existing(root_or_uri, experiment)
     jobs, groups = _table(store, experiment, JOB), _table(store, experiment, GROUP).add_prefix("group.")
     key = f"tags.{Tag.PARENT_RUN}"
@@ -219,11 +190,7 @@ def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
 
 
 def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
-    """Every MLflow run of one role (`GROUP` or `JOB`), oldest first, those that have not ended among them.
-
-    Raises:
-        TrackingError: there is no such store or experiment.
-    """
+    """Return every MLflow run of one role (`GROUP` or `JOB`), oldest first, running ones included."""
     return runs_in(_existing(root_or_uri, experiment), experiment, role)
 
 
@@ -238,21 +205,13 @@ def _existing(root_or_uri: Path | str, experiment: str) -> Store:
 
 
 def find_experiment(store: Store, name: str) -> Any | None:
-    """MLflow's experiment of a name; `None` if there is none.
-
-    Raises:
-        TrackingError: the store cannot be read.
-    """
+    """Return MLflow's experiment of a name; `None` if there is none."""
     with refused_by(f"experiment {name!r} cannot be read from {store.uri}"):
         return store.client.get_experiment_by_name(name)
 
 
 def runs_in(store: Store, experiment: str, role: str) -> list[Any]:
-    """Every MLflow run of one role in a store that is open, oldest first; none if there is no such experiment.
-
-    Raises:
-        TrackingError: the store cannot be read.
-    """
+    """Return every MLflow run of one role in an open store, oldest first; none if there is no such experiment."""
     there = "check that the study is there: tracking.root or tracking.uri of run.py, --root or --uri of other programs"
     with refused_by(f"the runs of experiment {experiment!r} cannot be read from {store.uri}", there):
         found = store.client.get_experiment_by_name(experiment)
@@ -281,7 +240,7 @@ def _pages(store: Store, experiment_id: str, wanted: str) -> Iterator[Any]:
 
 
 def _named(runs: Iterable[Any]) -> list[Any]:
-    """Return runs whose tags have the names that `Tag` has."""
+    """Restore the present names of the tags of these runs."""
     found = list(runs)
     for run in found:
         restore_names(run.data.tags)
@@ -289,7 +248,7 @@ def _named(runs: Iterable[Any]) -> list[Any]:
 
 
 def figures_of(run: Any) -> dict[str, float]:
-    """The metrics that a run of MLflow ends with, without those sampled while it ran."""
+    """Return the final metrics of a run, without sampled series."""
     return {key: value for key, value in run.data.metrics.items() if not key.startswith("system/")}
 
 

@@ -1,7 +1,7 @@
-"""The schema of a sqlite database that is to be MLflow's: refusing what cannot be used, and upgrading an older one.
+"""The schema of a sqlite database: refusing one that MLflow cannot use, and upgrading an older one.
 
-MLflow itself upgrades a database that lacks tables when it opens it, without a copy, and fails with a traceback on one
-that it shares with another program. So whoever opens one asks here first.
+MLflow itself upgrades a database when it opens it, without a copy, and fails with a traceback on one that it shares
+with another program. So call `check` before MLflow opens one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _ELSEWHERE = "choose another folder with tracking.root, or --root"
 
 
 class OutdatedError(StoreError):
-    """A database is of an older MLflow: it can be upgraded."""
+    """A database is of an older MLflow; it can be upgraded."""
 
 
 def read_revisions(database: Path) -> list[str]:
-    """Return every revision that an existing database of MLflow names: one, if it is in order; none of another one.
+    """Return every revision that an MLflow database names, normally one; none of another program's database.
 
     Raises:
         sqlite3.Error: it is no database.
@@ -45,7 +45,7 @@ def read_revisions(database: Path) -> list[str]:
 
 
 def _existing(database: Path) -> sqlite3.Connection:
-    """Connect to a file that is not created by looking; what was written ahead may have to be recovered first."""
+    """Connect to an existing file, writable, as a write-ahead log may have to be recovered first."""
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_TIMEOUT_S)
 
 
@@ -57,7 +57,7 @@ def check_uri(uri: str) -> None:
     """Refuse the URI of a sqlite file that MLflow would upgrade by opening it, or cannot use.
 
     Raises:
-        StoreError: likewise, with MLflow's own command to upgrade it.
+        StoreError: it names MLflow's own command to upgrade the file.
     """
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import SQLAlchemyError
@@ -79,12 +79,8 @@ def check_uri(uri: str) -> None:
 def check(database: Path, upgrade_command: str) -> None:
     """Refuse an existing database that this MLflow cannot use as it is; nothing is changed.
 
-    Args:
-        database: a sqlite file.
-        upgrade_command: upgrades it, as a user types it.
-
     Raises:
-        OutdatedError: an older MLflow made it.
+        OutdatedError: an older MLflow made it; `upgrade_command` is the remedy in its text.
         StoreError: a newer MLflow or another program made it, or it is damaged.
         sqlite3.Error: it is no database.
     """
@@ -136,9 +132,6 @@ def upgrade(database: Path) -> Path:
 
     The upgrade runs on a copy, which then takes the place of the database in one transaction. The caller holds the lock
     of the store.
-
-    Raises:
-        StoreError: the upgrade failed.
     """
     version = mlflow_internals.version()
     beside = database.with_name(f".{database.name}.upgrade")

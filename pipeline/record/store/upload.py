@@ -1,7 +1,7 @@
-"""From one spool folder to its MLflow runs: a parent for the group, a child for each job.
+"""Uploading a spool folder to its MLflow runs: a parent for the group, a child for each job.
 
-Both operations may be killed at any line and repeated: runs are found again by their tags, MLflow drops equal metric
-rows and accepts equal params, files are replaced, and the folder is removed only after all of it was accepted.
+`begin` and `send` may be killed at any line and repeated: runs are found again by their tags, MLflow drops equal
+metric rows and accepts equal params, files are replaced, and the folder is removed only after all of it was accepted.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunIds:
-    """The MLflow runs of a group: its own, and one for each index of a job.
+    """The MLflow runs of a group and of its jobs, by index.
 
     Attributes:
-        described: the params and tags that they have, by run.
-        failed: where the files of jobs are that failed, by index; known once they are sent.
+        described: params and tags that MLflow has, by run.
+        failed: artifact URIs of failed jobs, by index; known once they are sent.
     """
 
     parent: str
@@ -92,13 +92,13 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
     """Upload a closed spool folder, give its runs their final status, and remove it.
 
     Args:
-        opened: where to.
+        opened: opens the store.
         folder: the spool folder.
-        series_points: samples a series that MLflow gets; the table among the artifacts holds all of them.
-        begun: what `begin` returned, if this process began it.
+        series_points: points a series that MLflow gets; the table among the artifacts holds all of them.
+        begun: the answer of `begin`, if this process called it.
 
     Returns:
-        The runs; `None` if the folder is gone, because it was sent before.
+        The runs; `None` if the folder was sent before.
 
     Raises:
         TrackingError: the folder is not finished, or cannot be read.
@@ -143,10 +143,10 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
 
 
 def amend(store: Store, file: Path) -> None:
-    """Add an amendment's metrics and result to its group's run, and remove it; one that is gone was added before.
+    """Add an amendment's metrics and result to its group's run, and remove its file.
 
     Raises:
-        TrackingError: the store has no run of that group yet.
+        TrackingError: the store has no finished run of that group yet.
     """
     if not file.exists():
         return
@@ -176,7 +176,7 @@ def amend(store: Store, file: Path) -> None:
 def log_files(
     store: Store, experiment: str, run_name: str, tags: dict[str, str], folder: Path, files: Sequence[str]
 ) -> str:
-    """Make a run that holds nothing but files, below `folder` by their paths, which they keep; its id.
+    """Create a run that holds nothing but these files below `folder`, and return its id.
 
     Raises:
         TrackingError: the store cannot be written.
@@ -201,7 +201,7 @@ def log_files(
 
 
 def _remove_torn(store: Store, run_ids: Iterable[str]) -> None:
-    """Remove the halves of files that a sender, which was killed, left among the artifacts of runs in a local store."""
+    """Remove half-written files of a killed sender from the artifacts of a local store."""
     for run_id in run_ids if store.root is not None else ():
         folder = Path(unquote(urlsplit(store.client.get_run(run_id).info.artifact_uri).path))
         for file in folder.glob(f"**/{TORN}*"):
@@ -272,7 +272,7 @@ class _Upload:
             content.add_metric(name, points)
 
     def keep_what_was_left_out(self) -> None:
-        """Move files that the store does not have to a folder of their own: they may be what a job computed."""
+        """Move files that the store does not have to a folder beside it."""
         for path in self.kept:
             place = self.folder.parents[2] / layout.LEFT_OUT / path.relative_to(self.folder.parents[1])
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -282,9 +282,9 @@ class _Upload:
     def _log_below(
         self, run_id: str, content: RunContent, places: Sequence[tuple[Path, str]], without: Sequence[Path] = ()
     ) -> None:
-        """Log what lies below folders, each with the folder that it becomes; a tag names what is left out.
+        """Log the files below folders, each folder by its target path; a tag names what is left out.
 
-        A job may have put links and pipes there, as many files as it likes, by any name and readable to nobody.
+        A job may have put links and pipes there, any number of files, with any name and permission.
         """
         left: dict[str, list[Path]] = {reason: [] for reason in (_NO_FILE, *_KEPT)}
         num_bytes = num_files = 0
@@ -309,7 +309,7 @@ class _Upload:
         self.kept.extend(path for reason in _KEPT for path in left[reason])
 
     def _is_taken(self, run_id: str, path: Path, place: Path) -> bool:
-        """Log a file; false if the store does not take this one, whatever else it takes."""
+        """Log a file; return false if the store refuses this one file."""
         if not takes_file(place.as_posix(), is_server=self.store.root is None):
             return False
         try:
@@ -338,7 +338,6 @@ class _Upload:
 
 
 def _about(record: Record) -> About:
-    """What the samples of a group are of."""
     tags = record.parent.tags
     device = tags.get(Tag.DEVICE, "")
     # A MIG device that was there before the study has its profile in its name.
@@ -402,7 +401,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
 
 
 def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) -> dict[str, str]:
-    """Run ids by `parent` or the child's index: from the folder if they are all there, else from MLflow."""
+    """Return run ids by `parent` or the child's index: from the folder if complete, else from MLflow."""
     path = folder / layout.RUN_IDS
     if not path.exists():
         return {}
@@ -418,7 +417,7 @@ def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) 
 
 
 def _runs_of(store: Store, experiment_id: str, spool_id: str) -> list[Any]:
-    """Return the runs of a group and its jobs; an earlier version may have begun them."""
+    """Return the runs of a group and its jobs, under the present or the former name of the tag."""
     for tag in (stored_name(Tag.SPOOL_ID), str(Tag.SPOOL_ID)):
         if found := list(store.client.search_runs([experiment_id], f"tags.`{tag}` = '{spool_id}'")):
             return found

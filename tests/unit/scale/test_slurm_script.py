@@ -178,7 +178,7 @@ def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
     configs = read.read(compose(["degree=2", "only=[naive-2x-typo]"]))
     asked: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
     with pytest.raises(ConfigError, match="the plan has no group of that name"):
-        slurm._planned(asked)
+        slurm._plan(asked)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_task_has_the_plan_that_was_made_where_the_study_was_typed(compose, gp
     configs = read.read(compose(["workload=tiny", "degree=2", f"gpu={gpu}"]))
     asked: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
     there = slurm.workers.planned(asked, lambda _: of_task)
-    assert slurm._planned(asked).any_gpu_digest == there.any_gpu_digest
+    assert slurm._plan(asked).any_gpu_digest == there.any_gpu_digest
 
 
 def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamesp
         monkeypatch.setattr(slurm, "_POLL_S", 0.0)
         monkeypatch.setattr(slurm, "_overview", lambda *_: SimpleNamespace(as_text=lambda _: "all", is_done=True))
         plan = SimpleNamespace(any_gpu_digest="p", unit_sizes=(1,))
-        monkeypatch.setattr(slurm, "_planned", lambda _: plan)
+        monkeypatch.setattr(slurm, "_plan", lambda _: plan)
         monkeypatch.setattr(slurm.squeue, "cluster", lambda: "c1")
         given = queue.given.append
         sender = SimpleNamespace(open=lambda *_: None, store=lambda: None, submitted=lambda _, new: given(new))
