@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.workload import Workload
+from pipeline.base.system.words import list_first
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
 from pipeline.observe.clock import ClockRecord
@@ -103,8 +104,7 @@ def shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobS
     if not files or len(programs) < 2:
         return ""
     names = [os.path.relpath(path, folder) for path in files]
-    further = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"changed while {len(programs)} jobs ran: {', '.join(names[:_MAX_NAMES])}{further}"
+    return f"changed while {len(programs)} jobs ran: {list_first(names, _MAX_NAMES)}"
 
 
 def _names(program: Workload, name: str) -> bool:

@@ -20,7 +20,7 @@ from pipeline.base.domain.tags import Tag
 from pipeline.launch import event_reader
 from pipeline.launch.events import Events
 from pipeline.launch.state import Ending, JobState
-from pipeline.observe import changed_files, endings, host, latency, phases, sampled, throughput, work
+from pipeline.observe import changed_files, endings, host, latency, phases, sampled, work
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.logged import metric
 from pipeline.observe.logged.metric import Logged
@@ -98,7 +98,8 @@ def _batch(
     batch = Batch(states=states, logs=logs, logged=logged, window=_window(group, states, logs))
     if group.window.kind is not WindowKind.LOGGED or len(batch.logged_spans) < len(states):
         return batch
-    return dataclasses.replace(batch, window=throughput.common_window(batch.logged_spans))
+    begin, end = max(begin for begin, _ in batch.logged_spans), min(end for _, end in batch.logged_spans)
+    return dataclasses.replace(batch, window=(begin, end) if begin < end else None)
 
 
 def _logged_together(group: Group, batch: Batch, logged: Logged | None) -> Logged | None:
@@ -148,13 +149,13 @@ def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) ->
 
 
 def _damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[str, str]:
-    damaged = {state.job.name: words for state in states if (words := _damaged(log_of[state.job.index]))}
-    return {Tag.DAMAGED: "; ".join(f"job {name}: {words}" for name, words in damaged.items())} if damaged else {}
-
-
-def _damaged(log: Events) -> str:
-    found = [log.damages, *([log.requests.damages] if log.requests is not None else [])]
-    return "; ".join(damages.in_words() for damages in found if damages)
+    texts = []
+    for state in states:
+        log = log_of[state.job.index]
+        damages = [log.damages, *([log.requests.damages] if log.requests is not None else [])]
+        if words := "; ".join(damage.in_words() for damage in damages if damage):
+            texts.append(f"job {state.job.name}: {words}")
+    return {Tag.DAMAGED: "; ".join(texts)} if texts else {}
 
 
 def _end_ns(state: JobState, log: Events) -> int | None:

@@ -21,7 +21,7 @@ from pipeline.observe import host, latency, throughput, work
 from pipeline.observe.group_result import JobResult
 from pipeline.observe.logged.metric import Logged
 from pipeline.observe.observation import Observation
-from pipeline.observe.sampled import Window
+from pipeline.observe.sampled import Window, seconds_in
 
 MIN_OVERLAP_RATIO = 0.95
 """Below this share of common running time, a steady row does not show collocation but its edges."""
@@ -75,7 +75,7 @@ def _stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
     """Name the jobs that stood still at an edge of a steady window, or until it was nearly over."""
     if group.window.kind is not WindowKind.STEADY:
         return
-    seconds = _seconds(window)
+    seconds = seconds_in(window)
     for state, log in zip(batch.states, batch.logs, strict=True):
         if seconds < MIN_WINDOW_SHARE * group.window.seconds and list(work.instants_ns(log)[:1]) == [window[0]]:
             yield f"job {state.job.name} began to work when {seconds:.3g} s of the window were left"
@@ -85,7 +85,7 @@ def _stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
 
 def _clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
     paused_s = seen.clock.pause_s(window)
-    if paused_s > MOST_PAUSED_RATIO * _seconds(window):
+    if paused_s > MOST_PAUSED_RATIO * seconds_in(window):
         yield f"everything was suspended for {paused_s:.3g} s of the window, as when a container is paused"
     if group.window.kind is not WindowKind.LOGGED:
         return
@@ -111,9 +111,9 @@ def _short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if group.window.kind is WindowKind.LOGGED and logged is not None:
             num_values = throughput.num_values(logged.points, window)
-            if num_values < MIN_VALUES or _seconds(window) < MIN_LOGGED_S:
+            if num_values < MIN_VALUES or seconds_in(window) < MIN_LOGGED_S:
                 values = counted(num_values, "value")
-                yield f"job {state.job.name} was measured by {values} in {_seconds(window):.3g} s; train longer"
+                yield f"job {state.job.name} was measured by {values} in {seconds_in(window):.3g} s; train longer"
         elif group.window.kind is WindowKind.STEADY and len(log.steps.t_ns):
             num_steps = bisect_right(log.steps.t_ns, window[1]) - bisect_right(log.steps.t_ns, window[0])
             if num_steps < MIN_STEPS:
@@ -144,7 +144,3 @@ def _low_overlap(group: Group, batches: Sequence[Batch], metrics: Mapping[str, f
     if group.window.kind is WindowKind.STEADY or (group.window.kind is WindowKind.LOGGED and is_whole_run):
         return f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}"
     return ""
-
-
-def _seconds(window: Window) -> float:
-    return (window[1] - window[0]) / 1e9

@@ -23,6 +23,11 @@ _EDGE, _GAP = 2, 3
 """A figure needs a reading within so many intervals of each edge of the window, and no gap above so many of them."""
 
 
+def seconds_in(window: Window) -> float:
+    """Return the length of a window."""
+    return (window[1] - window[0]) / 1e9
+
+
 def readings(samples: Iterable[Sample]) -> Mapping[Subject, Readings]:
     """Group the readings by subject."""
     found: dict[Subject, dict[tuple[str, str], list[Reading]]] = defaultdict(lambda: defaultdict(list))
@@ -76,7 +81,7 @@ def energy(
     """Derive figures from a device's energy: above its idle power, and per unit of work at a rate per second."""
     if ENERGY not in found:
         return {}
-    total_s = sum(_seconds(window) for window in windows)
+    total_s = sum(seconds_in(window) for window in windows)
     derived = {}
     if idle_w is not None:
         derived["power_idle_w"] = idle_w
@@ -164,7 +169,3 @@ def _interval_ns(read: Sequence[Reading], asked_ns: int) -> int:
     gaps_ns = [after_ns - before_ns for (before_ns, _), (after_ns, _) in itertools.pairwise(read)]
     usual_ns = int(statistics.median(gaps_ns)) if gaps_ns else asked_ns
     return min(max(usual_ns, asked_ns), 2 * asked_ns) if asked_ns else usual_ns
-
-
-def _seconds(window: Window) -> float:
-    return (window[1] - window[0]) / 1e9

@@ -11,7 +11,7 @@ from pipeline.base.domain import normalise, services, units
 from pipeline.base.domain.marks import NO_MARKS, Marks
 from pipeline.base.domain.modes import mode_of
 from pipeline.base.domain.records import BESIDE, NEIGHBOURS, Group, Result
-from pipeline.base.system.words import aligned, natural
+from pipeline.base.system.words import aligned, list_first, natural
 from pipeline.observe.fields import Fields, figure_of
 from pipeline.observe.group_result import GroupResult
 
@@ -173,8 +173,8 @@ def _notes(
         num_gpus = len({row.gpu_uuid for found in groups for row in found})
         each_once = f"; of the {num_gpus} GPUs each counts once" if num_gpus > 1 else ""
         notes.append(f"figures are medians over the blocks{each_once}")
-    notes += [f"* {_listed(names)}: {text}" for text, names in flags.items()]
-    notes += [f"{_listed(names)}: {text}" for text, names in reasons.items()]
+    notes += [f"* {list_first(names, _MOST_NAMES)}: {text}" for text, names in flags.items()]
+    notes += [f"{list_first(names, _MOST_NAMES)}: {text}" for text, names in reasons.items()]
     devices = dict.fromkeys(found[0].group.device for found in groups)
     if simulated := dict.fromkeys(device.name for device in devices if device.is_simulated):
         notes.append(
@@ -188,12 +188,7 @@ def _skipped(groups: Sequence[Sequence[GroupResult]]) -> list[str]:
     for name, rows in zip(_names([rows[0].group for rows in groups]), groups, strict=True):
         for reason in dict.fromkeys(row.reason for row in rows):
             by_reason[reason].append(name)
-    return [f"skipped {_listed(names)}: {reason}" for reason, names in by_reason.items()]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return [f"skipped {list_first(names, _MOST_NAMES)}: {reason}" for reason, names in by_reason.items()]
 
 
 def _sampled(fields: Fields) -> Iterator[tuple[str, str, str]]:

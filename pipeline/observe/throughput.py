@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 
 from pipeline.base.domain import units
 from pipeline.base.domain.records import WindowKind
@@ -44,12 +43,6 @@ def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[st
         if len(times_ms) and steps.per_entry == 1:
             metrics[f"step_time_p{percent}_ms"] = times_ms[math.ceil(percent / 100 * len(times_ms)) - 1]
     return metrics
-
-
-def common_window(spans: Sequence[Window]) -> Window | None:
-    """Return the time in which all jobs logged their rate; `None` if there is none."""
-    begin, end = max(begin for begin, _ in spans), min(end for _, end in spans)
-    return (begin, end) if begin < end else None
 
 
 def logged_span(points: Points, begin_ns: int) -> Window:

@@ -81,7 +81,8 @@ def origin_of(workload: Workload) -> Origin:
     repository = git.read(script)
     root = script.parent if repository is None else repository.root
     # A link may lead to what somebody keeps elsewhere, and would not want to see here.
-    files = [path for path in map(Path, sorted({each.path for each in workload.sources})) if _lies_in(path, root)]
+    paths = map(Path, sorted({source.path for source in workload.sources}))
+    files = [path for path in paths if path.resolve().is_relative_to(root.resolve())]
     if repository is None:
         return Origin(
             repository=None, uncommitted=tuple(mask_diff(_as_new(path, root)) for path in files if path != script)
@@ -104,10 +105,6 @@ def uncommitted(origins: Iterable[Origin]) -> str:
         return text
     kept = text.encode()[:_MOST_BYTES].decode(errors="ignore")
     return f"{kept}\n# cut: the first {_MOST_BYTES} of {size} bytes\n"
-
-
-def _lies_in(path: Path, root: Path) -> bool:
-    return path.resolve().is_relative_to(root.resolve())
 
 
 def _as_new(path: Path, root: Path) -> str:

@@ -122,7 +122,8 @@ class Spool:
         self.root = root.resolve()
         tracking_root.make(self.root)
         self._folders: dict[str, Path] = {}
-        self._folder = _new_folder(self.root / layout.SPOOL)
+        self._folder = self.root / layout.SPOOL / layout.stamp()
+        group_folder.below_spool(lambda: self._folder.mkdir(parents=True))
         self.study = self._folder.name
 
     @contextmanager
@@ -208,12 +209,6 @@ class Spool:
         for folder in (self._folder, self._folder.parent / layout.AMENDMENTS, self._folder.parent):
             with contextlib.suppress(OSError):  # not empty, or not there
                 folder.rmdir()
-
-
-def _new_folder(spool: Path) -> Path:
-    folder = spool / layout.stamp()
-    group_folder.below_spool(lambda: folder.mkdir(parents=True))
-    return folder
 
 
 def _scripts(group: Group, origins: Mapping[str, Origin]) -> list[str]:

@@ -47,9 +47,7 @@ def trace_of(
     phases = [span for span in row.spans if span.job is None]
     begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
     group, device = row.group, row.group.device
-    process = f"{'SIMULATED ' if device.is_simulated else ''}{device.name}"
-    tracks = _Tracks(begin_ns)
-    tracks.name_process(f"{process} ({device.uuid})")
+    tracks = _Tracks(f"{'SIMULATED ' if device.is_simulated else ''}{device.name} ({device.uuid})", begin_ns)
     tracks.name(_GROUPS_TRACK, "groups")
     facts = {"result": row.result.value, "reason": row.reason, "digest": group.digest, "block": group.block}
     tracks.slice(_GROUPS_TRACK, group.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
@@ -120,12 +118,9 @@ def merged(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
 class _Tracks:
     """The events of one process; track 1 is of the groups, those after it are of the jobs."""
 
-    def __init__(self, begin_ns: int) -> None:
+    def __init__(self, process: str, begin_ns: int) -> None:
         self._begin_ns = begin_ns
-        self.events: list[Event] = []
-
-    def name_process(self, name: str) -> None:
-        self.events.append({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": name}})
+        self.events: list[Event] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": process}}]
 
     def name(self, track: int, name: str) -> None:
         place = {"ph": "M", "pid": 1, "tid": _TRACKS + track}

@@ -14,7 +14,7 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.mlflow_internals.files import read_script_runs
 from pipeline.base.system import regular_files
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import counted, list_first
 from pipeline.launch.events import Events, last_shown
 from pipeline.launch.state import JobState
 from pipeline.observe.clock import ClockRecord
@@ -80,7 +80,7 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: 
         if said := found.get(rate.metric):
             return _in_own_time(state, clock, said, source)
     came = [
-        f"{source}: {_names(found)}"
+        f"{source}: {list_first(sorted(found), _MAX_NAMES)}"
         for source, found in (("through MLflow", through_mlflow), ("in TensorBoard files", in_files))
         if found
     ]
@@ -183,9 +183,3 @@ def _rates(came: Points, source: str, rate: RateSource, unit: str) -> Logged:
         by_instant.setdefault(t_ns, []).append(value)
     means = [(t_ns, statistics.fmean(at_once)) for t_ns, at_once in sorted(by_instant.items())]
     return Logged(points=means, source=f"{source}, {counted(len(points), 'value')}")
-
-
-def _names(found: Mapping[str, object]) -> str:
-    names = sorted(found)
-    further = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + further

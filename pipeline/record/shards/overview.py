@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,6 @@ _FACTS = (
 _BESIDE = "hydra/launcher=beside"
 _HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
 _MODEL = "GPU model"
-TaskEnds = Callable[[Collection[str]], Mapping[str, str]]
-"""Asks Slurm how the tasks of some job arrays ended (`squeue.list_end_states`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +116,10 @@ class Overview:
         return f"{', '.join(['to run what is left', *conditions])}: {command}"
 
 
-def overview(
-    where: Path | str, experiment: str, queue: Queue | None = None, ends: TaskEnds = squeue.list_end_states
-) -> Overview:
+def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
     """Return the progress of the newest plan of an experiment, and of the same study on other GPU models.
 
-    With `queue`, Slurm's tasks count as well; `ends` is asked for the states of tasks that ended without a result.
+    With `queue`, Slurm's tasks count as well, also those that ended without a result.
 
     Raises:
         TrackingError: there is no such store or experiment, or nothing in it says how many shards a study has.
@@ -144,7 +141,9 @@ def overview(
         parts = _parts(of_models, newest, queued)
     if queued.arrays:
         is_unfinished = any(unit.state in task_messages.UNFINISHED for units, _ in parts for unit in units)
-        known = _list_end_states(queued.arrays, ends) if is_unfinished else {}
+        known: Mapping[str, str] = {}
+        with suppress(CommandError):  # Slurm has just answered; without it the output of the tasks still tells
+            known = squeue.list_end_states(queued.arrays) if is_unfinished else {}
         folder = given.folder if given else ""
         parts = [
             (task_messages.add_messages(units, shard_states.select_arrays(runs, queued), folder, known), seconds)
@@ -164,13 +163,6 @@ def overview(
         is_asked=bool(queued.arrays),
         unasked=queued.unasked,
     )
-
-
-def _list_end_states(arrays: Collection[str], ends: TaskEnds) -> Mapping[str, str]:
-    try:
-        return ends(arrays)
-    except CommandError:  # Slurm has just answered; without it the output of the tasks still tells
-        return {}
 
 
 def sizes_in_words(sizes: Sequence[int]) -> str:

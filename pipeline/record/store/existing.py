@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shutil
@@ -63,7 +64,7 @@ def may_be_written(root_or_uri: Path | str) -> bool:
 def _opened_copy(root: Path) -> Store:
     """Open a copy of the database of a read-only store; its artifacts are read where they are."""
     folder = tempfile.TemporaryDirectory(prefix="colloc-store-")
-    _folders.append(folder)
+    atexit.register(folder.cleanup)
     copy = Path(folder.name)
     try:
         _copy_database(root, copy)
@@ -77,10 +78,6 @@ def _opened_copy(root: Path) -> Store:
     with suppress(TrackingError):  # what is read by a copy is often mounted where it was not written
         relocate(copy, place=root)
     return open_store(copy, upgrades=True)
-
-
-_folders: list[tempfile.TemporaryDirectory[str]] = []
-"""They go at the end of this process."""
 
 
 def _copy_database(root: Path, copy: Path) -> None:

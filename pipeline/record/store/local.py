@@ -109,7 +109,8 @@ class Store:
 
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
-            location = None if self.root is None else (self.root / STORE_ARTIFACTS / _folder_name(name)).as_uri()
+            folder = re.sub(r"[^\w.-]", "_", name).lstrip(".") or "_"
+            location = None if self.root is None else (self.root / STORE_ARTIFACTS / folder).as_uri()
             tags = {pages.VIEW_TAG: pages.view_as_json(counted)} if mlflow_internals.is_tried() else {}
             try:
                 return str(self.client.create_experiment(name, artifact_location=location, tags=tags)), counted
@@ -342,7 +343,3 @@ def _sync_seldom() -> None:
                 connection.execute("PRAGMA synchronous=NORMAL")
 
     event.listen(Engine, "connect", set_up)
-
-
-def _folder_name(experiment: str) -> str:
-    return re.sub(r"[^\w.-]", "_", experiment).lstrip(".") or "_"

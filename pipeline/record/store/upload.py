@@ -29,6 +29,7 @@ from pipeline.base.mlflow_internals.files import TORN, read_script_runs
 from pipeline.base.system import locks, regular_files
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.secrets import mask_text
+from pipeline.base.system.words import escape_to_utf8, list_first
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.observe.table import in_one_line
@@ -323,10 +324,8 @@ class _Upload:
         return True
 
     def _named(self, what: str, paths: Sequence[Path]) -> str:
-        names = [path.relative_to(self.folder).as_posix() for path in paths[:MAX_NAMED]]
-        more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
-        told = f"{', '.join(names)}{more} ({what})"
-        return told.encode(errors="backslashreplace").decode()  # a name may be no UTF-8
+        names = [path.relative_to(self.folder).as_posix() for path in paths]
+        return escape_to_utf8(f"{list_first(names, MAX_NAMED)} ({what})")
 
     def _finish(self, run_id: str, run: RunRecord, content: RunContent) -> None:
         _log(self.store, run_id, content, self.described.get(run_id))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -47,10 +47,11 @@ def seen(monkeypatch, tmp_path):
     """The overview of these runs."""
 
     def look(
-        *runs: Told, queue: overview.Queue | None = None, ends: overview.TaskEnds = lambda _: {}
+        *runs: Told, queue: overview.Queue | None = None, ends: Callable[..., Mapping[str, str]] = lambda _: {}
     ) -> overview.Overview:
         monkeypatch.setattr(overview.group_runs, "groups", lambda *_: list(runs))
-        return overview.overview(tmp_path, "e", queue, ends)
+        monkeypatch.setattr(overview.squeue, "list_end_states", ends)
+        return overview.overview(tmp_path, "e", queue)
 
     return look
 
@@ -60,7 +61,7 @@ def seen_of_server(monkeypatch, seen):
     """The overview of these runs, and of what Slurm was given."""
 
     def look(
-        given: Submitted, *runs: Told, queue: overview.Queue, ends: overview.TaskEnds = lambda _: {}
+        given: Submitted, *runs: Told, queue: overview.Queue, ends: Callable[..., Mapping[str, str]] = lambda _: {}
     ) -> overview.Overview:
         monkeypatch.setattr(overview, "is_server", lambda _: True)
         monkeypatch.setattr(overview.slurm_arrays, "of", lambda *_: given)
