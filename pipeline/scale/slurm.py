@@ -30,8 +30,8 @@ from pipeline.base.system.secrets import mask_text
 from pipeline.base.system.words import counted
 from pipeline.plan import check, schema
 from pipeline.plan.schema import GpuConfig, GpuKind
-from pipeline.record import task_output
 from pipeline.record.invocation import STUDY, TASK, python
+from pipeline.record.shards import task_messages
 from pipeline.record.shards.overview import Overview, overview
 from pipeline.record.shards.shard_states import DONE, Queue
 from pipeline.record.shards.slurm_arrays import Submitted
@@ -174,7 +174,7 @@ def script_of(
         "signal": f"B:TERM@{options.signal_delay_s}",
         "requeue": True,
         "open-mode": "append",
-        "output": task_output.locate(folder, "%A_%a"),
+        "output": task_messages.locate(folder, "%A_%a"),
         "partition": options.partition,
         "account": options.account,
         "qos": options.qos,
@@ -205,7 +205,7 @@ def script_of(
         folder=shlex.quote(str(Path.cwd())),
         study_variable=STUDY,
         task_variable=TASK,
-        start=task_output.START,
+        start=task_messages.START,
         study=shlex.quote(shlex.join([program, *ours, *theirs])),
         resume=shlex.quote(resume),
         no=shlex.quote(Resume.NO),

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base.system import squeue, words
-from pipeline.record import task_output
+from pipeline.base.system import secrets, squeue, words
+from pipeline.launch.events import last_lines
 from pipeline.record.shards.shard_states import ENDED, INCOMPLETE, LOST, NOT_BEGUN, RUNNING, Unit
 
 UNFINISHED = (INCOMPLETE, LOST, NOT_BEGUN)
@@ -18,6 +18,19 @@ _NEVER_RAN = frozenset({"CANCELLED", "REVOKED"})
 _SAYS_NOTHING = frozenset({"", "COMPLETED", "FAILED"})
 _MOST_MESSAGES = 10
 _NUMBER = re.compile(r"\d+")
+START = "start "
+"""With what the batch script begins the output of each start of a task; a task that is requeued starts again."""
+
+_START = re.compile(rf"{START}\d+ of unit \d+ on ")
+_ERROR = re.compile(
+    r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # ours, Slurm's and those of shells
+    r"|[a-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)|Fatal Python error"  # the end of a traceback
+    r"|interrupted by SIG|time_limit_s=\S+ is over",
+    re.IGNORECASE,
+)
+_WAIT = re.compile(r"waiting for (?P<whom>.*); at most ")
+_SCRIPT = re.compile(r"^\S*/slurm_script: ")
+_TAIL_BYTES, _MAX_LENGTH = 1 << 16, 300
 
 
 def add_messages(
@@ -53,12 +66,12 @@ def describe(units: Sequence[Unit]) -> Iterator[str]:
 
 def _with_message(unit: Unit, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Unit:
     if unit.state == RUNNING and not unit.group and folder:
-        outputs = (task_output.locate(Path(folder), task) for task in unit.tasks)
+        outputs = (locate(Path(folder), task) for task in unit.tasks)
         return next(
             (
                 dataclasses.replace(unit, message=f"waits for {whom}", output=str(output))
                 for output in outputs
-                if (whom := task_output.read_awaited(output))
+                if (whom := read_awaited(output))
             ),
             unit,
         )
@@ -66,13 +79,13 @@ def _with_message(unit: Unit, arrays: Sequence[str], folder: str, end_states: Ma
         return unit
     for array in arrays:
         task = squeue.task_of(array, unit.number)
-        output = task_output.locate(Path(folder), task) if folder else None
+        output = locate(Path(folder), task) if folder else None
         has_output = output is not None and output.exists()
         end_state = end_states.get(task, "")
         name = end_state.partition(" ")[0]
         if not has_output and (not name or name in _NEVER_RAN):
             continue
-        error = task_output.read_last_error(output) if output is not None else ""
+        error = read_last_error(output) if output is not None else ""
         parts = [*([] if name in _SAYS_NOTHING else [name]), *([error] if error else [])]
         return dataclasses.replace(
             unit,
@@ -81,3 +94,35 @@ def _with_message(unit: Unit, arrays: Sequence[str], folder: str, end_states: Ma
             output=str(output) if has_output else "",
         )
     return unit
+
+
+def locate(folder: Path, task: str) -> Path:
+    """Return the file of a task, such as `12_3`."""
+    return folder / f"{task}.log"
+
+
+def read_last_error(path: Path) -> str:
+    """Return the last error line of a task's last start, else its last line; empty if there is no output."""
+    lines = _read_last_start(path)
+    if errors := [line for line in lines if _ERROR.match(line.lstrip())]:
+        return _shorten(errors[-1])
+    return f"no error in its output, which ends with: {_shorten(lines[-1])}" if lines else ""
+
+
+def read_awaited(path: Path) -> str:
+    """Return whom a task waits for, if that is its last line; else an empty text."""
+    lines = _read_last_start(path)
+    found = _WAIT.match(lines[-1]) if lines else None
+    return _shorten(found["whom"]) if found else ""
+
+
+def _read_last_start(path: Path) -> list[str]:
+    lines = [line.decode(errors="replace").rstrip() for line in last_lines(path, _TAIL_BYTES)]
+    starts = [number for number, line in enumerate(lines) if _START.match(line)]
+    return [line for line in lines[starts[-1] + 1 if starts else 0 :] if line]
+
+
+def _shorten(line: str) -> str:
+    text = "".join(character if character.isprintable() else " " for character in line).strip()
+    text = _SCRIPT.sub("batch script: ", text)
+    return secrets.mask_text(text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}...")
