@@ -36,13 +36,13 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
     Raises:
         StoreError: the local store cannot be used, and a group or amendment is for it.
     """
-    found = group_folder.survey(spool_root, closes_lost=closes_lost)
-    paths = (*found.ready, *group_folder.amendments(spool_root))
+    spooled = group_folder.survey(spool_root, closes_lost=closes_lost)
+    paths = (*spooled.ready, *group_folder.amendments(spool_root))
     handler.refuse_unusable(paths)
-    failures = [f"{folder}: {reason}" for folder, reason in found.unreadable.items()]
+    failures = [f"{folder}: {reason}" for folder, reason in spooled.unreadable.items()]
     for path in paths:
         try:
-            if path in found.ready:
+            if path in spooled.ready:
                 where = handler.where(path) if path.exists() else ""
                 runs = handler.send(path)
                 _say(f"sent {path}" + (f" to {where} as run {runs.parent}" if runs else " (by another process)"))
@@ -55,20 +55,20 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
             else:
                 _say(f"sent {path} (by another process)")
     handler.tidy()
-    for folder in found.busy:
+    for folder in spooled.busy:
         _say(f"left {folder}: it is being written")
-    for folder, owner in found.elsewhere.items():
+    for folder, owner in spooled.elsewhere.items():
         if closes_lost:
             _say(f"left {folder}: somebody writes it, as host {owner} would; end that study there")
         else:
             _say(
                 f"left {folder}: host {owner} may be at work on it; if that is gone: {close_command(spool_root.parent)}"
             )
-    if not (found.ready or found.busy or found.elsewhere or failures):
+    if not (spooled.ready or spooled.busy or spooled.elsewhere or failures):
         _say(f"nothing to send in {spool_root}")
     for failure in failures:
         log.error("not sent: %s", failure)
-    return 1 if failures or found.elsewhere else 0
+    return 1 if failures or spooled.elsewhere else 0
 
 
 def status(options: argparse.Namespace) -> int:
@@ -81,15 +81,15 @@ def status(options: argparse.Namespace) -> int:
             _say(f"closed as interrupted: {name}")
     while True:
         try:
-            found = overview(where, options.experiment, squeue.states_on)
+            progress = overview(where, options.experiment, squeue.states_on)
         except TrackingError as error:
             if not options.watch:
                 raise
             log.warning("%s; looked at again in %g s", error, WATCH_S)  # nothing has begun, or the server is away
         else:
-            _say(json.dumps(found.as_dict(), indent=2) if options.json else found.as_text(time.time()))
-            if found.is_done or not options.watch:
-                return 0 if found.is_done else 1
+            _say(json.dumps(progress.as_dict(), indent=2) if options.json else progress.as_text(time.time()))
+            if progress.is_done or not options.watch:
+                return 0 if progress.is_done else 1
             _say("")
         time.sleep(WATCH_S)
 

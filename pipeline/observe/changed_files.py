@@ -57,9 +57,9 @@ def since(
     """
     files: dict[Path, int] = {}
     until_s = time.monotonic() + _MAX_S
-    left, seen, device = deque([folder]), 0, folder.stat().st_dev
-    while left:
-        for entry in _entries(left.popleft()):
+    folders, seen, device = deque([folder]), 0, folder.stat().st_dev
+    while folders:
+        for entry in _entries(folders.popleft()):
             seen += 1
             if seen > _MAX_ENTRIES or time.monotonic() > until_s:
                 return Changed(folder=folder, files=files, is_whole=False)
@@ -72,7 +72,7 @@ def since(
                 continue
             if entry.is_dir(follow_symlinks=False):
                 if entry.name not in _PASSED_OVER and status.st_dev == device:
-                    left.append(path)
+                    folders.append(path)
             elif entry.is_file(follow_symlinks=False) and clock.instants_ns(status.st_mtime_ns)[-1] >= t_ns:
                 files[path] = status.st_mtime_ns
     return Changed(folder=folder, files=files, is_whole=True)

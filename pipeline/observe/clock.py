@@ -52,13 +52,13 @@ class ClockRecord:
         A wall time that was skipped has the instant at which the clock was set forward.
         """
         begins = [-math.inf, *(since_ns for since_ns, _ in self.offsets[1:])]
-        found = [
+        instants = [
             wall_ns - offset_ns
             for begin_ns, end_ns, (_, offset_ns) in zip(begins, [*begins[1:], self.end_ns], self.offsets, strict=True)
             if begin_ns <= wall_ns - offset_ns < end_ns
         ]
         skipped = (since_ns for since_ns, offset_ns in self.offsets[1:] if wall_ns < since_ns + offset_ns)
-        return found or [next(skipped, wall_ns - self.offsets[-1][1])]
+        return instants or [next(skipped, wall_ns - self.offsets[-1][1])]
 
     def in_order_ns(self, wall_ns: Iterable[int]) -> list[int]:
         """Convert wall times that were taken one after another to monotonic instants."""

@@ -76,10 +76,10 @@ class Comparison:
         """Return the baselines of the row's machine state."""
         state, shared = row.machine_state, comparable(row.group)
         if (key := (state, shared)) not in self._baselines:
-            self._baselines[key] = found = _Baselines()
+            self._baselines[key] = baselines = _Baselines()
             for serial in self._serial[shared]:
                 if state.is_same(serial.machine_state):
-                    found.add(serial, _digests(serial), list(zip(serial.measured, _first(serial), strict=True)))
+                    baselines.add(serial, _digests(serial), list(zip(serial.measured, _first(serial), strict=True)))
         return self._baselines[key]
 
     def _alone(self, row: GroupResult) -> list[list[_Alone]]:
@@ -130,20 +130,20 @@ def against_baseline(
 
 def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
     """Describe the first step whose loss differs from the same job alone by more than rounding explains."""
-    for step, (loss, wanted) in enumerate(zip(together, alone, strict=False)):
-        if not math.isfinite(wanted) or step >= len(_LOSS_TOLERANCES):
+    for step, (loss, expected) in enumerate(zip(together, alone, strict=False)):
+        if not math.isfinite(expected) or step >= len(_LOSS_TOLERANCES):
             return None
-        if not abs(loss - wanted) <= _LOSS_TOLERANCES[step] * abs(wanted):
-            return f"loss {loss:.6g} instead of {wanted:.6g} in step {step + 1}"
+        if not abs(loss - expected) <= _LOSS_TOLERANCES[step] * abs(expected):
+            return f"loss {loss:.6g} instead of {expected:.6g} in step {step + 1}"
     return None
 
 
 def output_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
     """Describe the first request whose answer has another norm than that of the same job alone."""
     pairs = zip(together, alone, _OUTPUT_TOLERANCES, strict=False)
-    for number, (norm, wanted, tolerance) in enumerate(pairs, start=1):
-        if not abs(norm - wanted) <= tolerance * abs(wanted):
-            return f"norm {norm:.6g} instead of {wanted:.6g} of the answer to request {number}"
+    for number, (norm, expected, tolerance) in enumerate(pairs, start=1):
+        if not abs(norm - expected) <= tolerance * abs(expected):
+            return f"norm {norm:.6g} instead of {expected:.6g} of the answer to request {number}"
     return None
 
 

@@ -63,12 +63,12 @@ class Fields:
 
     def titled(self, figures: Collection[str]) -> str:
         """Return title, unit and summary of the figures with a title, by name, as JSON; empty without any."""
-        found = {
+        by_figure = {
             name: {"title": field.title, "unit": field.unit, "summary": field.summary}
             for _, field in reversed(list(self))
             if field.title and (name := figure_of(field)) in figures
         }
-        return json.dumps(dict(reversed(found.items()))) if found else ""
+        return json.dumps(dict(reversed(by_figure.items()))) if by_figure else ""
 
     def as_json(self) -> str:
         return json.dumps([dataclasses.asdict(table) for table in self.tables], indent=1) + "\n"

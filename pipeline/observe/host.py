@@ -35,19 +35,19 @@ def figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -> dict[s
 
     The loop is the median over the jobs, the others are means; `host_bound_ratio` is the share of host-bound jobs.
     """
-    found = {}
+    metrics = {}
     loops = [loop(job) for job in jobs]
     if loops and None not in loops:
-        found[LOOP] = statistics.median(filter(None, loops))
+        metrics[LOOP] = statistics.median(filter(None, loops))
     for name in _MEANS:
         values = [job.metrics[name] for job in jobs if name in job.metrics]
         if values and len(values) == len(jobs):
-            found[name] = statistics.fmean(values)
+            metrics[name] = statistics.fmean(values)
     gract = of_device.get("gract_mean_ratio")
-    if gract is not None and _BUSIEST in found:
+    if gract is not None and _BUSIEST in metrics:
         bound = [job.metrics[_BUSIEST] >= BUSY_PROCESS_PCT and gract < IDLE_GRACT_RATIO for job in jobs]
-        found["host_bound_ratio"] = statistics.fmean(bound)
-    return found
+        metrics["host_bound_ratio"] = statistics.fmean(bound)
+    return metrics
 
 
 def foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:

@@ -44,63 +44,63 @@ def figures(
 
     seconds = (window[1] - window[0]) / 1e9
     answered = requests.where(_inside(requests["done_ns"], window))
-    mine = requests.where(_inside(requests["intended_ns"], window))
-    if not len(answered) or not len(mine) or seconds <= 0:
+    due = requests.where(_inside(requests["intended_ns"], window))
+    if not len(answered) or not len(due) or seconds <= 0:
         return {}
-    found = {
+    metrics = {
         units.rate_of(REQUESTS): len(answered) / seconds,
-        units.number_of(REQUESTS): float(len(mine)),
-        **_latencies(mine),
+        units.number_of(REQUESTS): float(len(due)),
+        **_latencies(due),
     }
     if objective is not None:
-        found[services.GOODPUT] = int(np.count_nonzero(_latency_ms(answered) <= objective.latency_ms)) / seconds
+        metrics[services.GOODPUT] = int(np.count_nonzero(_latency_ms(answered) <= objective.latency_ms)) / seconds
         percentile = objective.percentile
-        if percentile is not None and len(mine) >= services.needed(percentile):
-            value_ms = _rank(np.sort(_latency_ms(mine)), percentile)
-            found[services.OBJECTIVE_MET] = float(value_ms <= objective.latency_ms)
+        if percentile is not None and len(due) >= services.needed(percentile):
+            value_ms = _rank(np.sort(_latency_ms(due)), percentile)
+            metrics[services.OBJECTIVE_MET] = float(value_ms <= objective.latency_ms)
     if is_rate_given:
-        found[services.SUSTAINED] = _sustained(requests, mine, len(answered), window)
-        late = np.sort(_ms(mine, "intended_ns", "sent_ns"))
-        found |= {"send_late_p50_ms": _rank(late, 50), "send_late_p99_ms": _rank(late, 99)}
+        metrics[services.SUSTAINED] = _sustained(requests, due, len(answered), window)
+        late = np.sort(_ms(due, "intended_ns", "sent_ns"))
+        metrics |= {"send_late_p50_ms": _rank(late, 50), "send_late_p99_ms": _rank(late, 99)}
     if tokens := int(answered["tokens"].sum()):
-        found[units.rate_of("tokens")] = tokens / seconds
-    return found
+        metrics[units.rate_of("tokens")] = tokens / seconds
+    return metrics
 
 
 def _latencies(requests: Requests) -> dict[str, float]:
     import numpy as np
 
-    found = _spread("latency", _latency_ms(requests))
+    metrics = _spread("latency", _latency_ms(requests))
     begun = requests["begun_ns"] > 0
     if begun.all():
-        found["queue_mean_ms"] = float(_ms(requests, "intended_ns", "begun_ns").mean())
+        metrics["queue_mean_ms"] = float(_ms(requests, "intended_ns", "begun_ns").mean())
         if requests.is_answered.all():
-            found["service_mean_ms"] = float(_ms(requests, "begun_ns", "done_ns").mean())
-            found["batch_mean_requests"] = float(requests["batch"].mean())
+            metrics["service_mean_ms"] = float(_ms(requests, "begun_ns", "done_ns").mean())
+            metrics["batch_mean_requests"] = float(requests["batch"].mean())
     has_spoken = requests["first_token_ns"] > 0
     if has_spoken.any():
-        asked = requests.where(has_spoken | ~requests.is_answered)
-        first_ms = np.where(asked["first_token_ns"] > 0, _ms(asked, "intended_ns", "first_token_ns"), np.inf)
-        found |= _spread("first_token", first_ms)
+        streamed = requests.where(has_spoken | ~requests.is_answered)
+        first_ms = np.where(streamed["first_token_ns"] > 0, _ms(streamed, "intended_ns", "first_token_ns"), np.inf)
+        metrics |= _spread("first_token", first_ms)
         several = requests.where(has_spoken & requests.is_answered & (requests["tokens"] > 1))
         if len(several):
-            found |= _spread("per_token", _ms(several, "first_token_ns", "done_ns") / (several["tokens"] - 1))
-    return found
+            metrics |= _spread("per_token", _ms(several, "first_token_ns", "done_ns") / (several["tokens"] - 1))
+    return metrics
 
 
 def late_generator(requests: Requests, window: Window) -> str | None:
     """Describe how far a generator stayed behind the offered load; `None` if it kept up."""
     import numpy as np
 
-    mine = requests.where(_inside(requests["intended_ns"], window))
+    intended = requests.where(_inside(requests["intended_ns"], window))
     sent = int(np.count_nonzero(_inside(requests["sent_ns"], window)))
-    due = len(mine) + _never_sent(requests, window)
+    due = len(intended) + _never_sent(requests, window)
     if due - sent > max(LEAST_SHORT, SHORT_SHARE * due):
         return f"its generator sent {sent} of the {due} requests that were due in the window"
-    if not len(mine):
+    if not len(intended):
         return None
-    late_ms = _rank(np.sort(_ms(mine, "intended_ns", "sent_ns")), 50)
-    latency_ms = _rank(np.sort(_latency_ms(mine)), 50)
+    late_ms = _rank(np.sort(_ms(intended, "intended_ns", "sent_ns")), 50)
+    latency_ms = _rank(np.sort(_latency_ms(intended)), 50)
     if late_ms > max(LATE_MS, LATE_SHARE * latency_ms):
         return f"its generator sent half of its requests more than {late_ms:.3g} ms late (latency: {latency_ms:.3g} ms)"
     return None
@@ -133,22 +133,22 @@ def series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
     answered_per_s = np.diff(done_before) / (np.diff(edges) / 1e9)
     waiting = (due_before - done_before)[1:]
     means = [float(part.mean()) if len(part) else math.inf for part in np.split(latency_ms, due_before[1:-1])]
-    each = {
+    curves = {
         "latency_ms": means,
         "answered_requests_per_s": answered_per_s.tolist(),
         "waiting_requests": waiting.tolist(),
     }
     return {
         name: [(step, int(edges[step + 1]), float(v)) for step, v in enumerate(values) if math.isfinite(v)]
-        for name, values in each.items()
+        for name, values in curves.items()
     }
 
 
-def _sustained(requests: Requests, mine: Requests, num_answered: int, window: Window) -> float:
+def _sustained(requests: Requests, due: Requests, num_answered: int, window: Window) -> float:
     """Return 1 if the queue did not grow and every request was answered, else answers over arrivals, below 1."""
-    if mine.is_answered.all() and not _grew(requests, window):
+    if due.is_answered.all() and not _grew(requests, window):
         return 1.0
-    return min(num_answered / len(mine), math.nextafter(1.0, 0.0))
+    return min(num_answered / len(due), math.nextafter(1.0, 0.0))
 
 
 def _grew(requests: Requests, window: Window) -> bool:
@@ -175,14 +175,14 @@ def _spread(name: str, values: Values) -> dict[str, float]:
     """Return mean, standard deviation and percentiles, as far as the number of values allows."""
     import numpy as np
 
-    found = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": float(_std(values))}
+    metrics = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": float(_std(values))}
     values = np.sort(values)
-    found |= {
+    metrics |= {
         f"{name}_p{text}_ms": _rank(values, percent)
         for text, percent, least in services.PERCENTILES
         if len(values) >= least
     }
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _std(values: Values) -> float:

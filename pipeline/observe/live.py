@@ -44,16 +44,16 @@ class LiveJobs:
         return [self._read(job, job.index in alive) for job in self._group.jobs]
 
     def _read(self, job: Job, is_alive: bool) -> JobNow:
-        told = events.read_progress(self._live.folder / layout.job_path(job.index) / layout.EVENTS)
-        phase = told.phase if is_alive else "ended" if told.t_ns else "waiting"
-        per_s = self._per_s(job.index, told) if is_alive else None
-        return JobNow(job=job, phase=phase, epoch=told.epoch, total=told.total, per_s=per_s)
+        reported = events.read_progress(self._live.folder / layout.job_path(job.index) / layout.EVENTS)
+        phase = reported.phase if is_alive else "ended" if reported.t_ns else "waiting"
+        per_s = self._per_s(job.index, reported) if is_alive else None
+        return JobNow(job=job, phase=phase, epoch=reported.epoch, total=reported.total, per_s=per_s)
 
-    def _per_s(self, index: int, told: events.JobProgress) -> float | None:
-        if told.t_ns is None or told.total is None:
+    def _per_s(self, index: int, reported: events.JobProgress) -> float | None:
+        if reported.t_ns is None or reported.total is None:
             return None
         seen, now_ns = self._seen[index], self._now_ns()
-        seen.append((now_ns, told.t_ns, told.total))
+        seen.append((now_ns, reported.t_ns, reported.total))
         while len(seen) > 2 and seen[1][0] <= now_ns - _RATE_OVER_NS:
             seen.popleft()  # one that is older is kept: whoever asks rarely has no other
         (_, begin_ns, before), (_, end_ns, after) = seen[0], seen[-1]

@@ -36,10 +36,12 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     jobs: list[JobResult] = []
     batches: list[Batch] = []
     read = sampled.readings(seen.samples)
-    every = [state for batch in seen.batches for state in batch]
-    log_of = {state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime) for state in every}
-    whose = changed_files.owners(seen.changed, every, log_of, seen.clock)
-    logged_of = {state.job.index: metric.read(state, log_of[state.job.index], whose, seen.clock) for state in every}
+    all_states = [state for batch in seen.batches for state in batch]
+    log_of = {state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime) for state in all_states}
+    whose = changed_files.owners(seen.changed, all_states, log_of, seen.clock)
+    logged_of = {
+        state.job.index: metric.read(state, log_of[state.job.index], whose, seen.clock) for state in all_states
+    }
     for states in seen.batches:
         batch = _batch(group, [state for state in states if not state.job.is_neighbour], log_of, logged_of)
         batches.append(batch)
@@ -50,20 +52,24 @@ def judge(group: Group, seen: Observation) -> GroupResult:
             jobs.append(_job(group, state, log, logged, batch.window, seen, read))
     windows = [batch.window for batch in batches if batch.window is not None]
     ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
-    own = [job for job in jobs if not job.job.is_neighbour]
-    metrics = _group_metrics(group, own, jobs) if ending.result in _HAS_FIGURES else {}
+    measured_jobs = [job for job in jobs if not job.job.is_neighbour]
+    metrics = _group_metrics(group, measured_jobs, jobs) if ending.result in _HAS_FIGURES else {}
     absent: dict[str, str] = {}
     of_device = sampled.figures(read.get(sampled.WHOLE, {}), seen.fields, windows, absent)
     # The energy is that of the whole device: with neighbours on it, none of it is that of the work that is measured.
     rates = {} if group.has_neighbours else {unit: metrics[units.total_of(unit)] for unit in units.units_in(metrics)}
-    metrics |= host.figures(own, of_device)
+    metrics |= host.figures(measured_jobs, of_device)
     metrics |= of_device | sampled.energy(of_device, windows, seen.idle_w, rates)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     metrics |= _of_logged_windows(group, batches) if ending.result in _HAS_FIGURES else {}
     metrics |= phases.group_metrics(seen.spans)
-    tags = dict(seen.tags) | _for_comparisons(own) | _damages(every, log_of)
-    if seen.changed and not group.sequential and (shared := changed_files.shared(seen.changed.folder, whose, every)):
+    tags = dict(seen.tags) | _for_comparisons(measured_jobs) | _damages(all_states, log_of)
+    if (
+        seen.changed
+        and not group.sequential
+        and (shared := changed_files.shared(seen.changed.folder, whose, all_states))
+    ):
         tags[Tag.SHARED_FILES] = shared
     if titled := seen.fields.titled(metrics):
         tags[Tag.FIGURES] = titled
@@ -123,11 +129,11 @@ def _of_logged_windows(group: Group, batches: Sequence[Batch]) -> dict[str, floa
     if group.window.kind is not WindowKind.LOGGED:
         return {}
     windows = [batch.window for batch in batches if batch.window is not None]
-    found = {"window_s": sum(end - begin for begin, end in windows) / 1e9}
+    metrics = {"window_s": sum(end - begin for begin, end in windows) / 1e9}
     spans = [span for batch in batches for span in batch.logged_spans]
     if not group.sequential and windows and spans:
-        found["overlap_ratio"] = (windows[0][1] - windows[0][0]) / max(end - begin for begin, end in spans)
-    return found
+        metrics["overlap_ratio"] = (windows[0][1] - windows[0][0]) / max(end - begin for begin, end in spans)
+    return metrics
 
 
 def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sampled.Window | None:
@@ -175,19 +181,19 @@ def _job(
     group: Group,
     state: JobState,
     log: Events,
-    said: Logged | None,
+    logged: Logged | None,
     window: sampled.Window | None,
     seen: Observation,
     read: Mapping[sampled.Subject, sampled.Readings],
 ) -> JobResult:
     metrics: dict[str, float] = {}
-    own, place = read.get((state.job.index, None), {}), seen.places[state.job.index] if seen.places else {}
+    of_job, place = read.get((state.job.index, None), {}), seen.places[state.job.index] if seen.places else {}
     end_ns = _end_ns(state, log)
     if log.started_ns is not None and end_ns is not None:
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
-    metrics |= work.figures(group, state.job, log, said, window, metrics.get("makespan_s"))
+    metrics |= work.figures(group, state.job, log, logged, window, metrics.get("makespan_s"))
     if state.job.workload.ends_by_itself and log.started_ns is not None:
-        use_ns = sampled.first_gpu_use_ns(own, seen.fields, log.started_ns)
+        use_ns = sampled.first_gpu_use_ns(of_job, seen.fields, log.started_ns)
         metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
     if log.epochs:
         metrics["epoch_time_mean_s"] = statistics.fmean(epoch.whole_s for epoch in log.epochs)
@@ -195,12 +201,12 @@ def _job(
     if "gi_id" in place:  # what is known of its GPU instance, which it may share
         metrics |= sampled.figures(read.get((None, int(place["gi_id"])), {}), seen.fields, windows)
     # Of a job that ended before others nothing could be read in the rest of their window.
-    metrics |= sampled.figures(own, seen.fields, [_clip(span, log.started_ns, end_ns) for span in windows])
+    metrics |= sampled.figures(of_job, seen.fields, [_clip(span, log.started_ns, end_ns) for span in windows])
     spans = phases.of_job(state, log)
     metrics |= phases.job_metrics(spans)
     cpus = state.started.cpus if state.started is not None else ()
     ending = endings.of_job(state, log, interrupted=seen.interrupted)
-    if ending.result is Result.OK and (absence := work.absence(group, state.job, log, metrics, said)):
+    if ending.result is Result.OK and (absence := work.absence(group, state.job, log, metrics, logged)):
         ending = Ending(Result.FAILED, absence)
     return JobResult(
         job=state.job,
@@ -212,12 +218,12 @@ def _job(
         start_ns=log.started_ns,
         end_ns=end_ns,
         metrics=metrics,
-        series=_series(log) | _logged_series(said, state.job.workload.unit),
+        series=_series(log) | _logged_series(logged, state.job.workload.unit),
         spans=tuple(spans),
         place=place,
         params=log.params
         | ({"cpus": ",".join(map(str, cpus))} if cpus else {})
-        | ({"throughput_from": said.source} if said and said.points else {}),
+        | ({"throughput_from": logged.source} if logged and logged.points else {}),
     )
 
 
@@ -226,8 +232,8 @@ def _clip(window: sampled.Window, begin_ns: int | None, end_ns: int | None) -> s
     return begin if begin_ns is None else max(begin, begin_ns), end if end_ns is None else min(end, end_ns)
 
 
-def _logged_series(said: Logged | None, unit: str) -> dict[str, list[tuple[int, int, float]]]:
-    points = said.points if said is not None else ()
+def _logged_series(logged: Logged | None, unit: str) -> dict[str, list[tuple[int, int, float]]]:
+    points = logged.points if logged is not None else ()
     series = PointSeries((step, *point) for step, point in enumerate(points))
     return {f"logged_{unit}_per_s": list(series)} if points else {}
 
@@ -257,14 +263,14 @@ def _for_comparisons(jobs: Sequence[JobResult]) -> dict[str, str]:
         job.job.index: {name: job.metrics[name] for name in compared_names(unit) if name in job.metrics}
         for unit, job in ((job.job.workload.unit, job) for job in jobs)
     }
-    told: dict[str, Mapping[int, object]] = {**first, Tag.RATES: rates}
-    known = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in told.items()}
+    figures: dict[str, Mapping[int, object]] = {**first, Tag.RATES: rates}
+    known = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in figures.items()}
     return {tag: json.dumps(of_each) for tag, of_each in known.items() if of_each}
 
 
-def _group_metrics(group: Group, jobs: Sequence[JobResult], every: Sequence[JobResult]) -> dict[str, float]:
+def _group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[JobResult]) -> dict[str, float]:
     """Return the figures of the measured jobs, and the work of the co-runners among `every`."""
-    metrics = _of_neighbours([job.metrics for job in every if job.job.is_neighbour])
+    metrics = _of_neighbours([job.metrics for job in all_jobs if job.job.is_neighbour])
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
     if len(spans) == len(jobs):
         lengths = [end - start for start, end in spans]
@@ -297,12 +303,12 @@ def _of_neighbours(neighbours: Sequence[Mapping[str, float]]) -> dict[str, float
 
 def _totals(group: Group, jobs: Sequence[JobResult], makespan_s: float | None) -> dict[str, float]:
     """Return the total rates of the jobs, in each unit that all of them count."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for unit in units.shared([job.metrics for job in jobs]):
         if group.window.kind is WindowKind.WORK:
             numbers = [job.metrics[units.number_of(unit)] for job in jobs if units.number_of(unit) in job.metrics]
             if len(numbers) == len(jobs) and makespan_s:
-                found[units.total_of(unit)] = sum(numbers) / makespan_s
+                totals[units.total_of(unit)] = sum(numbers) / makespan_s
         elif len(jobs) == 1 or not group.sequential:
-            found[units.total_of(unit)] = sum(job.metrics[units.rate_of(unit)] for job in jobs)
-    return found
+            totals[units.total_of(unit)] = sum(job.metrics[units.rate_of(unit)] for job in jobs)
+    return totals

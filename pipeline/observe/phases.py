@@ -53,23 +53,23 @@ def of_job(state: JobState, log: Events) -> list[Span]:
 
 def group_metrics(spans: Iterable[Span]) -> dict[str, float]:
     """Return the seconds of each phase of a group, as `time_<phase>_s`."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for span in spans:
         if span.job is None:
             key = f"time_{span.name}_s"
-            found[key] = found.get(key, 0.0) + span.seconds
-    return found
+            metrics[key] = metrics.get(key, 0.0) + span.seconds
+    return metrics
 
 
 def job_metrics(spans: Sequence[Span]) -> dict[str, float]:
     """Return the seconds of a job's phases before it is ready, as `startup_<phase>_s`, and their sum."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for span in spans:
         if span.name == "ready":
-            found["startup_s"] = (span.start_ns - spans[0].start_ns) / 1e9
-            return found
+            metrics["startup_s"] = (span.start_ns - spans[0].start_ns) / 1e9
+            return metrics
         key = f"startup_{span.name}_s"
-        found[key] = found.get(key, 0.0) + span.seconds
+        metrics[key] = metrics.get(key, 0.0) + span.seconds
     return {}  # it never got there
 
 
@@ -81,13 +81,13 @@ def as_json(spans: Sequence[Span], wall_offset_ns: int) -> str:
 
 def share_in_words(metrics: Iterable[dict[str, float]], elapsed_s: float) -> str:
     """Describe how a study spent its time, by the metrics of its groups; empty without any window."""
-    every = list(metrics)
-    spent = {name: sum(row.get(f"time_{name}_s", 0.0) for row in every) for name in _IN_WORDS}
+    rows = list(metrics)
+    spent = {name: sum(row.get(f"time_{name}_s", 0.0) for row in rows) for name in _IN_WORDS}
     if not spent[WINDOW] or elapsed_s <= 0:
         return ""
     spent_on = {_IN_WORDS[name]: seconds for name, seconds in spent.items()}
     spent_on["the rest"] = max(0.0, elapsed_s - sum(spent.values()))
     measuring = spent_on.pop(_IN_WORDS[WINDOW])
-    others = sorted(spent_on.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{name} {100 * seconds / elapsed_s:.0f} %" for name, seconds in others)
+    shares_of_rest = sorted(spent_on.items(), key=lambda share: -share[1])
+    shares = ", ".join(f"{name} {100 * seconds / elapsed_s:.0f} %" for name, seconds in shares_of_rest)
     return f"measuring took {100 * measuring / elapsed_s:.0f} % of the time; {shares}"

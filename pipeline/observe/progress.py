@@ -76,13 +76,13 @@ class Progress:
         self,
         groups: Sequence[Group],
         known: Iterable[Result] = (),
-        left: Sequence[Group] | None = None,
+        to_run: Sequence[Group] | None = None,
         clock: Callable[[], float] = time.monotonic,
         past: Iterable[Ran] = (),
     ) -> None:
         self.results = Counter(known)
         self.num_groups, self.num_blocks = len(groups), len({group.block for group in groups})
-        self._left = list(groups if left is None else left)
+        self._left = list(groups if to_run is None else to_run)
         self._clock = clock
         self._begin_s = clock()
         self._group_begin_s: float | None = None
@@ -143,8 +143,8 @@ class Progress:
         """Estimate the duration of a group; `None` if nothing similar has run."""
         if group.skip_reason is not None:
             return Expected(seconds=0.0)
-        same, *others = _kinds(group)
-        kind = next((kind for kind in (same, *_looser(_ran(group)), *others) if kind in self._seen), None)
+        same, *wider = _kinds(group)
+        kind = next((kind for kind in (same, *_looser(_ran(group)), *wider) if kind in self._seen), None)
         if kind is None:
             return None
         likeness = kind[0] if isinstance(kind, tuple) and isinstance(kind[0], Likeness) else Likeness.SAME

@@ -30,11 +30,11 @@ def seconds_in(window: Window) -> float:
 
 def readings(samples: Iterable[Sample]) -> Mapping[Subject, Readings]:
     """Group the readings by subject."""
-    found: dict[Subject, dict[tuple[str, str], list[Reading]]] = defaultdict(lambda: defaultdict(list))
+    by_subject: dict[Subject, dict[tuple[str, str], list[Reading]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         for name, value in sample.values.items():
-            found[sample.job, sample.gi_id][sample.source, name].append((sample.t_ns, value))
-    return found
+            by_subject[sample.job, sample.gi_id][sample.source, name].append((sample.t_ns, value))
+    return by_subject
 
 
 def figures(
@@ -48,21 +48,21 @@ def figures(
         windows: in which it was measured.
         absent: receives the reason for each missing figure of which there is some reading.
     """
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for source, field in fields:
         name = figure_of(field)
         readings_of = read.get((source, field.name), ())
-        if name is None or name in found or field.summary is None or not readings_of:
+        if name is None or name in metrics or field.summary is None or not readings_of:
             continue
         try:
             if (value := _summary(field.summary, readings_of, windows, fields.interval_ns(source))) is not None:
-                found[name] = value
+                metrics[name] = value
         except _NotCoveredError as error:
             reasons.setdefault(name, f"{error} ({source})")
     if absent is not None:
-        absent.update({name: reason for name, reason in reasons.items() if name not in found})
-    return found
+        absent.update({name: reason for name, reason in reasons.items() if name not in metrics})
+    return metrics
 
 
 def first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int | None:
@@ -76,19 +76,19 @@ def first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int | Non
 
 
 def energy(
-    found: Mapping[str, float], windows: Sequence[Window], idle_w: float | None, rates: Mapping[str, float]
+    metrics: Mapping[str, float], windows: Sequence[Window], idle_w: float | None, rates: Mapping[str, float]
 ) -> dict[str, float]:
     """Derive figures from a device's energy: above its idle power, and per unit of work at a rate per second."""
-    if ENERGY not in found:
+    if ENERGY not in metrics:
         return {}
     total_s = sum(seconds_in(window) for window in windows)
     derived = {}
     if idle_w is not None:
         derived["power_idle_w"] = idle_w
-        derived["energy_above_idle_j"] = found[ENERGY] - idle_w * total_s
+        derived["energy_above_idle_j"] = metrics[ENERGY] - idle_w * total_s
     for unit, rate in rates.items():
         if rate:
-            derived[units.energy_of(unit)] = found[ENERGY] / (total_s * rate)
+            derived[units.energy_of(unit)] = metrics[ENERGY] / (total_s * rate)
             if idle_w is not None:
                 derived[units.energy_above_idle_of(unit)] = derived["energy_above_idle_j"] / (total_s * rate)
     return derived

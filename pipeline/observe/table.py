@@ -80,33 +80,33 @@ def table(
     by_key: dict[str, list[GroupResult]] = defaultdict(list)
     for row in rows:
         by_key[row.group.key].append(row)
-    in_order = sorted(by_key.values(), key=lambda found: _place(found[0].group))
-    groups = [found for found in in_order if any(row.result is not Result.SKIPPED for row in found)]
-    skipped = _skipped([found for found in in_order if found not in groups])
+    in_order = sorted(by_key.values(), key=lambda blocks: _place(blocks[0].group))
+    groups = [blocks for blocks in in_order if any(row.result is not Result.SKIPPED for row in blocks)]
+    skipped = _skipped([blocks for blocks in in_order if blocks not in groups])
     if not groups:
         return "\n".join(skipped)
     counted = _units(rows)
     rates = [(units.per_second(unit), units.total_of(unit), units.rate_in_words) for unit in counted]
     energies = [(units.joules_per(unit), units.energy_of(unit), "{:.3g}") for unit in counted]
-    others = (*_COLUMNS, *_sampled(fields), *energies, *_LAST_COLUMNS)
-    every = (*rates, *((title, key, form.format) for title, key, form in others))
-    shown = [column for column in every if any(column[1] in row.metrics for row in rows)]
+    other_columns = (*_COLUMNS, *_sampled(fields), *energies, *_LAST_COLUMNS)
+    columns = (*rates, *((title, key, form.format) for title, key, form in other_columns))
+    shown = [column for column in columns if any(column[1] in row.metrics for row in rows)]
     # Groups of one name that differ in these are told apart by them.
     facts = {
-        "window": [found[0].group.window.words for found in groups],
-        "device": [found[0].group.device.name for found in groups],
+        "window": [blocks[0].group.window.words for blocks in groups],
+        "device": [blocks[0].group.device.name for blocks in groups],
     }
     facts = {title: values for title, values in facts.items() if len(set(values)) > 1}
-    names = _names([found[0].group for found in groups])
-    if any(found[0].group.key in fastest for found in groups):
-        facts[""] = ["fastest" if found[0].group.key in fastest else "" for found in groups]
+    names = _names([blocks[0].group for blocks in groups])
+    if any(blocks[0].group.key in fastest for blocks in groups):
+        facts[""] = ["fastest" if blocks[0].group.key in fastest else "" for blocks in groups]
     has_blocks = len({row.group.block for row in rows}) > 1
     lines = [["group", *facts, *(["blocks"] if has_blocks else []), "result", *(title for title, _, _ in shown)]]
-    for name, found, *said in zip(names, groups, *facts.values(), strict=True):
-        blocks = [str(len(found))] if has_blocks else []
-        figures = [_median(found, key, form) for _, key, form in shown]
-        star = "*" if found[0].group.key in notes or any(row.marks.text for row in found) else ""
-        lines.append([name, *said, *blocks, _results(found) + star, *figures])
+    for name, blocks, *cells in zip(names, groups, *facts.values(), strict=True):
+        num_blocks = [str(len(blocks))] if has_blocks else []
+        figures = [_median(blocks, key, form) for _, key, form in shown]
+        star = "*" if blocks[0].group.key in notes or any(row.marks.text for row in blocks) else ""
+        lines.append([name, *cells, *num_blocks, _results(blocks) + star, *figures])
     text = aligned(lines, left={*range(1 + len(facts)), 1 + len(facts) + has_blocks})
     return "\n".join([*text, *_notes(groups, names, notes, is_of_blocks=has_blocks), *skipped])
 
@@ -115,8 +115,8 @@ def _names(groups: Sequence[Group]) -> list[str]:
     """Return the name of each group; a suffix tells groups in company of other GPUs from the same ones alone."""
     company = [group.settings[BESIDE] for group in groups]
     is_told = len(set(company)) > 1
-    told = [f" [{BESIDE} {number}]" if number and is_told else "" for number in company]
-    return [f"{group.name}{more}" for group, more in zip(groups, told, strict=True)]
+    suffixes = [f" [{BESIDE} {number}]" if number and is_told else "" for number in company]
+    return [f"{group.name}{more}" for group, more in zip(groups, suffixes, strict=True)]
 
 
 def _units(rows: Sequence[GroupResult]) -> list[str]:
@@ -130,15 +130,15 @@ def _units(rows: Sequence[GroupResult]) -> list[str]:
 def _place(group: Group) -> tuple[object, ...]:
     """Return the sort key of a group: the same jobs together, in the order of modes."""
     programs = [job.workload for job in group.measured]
-    jobs = sorted((natural(f"{each.name} {each.params}"), each.digest) for each in programs)
+    jobs = sorted((natural(f"{program.name} {program.params}"), program.digest) for program in programs)
     case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.words, group.settings[NEIGHBOURS])
     mode = mode_of(group.scenario).order
     return (group.device.name, *case, len(programs), jobs, mode, group.name, group.settings[BESIDE])
 
 
-def _median(found: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
+def _median(blocks: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
     """Format the median of a figure over the blocks that are valid, else ended well, else have it."""
-    having = [row for row in found if key in row.metrics]
+    having = [row for row in blocks if key in row.metrics]
     well = [row for row in having if row.result is Result.OK]
     used = dict(enumerate([row for row in well if not row.marks.invalid] or well or having))
     values = {number: row.metrics[key] for number, row in used.items()}
@@ -146,10 +146,10 @@ def _median(found: Sequence[GroupResult], key: str, form: Callable[[float], str]
     return form(statistics.median(normalise.independent(values, gpus))) if used else "-"
 
 
-def _results(found: Sequence[GroupResult]) -> str:
-    results = Counter(row.result for row in found)
+def _results(blocks: Sequence[GroupResult]) -> str:
+    results = Counter(row.result for row in blocks)
     if len(results) == 1:
-        return found[0].result.value
+        return blocks[0].result.value
     return ", ".join(f"{results[result]} {result.value}" for result in Result if results[result])
 
 
@@ -159,23 +159,23 @@ def _notes(
     """List marks and failures, each once with all its groups."""
     flags: dict[str, list[str]] = defaultdict(list)
     reasons: dict[str, list[str]] = defaultdict(list)
-    for name, found in zip(names, groups, strict=True):
-        of_flags = Counter(row.marks.text for row in found if row.marks.text)
-        of_reasons = Counter(row.reason for row in found if row.result is not Result.OK and row.reason)
+    for name, group_rows in zip(names, groups, strict=True):
+        of_flags = Counter(row.marks.text for row in group_rows if row.marks.text)
+        of_reasons = Counter(row.reason for row in group_rows if row.result is not Result.OK and row.reason)
         for into, texts in ((flags, of_flags), (reasons, of_reasons)):
             for text, number in texts.items():
-                blocks = f" ({number} of {len(found)} blocks)" if number < len(found) else ""
+                blocks = f" ({number} of {len(group_rows)} blocks)" if number < len(group_rows) else ""
                 into[text].append(name + blocks)
-        if note := on_gain.get(found[0].group.key):
+        if note := on_gain.get(group_rows[0].group.key):
             flags[note].append(name)
     notes = []
     if is_of_blocks:
-        num_gpus = len({row.gpu_uuid for found in groups for row in found})
+        num_gpus = len({row.gpu_uuid for group_rows in groups for row in group_rows})
         each_once = f"; of the {num_gpus} GPUs each counts once" if num_gpus > 1 else ""
         notes.append(f"figures are medians over the blocks{each_once}")
     notes += [f"* {list_first(names, _MOST_NAMES)}: {text}" for text, names in flags.items()]
     notes += [f"{list_first(names, _MOST_NAMES)}: {text}" for text, names in reasons.items()]
-    devices = dict.fromkeys(found[0].group.device for found in groups)
+    devices = dict.fromkeys(group_rows[0].group.device for group_rows in groups)
     if simulated := dict.fromkeys(device.name for device in devices if device.is_simulated):
         notes.append(
             f"simulated: {', '.join(simulated)}; the jobs ran on the CPU, so these figures say nothing about a real GPU"

@@ -27,9 +27,9 @@ def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[st
     if not steps.t_ns or log.started_ns is None:
         return {}
     if kind is WindowKind.WORK:
-        if (whole := _rate_of_epochs(log)) is None:
+        if (epoch_rate := _rate_of_epochs(log)) is None:
             return {}
-        rate, inside = whole, range(1, len(steps))
+        rate, inside = epoch_rate, range(1, len(steps))
     else:
         begin, end = window
         first, last = bisect_right(steps.t_ns, begin) - 1, bisect_right(steps.t_ns, end) - 1

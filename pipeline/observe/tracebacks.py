@@ -62,12 +62,12 @@ class Raised:
 
     def iterate_chain(self) -> Iterator[Raised]:
         """Yield it, its members, and its causes, the latest first."""
-        left = [self]
-        while left:
-            raised = left.pop()
+        pending = [self]
+        while pending:
+            raised = pending.pop()
             yield raised
-            left += [raised.before] if raised.before is not None else []
-            left += reversed(raised.members)
+            pending += [raised.before] if raised.before is not None else []
+            pending += reversed(raised.members)
 
 
 def find_exceptions(lines: Sequence[Line]) -> list[Raised]:

@@ -16,24 +16,26 @@ from pipeline.observe.sampled import Window
 
 
 def figures(
-    group: Group, job: Job, log: Events, said: Logged | None, window: Window | None, makespan_s: float | None
+    group: Group, job: Job, log: Events, logged: Logged | None, window: Window | None, makespan_s: float | None
 ) -> dict[str, float]:
     """Return the rate of a job in each of its units, and other figures of its work."""
     unit, kind = job.workload.unit, _kind(group, job)
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if window is not None:
-        found |= throughput.figures(kind, unit, log, window)
-        found |= _of_requests(kind, job, log, window)
+        metrics |= throughput.figures(kind, unit, log, window)
+        metrics |= _of_requests(kind, job, log, window)
     samples = job.workload.rate.samples
     if samples is not None and makespan_s:
-        found |= {units.rate_of(unit): samples / makespan_s, units.number_of(unit): float(samples)}
-    elif said is not None and said.points:
-        found[units.rate_of(unit)] = throughput.logged_rate(said.points, window if kind is WindowKind.LOGGED else None)
+        metrics |= {units.rate_of(unit): samples / makespan_s, units.number_of(unit): float(samples)}
+    elif logged is not None and logged.points:
+        metrics[units.rate_of(unit)] = throughput.logged_rate(
+            logged.points, window if kind is WindowKind.LOGGED else None
+        )
     for other, number in units.second_units(unit, log.params):
         for name in (units.rate_of, units.number_of):
-            if name(unit) in found:
-                found[name(other)] = number * found[name(unit)]
-    return found
+            if name(unit) in metrics:
+                metrics[name(other)] = number * metrics[name(unit)]
+    return metrics
 
 
 def _kind(group: Group, job: Job) -> WindowKind:
@@ -56,11 +58,11 @@ def _of_requests(kind: WindowKind, job: Job, log: Events, window: Window) -> dic
     return latency.figures(log.requests, window, is_rate_given=workload.is_rate_given, objective=workload.objective)
 
 
-def absence(group: Group, job: Job, log: Events, found: dict[str, float], said: Logged | None) -> str:
+def absence(group: Group, job: Job, log: Events, metrics: dict[str, float], logged: Logged | None) -> str:
     """Say why a job that ended well shows no work to measure; empty if it does."""
-    if said is not None and not said.points:
-        return said.absence
-    is_lacking = units.rate_of(job.workload.unit) not in found
+    if logged is not None and not logged.points:
+        return logged.absence
+    is_lacking = units.rate_of(job.workload.unit) not in metrics
     if group.window.kind is WindowKind.STEADY and not job.is_neighbour and is_lacking:
         what = "request was sent and answered" if job.workload.unit == latency.REQUESTS else "step was completed"
         lower = ", or the rate of the requests lower" if job.workload.is_rate_given else ""

@@ -255,8 +255,8 @@ def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
         except (TrackingError, OSError) as error:
             log.warning("skipped a spool folder: %s", error)
             unreadable[folder] = str(error)
-    found = tuple(folder for _, folder in sorted(ready))
-    return Survey(ready=found, busy=tuple(busy), elsewhere=elsewhere, unreadable=unreadable)
+    sendable = tuple(folder for _, folder in sorted(ready))
+    return Survey(ready=sendable, busy=tuple(busy), elsewhere=elsewhere, unreadable=unreadable)
 
 
 def _remove_abandoned(spool_root: Path) -> None:
@@ -282,7 +282,7 @@ def _doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
 
 def ended(spool_root: Path) -> list[Record]:
     """Read the groups that have ended and wait to be sent, dead owners' included. Changes nothing."""
-    found = []
+    records = []
     for folder in _folders_with(layout.RECORD, spool_root):
         if folder.name.startswith(layout.SENT_PREFIX):
             continue
@@ -290,17 +290,17 @@ def ended(spool_root: Path) -> list[Record]:
             if not locks.is_free(folder / layout.LOCK):  # first, or its owner may close it in between
                 continue
             if _is_over(record := read(folder)):
-                found.append(record if record.state == "closed" else _interrupted_record(folder, record))
+                records.append(record if record.state == "closed" else _interrupted_record(folder, record))
         except (TrackingError, OSError) as error:
             if folder.exists():  # else it was sent meanwhile
                 log.warning("not counted: %s", error)
-    return found
+    return records
 
 
 def _folders_with(name: str, spool_root: Path) -> list[Path]:
     """List the group folders that hold such a file; never follow a link, which may lead to another user's files."""
-    found = [path.parent for path in sorted(spool_root.glob(f"*/*/{name}"))]
-    return [folder for folder in found if not folder.is_symlink() and not folder.parent.is_symlink()]
+    folders = [path.parent for path in sorted(spool_root.glob(f"*/*/{name}"))]
+    return [folder for folder in folders if not folder.is_symlink() and not folder.parent.is_symlink()]
 
 
 def _is_over(record: Record) -> bool:
@@ -310,7 +310,7 @@ def _is_over(record: Record) -> bool:
 
 def fields_of(record: Any) -> dict[str, Any]:
     """Convert a record to a dict, without copying every point of every series as `dataclasses.asdict` would."""
-    return {item.name: getattr(record, item.name) for item in dataclasses.fields(record)}
+    return {attribute.name: getattr(record, attribute.name) for attribute in dataclasses.fields(record)}
 
 
 @contextmanager

@@ -97,10 +97,12 @@ def command_to_resume(words: Sequence[str]) -> str:
     """Return the command line that runs the groups of another one that have no result yet."""
     start, options = entry_points.divide(words)
     end = options.index("--") if "--" in options else len(options)
-    ours, theirs = options[:end], options[end:]
-    resume = next((option for option in ours if option.lstrip("+") == "resume=accept_environment"), "resume=true")
-    kept = [option for option in ours if option.partition("=")[0].lstrip("+") != "resume"]
-    return entry_points.spell_again(start, *kept, resume, *theirs, python=python())
+    words_of_hydra, words_of_program = options[:end], options[end:]
+    resume = next(
+        (option for option in words_of_hydra if option.lstrip("+") == "resume=accept_environment"), "resume=true"
+    )
+    overrides = [option for option in words_of_hydra if option.partition("=")[0].lstrip("+") != "resume"]
+    return entry_points.spell_again(start, *overrides, resume, *words_of_program, python=python())
 
 
 def python() -> str:

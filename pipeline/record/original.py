@@ -24,9 +24,9 @@ def script_files(scripts: Iterable[str]) -> dict[str, str]:
 
 def _artifact(name: str, index: int, is_unique: bool) -> str:
     """Name the artifact of a script, with a number if its name is not unique; cut the begin of a long name."""
-    whole, numbered = f"{SCRIPT_PREFIX}{name}", f"{SCRIPT_PREFIX}{index}-"
-    if is_unique and len(os.fsencode(whole)) <= MAX_NAME_BYTES:
-        return whole
+    plain, numbered = f"{SCRIPT_PREFIX}{name}", f"{SCRIPT_PREFIX}{index}-"
+    if is_unique and len(os.fsencode(plain)) <= MAX_NAME_BYTES:
+        return plain
     return numbered + os.fsencode(name)[-(MAX_NAME_BYTES - len(numbered)) :].decode(errors="ignore")
 
 

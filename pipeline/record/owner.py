@@ -52,13 +52,15 @@ class Owner:
     @property
     def standing(self) -> Standing:
         """Its state, seen from this machine."""
-        here = Owner.here()
-        if self.boot_id and self.boot_id == here.boot_id:
+        this_machine = Owner.here()
+        if self.boot_id and self.boot_id == this_machine.boot_id:
             return Standing.DEAD
-        is_this_machine = self.host == here.host or (self.machine_id != "" and self.machine_id == here.machine_id)
+        is_this_machine = self.host == this_machine.host or (
+            self.machine_id != "" and self.machine_id == this_machine.machine_id
+        )
         if not is_this_machine:
             return Standing.ELSEWHERE
-        return Standing.BEFORE_BOOT if self.boot_id and here.boot_id else Standing.DEAD
+        return Standing.BEFORE_BOOT if self.boot_id and this_machine.boot_id else Standing.DEAD
 
 
 def close_command(root: Path) -> str:
@@ -78,7 +80,7 @@ def find_written(folders: Iterable[Path]) -> frozenset[Path]:
 
 def _state(folder: Path) -> dict[tuple[Path, int], int]:
     """Return the modification time of each file that an owner or its jobs write, by path and size."""
-    found = {}
+    times = {}
     for path in _files(folder):
         try:
             # A network file system asks its server anew when a file is opened; not to be kept waiting by a pipe.
@@ -87,10 +89,10 @@ def _state(folder: Path) -> dict[tuple[Path, int], int]:
             continue
         try:
             status = os.fstat(descriptor)
-            found[path, status.st_size] = status.st_mtime_ns
+            times[path, status.st_size] = status.st_mtime_ns
         finally:
             os.close(descriptor)
-    return found
+    return times
 
 
 def _files(folder: Path) -> Iterator[Path]:

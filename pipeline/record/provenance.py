@@ -48,8 +48,12 @@ def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) ->
 def _git() -> dict[str, str]:
     """Return the commit of the project's own clone, and whether files differ from it."""
     is_clone = (PROJECT_DIR / "pyproject.toml").is_file()  # an installed package may lie in a repository of its user's
-    found = git.read(PROJECT_DIR) if is_clone else None
-    return {} if found is None else {"git_commit": found.commit, "git_changed": str(found.is_changed).lower()}
+    repository = git.read(PROJECT_DIR) if is_clone else None
+    return (
+        {}
+        if repository is None
+        else {"git_commit": repository.commit, "git_changed": str(repository.is_changed).lower()}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +107,8 @@ def uncommitted(origins: Iterable[Origin]) -> str:
     text = escape_to_utf8("".join(dict.fromkeys(part for origin in origins for part in origin.uncommitted)))
     if (size := len(text.encode())) <= _MOST_BYTES:
         return text
-    kept = text.encode()[:_MOST_BYTES].decode(errors="ignore")
-    return f"{kept}\n# cut: the first {_MOST_BYTES} of {size} bytes\n"
+    beginning = text.encode()[:_MOST_BYTES].decode(errors="ignore")
+    return f"{beginning}\n# cut: the first {_MOST_BYTES} of {size} bytes\n"
 
 
 def _as_new(path: Path, root: Path) -> str:

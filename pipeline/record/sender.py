@@ -341,8 +341,8 @@ def start_early(arguments: Sequence[str]) -> None:
     `take` hands it to the study; otherwise `end_early` ends it.
     """
     # A program of the user's has options of its own.
-    ours = set(itertools.takewhile(lambda word: word != "--", arguments))
-    if not _WITHOUT_STORE & ours:
+    options = set(itertools.takewhile(lambda word: word != "--", arguments))
+    if not _WITHOUT_STORE & options:
         sender = Sender()
         sender.start()
         _early.append(sender)

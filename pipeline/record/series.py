@@ -65,10 +65,10 @@ class Series:
 
 def read_samples(path: Path) -> dict[SeriesKey, Series]:
     """Read all samples of a spool folder, by origin; damaged lines are skipped and counted in the log."""
-    found: dict[SeriesKey, Series] = {}
+    by_key: dict[SeriesKey, Series] = {}
     torn = 0
     if not path.exists():
-        return found
+        return by_key
     with path.open("rb") as file:
         for line in file:
             try:
@@ -79,21 +79,21 @@ def read_samples(path: Path) -> dict[SeriesKey, Series]:
                 torn += 1
                 continue
             for name, value in values.items():
-                found.setdefault(SeriesKey(source, job, gi_id, name), Series()).append(t_ns, value)
+                by_key.setdefault(SeriesKey(source, job, gi_id, name), Series()).append(t_ns, value)
     if torn:
         log.warning("%s: left out %d damaged line(s)", path, torn)
-    return found
+    return by_key
 
 
 def of_child(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
     """Return the series of a job's run: its own, and those of its device or GPU instance."""
-    own = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
+    of_job = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
     shared = {
         origin.metric: series
         for origin, series in samples.items()
         if child.is_gpu and fields.is_of_device(origin.source, origin.job) and origin.gi_id == child.gi_id
     }
-    return {**shared, **own}
+    return {**shared, **of_job}
 
 
 def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path, about: About) -> Path:
@@ -117,8 +117,8 @@ def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path,
         ]
         tables.append(pa.table(columns, names=list(COLUMNS)))
     path = folder / SAMPLE_TABLE
-    told = json.dumps(asdict(about)).encode()
-    pq.write_table(pa.concat_tables(tables).replace_schema_metadata({_ABOUT: told}), path)
+    metadata = json.dumps(asdict(about)).encode()
+    pq.write_table(pa.concat_tables(tables).replace_schema_metadata({_ABOUT: metadata}), path)
     return path
 
 
@@ -133,9 +133,9 @@ def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:
     import pyarrow.parquet as pq
 
     columns = ["source", "job", "gi_id", "field", "t_ns", "value"]
-    wanted = pc.field("field").isin(pa.array(fields, pa.string()))  # typed, as there may be none
-    table = pq.read_table(path, columns=columns, filters=wanted)
-    found: dict[SeriesKey, Series] = {}
+    is_selected = pc.field("field").isin(pa.array(fields, pa.string()))  # typed, as there may be none
+    table = pq.read_table(path, columns=columns, filters=is_selected)
+    by_key: dict[SeriesKey, Series] = {}
     for *origin, t_ns, value in zip(*(table[column].to_pylist() for column in columns), strict=True):
-        found.setdefault(SeriesKey(*origin), Series()).append(t_ns, value)
-    return found
+        by_key.setdefault(SeriesKey(*origin), Series()).append(t_ns, value)
+    return by_key

@@ -252,7 +252,7 @@ def _new_record(
             Tag.SPOOL_ID: spool_id,
         }
     )
-    environments = {spec: {"environment_digest": found.lock_digest} for spec, found in interpreters.items()}
+    environments = {spec: {"environment_digest": interpreter.lock_digest} for spec, interpreter in interpreters.items()}
     children = tuple(
         ChildRecord(
             name=job.name,

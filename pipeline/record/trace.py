@@ -166,12 +166,12 @@ def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span])
 def _counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tuple[str, int, float]]:
     """Yield the charted readings of the whole device and machine, thinned to the width of a screen."""
     drawn = {(source, field.name) for source, field in fields if field.chart is not None}
-    found: dict[tuple[str, str], Series] = defaultdict(Series)
+    by_name: dict[tuple[str, str], Series] = defaultdict(Series)
     for sample in samples:
         if sample.is_of_whole:
             for name, value in sample.values.items():
                 if (sample.source, name) in drawn:
-                    found[sample.source, name].append(sample.t_ns, value)
-    for (source, name), series in found.items():
+                    by_name[sample.source, name].append(sample.t_ns, value)
+    for (source, name), series in by_name.items():
         for _, t_ns, value in series.thinned(_COUNTER_POINTS):
             yield f"{source}/{name}", t_ns, value

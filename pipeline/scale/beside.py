@@ -44,41 +44,41 @@ class Leg:
     numbers: Sequence[int]
 
 
-def run(asked: StudyRequest, _: UndoStack, wanted: Any) -> int:
+def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     """Measure each shard of a study on the first GPU, alone and in company; return the worst exit status."""
-    devices = free(asked, wanted, "beside", of_one_model=True)
+    devices = free(request, devices_option, "beside", of_one_model=True)
     if len(devices) < 2:
         raise ConfigError(
             "hydra/launcher=beside measures a GPU alone and while others work, and here is one free GPU only: "
             f"{devices[0].name} ({devices[0].uuid}); leave the launcher out to measure it alone"
         )
-    refuse_taken_ports(asked, devices)
+    refuse_taken_ports(request, devices)
     company = (0, len(devices) - 1)
-    planned = [_planned(asked, devices[0], beside) for beside in company]
-    asked.planned = {group.digest for leg, _ in planned for group in leg.plan.groups}
+    planned = [_planned(request, devices[0], beside) for beside in company]
+    request.planned = {group.digest for leg, _ in planned for group in leg.plan.groups}
     refuse_mode_switches([(devices, leg.plan) for leg, _ in planned], "leave the launcher out")
-    if asked.config.dry_run:
-        return preview(*((asked, inventory, leg.plan) for leg, inventory in planned))
+    if request.config.dry_run:
+        return preview(*((request, inventory, leg.plan) for leg, inventory in planned))
     legs = []
     for leg, inventory in planned:
-        groups = stored_results.open_store(asked, leg.plan, inventory)[0]
+        groups = stored_results.open_store(request, leg.plan, inventory)[0]
         legs.append(dataclasses.replace(leg, numbers=tuple(units.of(groups))))
-    fleet = Pairs(asked, devices, legs)
+    fleet = Pairs(request, devices, legs)
     fleet.say_what_is_to_run()
     try:
         fleet.run()
     finally:
         with interrupts.held():
-            is_whole = stored_results.show_all(asked, [leg.plan for leg in legs])
+            is_whole = stored_results.show_all(request, [leg.plan for leg in legs])
     return fleet.status(is_whole=is_whole)
 
 
-def _planned(asked: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
+def _planned(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
     """Return a leg with all of its shards, and the inventory of the machine."""
-    plan_file = workers.new_plan_file(asked.root)
-    for config in asked.configs:
+    plan_file = workers.new_plan_file(request.root)
+    for config in request.configs:
         config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
-    inventory, plan = plans.make_plan(asked)
+    inventory, plan = plans.make_plan(request)
     return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(units.of(plan.groups))), inventory
 
 
@@ -87,8 +87,8 @@ class Pairs(Fleet):
 
     ENDS_WORKERS = True  # company has no end of its own, and what it keeps company would be measured without
 
-    def __init__(self, asked: StudyRequest, devices: Sequence[Device], legs: Sequence[Leg]) -> None:
-        super().__init__(asked, devices, ())
+    def __init__(self, request: StudyRequest, devices: Sequence[Device], legs: Sequence[Leg]) -> None:
+        super().__init__(request, devices, ())
         self.measured_on, *self.others = devices
         numbers = sorted({number for leg in legs for number in leg.numbers})
         # Every other unit begins in company, so that what drifts with time favours neither.
@@ -100,10 +100,10 @@ class Pairs(Fleet):
         self.measured: WorkerProcess | None = None
 
     def say_what_is_to_run(self) -> None:
-        others = ", ".join(f"GPU {device.index}" for device in self.others)
+        company = ", ".join(f"GPU {device.index}" for device in self.others)
         words.say(
             f"{counted(len(self.steps), 'measurement')} of units on GPU {self.measured_on.index}, alone or with "
-            f"{others} at work, whose own rows go to experiment {self._experiment}"
+            f"{company} at work, whose own rows go to experiment {self._experiment}"
         )
 
     def start_more(self, selector: selectors.BaseSelector) -> bool:
@@ -159,4 +159,4 @@ class Pairs(Fleet):
 
     @property
     def _experiment(self) -> str:
-        return name_company(self.asked.config.tracking.experiment)
+        return name_company(self.request.config.tracking.experiment)

@@ -16,23 +16,23 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 def divided(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
     """Return the CPUs of each GPU's worker by UUID; workers share no core, unless there are too few CPUs."""
-    ours = frozenset(os.sched_getaffinity(0))
+    available = frozenset(os.sched_getaffinity(0))
     sharing: list[tuple[frozenset[int], list[Device]]] = []
     for device in devices:
-        near, members = (_near(device) & ours) or ours, [device]
-        for other in [each for each in sharing if each[0] & near]:  # of a GPU whose node is not known, all
+        near, members = (_near(device) & available) or available, [device]
+        for other in [share for share in sharing if share[0] & near]:  # of a GPU whose node is not known, all
             sharing.remove(other)
             near, members = near | other[0], [*other[1], *members]
         sharing.append((near, members))
-    found: dict[str, frozenset[int]] = {}
+    by_uuid: dict[str, frozenset[int]] = {}
     for cpus, members in sharing:
         cores = _cores(cpus)
         parts = cores if len(cores) >= len(members) else [[cpu] for cpu in sorted(cpus)]
-        each = len(parts) // len(members)
+        per_worker = len(parts) // len(members)
         for number, device in enumerate(members):
-            own = parts[number * each : (number + 1) * each]
-            found[device.uuid] = frozenset(cpu for core in own for cpu in core) or cpus
-    return found
+            part = parts[number * per_worker : (number + 1) * per_worker]
+            by_uuid[device.uuid] = frozenset(cpu for core in part for cpu in core) or cpus
+    return by_uuid
 
 
 def _cores(cpus: frozenset[int]) -> list[list[int]]:
@@ -70,8 +70,8 @@ def _near(device: Device) -> frozenset[int]:
 
 def parsed(text: str) -> frozenset[int]:
     """Parse a list as the kernel writes it: `0-3,8,10-11`."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)

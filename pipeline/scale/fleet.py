@@ -33,13 +33,13 @@ class Part:
     """The shards for the GPUs of one model.
 
     Attributes:
-        asked: the study as these GPUs run it.
+        request: the study as these GPUs run it.
         waiting: shards that no GPU has.
         begun: UUID of the GPU that has rows of a shard, which then need not run again there.
         took_s: duration of each finished shard.
     """
 
-    asked: StudyRequest
+    request: StudyRequest
     devices: Sequence[Device]
     waiting: deque[int]
     begun: Mapping[int, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Part:
 
     def take(self, device: Device) -> int:
         """Take a shard for a GPU: one that it has begun, else one that no other has, else the next."""
-        unit = min(self.waiting, key=lambda each: {device.uuid: 0, None: 1}.get(self.begun.get(each), 2))
+        unit = min(self.waiting, key=lambda shard: {device.uuid: 0, None: 1}.get(self.begun.get(shard), 2))
         self.waiting.remove(unit)
         return unit
 
@@ -61,7 +61,7 @@ class Part:
         if not self.took_s:
             return None
         mean_s = fmean(self.took_s)
-        rests_s = [max(0.0, mean_s - each) for each in running_s] + [mean_s] * len(self.waiting)
+        rests_s = [max(0.0, mean_s - spent_s) for spent_s in running_s] + [mean_s] * len(self.waiting)
         return max(sum(rests_s) / len(self.devices), max(rests_s, default=0.0))
 
 
@@ -74,8 +74,8 @@ class Fleet:
 
     ENDS_WORKERS = False
 
-    def __init__(self, asked: StudyRequest, devices: Sequence[Device], parts: Sequence[Part]) -> None:
-        self.asked, self.devices, self.parts = asked, devices, parts
+    def __init__(self, request: StudyRequest, devices: Sequence[Device], parts: Sequence[Part]) -> None:
+        self.request, self.devices, self.parts = request, devices, parts
         self.part_of = {device.uuid: part for part in parts for device in part.devices}
         self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
         self.num_units = sum(len(part.waiting) for part in parts)
@@ -109,14 +109,14 @@ class Fleet:
             part = self.part_of[device.uuid]
             if not part.waiting:
                 continue
-            if self.is_late(sum(len(each.waiting) for each in self.parts)):
-                for each in self.parts:
-                    self.num_given_up += len(each.waiting)
-                    each.waiting.clear()
+            if self.is_late(sum(len(queue.waiting) for queue in self.parts)):
+                for queue in self.parts:
+                    self.num_given_up += len(queue.waiting)
+                    queue.waiting.clear()
                 break
             with interrupts.held():
                 self.idle.remove(device)
-                unit, config = part.take(device), part.asked.config
+                unit, config = part.take(device), part.request.config
                 decided = {"gpu.beside": config.gpu.beside, "plan_file": config.plan_file}
                 if config.gpu.models > 1:
                     decided |= {"gpu.models": config.gpu.models}
@@ -128,7 +128,7 @@ class Fleet:
 
     def is_late(self, num_left: int) -> bool:
         """Return whether the time limit of the study is over; if so, report the shards left."""
-        limit_s, left_s = self.asked.config.time_limit_s, self._time_left_s()
+        limit_s, left_s = self.request.config.time_limit_s, self._time_left_s()
         if left_s is None or left_s > 0:
             return False
         words.say(f"time_limit_s={limit_s:g} is over: {counted(num_left, 'unit')} left")
@@ -139,7 +139,7 @@ class Fleet:
         """Return the keys that are decided for each worker that measures."""
         left_s = self._time_left_s()
         limit = {} if left_s is None else {"time_limit_s": f"{max(0.1, left_s):.1f}"}
-        return {"resume": self.asked.config.resume, **limit}
+        return {"resume": self.request.config.resume, **limit}
 
     def status(self, *, is_whole: bool) -> int:
         """Return the exit status of the study; another GPU may have run the shards of a refused worker."""
@@ -148,15 +148,15 @@ class Fleet:
         return self.worst or (_REFUSED if self.was_refused and not self.has_measured else 1)
 
     def _time_left_s(self) -> float | None:
-        limit_s = self.asked.config.time_limit_s
+        limit_s = self.request.config.time_limit_s
         return None if limit_s is None else limit_s - (time.monotonic() - self.begin_s)
 
     def start(self, device: Device, decided: Mapping[str, object], selector: selectors.BaseSelector) -> WorkerProcess:
         """Start a worker on a GPU, with these keys decided for it."""
-        ports = ports_of(self.asked.config.exporter, self.devices)
+        ports = ports_of(self.request.config.exporter, self.devices)
         port = {"exporter.port": ports[device.uuid]} if ports else {}
         of_worker = {"hydra/launcher": "worker", **decided, **port, "gpu.device": device.uuid}
-        invocation = self.asked.invocation
+        invocation = self.request.invocation
         worker = WorkerProcess(
             device,
             workers.command(invocation.words, of_worker),
@@ -165,7 +165,7 @@ class Fleet:
             ends_with_launcher=self.ENDS_WORKERS,
         )
         self.workers.append(worker)
-        self.asked.has_started = True
+        self.request.has_started = True
         for output in worker.outputs:
             selector.register(output, selectors.EVENT_READ, (worker, output))
         return worker
@@ -221,10 +221,10 @@ class Fleet:
         num_left = self.num_given_up + len(busy) + sum(len(part.waiting) for part in self.parts)
         now_s = time.monotonic()
         left_s = [
-            part.seconds_left([now_s - each.begin_s for each in busy if each.device in part.devices])
+            part.seconds_left([now_s - worker.begin_s for worker in busy if worker.device in part.devices])
             for part in self.parts
         ]
         known_s = [seconds for seconds in left_s if seconds is not None]
         is_known = len(known_s) == len(left_s) and max(known_s) >= 1
-        left = f", about {words.duration(max(known_s))} left" if is_known else ""
-        return f"{self.num_units - num_left} of {counted(self.num_units, 'unit')} ended{left}"
+        remaining = f", about {words.duration(max(known_s))} left" if is_known else ""
+        return f"{self.num_units - num_left} of {counted(self.num_units, 'unit')} ended{remaining}"

@@ -33,41 +33,41 @@ from pipeline.study.request import StudyRequest
 ALL = "all"
 
 
-def run(asked: StudyRequest, _: UndoStack, wanted: Any) -> int:
+def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     """Run the shards of a study on the chosen GPUs; return the worst exit status of the workers."""
-    devices = free(asked, wanted, "gpus")
-    asked.gpus = devices
-    refuse_taken_ports(asked, devices)
+    devices = free(request, devices_option, "gpus")
+    request.gpus = devices
+    refuse_taken_ports(request, devices)
     by_model: dict[str, list[Device]] = {}
     for device in devices:
         by_model.setdefault(device.name, []).append(device)
-    num_units = len(workers.planned(asked, lambda _: devices[0]).unit_sizes)
+    num_units = len(workers.planned(request, lambda _: devices[0]).unit_sizes)
     beside = sum(min(len(members), num_units) for members in by_model.values()) - 1
-    of_models = [_for_model(asked, members[0], beside, len(by_model)) for members in by_model.values()]
-    made = [plans.make_plan(each) for each in of_models]
-    of_gpus = [(members, plan) for members, (_, plan) in zip(by_model.values(), made, strict=True)]
+    of_models = [_for_model(request, members[0], beside, len(by_model)) for members in by_model.values()]
+    plans_made = [plans.make_plan(study) for study in of_models]
+    of_gpus = [(members, plan) for members, (_, plan) in zip(by_model.values(), plans_made, strict=True)]
     refuse_mode_switches(of_gpus, "name one GPU with 'hydra.launcher.devices=[0]'")
-    if asked.config.dry_run:
-        status = preview(*((each, *planned) for each, planned in zip(of_models, made, strict=True)))
+    if request.config.dry_run:
+        status = preview(*((study, *planned) for study, planned in zip(of_models, plans_made, strict=True)))
         words.say(f"its units go to {_listed(devices)}; the time is that of one GPU")
         return status
     parts = []
-    for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), made, strict=True):
+    for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans_made, strict=True):
         groups, known = stored_results.open_store(of_model, plan, inventory)
         waiting = deque(units.of(groups))
         begun = {row.group.unit: row.gpu_uuid for row in known}
-        parts.append(Part(asked=of_model, devices=members, waiting=waiting, begun=begun))
+        parts.append(Part(request=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
             f"{counted(len(waiting), 'unit')} of {len(units.of(plan.groups))} to run on "
             f"{_listed(members)}"
             f"{f' ({members[0].name})' if len(by_model) > 1 else ''}"
         )
-    fleet = Fleet(asked, devices, parts)
+    fleet = Fleet(request, devices, parts)
     try:
         fleet.run()
     finally:
         with interrupts.held():
-            is_whole = stored_results.show_all(asked, [plan for _, plan in made])
+            is_whole = stored_results.show_all(request, [plan for _, plan in plans_made])
     return fleet.status(is_whole=is_whole)
 
 
@@ -75,19 +75,19 @@ def _listed(devices: Sequence[Device]) -> str:
     return ", ".join(f"GPU {device.index}" for device in devices)
 
 
-def _for_model(asked: StudyRequest, first: Device, beside: int, num_models: int) -> StudyRequest:
+def _for_model(request: StudyRequest, first: Device, beside: int, num_models: int) -> StudyRequest:
     """Return the study for the GPUs of one model, with so many others at work; its plan is made for the first."""
     model = mig_table.find(first.name).name if first.is_simulated else None
-    plan_file = workers.new_plan_file(asked.root)
+    plan_file = workers.new_plan_file(request.root)
     configs = [
         dataclasses.replace(
             config,
             gpu=dataclasses.replace(config.gpu, device=first.uuid, model=model, beside=beside, models=num_models),
             plan_file=plan_file,
         )
-        for config in asked.configs
+        for config in request.configs
     ]
-    return dataclasses.replace(asked, configs=configs)
+    return dataclasses.replace(request, configs=configs)
 
 
 def refuse_mode_switches(planned: Sequence[tuple[Sequence[Device], Plan]], instead: str) -> None:
@@ -113,39 +113,39 @@ def _needs_reset(device: Device) -> bool:
         return False
 
 
-def free(asked: StudyRequest, wanted: Any, launcher: str, *, of_one_model: bool = False) -> list[Device]:
+def free(request: StudyRequest, devices_option: Any, launcher: str, *, of_one_model: bool = False) -> list[Device]:
     """Return the chosen GPUs that are free; with `all`, busy ones are left out, otherwise they are an error.
 
     Errors name `launcher`. `of_one_model` treats GPUs of another model than the first free one as busy.
     """
-    config = asked.config.gpu
+    config = request.config.gpu
     if config.kind is GpuKind.cpu:
         raise ConfigError(
             f"hydra/launcher={launcher} runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out"
         )
-    workers.refuse_what_is_decided(asked.configs, launcher)
-    if asked.config.wait:
+    workers.refuse_what_is_decided(request.configs, launcher)
+    if request.config.wait:
         raise ConfigError(
             f"wait=true: hydra/launcher={launcher} takes the GPUs that are free now, and waits for none; leave it out"
         )
-    if asked.simulated is not None and config.machine is None:
+    if request.simulated is not None and config.machine is None:
         raise ConfigError(
             f"hydra/launcher={launcher} on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with "
             "as many GPUs as gpu.count=NUMBER says"
         )
-    there = _there(asked)
-    if not there:
+    present = _there(request)
+    if not present:
         raise ConfigError(
             f"hydra/launcher={launcher} found no NVIDIA GPU; leave it out to run on the CPUs, or rehearse it with "
             "gpu=simulated_h100_80gb gpu.count=2 gpu.machine=FILE"
         )
-    named = [] if wanted == ALL else _named(wanted)
-    asked_for = [chosen.choose("hydra.launcher.devices", each, there) for each in named] or list(there)
+    named = [] if devices_option == ALL else _named(devices_option)
+    asked_for = [chosen.choose("hydra.launcher.devices", name, present) for name in named] or list(present)
     if twice := [device for device in asked_for if asked_for.count(device) > 1]:
-        raise ConfigError(f"hydra.launcher.devices={wanted} names {twice[0].name} {twice[0].uuid} twice")
+        raise ConfigError(f"hydra.launcher.devices={devices_option} names {twice[0].name} {twice[0].uuid} twice")
     folder = Path(config.lock_dir)
-    if not asked.config.dry_run:
-        plans.end_leftovers(asked.root)  # it is no stranger's
+    if not request.config.dry_run:
+        plans.end_leftovers(request.root)  # it is no stranger's
     taken = {device: _why_not_free(device, folder, config.tolerate) for device in asked_for}
     model = next((device.name for device in asked_for if not taken[device]), "")
     taken |= {
@@ -153,29 +153,33 @@ def free(asked: StudyRequest, wanted: Any, launcher: str, *, of_one_model: bool 
         for device in asked_for
         if of_one_model and not taken[device] and device.name != model
     }
-    said = [f"GPU {device.index} ({device.uuid}): {why}" for device, why in taken.items() if why]
-    if said and (named or len(said) == len(asked_for)):
-        raise ConfigError(f"hydra/launcher={launcher}: {'; '.join(said)}")
-    for each in said:
-        words.say(f"left out: {each}")
+    refusals = [f"GPU {device.index} ({device.uuid}): {why}" for device, why in taken.items() if why]
+    if refusals and (named or len(refusals) == len(asked_for)):
+        raise ConfigError(f"hydra/launcher={launcher}: {'; '.join(refusals)}")
+    for reason in refusals:
+        words.say(f"left out: {reason}")
     return [device for device in asked_for if not taken[device]]
 
 
-def _named(wanted: Any) -> list[str]:
+def _named(devices_option: Any) -> list[str]:
     """Return the GPUs that a user named: a list of indices and UUIDs, or one of these."""
-    each = list(wanted) if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
-    if not each or not all(isinstance(one, int | str) for one in each):
-        raise ConfigError(f"hydra.launcher.devices={wanted}: give a list of GPUs by index or UUID, or {ALL}")
-    return [str(one) for one in each]
+    names = (
+        list(devices_option)
+        if isinstance(devices_option, Sequence) and not isinstance(devices_option, str)
+        else [devices_option]
+    )
+    if not names or not all(isinstance(one, int | str) for one in names):
+        raise ConfigError(f"hydra.launcher.devices={devices_option}: give a list of GPUs by index or UUID, or {ALL}")
+    return [str(one) for one in names]
 
 
-def _there(asked: StudyRequest) -> Sequence[Device]:
+def _there(request: StudyRequest) -> Sequence[Device]:
     """Return every GPU that a worker could get; of a simulated machine those of the configured models."""
-    if asked.simulated is None:
+    if request.simulated is None:
         return chosen.all_granted(nvml.list_devices())
-    asked_for = {mig_table.find(str(config.gpu.model)).name: config.gpu for config in asked.configs}.values()
+    asked_for = {mig_table.find(str(config.gpu.model)).name: config.gpu for config in request.configs}.values()
     selected = [dataclasses.replace(gpu, device=str(index)) for gpu in asked_for for index in range(gpu.count)]
-    return [dataclasses.replace(asked.simulated.find_device(gpu), index=index) for index, gpu in enumerate(selected)]
+    return [dataclasses.replace(request.simulated.find_device(gpu), index=index) for index, gpu in enumerate(selected)]
 
 
 def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
@@ -190,12 +194,12 @@ def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
     return ""
 
 
-def refuse_taken_ports(asked: StudyRequest, devices: Sequence[Device]) -> None:
+def refuse_taken_ports(request: StudyRequest, devices: Sequence[Device]) -> None:
     """Refuse exporter ports on which a worker could not listen; a dry run does not try them."""
-    config = asked.config.exporter
+    config = request.config.exporter
     for port in ports_of(config, devices).values():
         spec = factory.spec_of(dataclasses.replace(config, port=port), without=frozenset({"name"}))
         exporter: Exporter = factory.instance(spec)
-        if not asked.config.dry_run:
+        if not request.config.dry_run:
             with exporter.serving():
                 """It could; the worker will."""

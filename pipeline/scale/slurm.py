@@ -63,37 +63,37 @@ exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_
 """
 
 
-def run(asked: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
+def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     """Submit the shards of a study; with `wait`, the exit status says whether each of them has its rows."""
-    uri, experiment = _refuse_what_has_no_array(asked, options), asked.config.tracking.experiment
-    gres, plan = gres_of(options), _plan(asked)
-    units, num_queued = _left(asked, uri, plan, len(gres))
+    uri, experiment = _refuse_what_has_no_array(request, options), request.config.tracking.experiment
+    gres, plan = gres_of(options), _plan(request)
+    units, num_queued = _left(request, uri, plan, len(gres))
     num_units = len(plan.unit_sizes)
     if not units:
         words.say(f"resume: {num_units - num_queued} of {counted(num_units, 'unit')} are done")
         return 1 if num_queued else 0
     folder = Path(options.folder).absolute()
-    resume, limit_s = asked.config.resume, asked.config.time_limit_s
+    resume, limit_s = request.config.resume, request.config.time_limit_s
     scripts = {
-        each: script_of(
-            dataclasses.replace(options, gres=each), asked.invocation.words, units, resume, limit_s, folder, len(gres)
+        gpu: script_of(
+            dataclasses.replace(options, gres=gpu), request.invocation.words, units, resume, limit_s, folder, len(gres)
         )
-        for each in gres
+        for gpu in gres
     }
-    if asked.config.dry_run:
-        what = asked.config.unit_of.name
+    if request.config.dry_run:
+        what = request.config.unit_of.name
         for script in scripts.values():
             sys.stdout.write(f"{mask_text(script)}{counted(len(units), 'unit')}, a {what} each; ")
             sys.stdout.write("the plan is made where the GPU is\n")
         return 0
-    assert asked.sender is not None
-    asked.sender.open(experiment, asked.root, uri, asked.config.tracking.series_points)
-    asked.sender.store()  # before a task waits for hours to find that there is none
+    assert request.sender is not None
+    request.sender.open(experiment, request.root, uri, request.config.tracking.series_points)
+    request.sender.store()  # before a task waits for hours to find that there is none
     jobs: dict[str, str] = {}
     where = ("status", "--experiment", experiment, "--uri", mask_text(uri))
     status = entry_points.spell("tracking", *where, python=python())
     with interrupts.held():  # what Slurm has taken is named, whatever the user does meanwhile
-        for each, script in scripts.items():
+        for gpu, script in scripts.items():
             try:
                 job = _submit(script, folder)
             except ConfigError as error:
@@ -101,13 +101,13 @@ def run(asked: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
                     raise
                 how = "could not be cancelled" if _slurm("scancel", *jobs).status else "was cancelled"
                 raise ConfigError(f"{error}; job array {', '.join(jobs)}, submitted before it, {how}") from error
-            jobs[job] = f"{each} " if len(gres) > 1 else ""
+            jobs[job] = f"{gpu} " if len(gres) > 1 else ""
             words.say(
                 f"submitted {counted(len(units), 'unit')} of {num_units} as job array {job}"
-                f"{f' for {each}' if len(gres) > 1 else ''}, output in {folder}"
+                f"{f' for {gpu}' if len(gres) > 1 else ''}, output in {folder}"
             )
         words.say(f"look at it: {status} --watch; cancel it: scancel {' '.join(jobs)}")
-        _note(asked, plan, list(jobs), folder)
+        _note(request, plan, list(jobs), folder)
     if not options.wait:
         return 0
     try:
@@ -115,19 +115,19 @@ def run(asked: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     except Interrupted:
         words.say(f"the tasks go on; look at them: {status} --watch; cancel them: scancel {' '.join(jobs)}")
         raise
-    found = _overview(uri, experiment)
-    if found is not None:
-        words.say(found.as_text(time.time()))
-    return 0 if found is not None and found.is_done else 1
+    progress = _overview(uri, experiment)
+    if progress is not None:
+        words.say(progress.as_text(time.time()))
+    return 0 if progress is not None and progress.is_done else 1
 
 
-def _note(asked: StudyRequest, plan: Plan, arrays: list[str], folder: Path) -> None:
+def _note(request: StudyRequest, plan: Plan, arrays: list[str], folder: Path) -> None:
     """Record the arrays in the store, so that an overview shows tasks that wait."""
     now_ms = int(time.time() * 1000)
-    assert asked.sender is not None
+    assert request.sender is not None
     try:
         new = Submitted(
-            command_line=asked.invocation.masked,
+            command_line=request.invocation.masked,
             plan_any_gpu=plan.any_gpu_digest,
             num_units=len(plan.unit_sizes),
             cluster=squeue.cluster(),
@@ -135,7 +135,7 @@ def _note(asked: StudyRequest, plan: Plan, arrays: list[str], folder: Path) -> N
             time_ms=now_ms,
             folder=str(folder),
         )
-        asked.sender.submitted(asked.config.tracking.experiment, new)
+        request.sender.submitted(request.config.tracking.experiment, new)
     except (CommandError, TrackingError) as error:
         words.say(f"warning: tasks that wait will not be seen by pipeline.tracking status: {error}")
 
@@ -145,11 +145,11 @@ def gres_of(options: SlurmOptions) -> Sequence[str | None]:
     gres = options.gres
     if gres is None or isinstance(gres, str):
         return (gres,)
-    if not isinstance(gres, list) or not gres or not all(isinstance(each, str) for each in gres):
+    if not isinstance(gres, list) or not gres or not all(isinstance(gpu, str) for gpu in gres):
         raise ConfigError(
             f"hydra.launcher.gres={gres}: give the gres of a task, gpu:1, or a list: [gpu:h100:1,gpu:a100:1]"
         )
-    if twice := [each for each in gres if gres.count(each) > 1]:
+    if twice := [gpu for gpu in gres if gres.count(gpu) > 1]:
         raise ConfigError(f"hydra.launcher.gres names {twice[0]} twice: each is another model of GPU")
     return gres
 
@@ -165,7 +165,7 @@ def script_of(
 ) -> str:
     """Return the batch script of a job array with a task for each of these shards."""
     at_a_time = f"%{options.array_parallelism}" if options.array_parallelism else ""
-    given = {
+    sbatch_options = {
         "job-name": "collocation",
         "array": ",".join(map(str, units)) + at_a_time,
         "nodes": 1,
@@ -186,19 +186,19 @@ def script_of(
     }
     directives = [
         f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={shlex.quote(_one_line(key, value))}"
-        for key, value in given.items()
+        for key, value in sbatch_options.items()
         if value is not None
     ]
-    (program, *ours), theirs = user_command.divided(typed)
-    ours = [word for word in ours if not user_command.sets(word, ["dry_run"])]
+    (program, *options_typed), arguments = user_command.divided(typed)
+    options_typed = [word for word in options_typed if not user_command.sets(word, ["dry_run"])]
     decided: dict[str, object] = {"gpu.models": num_models} if num_models > 1 else {}
-    if not any(user_command.sets(word, ["wait"]) for word in ours):
+    if not any(user_command.sets(word, ["wait"]) for word in options_typed):
         decided["wait"] = "true"
     plan_file = user_command.override("plan_file", folder / f"plan-{_ARRAY}.json")
     limits_s = [_NO_LIMIT_S if limit_s is None else math.ceil(limit_s)]
     if options.timeout_min is not None:  # Slurm may say in the task that it is less
         limits_s.append(options.timeout_min * 60 - options.signal_delay_s)
-    before = workers.command([sys.executable, str(Path(program).absolute()), *ours], decided)
+    before = workers.command([sys.executable, str(Path(program).absolute()), *options_typed], decided)
     return _SCRIPT.format(
         directives="\n".join(directives),
         setup="\n".join(options.setup),
@@ -206,30 +206,30 @@ def script_of(
         study_variable=STUDY,
         task_variable=TASK,
         start=task_messages.START,
-        study=shlex.quote(shlex.join([program, *ours, *theirs])),
+        study=shlex.quote(shlex.join([program, *options_typed, *arguments])),
         resume=shlex.quote(resume),
         no=shlex.quote(Resume.NO),
         limit_s=min(limits_s),
         signal_delay_s=options.signal_delay_s,
         plan_file='"$SLURM_ARRAY_JOB_ID"'.join(map(shlex.quote, plan_file.split(_ARRAY))),
         before=shlex.join(before),
-        after=shlex.join(theirs),
+        after=shlex.join(arguments),
     )
 
 
-def _refuse_what_has_no_array(asked: StudyRequest, options: SlurmOptions) -> str:
+def _refuse_what_has_no_array(request: StudyRequest, options: SlurmOptions) -> str:
     """Return the address of the tracking server; refuse a study that tasks cannot run."""
-    workers.refuse_what_is_decided(asked.configs, "slurm")
-    if (exporter := asked.config.exporter.name) != schema.NO_EXPORTER:
+    workers.refuse_what_is_decided(request.configs, "slurm")
+    if (exporter := request.config.exporter.name) != schema.NO_EXPORTER:
         raise ConfigError(
             f"hydra/launcher=slurm: tasks on one host would take the same port for exporter={exporter}; leave it out"
         )
-    if (uri := asked.config.tracking.uri) is None:
+    if (uri := request.config.tracking.uri) is None:
         raise ConfigError(
             "hydra/launcher=slurm: workers on several hosts need a tracking server, and a local store is for one "
             "machine; add tracking=server tracking.uri=http://HOST:PORT"
         )
-    if asked.config.dry_run == check.JSON:
+    if request.config.dry_run == check.JSON:
         raise ConfigError("dry_run=json: hydra/launcher=slurm shows a batch script, which is no JSON; use dry_run=true")
     if options.timeout_min is not None and options.timeout_min * 60 <= options.signal_delay_s:
         raise ConfigError(
@@ -240,9 +240,9 @@ def _refuse_what_has_no_array(asked: StudyRequest, options: SlurmOptions) -> str
     return uri
 
 
-def _plan(asked: StudyRequest) -> Plan:
+def _plan(request: StudyRequest) -> Plan:
     """Plan the study, so that what every task would refuse is not submitted; there may be no GPU here."""
-    return workers.planned(asked, _somewhere if asked.simulated is None else asked.simulated.find_device)
+    return workers.planned(request, _somewhere if request.simulated is None else request.simulated.find_device)
 
 
 def _somewhere(gpu: GpuConfig) -> Device:
@@ -311,29 +311,31 @@ def _in_order(task: str) -> tuple[int, int]:
     return int(job), int(number)
 
 
-def _left(asked: StudyRequest, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
+def _left(request: StudyRequest, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
     """Return the shards to submit, and the number of unfinished ones in the queue already, which is reported."""
-    every = range(1, len(plan.unit_sizes) + 1)
-    found = None if asked.config.resume == Resume.NO else _overview(uri, asked.config.tracking.experiment, _queue)
-    if found is not None and found.unasked:
-        words.say(f"warning: units that wait elsewhere are submitted here as well: {found.unasked}")
-    if found is None or found.plan_any_gpu != plan.any_gpu_digest:  # as of a program that has changed since
-        return list(every), 0
-    done = _done(found, num_models)
-    queued = {unit.number: unit.tasks for unit in found.units if unit.tasks}
+    numbers = range(1, len(plan.unit_sizes) + 1)
+    progress = (
+        None if request.config.resume == Resume.NO else _overview(uri, request.config.tracking.experiment, _queue)
+    )
+    if progress is not None and progress.unasked:
+        words.say(f"warning: units that wait elsewhere are submitted here as well: {progress.unasked}")
+    if progress is None or progress.plan_any_gpu != plan.any_gpu_digest:  # as of a program that has changed since
+        return list(numbers), 0
+    done = _done(progress, num_models)
+    queued = {unit.number: unit.tasks for unit in progress.units if unit.tasks}
     if queued:
         jobs = " ".join(sorted({task.partition("_")[0] for tasks in queued.values() for task in tasks}))
         words.say(f"units {', '.join(map(str, queued))} are still in the queue (job {jobs}): scancel {jobs}, or wait")
-    return [number for number in every if number not in done and number not in queued], len(queued)
+    return [number for number in numbers if number not in done and number not in queued], len(queued)
 
 
 def _done(begun: Overview, num_models: int) -> set[int]:
     """Return the shards that are complete on every requested GPU model; shards with re-runnable skips are not."""
     if begun.num_models < num_models:
         return set()
-    left = {unit.number for unit in begun.units if unit.state != DONE or Result.SKIPPED in unit.results}
+    unfinished = {unit.number for unit in begun.units if unit.state != DONE or Result.SKIPPED in unit.results}
     # Which gres had which model is not known: of several models, what one of them lacks is submitted to all.
-    return {unit.number for unit in begun.units} - left
+    return {unit.number for unit in begun.units} - unfinished
 
 
 def _queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:

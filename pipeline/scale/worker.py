@@ -96,7 +96,7 @@ def _restored() -> Iterator[None]:
 
 def _read_loggers() -> dict[logging.Logger, tuple[int, Sequence[logging.Handler]]]:
     loggers = (logging.root, *logging.root.manager.loggerDict.values())
-    return {each: (each.level, tuple(each.handlers)) for each in loggers if isinstance(each, logging.Logger)}
+    return {logger: (logger.level, tuple(logger.handlers)) for logger in loggers if isinstance(logger, logging.Logger)}
 
 
 @contextmanager

@@ -20,13 +20,13 @@ _INSTEAD = {"gpus": _NAME_THEM, "beside": _NAME_THEM, "slurm": "ask for it with 
 
 def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
     """Return a command line with the decided keys in the place of typed ones."""
-    kept, theirs = user_command.without(typed, (*user_command.OF_LAUNCHERS, *decided))
-    return [*kept, *(user_command.override(key, value) for key, value in decided.items()), *theirs]
+    options, arguments = user_command.without(typed, (*user_command.OF_LAUNCHERS, *decided))
+    return [*options, *(user_command.override(key, value) for key, value in decided.items()), *arguments]
 
 
-def planned(asked: StudyRequest, find_device: Callable[[GpuConfig], Device]) -> Plan:
+def planned(request: StudyRequest, find_device: Callable[[GpuConfig], Device]) -> Plan:
     """Return the plan of a study before workers make theirs; environments and data may be absent."""
-    return build_plan(asked.configs, take(asked.configs, find_device, needs_data=False), is_sweep=asked.is_sweep)
+    return build_plan(request.configs, take(request.configs, find_device, needs_data=False), is_sweep=request.is_sweep)
 
 
 def new_plan_file(root: Path) -> str:

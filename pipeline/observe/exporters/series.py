@@ -56,8 +56,8 @@ class GroupSeries:
         self._group, self._live, self._now_ns = group, live, now_ns
         self._jobs = LiveJobs(group, live, now_ns)
         self._of_machine = {table.source for table in live.tables if table.of_machine}
-        self._fields = {(table.source, each.name): each for table in live.tables for each in table.fields}
-        self._intervals_ns = {each.name: each.interval_ms * 1_000_000 for each in group.listeners}
+        self._fields = {(table.source, quantity.name): quantity for table in live.tables for quantity in table.fields}
+        self._intervals_ns = {listener.name: listener.interval_ms * 1_000_000 for listener in group.listeners}
         self._latest: dict[_Series, tuple[int, float]] = {}
         self._num_seen = 0
 
@@ -88,14 +88,14 @@ class GroupSeries:
         yield from (phase, work, rate, epoch)
 
     def _sampled(self) -> Iterator[Metric]:
-        found: dict[str, Metric] = {}
+        metrics: dict[str, Metric] = {}
         for (source, quantity, job, gi_id), value in self._newest():
             name, known = name_of(source, quantity), self._fields.get((source, quantity))
             text = f"{known.source_id}, in {known.unit}" if known else ""
-            metric = found.setdefault(name, Metric(name, text))
+            metric = metrics.setdefault(name, Metric(name, text))
             of_job = None if job is None else self._group.jobs[job]
             metric.values[self._labels(of_job, gi_id, is_of_device=source not in self._of_machine)] = value
-        yield from found.values()
+        yield from metrics.values()
 
     def _newest(self) -> Iterator[tuple[_Series, float]]:
         """Yield the last value of each series, unless it was not renewed for some readings."""

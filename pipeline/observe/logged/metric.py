@@ -72,17 +72,17 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: 
         return None
     through_mlflow = _through_mlflow(state.folder)
     output_files = regular_files.below(state.folder / layout.OUTPUT).files
-    own = [path for path in output_files if path.match(tensorboard.PATTERN)]
+    event_files = [path for path in output_files if path.match(tensorboard.PATTERN)]
     in_directory = {path: index for path, index in whose.items() if path.match(tensorboard.PATTERN)}
-    own += [path for path, index in in_directory.items() if index == state.job.index]
-    in_files = _in_files(own)
-    for source, found in (("MLflow", through_mlflow), ("TensorBoard", in_files)):
-        if said := found.get(rate.metric):
-            return _in_own_time(state, clock, said, source)
+    event_files += [path for path, index in in_directory.items() if index == state.job.index]
+    in_files = _in_files(event_files)
+    for source, metrics in (("MLflow", through_mlflow), ("TensorBoard", in_files)):
+        if points := metrics.get(rate.metric):
+            return _in_own_time(state, clock, points, source)
     came = [
-        f"{source}: {list_first(sorted(found), _MAX_NAMES)}"
-        for source, found in (("through MLflow", through_mlflow), ("in TensorBoard files", in_files))
-        if found
+        f"{source}: {list_first(sorted(metrics), _MAX_NAMES)}"
+        for source, metrics in (("through MLflow", through_mlflow), ("in TensorBoard files", in_files))
+        if metrics
     ]
     if unknown := [path for path, index in in_directory.items() if index is None]:
         came.append(f"nobody knows which job wrote {unknown[0].name}: write to {{output_dir}}")
@@ -94,25 +94,25 @@ def _in_output(state: JobState, log: Events, source: RateSource) -> Logged:
     reader = OutputReader(source, state.job.workload.unit)
     for (name, _), sizes in zip(_OUTPUTS, (log.written.stdout, log.written.stderr), strict=True):
         reader.read(state.folder / name, log.written.t_ns, sizes, end_ns)
-    found, what = reader.rates, f"workload.metric_pattern={source.pattern}"
-    if found.unreadable:
-        return Logged(absence=f"workload.metric_pattern cannot read the number of {found.unreadable}")
-    if not found.num_values:
-        return Logged(absence=_nothing_matched(state.folder, what, found))
-    if found.least < 0 or found.most == 0:
-        return Logged(absence=f"{what} gave {found.least:g}, and a rate is above 0")
-    source_words = f"its output, {counted(found.num_values, 'value')}"
-    if found.num_not_finite:
-        source_words += f" (without {found.num_not_finite}, which are not finite)"
-    return Logged(points=found.points, source=source_words, doubts=tuple(_doubts(found)))
+    rates, what = reader.rates, f"workload.metric_pattern={source.pattern}"
+    if rates.unreadable:
+        return Logged(absence=f"workload.metric_pattern cannot read the number of {rates.unreadable}")
+    if not rates.num_values:
+        return Logged(absence=_nothing_matched(state.folder, what, rates))
+    if rates.least < 0 or rates.most == 0:
+        return Logged(absence=f"{what} gave {rates.least:g}, and a rate is above 0")
+    source_words = f"its output, {counted(rates.num_values, 'value')}"
+    if rates.num_not_finite:
+        source_words += f" (without {rates.num_not_finite}, which are not finite)"
+    return Logged(points=rates.points, source=source_words, doubts=tuple(_doubts(rates)))
 
 
-def _nothing_matched(folder: Path, what: str, found: Rates) -> str:
+def _nothing_matched(folder: Path, what: str, rates: Rates) -> str:
     """Say why there is no rate, and quote the last line of each output, with a number if there is one."""
-    if found.num_not_finite:
-        return f"{what} gave no finite number in {counted(found.num_not_finite, 'line')}"
-    if found.without_number:
-        return f"{what} matched no line of its output with a number, but `{found.without_number}`"
+    if rates.num_not_finite:
+        return f"{what} gave no finite number in {counted(rates.num_not_finite, 'line')}"
+    if rates.without_number:
+        return f"{what} matched no line of its output with a number, but `{rates.without_number}`"
     seen = {where: last_shown(folder / name, _TAIL_BYTES) for name, where in _OUTPUTS}
     numbers = {where: [line for line in lines if re.search(r"\d", line)] for where, lines in seen.items()}
     last = {where: lines for where, lines in (numbers if any(numbers.values()) else seen).items() if lines}
@@ -121,29 +121,29 @@ def _nothing_matched(folder: Path, what: str, found: Rates) -> str:
     return f"{what} matched no line of its output with a number; {' and '.join(shown) or 'it wrote none'}"
 
 
-def _doubts(found: Rates) -> Iterator[str]:
-    if 0 < found.num_times < found.num_values:
-        values = f"{found.num_times} of {counted(found.num_values, 'value')} of its output"
+def _doubts(rates: Rates) -> Iterator[str]:
+    if 0 < rates.num_times < rates.num_values:
+        values = f"{rates.num_times} of {counted(rates.num_values, 'value')} of its output"
         yield f"{values} are the time of one, such as s/it, and were read as 1/time"
-    for noun in found.nouns & found.passed_over.keys():
-        lines = counted(found.passed_over[noun], "line")
+    for noun in rates.nouns & rates.passed_over.keys():
+        lines = counted(rates.passed_over[noun], "line")
         yield f"workload.metric_pattern passes over {lines} of its output with s/{noun} instead of {noun}/s"
 
 
 def _through_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    found: dict[str, list[tuple[int, float]]] = {}
+    metrics: dict[str, list[tuple[int, float]]] = {}
     for run in read_script_runs(folder / layout.SCRIPT_STORE, _MOST_VALUES):
         for name, points in run.metrics.items():
-            found.setdefault(name, []).extend((t_ms * 1_000_000, value) for _, t_ms, value in points)
-    return found
+            metrics.setdefault(name, []).extend((t_ms * 1_000_000, value) for _, t_ms, value in points)
+    return metrics
 
 
 def _in_files(files: Sequence[Path]) -> dict[str, list[tuple[int, float]]]:
-    found: dict[str, list[tuple[int, float]]] = {}
+    metrics: dict[str, list[tuple[int, float]]] = {}
     for file in files:
         for name, points in tensorboard.scalars(file).items():
-            found.setdefault(name, []).extend((int(seconds * 1e9), value) for seconds, value in points)
-    return found
+            metrics.setdefault(name, []).extend((int(seconds * 1e9), value) for seconds, value in points)
+    return metrics
 
 
 def _in_own_time(state: JobState, clock: ClockRecord, came: Points, source: str) -> Logged:
@@ -169,8 +169,8 @@ def _rates(came: Points, source: str, rate: RateSource, unit: str) -> Logged:
         metric_unit = rate_text.to_unit(label, rate.metric_unit)
     except UnreadableError as error:
         return Logged(absence=f"{what}: {error}")
-    every = [(t_ns, metric_unit.rate(value)) for t_ns, value in came]
-    points = [point for point in every if math.isfinite(point[1])]
+    rates = [(t_ns, metric_unit.rate(value)) for t_ns, value in came]
+    points = [point for point in rates if math.isfinite(point[1])]
     if not points:
         return Logged(absence=f"{what} gave no finite number, but {came[-1][1]:g}")
     values = [value for _, value in points]

@@ -86,9 +86,9 @@ def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark
     before, after = text[max(bounds[0], begin - _BESIDE) : begin], text[end : min(bounds[1], end + _BESIDE)]
     if (why := _why_part_of_more(before, text[begin:end], after)) is not None:
         raise UnreadableError(why)
-    own = max(begin, span[0]), min(end, span[1])
-    begin, end = _apart_from_list(text, (begin, end), own)
-    plain = _plain(text[begin:end], is_all_chosen=(begin, end) == own, mark=decimal_mark or _mark(text, begin, end))
+    matched = max(begin, span[0]), min(end, span[1])
+    begin, end = _apart_from_list(text, (begin, end), matched)
+    plain = _plain(text[begin:end], is_all_chosen=(begin, end) == matched, mark=decimal_mark or _mark(text, begin, end))
     sign = _SIGN.search(before) if begin == tokens[0].start() else None
     value = -float(plain) if sign is not None and sign[0][-1] != "+" else float(plain)
     return Number(value, begin - (sign is not None), end)
@@ -96,22 +96,22 @@ def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark
 
 def _why_part_of_more(before: str, number: str, after: str) -> str | None:
     """Return why the text beside a number makes it ambiguous."""
-    for left, begins, why in _PART_OF_MORE:
-        if left.search(before) and begins.match(number):
+    for text_before, begins, why in _PART_OF_MORE:
+        if text_before.search(before) and begins.match(number):
             return why
-    for whole, follows, why in _GOES_ON:
-        if whole.fullmatch(number) and follows.match(after):
+    for digits, follows, why in _GOES_ON:
+        if digits.fullmatch(number) and follows.match(after):
             return why
     return None
 
 
-def _apart_from_list(text: str, token: tuple[int, int], own: tuple[int, int]) -> tuple[int, int]:
+def _apart_from_list(text: str, token: tuple[int, int], matched: tuple[int, int]) -> tuple[int, int]:
     """Return the chosen number of a list without spaces, such as `12,5130.4`."""
     begin, end = token
-    whole = text[begin:end]
-    if "," not in whole or "." not in whole or _ENGLISH.fullmatch(whole) or _EUROPEAN.fullmatch(whole):
+    listed = text[begin:end]
+    if "," not in listed or "." not in listed or _ENGLISH.fullmatch(listed) or _EUROPEAN.fullmatch(listed):
         return token
-    comma_before, comma_after = text.rfind(",", begin, own[0]), text.find(",", own[1], end)
+    comma_before, comma_after = text.rfind(",", begin, matched[0]), text.find(",", matched[1], end)
     return comma_before + 1 or begin, end if comma_after < 0 else comma_after
 
 
@@ -119,8 +119,8 @@ def _mark(text: str, begin: int, end: int) -> str | None:
     """Return the decimal mark of a line, by its other numbers: a program has one."""
     if "," not in text[begin:end]:
         return None
-    others = (found for found in _DECIMAL_POINT.finditer(text) if found.end() <= begin or found.start() >= end)
-    return "." if next(others, None) is not None else None
+    other_numbers = (match for match in _DECIMAL_POINT.finditer(text) if match.end() <= begin or match.start() >= end)
+    return "." if next(other_numbers, None) is not None else None
 
 
 def _plain(number: str, *, is_all_chosen: bool, mark: str | None) -> str:

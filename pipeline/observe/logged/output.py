@@ -126,21 +126,21 @@ class OutputReader:
     def _add(self, line: str, t_ns: int) -> int:
         """Add the rate of a line, if it has one, and return how many have its instant."""
         rates = self.rates
-        if (found := self._wanted.search(line)) is None:
+        if (match := self._wanted.search(line)) is None:
             if not self._is_widened and (time := _TIME_OF_ONE.search(line)) is not None and len(rates.passed_over) < 9:
                 rates.passed_over[time[1]] += 1
             return 0
         mark = self._source.decimal_mark
         try:
-            if (number := numbers.read(line, found.span(1), _bounds(found), mark)) is None:
+            if (number := numbers.read(line, match.span(1), _bounds(match), mark)) is None:
                 rates.without_number = line.strip()[:_SHOWN]
                 return 0
-            given = self._source.metric_unit
+            default_unit = self._source.metric_unit
             sides = line[: number.begin], line[number.end :]
-            text = rate_text.read(*sides, self._unit, is_unit_given=given is not None)
-            metric_unit = rate_text.to_unit(text, given)
+            text = rate_text.read(*sides, self._unit, is_unit_given=default_unit is not None)
+            metric_unit = rate_text.to_unit(text, default_unit)
         except UnreadableError as error:
-            rates.unreadable = f"`{_around(line, *found.span(1))}`: {error}"
+            rates.unreadable = f"`{_around(line, *match.span(1))}`: {error}"
             return 0
         rates.nouns.add(text.noun)
         return rates.add(t_ns, metric_unit.rate(number.value), is_time=metric_unit.is_time)
@@ -148,18 +148,18 @@ class OutputReader:
 
 def widened(pattern: str) -> re.Pattern[str]:
     """Return the pattern, with the other forms of a rate if it contains `it/s`."""
-    given = re.compile(pattern)
+    original = re.compile(pattern)
     try:
-        wanted = re.compile(_RATE_IN_PATTERN.sub(_SEVERAL_FORMS, pattern), given.flags)
+        extended = re.compile(_RATE_IN_PATTERN.sub(_SEVERAL_FORMS, pattern), original.flags)
     except re.error:  # it stood where it means something else
-        return given
-    return wanted if wanted.groups == given.groups else given
+        return original
+    return extended if extended.groups == original.groups else original
 
 
-def _bounds(found: re.Match[str]) -> tuple[int, int]:
+def _bounds(match: re.Match[str]) -> tuple[int, int]:
     """Return the limits of the number; the whole line where the pattern does not bound it."""
-    begin, end = found.span(1)
-    return 0 if found.start() == begin else begin, len(found.string) if found.end() == end else end
+    begin, end = match.span(1)
+    return 0 if match.start() == begin else begin, len(match.string) if match.end() == end else end
 
 
 def _around(line: str, begin: int, end: int) -> str:
@@ -186,13 +186,13 @@ class OutputLines:
         while True:
             more = self._file.read(_BLOCK_BYTES)
             data, begin, at = data[at:] + more, begin + at, 0
-            if is_cut and (found := _BREAK.search(data)) is not None:
-                is_cut, at = False, found.end()
+            if is_cut and (match := _BREAK.search(data)) is not None:
+                is_cut, at = False, match.end()
             elif is_cut:
                 at = len(data)
-            while (found := _LINE.search(data, at)) is not None and (found.end() < len(data) or not more):
-                at = found.end()
-                yield _text(found[0]), begin + at
+            while (match := _LINE.search(data, at)) is not None and (match.end() < len(data) or not more):
+                at = match.end()
+                yield _text(match[0]), begin + at
                 if self._target > begin + at:
                     break
             if self._target > begin + at:

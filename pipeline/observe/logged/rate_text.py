@@ -123,31 +123,33 @@ def of_label(text: str, unit: str) -> RateText:
     return RateText(is_time=True, seconds=_SECONDS.get(parts[-1]), words=words)
 
 
-def to_unit(text: RateText, given: MetricUnit | None) -> MetricUnit:
+def to_unit(text: RateText, setting: MetricUnit | None) -> MetricUnit:
     """Return the unit of a number by the text beside it, completed by the user's unit.
 
     Raises:
         UnreadableError: it is a time, and nobody says of what.
     """
-    if text.is_time and not text.per_work and (given is None or (not given.is_time and text.seconds is not None)):
+    if text.is_time and not text.per_work and (setting is None or (not setting.is_time and text.seconds is not None)):
         raise UnreadableError(f"{text.words.strip()} is a time", _SAY_UNIT)
     if text.is_time and (text.per_work or text.seconds is not None):
         assert text.seconds is not None
         return MetricUnit(scale=text.seconds / text.num, is_time=True)
-    if text.is_time is False or given is None:
-        return MetricUnit(scale=text.prefix / (text.seconds or 1.0) * _given_prefix(text, given))
-    return given if text.prefix == 1 or given.is_time else MetricUnit(scale=text.prefix)
+    if text.is_time is False or setting is None:
+        return MetricUnit(scale=text.prefix / (text.seconds or 1.0) * _given_prefix(text, setting))
+    return setting if text.prefix == 1 or setting.is_time else MetricUnit(scale=text.prefix)
 
 
-def _given_prefix(text: RateText, given: MetricUnit | None) -> float:
+def _given_prefix(text: RateText, setting: MetricUnit | None) -> float:
     """Return the user's scale for a rate without a prefix: `80 tok/s` with `workload.metric_unit=k`."""
-    return given.scale if given is not None and not given.is_time and text.prefix == 1 and text.seconds == 1 else 1.0
+    return (
+        setting.scale if setting is not None and not setting.is_time and text.prefix == 1 and text.seconds == 1 else 1.0
+    )
 
 
 def _of_text(text: str, unit: str, *, is_beside: bool) -> RateText:
     if (time := _TIME_PER.match(text)) is not None and time["noun"] not in _SECONDS:
-        found = RateText(seconds=_SECONDS[time["time"]], is_time=True, per_work=True, noun=time["noun"], words=time[0])
-        return found._replace(num=max(1, int(time["num"] or 1)))
+        parsed = RateText(seconds=_SECONDS[time["time"]], is_time=True, per_work=True, noun=time["noun"], words=time[0])
+        return parsed._replace(num=max(1, int(time["num"] or 1)))
     prefix = 1.0
     if is_beside and (scaled := _PREFIX.match(text)) is not None:
         prefix = _scale(scaled["prefix"] or scaled["spaced"])

@@ -25,7 +25,7 @@ Message = dict[int, list[int | bytes]]
 
 def scalars(path: Path) -> dict[str, list[tuple[float, float]]]:
     """Read every readable scalar of a file: tag to `(seconds since the epoch, value)`."""
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    by_tag: dict[str, list[tuple[float, float]]] = defaultdict(list)
     try:
         for record in _records(path):
             event = _message(record)
@@ -34,10 +34,10 @@ def scalars(path: Path) -> dict[str, list[tuple[float, float]]]:
                     number = _scalar(value)
                     if number is not None:
                         tag = _first(value, 1).decode(errors="replace")
-                        found[tag].append((struct.unpack("<d", _first(event, 1))[0], number))
+                        by_tag[tag].append((struct.unpack("<d", _first(event, 1))[0], number))
     except (OSError, ValueError, struct.error):
         pass
-    return dict(found)
+    return dict(by_tag)
 
 
 def _records(path: Path) -> Iterator[bytes]:
@@ -67,14 +67,14 @@ def _scalar(value: Message) -> float | None:
 
 def _message(data: bytes) -> Message:
     """Parse the fields of a message; ValueError if it is none."""
-    found: Message = defaultdict(list)
+    fields: Message = defaultdict(list)
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
         kind = key & 7
         if kind == 0:
             value, at = _varint(data, at)
-            found[key >> 3].append(value)
+            fields[key >> 3].append(value)
             continue
         if kind == 2:
             length, at = _varint(data, at)
@@ -82,9 +82,9 @@ def _message(data: bytes) -> Message:
             length = {1: 8, 5: 4}.get(kind, -1)
         if length < 0 or at + length > len(data):
             raise ValueError("no protocol buffer")
-        found[key >> 3].append(data[at : at + length])
+        fields[key >> 3].append(data[at : at + length])
         at += length
-    return found
+    return fields
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

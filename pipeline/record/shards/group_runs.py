@@ -34,8 +34,8 @@ def groups(where: Path | str, experiment: str, names: Collection[str]) -> list[T
     Raises:
         TrackingError: there is no such store or experiment, or it cannot be read.
     """
-    if not is_server(where) and (found := _read(Path(where) / DATABASE, experiment, names)):
-        return found
+    if not is_server(where) and (runs := _read(Path(where) / DATABASE, experiment, names)):
+        return runs
     return [of(run) for run in results.find_runs(where, experiment, GROUP)]
 
 

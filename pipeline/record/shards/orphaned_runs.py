@@ -25,11 +25,11 @@ def close_unit(store: Store, experiment: str, plan: str, unit: int, programs: Co
     """
     running = _running(store, experiment, silent_s=0)
     of_unit = {"plan": plan, "plan_unit": str(unit)}.items()
-    own = [run for run in running if of_unit <= facts_of(run.data.tags).items()]
-    alike = [run for run in running if run.data.tags.get(Tag.PROGRAM_DIGEST) in programs and run not in own]
-    others = [(run, group_runs.of(run)) for run in alike]
-    queued = Queued.of([each for _, each in others], squeue.states_on)
-    return _close(store, experiment, [*own, *(run for run, each in others if queued.is_gone(each))])
+    of_plan = [run for run in running if of_unit <= facts_of(run.data.tags).items()]
+    alike = [run for run in running if run.data.tags.get(Tag.PROGRAM_DIGEST) in programs and run not in of_plan]
+    of_other_plans = [(run, group_runs.of(run)) for run in alike]
+    queued = Queued.of([group for _, group in of_other_plans], squeue.states_on)
+    return _close(store, experiment, [*of_plan, *(run for run, group in of_other_plans if queued.is_gone(group))])
 
 
 def close_silent(store: Store, experiment: str, silent_s: float) -> list[str]:

@@ -82,37 +82,39 @@ class Overview:
         num_found = sum(unit.num_found for unit in self.units)
         total = sum(unit.num_groups for unit in self.units)
         counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-        left = "" if not self.seconds_left else f", about {words.duration(self.seconds_left)} left"
-        said = [
+        remaining = "" if not self.seconds_left else f", about {words.duration(self.seconds_left)} left"
+        text = [
             *words.aligned(lines, range(len(lines[0]))),
-            f"units: {counts}; {num_found} of {total} groups have a result{left}",
+            f"units: {counts}; {num_found} of {total} groups have a result{remaining}",
         ]
         if num_skipped := sum(unit.results.get(Result.SKIPPED, 0) for unit in self.units):
-            said.append(f"{words.counted(num_skipped, 'group')} skipped: resume=true runs what can run now")
-        said += task_messages.describe(self.units)
+            text.append(f"{words.counted(num_skipped, 'group')} skipped: resume=true runs what can run now")
+        text += task_messages.describe(self.units)
         if self.simulated:
-            said.append(f"simulated: {', '.join(self.simulated)}")
+            text.append(f"simulated: {', '.join(self.simulated)}")
         if self.num_unsent:
-            said.append(f"{words.counted(self.num_unsent, 'group')} in the spool, not sent yet")
+            text.append(f"{words.counted(self.num_unsent, 'group')} in the spool, not sent yet")
         if self.unasked:
-            said.append(f"as the store says, without Slurm's queue: {self.unasked}")
+            text.append(f"as the store says, without Slurm's queue: {self.unasked}")
         if not self.is_done and self.command:
             goes_on = states[RUNNING] or states[WAITING]
-            said.append(f"begun by: {self.command}" if goes_on else self._how_to_resume())
-        return "\n".join(said)
+            text.append(f"begun by: {self.command}" if goes_on else self._how_to_resume())
+        return "\n".join(text)
 
     def _how_to_resume(self) -> str:
         typed = content.words_of(self.command)
         if typed is None:
             return f"begun by: {self.command}"
-        ours, theirs = user_command.divided(typed)
-        whole = [word for word in ours if not user_command.sets(word, ["unit"])]
-        conditions = ["with each K that is not done"] if whole != ours else []
-        if "hydra/launcher=slurm" in ours and not self.is_asked:
+        options, arguments = user_command.divided(typed)
+        options_of_study = [word for word in options if not user_command.sets(word, ["unit"])]
+        conditions = ["with each K that is not done"] if options_of_study != options else []
+        if "hydra/launcher=slurm" in options and not self.is_asked:
             conditions.append("if no job array of it waits")
         if secrets.HIDDEN in self.command:
             conditions.append(f"with your own values for {secrets.HIDDEN}")
-        command = command_to_resume([*whole, *(["unit=K"] if whole != ours else []), *theirs])
+        command = command_to_resume(
+            [*options_of_study, *(["unit=K"] if options_of_study != options else []), *arguments]
+        )
         return f"{', '.join(['to run what is left', *conditions])}: {command}"
 
 
@@ -126,15 +128,15 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
     """
     spooled = {} if is_server(where) else _spooled(Path(where), experiment)
     of_models = _of_models(where, experiment, spooled)
-    given = slurm_arrays.of(str(where), experiment) if is_server(where) and queue is not None else None
-    if not of_models and given is None:
+    submitted = slurm_arrays.of(str(where), experiment) if is_server(where) and queue is not None else None
+    if not of_models and submitted is None:
         raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
     newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms, default=None)
-    if given is not None and (newest is None or _is_another(given, newest, queue)):
-        of_models, newest = [], _not_begun(given)
+    if submitted is not None and (newest is None or _is_another(submitted, newest, queue)):
+        of_models, newest = [], _not_begun(submitted)
     assert newest is not None
-    given = given if given is not None and given.study == _typed(newest) else None
-    queued = Queued.of([*itertools.chain(*of_models)], queue, given)
+    submitted = submitted if submitted is not None and submitted.study == _typed(newest) else None
+    queued = Queued.of([*itertools.chain(*of_models)], queue, submitted)
     parts = _parts(of_models or [[]], newest, queued)
     if any(unit.state == LOST for units, _ in parts for unit in units):  # unless it ended between the two questions
         of_models = _of_models(where, experiment, spooled)
@@ -144,7 +146,7 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
         known: Mapping[str, str] = {}
         with suppress(CommandError):  # Slurm has just answered; without it the output of the tasks still tells
             known = squeue.list_end_states(queued.arrays) if is_unfinished else {}
-        folder = given.folder if given else ""
+        folder = submitted.folder if submitted else ""
         parts = [
             (task_messages.add_messages(units, shard_states.select_arrays(runs, queued), folder, known), seconds)
             for runs, (units, seconds) in zip(of_models or [[]], parts, strict=True)
@@ -235,21 +237,21 @@ def _typed(run: Told) -> str:
     return slurm_arrays.study_of(run.facts.get("command_line", ""))
 
 
-def _is_another(given: Submitted, newest: Told, queue: Queue | None) -> bool:
+def _is_another(submitted: Submitted, newest: Told, queue: Queue | None) -> bool:
     """Return whether the newest submission is another study than the newest group's, or a changed program."""
-    if given.time_ms <= newest.start_ms:
+    if submitted.time_ms <= newest.start_ms:
         return False
-    if given.study != _typed(newest):
+    if submitted.study != _typed(newest):
         return True
-    has_changed = given.plan_any_gpu not in ("", newest.facts.get("plan_any_gpu"))
+    has_changed = submitted.plan_any_gpu not in ("", newest.facts.get("plan_any_gpu"))
     # No group tells of tasks that found all done, as where the plan is another one on the nodes than where it is typed.
-    return has_changed and bool(Queued.of([], queue, given).states)
+    return has_changed and bool(Queued.of([], queue, submitted).states)
 
 
-def _not_begun(given: Submitted) -> Told:
+def _not_begun(submitted: Submitted) -> Told:
     """Return a stand-in for the groups of a study of which none has begun."""
-    facts = {"plan": "", "plan_any_gpu": given.plan_any_gpu, "command_line": given.command_line}
-    facts |= {"plan_units": sizes_in_words([0] * given.num_units)}
+    facts = {"plan": "", "plan_any_gpu": submitted.plan_any_gpu, "command_line": submitted.command_line}
+    facts |= {"plan_units": sizes_in_words([0] * submitted.num_units)}
     return Told(name="", status="", start_ms=0, end_ms=None, facts=facts)
 
 
@@ -286,5 +288,5 @@ def _line(units: Sequence[Unit], now_s: float) -> tuple[str, ...]:
     ended = ", ".join(f"{times} {result}" for result, times in unit.results.items())
     ago = "" if unit.last_ms is None else f"{words.duration(max(0.0, now_s - unit.last_ms / 1000))} ago"
     state = ": ".join(filter(None, (unit.state, unit.group or unit.reason)))
-    groups = f"{unit.num_found}/{sum(each.num_groups for each in units)}"
+    groups = f"{unit.num_found}/{sum(shard.num_groups for shard in units)}"
     return (numbers, state, groups, ended or "-", unit.host or "-", unit.gpu[:12] or "-", ago or "-")

@@ -24,13 +24,13 @@ def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) 
             tags = store.client.get_run(run_id).data.tags
             restore_names(tags)
             earlier = later_plans(facts_of(tags))
-            said = _said([*earlier, {**facts, "plan_unit": str(unit)}])
-            store.client.set_tag(run_id, stored_name(Tag.TAKEN_OVER), said)
+            encoded = _said([*earlier, {**facts, "plan_unit": str(unit)}])
+            store.client.set_tag(run_id, stored_name(Tag.TAKEN_OVER), encoded)
 
 
 def _said(plans: Sequence[Mapping[str, str]]) -> str:
     """Encode the newest plans that fit into a tag."""
-    said = json.dumps(plans, ensure_ascii=False)
-    if len(said) <= MAX_TAG:
-        return said
+    encoded = json.dumps(plans, ensure_ascii=False)
+    if len(encoded) <= MAX_TAG:
+        return encoded
     return _said(plans[1:]) if len(plans) > 1 else json.dumps([{**plans[0], "command_line": CUT}], ensure_ascii=False)

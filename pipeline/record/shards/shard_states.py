@@ -77,14 +77,14 @@ class Queued:
     unasked: str = ""
 
     @classmethod
-    def of(cls, runs: Sequence[Told], queue: Queue | None, given: Submitted | None = None) -> Queued:
+    def of(cls, runs: Sequence[Told], queue: Queue | None, submitted: Submitted | None = None) -> Queued:
         """Ask for the arrays of these runs and those submitted; of several clusters, on the newest."""
         begun = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _task(run))]
-        tasks = [*begun, *((given.cluster, array) for array in given.arrays)] if given else begun
+        tasks = [*begun, *((submitted.cluster, array) for array in submitted.arrays)] if submitted else begun
         if queue is None or not tasks:
             return cls()
         cluster = tasks[-1][0]
-        arrays = {array for each, array in tasks if each == cluster}
+        arrays = {array for owner, array in tasks if owner == cluster}
         try:
             return cls(states=queue(cluster, arrays), arrays=arrays, new=arrays - {array for _, array in begun})
         except CommandError as error:
@@ -92,8 +92,8 @@ class Queued:
 
     def seen(self, unit: Unit, runs: Sequence[Told], arrays: Collection[str]) -> Unit:
         """Return a shard with the state of its tasks in these arrays: several if it was submitted again."""
-        own = (squeue.task_of(array, unit.number) for array in sorted(arrays))
-        states = {task: self.states[task] for task in own if task in self.states}
+        tasks = (squeue.task_of(array, unit.number) for array in sorted(arrays))
+        states = {task: self.states[task] for task in tasks if task in self.states}
         if unit.state == DONE and Result.SKIPPED not in unit.results:
             return unit
         if any(not state.startswith(squeue.PENDING) for state in states.values()):
@@ -181,14 +181,14 @@ def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
 
 def _endings(members: Sequence[Told]) -> dict[str, str]:
     """Return the result of each group, by digest: a final one, else the newest."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for run in members:
         result, digest = run.facts.get("result", ""), run.facts.get("digest", "")
         if run.status != "RUNNING" and result in set(Result):
-            is_settled = digest in found and Result(found[digest]).is_finding
+            is_settled = digest in results and Result(results[digest]).is_finding
             if not is_settled or Result(result).is_finding:
-                found[digest] = result
-    return found
+                results[digest] = result
+    return results
 
 
 def _num_findings(results: Mapping[str, int]) -> int:

@@ -43,8 +43,8 @@ def study_of(command_line: str) -> str:
     typed = words_of(command_line)
     if not typed:
         return ""
-    kept, theirs = user_command.without(typed, user_command.OF_LAUNCHERS)
-    return shlex.join([*kept, *theirs])
+    options, arguments = user_command.without(typed, user_command.OF_LAUNCHERS)
+    return shlex.join([*options, *arguments])
 
 
 def note(store: Store, experiment: str, new: Submitted) -> None:
@@ -67,9 +67,9 @@ def of(uri: str, experiment: str) -> Submitted | None:
 
 
 def _of(store: Store, experiment: str) -> Submitted | None:
-    found = find_experiment(store, experiment)
-    if found is None or TAG not in found.tags:
+    stored = find_experiment(store, experiment)
+    if stored is None or TAG not in stored.tags:
         return None
     with suppress(ValueError, TypeError):  # of another version
-        return Submitted(**json.loads(found.tags[TAG]))
+        return Submitted(**json.loads(stored.tags[TAG]))
     return None

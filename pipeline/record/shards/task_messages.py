@@ -112,8 +112,8 @@ def read_last_error(path: Path) -> str:
 def read_awaited(path: Path) -> str:
     """Return whom a task waits for, if that is its last line; else an empty text."""
     lines = _read_last_start(path)
-    found = _WAIT.match(lines[-1]) if lines else None
-    return _shorten(found["whom"]) if found else ""
+    match = _WAIT.match(lines[-1]) if lines else None
+    return _shorten(match["whom"]) if match else ""
 
 
 def _read_last_start(path: Path) -> list[str]:

@@ -75,11 +75,11 @@ class RunContent:
     def add_metric(self, key: str, points: Iterable[Point]) -> None:
         """Add the finite points of a metric; a tag names the metrics that had others."""
         name = _free_name(key, self.metrics)
-        every = list(points)
-        finite = [point for point in every if math.isfinite(point[2])]
+        all_points = list(points)
+        finite = [point for point in all_points if math.isfinite(point[2])]
         if finite:
             self.metrics[name] = finite
-        if len(finite) < len(every):
+        if len(finite) < len(all_points):
             self.not_finite.append(name)
 
     def add_script_run(self, run: ScriptRun, most_points: int) -> Iterator[str]:

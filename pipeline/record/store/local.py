@@ -197,8 +197,8 @@ def reason_of(error: Exception) -> str:
     innermost: BaseException = error
     while (inner := innermost.__cause__ or innermost.__context__) is not None:
         innermost = inner
-    said = innermost if isinstance(innermost, OSError) else error
-    return next(iter(str(said).strip().splitlines()), type(said).__name__)[:300]
+    reason = innermost if isinstance(innermost, OSError) else error
+    return next(iter(str(reason).strip().splitlines()), type(reason).__name__)[:300]
 
 
 @contextmanager
@@ -294,13 +294,13 @@ def is_ready(root: Path, experiment: str) -> bool:
     """Return whether `open_store` and `experiment_id` would find nothing to do; needs no MLflow."""
     try:
         known = (root / STORE_LOCK).read_text(errors="replace").split()
-        wanted = [mlflow_internals.version(), *schema.read_revisions(root / DATABASE)]
-        if known != wanted or not os.access(root / DATABASE, os.W_OK):
+        expected = [mlflow_internals.version(), *schema.read_revisions(root / DATABASE)]
+        if known != expected or not os.access(root / DATABASE, os.W_OK):
             return False
-        found = tables.read_experiment(root / DATABASE, experiment, BUSY_TIMEOUT_S)
+        stored = tables.read_experiment(root / DATABASE, experiment, BUSY_TIMEOUT_S)
     except (OSError, sqlite3.Error):
         return False
-    return found is None or (found[0] == "active" and foreign_root(found[1], root) is None)
+    return stored is None or (stored[0] == "active" and foreign_root(stored[1], root) is None)
 
 
 def _create(root: Path) -> None:
@@ -318,14 +318,14 @@ def _set_journal_mode(root: Path) -> None:
     local = is_local(root.resolve())
     if not local:
         log.warning("%s is not on a local file system: the store works without WAL, and more slowly", root)
-    wanted = "wal" if local else "delete"
+    mode = "wal" if local else "delete"
     with closing(sqlite3.connect(root / DATABASE)) as connection:
-        if connection.execute("PRAGMA journal_mode").fetchone()[0] == wanted:
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] == mode:
             return
         try:
-            connection.execute(f"PRAGMA journal_mode={wanted}")
+            connection.execute(f"PRAGMA journal_mode={mode}")
         except sqlite3.OperationalError as error:  # somebody has it open; the mode matters for speed only
-            log.warning("could not set the journal mode of %s to %s: %s", root / DATABASE, wanted, error)
+            log.warning("could not set the journal mode of %s to %s: %s", root / DATABASE, mode, error)
 
 
 @functools.cache

@@ -58,10 +58,10 @@ def _old_roots(connection: sqlite3.Connection, root: Path) -> list[Path]:
 
 
 def _old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
-    found = _old_roots(connection, root)
-    if len(found) > 1:
-        places = ", ".join(map(str, found))
+    roots = _old_roots(connection, root)
+    if len(roots) > 1:
+        places = ", ".join(map(str, roots))
         raise TrackingError(
             f"the store in {root} names several old places ({places}): choose one with --from, then repeat"
         )
-    return found[0] if found else None
+    return roots[0] if roots else None

@@ -71,8 +71,10 @@ def groups_that_ran(where: Store | Path | str) -> list[Ran]:
         return []
     ended = f"tags.`{Tag.ROLE}` = '{GROUP}' AND tags.`{Tag.RESULT}` = '{Result.OK}'"
     with refused_by(f"the groups cannot be read from {store.uri}"):
-        every = [experiment.experiment_id for experiment in store.client.search_experiments()]
-        runs = _named(store.client.search_runs(every, ended, max_results=PAGE, order_by=["attributes.start_time DESC"]))
+        experiment_ids = [experiment.experiment_id for experiment in store.client.search_experiments()]
+        runs = _named(
+            store.client.search_runs(experiment_ids, ended, max_results=PAGE, order_by=["attributes.start_time DESC"])
+        )
     return [_ran(run) for run in runs if Tag.PROFILER not in run.data.tags and Tag.KEY in run.data.tags]
 
 
@@ -97,9 +99,9 @@ def _ran(run: Any) -> Ran:
 def _called(params: Mapping[str, str]) -> str:
     """Return the programs of a group with the arguments that all of them have: `train --epochs 3`."""
     flags = {key: value for key, value in params.items() if key.startswith(naming.FLAG)}
-    given = [f"{key} {value}".strip() for key, value in naming.as_flags(flags).items()]
+    arguments = [f"{key} {value}".strip() for key, value in naming.as_flags(flags).items()]
     names = "+".join(dict.fromkeys(params["jobs"].split("+")))
-    return " ".join([names, *filter(None, [params.get(naming.ARGUMENTS)]), *given])
+    return " ".join([names, *filter(None, [params.get(naming.ARGUMENTS)]), *arguments])
 
 
 def recall(root_or_uri: Path | str, run_id: str) -> Original:
@@ -145,15 +147,16 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
 
 def _files(store: Store, run_id: str) -> dict[str, str]:
     """Read the artifacts that tell how a group was run."""
-    wanted = [
-        each.path
-        for each in store.client.list_artifacts(run_id)
-        if each.path in (layout.CONFIG, layout.GROUP, layout.ENVIRONMENT) or each.path.startswith(layout.SCRIPT_PREFIX)
+    paths = [
+        artifact.path
+        for artifact in store.client.list_artifacts(run_id)
+        if artifact.path in (layout.CONFIG, layout.GROUP, layout.ENVIRONMENT)
+        or artifact.path.startswith(layout.SCRIPT_PREFIX)
     ]
     with tempfile.TemporaryDirectory() as folder:
         return {
             path: Path(store.client.download_artifacts(run_id, path, folder)).read_text("utf-8", errors="replace")
-            for path in wanted
+            for path in paths
         }
 
 
@@ -199,8 +202,8 @@ def _existing(root_or_uri: Path | str, experiment: str) -> Store:
     if store is None:
         raise TrackingError(f"there is no store in {root_or_uri}, and so no experiment {experiment!r}")
     if find_experiment(store, experiment) is None:
-        there = ", ".join(repr(name) for name in experiment_names(store) if name != "Default") or "none"
-        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}; there is: {there}")
+        names = ", ".join(repr(name) for name in experiment_names(store) if name != "Default") or "none"
+        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}; there is: {names}")
     return store
 
 
@@ -212,23 +215,23 @@ def find_experiment(store: Store, name: str) -> Any | None:
 
 def runs_in(store: Store, experiment: str, role: str) -> list[Any]:
     """Return every MLflow run of one role in an open store, oldest first; none if there is no such experiment."""
-    there = "check that the study is there: tracking.root or tracking.uri of run.py, --root or --uri of other programs"
-    with refused_by(f"the runs of experiment {experiment!r} cannot be read from {store.uri}", there):
-        found = store.client.get_experiment_by_name(experiment)
+    remedy = "check that the study is there: tracking.root or tracking.uri of run.py, --root or --uri of other programs"
+    with refused_by(f"the runs of experiment {experiment!r} cannot be read from {store.uri}", remedy):
+        stored = store.client.get_experiment_by_name(experiment)
         # MLflow makes an object of every tag, param and metric: collecting took 60 % of reading 3,000 runs.
         gc.disable()
         try:
-            return [] if found is None else list(_pages(store, found.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
+            return [] if stored is None else list(_pages(store, stored.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
         finally:
             gc.enable()
 
 
-def _pages(store: Store, experiment_id: str, wanted: str) -> Iterator[Any]:
+def _pages(store: Store, experiment_id: str, condition: str) -> Iterator[Any]:
     token: str | None = None
     while True:
         page = store.client.search_runs(
             [experiment_id],
-            wanted,
+            condition,
             max_results=PAGE,
             order_by=["attributes.start_time ASC"],
             page_token=token,
@@ -241,10 +244,10 @@ def _pages(store: Store, experiment_id: str, wanted: str) -> Iterator[Any]:
 
 def _named(runs: Iterable[Any]) -> list[Any]:
     """Restore the present names of the tags of these runs."""
-    found = list(runs)
-    for run in found:
+    named = list(runs)
+    for run in named:
         restore_names(run.data.tags)
-    return found
+    return named
 
 
 def figures_of(run: Any) -> dict[str, float]:

@@ -136,7 +136,7 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
             if child.status == "FAILED":
                 runs.failed[child.index] = store.client.get_run(runs.children[child.index]).info.artifact_uri
         store.sync()
-        upload.keep_what_was_left_out()
+        upload.move_left_out_files()
         accepted = folder.with_name(layout.SENT_PREFIX + folder.name)
         folder.rename(accepted)
     shutil.rmtree(accepted, ignore_errors=True)
@@ -152,8 +152,8 @@ def amend(store: Store, file: Path) -> None:
     if not file.exists():
         return
     amendment = group_folder.read_amendment(file)
-    every = _runs_of(store, store.experiment_id(amendment.experiment), amendment.spool_id)
-    runs = [run for run in every if run.data.tags.get(Tag.ROLE) == GROUP]
+    all_runs = _runs_of(store, store.experiment_id(amendment.experiment), amendment.spool_id)
+    runs = [run for run in all_runs if run.data.tags.get(Tag.ROLE) == GROUP]
     if not runs or runs[0].info.status == "RUNNING":  # its end, which is still to be sent, would overwrite this
         raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
     run_id, result = runs[0].info.run_id, Result(amendment.result)
@@ -221,7 +221,7 @@ class _Upload:
     scratch: Path
     series_points: int
     described: Mapping[str, RunContent]
-    kept: list[Path] = field(default_factory=list)
+    left_out: list[Path] = field(default_factory=list)
 
     def child(self, child: ChildRecord, run_id: str) -> None:
         content = _described(child)
@@ -272,9 +272,9 @@ class _Upload:
             points = [(step, self._ms(t_ns), value) for step, t_ns, value in one.thinned(self.series_points)]
             content.add_metric(name, points)
 
-    def keep_what_was_left_out(self) -> None:
+    def move_left_out_files(self) -> None:
         """Move files that the store does not have to a folder beside it."""
-        for path in self.kept:
+        for path in self.left_out:
             place = self.folder.parents[2] / layout.LEFT_OUT / path.relative_to(self.folder.parents[1])
             place.parent.mkdir(parents=True, exist_ok=True)
             with suppress(PermissionError, FileNotFoundError):  # what is not ours to move is not removed either
@@ -287,27 +287,27 @@ class _Upload:
 
         A job may have put links and pipes there, any number of files, with any name and permission.
         """
-        left: dict[str, list[Path]] = {reason: [] for reason in (_NO_FILE, *_KEPT)}
+        refused: dict[str, list[Path]] = {reason: [] for reason in (_NO_FILE, *_KEPT)}
         num_bytes = num_files = 0
         for folder, target in places:
-            found = regular_files.below(folder, without)
-            left[_NO_FILE] += found.others
-            for path in found.files:
+            tree = regular_files.below(folder, without)
+            refused[_NO_FILE] += tree.others
+            for path in tree.files:
                 try:
                     size = regular_files.size_of(path)
                 except OSError:
-                    left[_UNREADABLE].append(path)
+                    refused[_UNREADABLE].append(path)
                     continue
                 if num_files == MAX_FILES or num_bytes + size > MAX_FILE_BYTES:
-                    left[_TOO_MANY].append(path)
+                    refused[_TOO_MANY].append(path)
                     continue
                 num_files, num_bytes = num_files + 1, num_bytes + size
                 if not self._is_taken(run_id, path, Path(target) / path.relative_to(folder)):
-                    left[_NOT_TAKEN].append(path)
-        if said := "; ".join(self._named(reason, paths) for reason, paths in left.items() if paths):
-            content.add_tag(Tag.LEFT_OUT, said)
-            log.warning("%s: left out of the artifacts: %s", self.folder.name, said)
-        self.kept.extend(path for reason in _KEPT for path in left[reason])
+                    refused[_NOT_TAKEN].append(path)
+        if summary := "; ".join(self._named(reason, paths) for reason, paths in refused.items() if paths):
+            content.add_tag(Tag.LEFT_OUT, summary)
+            log.warning("%s: left out of the artifacts: %s", self.folder.name, summary)
+        self.left_out.extend(path for reason in _KEPT for path in refused[reason])
 
     def _is_taken(self, run_id: str, path: Path, place: Path) -> bool:
         """Log a file; return false if the store refuses this one file."""
@@ -341,7 +341,7 @@ def _about(record: Record) -> About:
     device = tags.get(Tag.DEVICE, "")
     # A MIG device that was there before the study has its profile in its name.
     of_device = device.partition(" MIG ")[2]
-    profiles = {each.gi_id: each.params.get(f"place.{PROFILE}", of_device) for each in record.children}
+    profiles = {child.gi_id: child.params.get(f"place.{PROFILE}", of_device) for child in record.children}
     return About(
         device=device,
         instances={gi_id: mig_names.split(profile)[0] for gi_id, profile in profiles.items() if gi_id is not None},
@@ -411,13 +411,13 @@ def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) 
             return dict(ids["runs"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # damaged, or a sender was killed while it created them: MLflow knows which exist
-    found = _runs_of(store, experiment_id, record.spool_id)
-    return {run.data.tags.get(Tag.INDEX, "parent"): str(run.info.run_id) for run in found}
+    stored = _runs_of(store, experiment_id, record.spool_id)
+    return {run.data.tags.get(Tag.INDEX, "parent"): str(run.info.run_id) for run in stored}
 
 
 def _runs_of(store: Store, experiment_id: str, spool_id: str) -> list[Any]:
     """Return the runs of a group and its jobs, under the present or the former name of the tag."""
     for tag in (stored_name(Tag.SPOOL_ID), str(Tag.SPOOL_ID)):
-        if found := list(store.client.search_runs([experiment_id], f"tags.`{tag}` = '{spool_id}'")):
-            return found
+        if runs := list(store.client.search_runs([experiment_id], f"tags.`{tag}` = '{spool_id}'")):
+            return runs
     return []

@@ -76,14 +76,14 @@ def test_workers_share_no_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_gpus_are_those_that_an_allocation_grants(monkeypatch: pytest.MonkeyPatch) -> None:
     there = devices_of("A", "A", "A")
     monkeypatch.setattr(gpus.nvml, "list_devices", lambda: there)
-    asked: Any = SimpleNamespace(simulated=None)
+    request: Any = SimpleNamespace(simulated=None)
     for variable in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         monkeypatch.delenv(variable, raising=False)
-    assert gpus._there(asked) == there
+    assert gpus._there(request) == there
     monkeypatch.setenv("SLURM_JOB_GPUS", "1,2")
-    assert gpus._there(asked) == there[1:]
+    assert gpus._there(request) == there[1:]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
-    assert gpus._there(asked) == []
+    assert gpus._there(request) == []
 
 
 def test_what_a_killed_orchestrator_left_is_no_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def end(fleet: fleets.Fleet, worker: WorkerProcess, status: int) -> None:
 def fleet_of(devices: list[Device], units: Mapping[str, list[int]], limit_s: float | None = None) -> fleets.Fleet:
     """A fleet whose workers only say what they were to do; units by GPU model."""
 
-    def asked(model: str) -> Any:
+    def request(model: str) -> Any:
         gpu = SimpleNamespace(beside=len(devices) - 1, models=len(units), model=None)
         config = SimpleNamespace(gpu=gpu, plan_file=f"{model}.json", time_limit_s=limit_s, resume="false")
         return SimpleNamespace(config=config)
@@ -214,10 +214,10 @@ def fleet_of(devices: list[Device], units: Mapping[str, list[int]], limit_s: flo
         return [device for device in devices if device.name == model]
 
     parts = [
-        fleets.Part(asked=asked(model), devices=of_model(model), waiting=deque(waiting))
+        fleets.Part(request=request(model), devices=of_model(model), waiting=deque(waiting))
         for model, waiting in units.items()
     ]
-    fleet = fleets.Fleet(asked(""), devices, parts)
+    fleet = fleets.Fleet(request(""), devices, parts)
 
     def start(device: Device, decided: Mapping[str, object], _: object) -> WorkerProcess:
         fleet.workers.append(Recorded(device, decided))
@@ -270,7 +270,7 @@ def test_a_switch_of_mig_mode_that_resets_a_gpu_is_refused_on_several(model, sce
 def test_a_gpu_goes_on_with_the_unit_that_it_has_begun() -> None:
     devices = devices_of("A", "A", "A")
     begun = {4: "GPU-1", 2: "GPU-2", 3: "GPU-gone"}
-    part = fleets.Part(asked=fleet_of([], {}).asked, devices=devices, waiting=deque([2, 3, 4, 5]), begun=begun)
+    part = fleets.Part(request=fleet_of([], {}).request, devices=devices, waiting=deque([2, 3, 4, 5]), begun=begun)
     assert [device.uuid for device in part.in_turn()] == ["GPU-1", "GPU-2", "GPU-0"]
     assert [part.take(devices[number]) for number in (1, 0, 2, 0)] == [4, 5, 2, 3]
     part = dataclasses.replace(part, waiting=deque([4]))
@@ -330,19 +330,19 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     monkeypatch.setattr(gpus, "_why_not_free", lambda *_: "")
     gpu = SimpleNamespace(kind="nvidia", device="auto", lock_dir=str(tmp_path), tolerate=[])
     config = SimpleNamespace(gpu=gpu, unit=None, wait=False, dry_run=False)
-    asked: Any = SimpleNamespace(config=config, configs=[config], simulated=None, root=tmp_path)
-    assert gpus.free(asked, "all", "gpus") == devices
-    assert gpus.free(asked, "all", "gpus", of_one_model=True) == [devices[0], devices[2]]
+    request: Any = SimpleNamespace(config=config, configs=[config], simulated=None, root=tmp_path)
+    assert gpus.free(request, "all", "gpus") == devices
+    assert gpus.free(request, "all", "gpus", of_one_model=True) == [devices[0], devices[2]]
     assert "left out: GPU 1 (GPU-1): it is another model than the A" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="it is another model than the A"):
-        gpus.free(asked, ["0", "1"], "gpus", of_one_model=True)
-    assert gpus.free(asked, 1, "gpus") == gpus.free(asked, "GPU-1", "gpus") == [devices[1]]
+        gpus.free(request, ["0", "1"], "gpus", of_one_model=True)
+    assert gpus.free(request, 1, "gpus") == gpus.free(request, "GPU-1", "gpus") == [devices[1]]
     for wanted in (None, [], {"a": 1}, [[0]], [None]):
         with pytest.raises(ConfigError, match="give a list of GPUs by index or UUID, or all"):
-            gpus.free(asked, wanted, "gpus")
+            gpus.free(request, wanted, "gpus")
     config.wait = True
     with pytest.raises(ConfigError, match="waits for none"):
-        gpus.free(asked, "all", "gpus")
+        gpus.free(request, "all", "gpus")
 
 
 @pytest.mark.parametrize(("engine", "launcher"), [(gpus.run, "gpus"), (company.run, "beside")])
@@ -352,12 +352,12 @@ def test_an_error_names_the_launcher_that_was_chosen(
     monkeypatch.setattr(gpus, "_there", lambda _: [])
     gpu = SimpleNamespace(kind="nvidia", device="auto")
     config = SimpleNamespace(gpu=gpu, unit=None, wait=False)
-    asked: Any = SimpleNamespace(config=config, configs=[config], simulated=None)
+    request: Any = SimpleNamespace(config=config, configs=[config], simulated=None)
     with pytest.raises(ConfigError, match=rf"^hydra/launcher={launcher} found no NVIDIA GPU; .* gpu=simulated_"):
-        engine(asked, None, "all")
+        engine(request, None, "all")
     gpu.device = "0"
     with pytest.raises(ConfigError, match=f"gpu.device=0 and hydra/launcher={launcher} both say"):
-        engine(asked, None, "all")
+        engine(request, None, "all")
 
 
 @pytest.fixture

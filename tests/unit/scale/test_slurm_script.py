@@ -114,9 +114,9 @@ def left(monkeypatch: pytest.MonkeyPatch):
     def look(*units: SimpleNamespace, plan: str = "p", num_models: int = 1) -> tuple[list[int], int]:
         found = SimpleNamespace(plan_any_gpu=plan, num_models=1, units=units, unasked="")
         monkeypatch.setattr(slurm, "_overview", lambda *_: found)
-        asked: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
+        request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
         planned: Any = SimpleNamespace(any_gpu_digest="p", unit_sizes=(2, 2, 2))
-        return slurm._left(asked, "http://h:1", planned, num_models)
+        return slurm._left(request, "http://h:1", planned, num_models)
 
     return look
 
@@ -143,9 +143,9 @@ def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypa
 
     def left(error: CommandError) -> tuple[list[int], int]:
         monkeypatch.setattr(slurm.squeue, "states_on", lambda *_: (_ for _ in ()).throw(error))
-        asked: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
+        request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
         plan: Any = SimpleNamespace(any_gpu_digest="of a program that has changed", unit_sizes=(1, 1))
-        return slurm._left(asked, "http://h:1", plan, 1)
+        return slurm._left(request, "http://h:1", plan, 1)
 
     with pytest.raises(ConfigError, match=r"cannot tell which units .*timed out.*; resume once Slurm answers"):
         left(CommandError(["squeue"], 1, "Socket timed out"))
@@ -176,9 +176,9 @@ def test_what_no_task_could_run_is_refused(config, options, changes, why) -> Non
 
 def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
     configs = read.read(compose(["degree=2", "only=[naive-2x-typo]"]))
-    asked: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
+    request: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
     with pytest.raises(ConfigError, match="the plan has no group of that name"):
-        slurm._plan(asked)
+        slurm._plan(request)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +186,9 @@ def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
 )
 def test_a_task_has_the_plan_that_was_made_where_the_study_was_typed(compose, gpu, of_task) -> None:
     configs = read.read(compose(["workload=tiny", "degree=2", f"gpu={gpu}"]))
-    asked: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
-    there = slurm.workers.planned(asked, lambda _: of_task)
-    assert slurm._plan(asked).any_gpu_digest == there.any_gpu_digest
+    request: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
+    there = slurm.workers.planned(request, lambda _: of_task)
+    assert slurm._plan(request).any_gpu_digest == there.any_gpu_digest
 
 
 def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_path: Path) -> None:
@@ -222,14 +222,14 @@ def test_a_task_of_one_of_several_models_is_told_how_many_there_are() -> None:
 class Queue:
     """A Slurm that takes a number of job arrays, whose tasks have ended when they are asked for again."""
 
-    asked: ClassVar[list[tuple[str, ...]]]
+    request: ClassVar[list[tuple[str, ...]]]
 
     def __init__(self, num_taken: int) -> None:
         self.num_taken, self.scripts, self.given = num_taken, list[str](), list[Submitted]()
         self.answers = [{"11_1": "RUNNING", "12_1": "PENDING Priority"}, {}]
 
     def __call__(self, *argv: str) -> Completed:
-        self.asked.append(argv)
+        self.request.append(argv)
         if argv[0] == "sbatch":
             self.scripts.append(Path(argv[-1]).read_text())
             is_taken = len(self.scripts) <= self.num_taken
@@ -238,7 +238,7 @@ class Queue:
         return Completed(argv=argv, status=0, stdout="", stderr="")
 
     def states(self, jobs: Collection[str]) -> Mapping[str, str]:
-        self.asked.append(("squeue", *jobs))
+        self.request.append(("squeue", *jobs))
         return self.answers.pop(0)
 
 
@@ -261,7 +261,7 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamesp
     """Submit a study of one unit on two models to such a Slurm; the exit status and what was asked of it."""
 
     def run(num_taken: int) -> tuple[int, Queue]:
-        Queue.asked = []
+        Queue.request = []
         queue = Queue(num_taken)
         monkeypatch.setattr(slurm, "_slurm", queue)
         monkeypatch.setattr(slurm.squeue, "states", queue.states)
@@ -273,11 +273,11 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamesp
         given = queue.given.append
         sender = SimpleNamespace(open=lambda *_: None, store=lambda: None, submitted=lambda _, new: given(new))
         invocation = Invocation(words=TYPED)
-        asked: Any = SimpleNamespace(
+        request: Any = SimpleNamespace(
             configs=[config], config=config, sender=sender, root=tmp_path, invocation=invocation
         )
         options = SlurmOptions(gres=["gpu:h100:1", "gpu:a100:1"], folder=str(tmp_path / "slurm"))
-        return slurm.run(asked, UndoStack(), options), queue
+        return slurm.run(request, UndoStack(), options), queue
 
     return run
 
@@ -287,7 +287,7 @@ def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(s
     assert status == 0
     assert [text.partition("--gres=")[2].partition("\n")[0] for text in queue.scripts] == ["gpu:h100:1", "gpu:a100:1"]
     assert len(list((tmp_path / "slurm").glob("submit-*.sh"))) == 2
-    assert queue.asked[-1] == ("squeue", "11", "12")
+    assert queue.request[-1] == ("squeue", "11", "12")
     assert [(given.num_units, given.cluster, given.arrays) for given in queue.given] == [(1, "c1", ["11", "12"])]
     said = capsys.readouterr().err
     for line in (
@@ -304,4 +304,4 @@ def test_where_one_of_the_arrays_is_refused_none_is_left(submit) -> None:
     refused = "refused the job array: Invalid generic resource.*; job array 11, submitted before it, was cancelled"
     with pytest.raises(ConfigError, match=refused):
         submit(1)
-    assert ("scancel", "11") in Queue.asked
+    assert ("scancel", "11") in Queue.request
