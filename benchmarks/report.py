@@ -30,8 +30,8 @@ from listeners.nvml import NvmlListener
 from pipeline.base.domain.layout import DATABASE, FIELDS
 from pipeline.observe.fields import Fields
 from pipeline.record.group_folder import Clock
-from pipeline.record.series import About, Series, SeriesKey, write_table
-from pipeline.record.store.local import open_store
+from pipeline.record.sample_series import About, Series, SeriesKey, write_table
+from pipeline.record.store.local_store import open_store
 
 EXPERIMENT = "scale"
 _SETTINGS = {"device": "NVIDIA H100 80GB HBM3", "window": "steady, 5 s after 1 s", "seed": "0", "pinned CPUs": "false"}

@@ -37,8 +37,8 @@ import psutil
 
 from pipeline.base.domain import layout
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.record.sender import Sender
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
+from pipeline.record.tracking_sender import Sender
 
 RUN = [sys.executable, str(PROJECT_DIR / "run.py")]
 SLEEP_S, BLOCKS, GPUS = 5, 8, 4

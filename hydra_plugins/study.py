@@ -35,7 +35,7 @@ from pipeline.base.system import override_values, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, small
 from pipeline.record import invocation
-from pipeline.scale.options import SlurmOptions
+from pipeline.scale.launcher_options import SlurmOptions
 
 _ONE = ("experiment", "rehearse")
 """Groups whose files decide over what is swept, and cannot be swept themselves."""
@@ -221,9 +221,9 @@ class GpusLauncher(StudyLauncher):
         self.devices = devices
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
-        from pipeline.scale import gpus
+        from pipeline.scale import local_gpus
 
-        return self.with_workers(configs, gpus.run)
+        return self.with_workers(configs, local_gpus.run)
 
     def with_workers(self, configs: Sequence[DictConfig], engine: Callable[..., int]) -> int:
         """Run the study by an engine that starts workers on the GPUs."""
@@ -236,9 +236,9 @@ class BesideLauncher(GpusLauncher):
     """Measures each unit of a study on one GPU of this host alone, and while the others work."""
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
-        from pipeline.scale import beside
+        from pipeline.scale import interference
 
-        return self.with_workers(configs, beside.run)
+        return self.with_workers(configs, interference.run)
 
 
 class WorkerLauncher(GpusLauncher):

@@ -21,7 +21,7 @@ from pipeline.base.system.errors import CollocationError, TrackingError
 from pipeline.base.system.words import counted
 from pipeline.record import trace
 from pipeline.record.store import results
-from pipeline.record.store.existing import open_named
+from pipeline.record.store.store_access import open_named
 
 
 def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:

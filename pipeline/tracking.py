@@ -16,12 +16,12 @@ from pipeline.base.system import entry_points, squeue, startup
 from pipeline.base.system.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.owner import close_command
-from pipeline.record.server import RequestHandler, sentence, serve
 from pipeline.record.shards.orphaned_runs import close_silent
 from pipeline.record.shards.overview import overview
-from pipeline.record.store.existing import open_named
-from pipeline.record.store.local import is_server, set_mlflow_defaults, upgrade
+from pipeline.record.store.local_store import is_server, set_mlflow_defaults, upgrade
 from pipeline.record.store.relocate import relocate
+from pipeline.record.store.store_access import open_named
+from pipeline.record.tracking_server import RequestHandler, sentence, serve
 
 WATCH_S, SILENT_S = 10.0, 3600.0
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.observe.sampled import Window
+from pipeline.observe.sample_figures import Window
 
 _TICK_NS = 100_000_000
 _DRIFT_NS = 1_000_000  # a clock that is slewed changes its offset by less than this in a tick

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.records import Group, WindowKind
 from pipeline.base.system.words import duration
-from pipeline.observe.progress import Likeness, Progress, Ran
+from pipeline.observe.study_progress import Likeness, Progress, Ran
 
 _MOST_NAMES = 3
 

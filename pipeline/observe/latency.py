@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline.base.domain import services, units
 from pipeline.base.domain.workload import Objective
 from pipeline.launch.requests import Requests
-from pipeline.observe.sampled import Window
+from pipeline.observe.sample_figures import Window
 
 if TYPE_CHECKING:
     import numpy as np

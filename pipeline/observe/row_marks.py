@@ -17,11 +17,11 @@ from pipeline.base.system.words import counted
 from pipeline.launch import steps
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
-from pipeline.observe import host, latency, throughput, work
+from pipeline.observe import host_load, latency, throughput, work
 from pipeline.observe.group_result import JobResult
-from pipeline.observe.logged.metric import Logged
 from pipeline.observe.observation import Observation
-from pipeline.observe.sampled import Window, seconds_in
+from pipeline.observe.program_rates.logged_rate import Logged
+from pipeline.observe.sample_figures import Window, seconds_in
 
 MIN_OVERLAP_RATIO = 0.95
 """Below this share of common running time, a steady row does not show collocation but its edges."""
@@ -64,7 +64,7 @@ def find_marks(
             notes += [*_late_generators(batch, batch.window), *_short_windows(group, batch, batch.window)]
     if overlap := _low_overlap(group, batches, metrics):
         invalid.append(overlap)
-    if load := host.foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
+    if load := host_load.foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
         (notes if group.is_load_noted else invalid).append(load)
     if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
         notes.append(f"power or heat held the clocks down for {100 * metrics[THROTTLED]:.0f} % of the window")

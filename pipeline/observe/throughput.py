@@ -10,8 +10,8 @@ from pipeline.base.domain import units
 from pipeline.base.domain.records import WindowKind
 from pipeline.launch.events import Events
 from pipeline.launch.steps import Steps
-from pipeline.observe.logged.metric import Points
-from pipeline.observe.sampled import Window
+from pipeline.observe.program_rates.logged_rate import Points
+from pipeline.observe.sample_figures import Window
 
 STALL_STEPS = 5
 STALL_SHARE = 0.05

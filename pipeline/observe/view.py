@@ -13,9 +13,9 @@ from pipeline.base.domain import layout, units
 from pipeline.base.domain.records import Group, Result, WindowKind
 from pipeline.base.system.words import duration, say
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.live import LiveJobs
+from pipeline.observe.live_progress import LiveJobs
 from pipeline.observe.observation import Watched
-from pipeline.observe.progress import Progress
+from pipeline.observe.study_progress import Progress
 from pipeline.observe.table import in_one_line
 
 if TYPE_CHECKING:

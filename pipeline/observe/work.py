@@ -11,8 +11,8 @@ from pipeline.base.domain import units
 from pipeline.base.domain.records import Group, Job, WindowKind
 from pipeline.launch.events import Events
 from pipeline.observe import latency, throughput
-from pipeline.observe.logged.metric import Logged
-from pipeline.observe.sampled import Window
+from pipeline.observe.program_rates.logged_rate import Logged
+from pipeline.observe.sample_figures import Window
 
 
 def figures(

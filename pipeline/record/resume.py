@@ -12,7 +12,7 @@ from pipeline.base.domain.tags import Tag
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import counted
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.record.original import FinishedGroup
+from pipeline.record.stored_group import FinishedGroup
 
 
 def remaining(

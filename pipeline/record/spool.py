@@ -33,9 +33,9 @@ from pipeline.observe.sinks import SampleLog
 from pipeline.observe.table import in_one_line
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, RunRecord
-from pipeline.record.original import script_files
 from pipeline.record.provenance import Origin, uncommitted
-from pipeline.record.sender import Sender
+from pipeline.record.stored_group import script_files
+from pipeline.record.tracking_sender import Sender
 
 _MASKED = (layout.GROUP, layout.UNCOMMITTED)
 """Artifacts of which each part was masked as what it is."""
@@ -116,7 +116,7 @@ class Spool:
     ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
         self._interpreters, self._origins = interpreters or {}, origins or {}
-        # Others may read the spool; whoever sends from it knows the password (`server.py`).
+        # Others may read the spool; whoever sends from it knows the password (`tracking_server.py`).
         self._uri = uri and secrets.mask_text(uri)
         self._amendments: set[Path] = set()
         self.root = root.resolve()

@@ -20,7 +20,7 @@ from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult, JobResult, Span
 from pipeline.observe.phases import WINDOW
 from pipeline.record import group_folder
-from pipeline.record.series import Series
+from pipeline.record.sample_series import Series
 
 if TYPE_CHECKING:
     from pipeline.record.spool import SpoolRun

@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.system.words import counted
-from pipeline.record.store.existing import may_be_written
+from pipeline.record.store.store_access import may_be_written
 from pipeline.report import board
 from pipeline.report.page.answer import left_out
 from pipeline.report.page.page import content_of

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.errors import CollocationError, ConfigError
-from pipeline.record.store.existing import open_named
 from pipeline.record.store.results import experiment_names
+from pipeline.record.store.store_access import open_named
 from pipeline.report.evaluate import outcomes, verdicts
 from pipeline.report.evaluate.board import Column, board_of
 from pipeline.report.evaluate.cells import cells_of

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pipeline.base.domain.tags import REPORT, Tag
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.store.existing import open_named
 from pipeline.record.store.links import run_link
+from pipeline.record.store.store_access import open_named
 from pipeline.record.store.upload import log_files
 from pipeline.report.evaluate import outcomes
 from pipeline.report.page.page import Content, render

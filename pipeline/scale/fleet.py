@@ -15,7 +15,7 @@ from pipeline.base.domain.records import Device
 from pipeline.base.system import interrupts, startup, words
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.words import counted
-from pipeline.scale import cpus, workers
+from pipeline.scale import cpus, worker_command
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study.request import StudyRequest
 
@@ -159,7 +159,7 @@ class Fleet:
         invocation = self.request.invocation
         worker = WorkerProcess(
             device,
-            workers.command(invocation.words, of_worker),
+            worker_command.command(invocation.words, of_worker),
             os.environ | startup.job_variables | invocation.variables_of_workers(),
             self.cpus[device.uuid],
             ends_with_launcher=self.ENDS_WORKERS,

@@ -35,8 +35,8 @@ from pipeline.record.shards import task_messages
 from pipeline.record.shards.overview import Overview, overview
 from pipeline.record.shards.shard_states import DONE, Queue
 from pipeline.record.shards.slurm_arrays import Submitted
-from pipeline.scale import workers
-from pipeline.scale.options import SlurmOptions
+from pipeline.scale import worker_command
+from pipeline.scale.launcher_options import SlurmOptions
 from pipeline.study.request import StudyRequest
 
 _POLL_S = 5.0
@@ -198,7 +198,7 @@ def script_of(
     limits_s = [_NO_LIMIT_S if limit_s is None else math.ceil(limit_s)]
     if options.timeout_min is not None:  # Slurm may say in the task that it is less
         limits_s.append(options.timeout_min * 60 - options.signal_delay_s)
-    before = workers.command([sys.executable, str(Path(program).absolute()), *options_typed], decided)
+    before = worker_command.command([sys.executable, str(Path(program).absolute()), *options_typed], decided)
     return _SCRIPT.format(
         directives="\n".join(directives),
         setup="\n".join(options.setup),
@@ -219,7 +219,7 @@ def script_of(
 
 def _refuse_what_has_no_array(request: StudyRequest, options: SlurmOptions) -> str:
     """Return the address of the tracking server; refuse a study that tasks cannot run."""
-    workers.refuse_what_is_decided(request.configs, "slurm")
+    worker_command.refuse_what_is_decided(request.configs, "slurm")
     if (exporter := request.config.exporter.name) != schema.NO_EXPORTER:
         raise ConfigError(
             f"hydra/launcher=slurm: tasks on one host would take the same port for exporter={exporter}; leave it out"
@@ -242,7 +242,7 @@ def _refuse_what_has_no_array(request: StudyRequest, options: SlurmOptions) -> s
 
 def _plan(request: StudyRequest) -> Plan:
     """Plan the study, so that what every task would refuse is not submitted; there may be no GPU here."""
-    return workers.planned(request, _somewhere if request.simulated is None else request.simulated.find_device)
+    return worker_command.planned(request, _somewhere if request.simulated is None else request.simulated.find_device)
 
 
 def _somewhere(gpu: GpuConfig) -> Device:

@@ -25,8 +25,8 @@ from typing import IO
 from omegaconf import DictConfig
 
 from pipeline.base.system import interrupts, words
-from pipeline.record import sender
-from pipeline.record.sender import Sender
+from pipeline.record import tracking_sender
+from pipeline.record.tracking_sender import Sender
 from pipeline.study.execution import execute
 
 STATUS = "exit_status"
@@ -37,7 +37,7 @@ _SHORTEST_S = 0.1
 
 def run(configs: Sequence[DictConfig]) -> int:
     """Run the shards that standard input names; return the worst exit status."""
-    begin_s, worst, tracker = time.monotonic(), 0, sender.take()
+    begin_s, worst, tracker = time.monotonic(), 0, tracking_sender.take()
     with _private_streams() as (requests, answers):
         try:
             for line in requests:

@@ -34,19 +34,19 @@ from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn
 from pipeline.launch.state import JobState
 from pipeline.launch.warm_start import WarmStart
-from pipeline.observe import changed_files, endings, measure, phases, sampled
+from pipeline.observe import changed_files, endings, group_row, phases, sample_figures
 from pipeline.observe.changed_files import Changed
 from pipeline.observe.clock import ClockWatch
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.host import FOREIGN_LOAD
+from pipeline.observe.host_load import FOREIGN_LOAD
 from pipeline.observe.observation import Observation, Watched
 from pipeline.observe.phases import Phases
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.device.nvml import NvmlError
 from pipeline.record import trace
-from pipeline.record.sender import Sender
 from pipeline.record.spool import Spool, SpoolRun
+from pipeline.record.tracking_sender import Sender
 
 if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal
@@ -193,7 +193,7 @@ class _Execution:
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
             words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB that its jobs wrote")
         try:
-            row = measure.judge(self.group, self._observation(interrupted))
+            row = group_row.judge(self.group, self._observation(interrupted))
             self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
             self._warn_of_shared_files(row)
             self._warn_of_other_programs(row)
@@ -285,7 +285,7 @@ class _Execution:
         A GPU keeps high clocks for seconds after its last process, so a reading between two groups is too high.
         """
         idle_w, uuid = self.shared.idle_w, self.group.device.uuid
-        read_w = sampled.first_power_w(self.record.sink.samples, self.fields)
+        read_w = sample_figures.first_power_w(self.record.sink.samples, self.fields)
         if read_w is not None:
             idle_w[uuid] = min(read_w, idle_w.get(uuid, read_w))
         return idle_w.get(uuid)

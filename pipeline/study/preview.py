@@ -11,7 +11,7 @@ from pipeline.base.domain.records import Plan, Resume
 from pipeline.base.system import words
 from pipeline.base.system.errors import TrackingError
 from pipeline.observe.forecast import forecast
-from pipeline.observe.progress import Ran
+from pipeline.observe.study_progress import Ran
 from pipeline.plan import check, describe
 from pipeline.plan.inventory import Inventory
 from pipeline.study import stored_results

@@ -27,8 +27,8 @@ from pipeline.plan.schema import Config
 from pipeline.record import invocation as invocations
 from pipeline.record import provenance
 from pipeline.record.invocation import Invocation
-from pipeline.record.sender import Sender
-from pipeline.record.store import local
+from pipeline.record.store import local_store
+from pipeline.record.tracking_sender import Sender
 from pipeline.rehearsal import Rehearsal
 from pipeline.study.reproduce import reproduce
 from pipeline.study.reproduce.reproduce import Reproduction
@@ -146,7 +146,9 @@ def read_request(
 def _has_store(config: Config) -> bool:
     """Whether there is a store that a dry run may read: it must neither make one nor bring one up to date."""
     tracking = config.tracking
-    return tracking.uri is not None or local.is_ready(expanded("tracking.root", tracking.root), tracking.experiment)
+    return tracking.uri is not None or local_store.is_ready(
+        expanded("tracking.root", tracking.root), tracking.experiment
+    )
 
 
 def _check_same(configs: Sequence[Config]) -> None:

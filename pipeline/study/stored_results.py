@@ -8,12 +8,12 @@ from pipeline.base.domain.records import Group, Plan, Resume
 from pipeline.base.system import words
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.words import counted
-from pipeline.observe.compare import Comparison
+from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
 from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
-from pipeline.record.original import FinishedGroup
 from pipeline.record.shards import overview
+from pipeline.record.stored_group import FinishedGroup
 from pipeline.study import summary
 from pipeline.study.reproduce import unused
 from pipeline.study.request import StudyRequest

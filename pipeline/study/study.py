@@ -19,10 +19,10 @@ from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import expanded
 from pipeline.base.system.words import counted, duration
 from pipeline.observe import failures, phases
-from pipeline.observe.compare import Comparison
+from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
-from pipeline.observe.progress import Progress
+from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import describe
 from pipeline.plan.inventory import Inventory
@@ -32,7 +32,7 @@ from pipeline.record import group_folder, provenance
 from pipeline.record.group_folder import Survey
 from pipeline.record.owner import close_command
 from pipeline.record.spool import Spool
-from pipeline.record.store import local
+from pipeline.record.store import local_store
 from pipeline.study import executor, plans, stored_results, summary
 from pipeline.study.request import StudyRequest
 
@@ -92,7 +92,7 @@ class Study:
         artifacts = {layout.PLAN: f"{describe.as_text(self.plan)}\n", layout.PROVENANCE: text}
         tracking, interpreters = self.config.tracking, self.inventory.interpreters
         self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
-        if tracking.uri is not None or not local.is_ready(self.root, self.plan.experiment):
+        if tracking.uri is not None or not local_store.is_ready(self.root, self.plan.experiment):
             self._wait_for_store()  # else the jobs are started while MLflow is imported
         self._send_what_others_left()
         groups, known = self.plan.groups, list[GroupResult]()

@@ -14,8 +14,8 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.table import table
 from pipeline.plan.schema import TrackingConfig
 from pipeline.record.invocation import python
-from pipeline.record.sender import Sender
 from pipeline.record.store import links
+from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce.reproduce import Reproduction
 
 _MOST_LINKS = 3

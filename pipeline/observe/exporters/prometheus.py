@@ -19,7 +19,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from pipeline.base.domain.protocols import Live, Showing
 from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError
-from pipeline.observe.exporters.series import GroupSeries
+from pipeline.observe.exporters.live_series import GroupSeries
 
 _STOP_LIMIT_S = 5.0
 _REQUEST_LIMIT_S = 2.0

@@ -14,7 +14,7 @@ from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.tags import GROUP, fact_tag, facts_of, stored_name
 from pipeline.base.mlflow_internals import tables
 from pipeline.record.store import results
-from pipeline.record.store.local import is_server
+from pipeline.record.store.local_store import is_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

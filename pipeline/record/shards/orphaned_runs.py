@@ -12,7 +12,7 @@ from pipeline.base.system import squeue
 from pipeline.record.shards import group_runs
 from pipeline.record.shards.shard_states import Queued
 from pipeline.record.store import results
-from pipeline.record.store.local import Store
+from pipeline.record.store.local_store import Store
 
 _LOST = "its host was lost, or its orchestrator there"
 

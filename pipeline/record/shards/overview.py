@@ -24,7 +24,7 @@ from pipeline.record.shards.group_runs import Told
 from pipeline.record.shards.shard_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, Queued, Unit
 from pipeline.record.shards.slurm_arrays import Submitted
 from pipeline.record.store import content
-from pipeline.record.store.local import is_server
+from pipeline.record.store.local_store import is_server
 
 _FACTS = (
     *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "taken_over_by", "digest", "result"),

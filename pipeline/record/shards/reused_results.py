@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain.tags import Tag, facts_of, later_plans, restore_names, stored_name
 from pipeline.record.store.content import CUT, MAX_TAG
-from pipeline.record.store.local import Store, refused_by
+from pipeline.record.store.local_store import Store, refused_by
 
 
 def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pipeline.base.domain.tags import PREFIX
 from pipeline.base.system import user_command
 from pipeline.record.store.content import words_of
-from pipeline.record.store.existing import open_if_there
-from pipeline.record.store.local import Store, refused_by
+from pipeline.record.store.local_store import Store, refused_by
 from pipeline.record.store.results import find_experiment
+from pipeline.record.store.store_access import open_if_there
 
 TAG = f"{PREFIX}submitted"
 _MOST_ARRAYS = 50  # a tag holds 5,000 characters

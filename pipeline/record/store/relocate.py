@@ -10,7 +10,7 @@ from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.mlflow_internals import tables
 from pipeline.base.system import locks
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.store.local import BUSY_TIMEOUT_S, foreign_root
+from pipeline.record.store.local_store import BUSY_TIMEOUT_S, foreign_root
 
 
 def relocate(root: Path, old_root: Path | None = None, place: Path | None = None) -> dict[str, int]:

@@ -20,10 +20,10 @@ from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_by_plan, facts_of, restore_names
 from pipeline.base.system.errors import TrackingError
-from pipeline.observe.progress import Ran
-from pipeline.record.original import FinishedGroup, Original
-from pipeline.record.store.existing import open_if_there
-from pipeline.record.store.local import Store, is_server, reason_of, refused_by
+from pipeline.observe.study_progress import Ran
+from pipeline.record.store.local_store import Store, is_server, reason_of, refused_by
+from pipeline.record.store.store_access import open_if_there
+from pipeline.record.stored_group import FinishedGroup, Original
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -33,11 +33,11 @@ from pipeline.base.system.words import escape_to_utf8, list_first
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.observe.table import in_one_line
-from pipeline.record import group_folder, request_table, series
+from pipeline.record import group_folder, request_table, sample_series
 from pipeline.record.group_folder import ChildRecord, Record, RunRecord
-from pipeline.record.series import About, Series, SeriesKey
+from pipeline.record.sample_series import About, Series, SeriesKey
 from pipeline.record.store.content import RunContent, takes_file
-from pipeline.record.store.local import Store
+from pipeline.record.store.local_store import Store
 
 MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
 """Of one job, as artifacts. What is beyond that is kept in a folder beside the store."""
@@ -123,7 +123,7 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
                 store=store,
                 folder=folder,
                 record=record,
-                samples=series.read_samples(folder / layout.SAMPLES),
+                samples=sample_series.read_samples(folder / layout.SAMPLES),
                 fields=fields.read(folder / layout.ARTIFACTS / layout.FIELDS),
                 scratch=Path(scratch),
                 series_points=series_points,
@@ -229,7 +229,7 @@ class _Upload:
         for name, points in child.series.items():
             few = thinned(points, self.series_points)
             content.add_metric(name, [(step, self._ms(t_ns), value) for step, t_ns, value in few])
-        self._add_sampled(content, series.of_child(self.samples, child, self.fields))
+        self._add_sampled(content, sample_series.of_child(self.samples, child, self.fields))
         folder = self.folder / child.folder
         scripts = read_script_runs(folder / layout.SCRIPT_STORE)
         num_metrics = sum(len(script.metrics) for script in scripts)
@@ -252,7 +252,7 @@ class _Upload:
         self._add_sampled(content, {key.metric: one for key, one in self.samples.items() if key.job is None})
         self._log_below(run_id, content, [(self.folder / layout.ARTIFACTS, "")])
         if self.samples:
-            table = series.write_table(self.samples, self.record.clock, self.scratch, _about(self.record))
+            table = sample_series.write_table(self.samples, self.record.clock, self.scratch, _about(self.record))
             self.store.client.log_artifact(run_id, str(table))
         self._finish(run_id, self.record.parent, content)
 

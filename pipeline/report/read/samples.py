@@ -15,9 +15,9 @@ from pipeline.base.domain.samples import Field, Panel
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
-from pipeline.record.series import Series, SeriesKey, read_table
-from pipeline.record.store.existing import open_named
+from pipeline.record.sample_series import Series, SeriesKey, read_table
 from pipeline.record.store.results import fetch
+from pipeline.record.store.store_access import open_named
 from pipeline.report.read.labels import mix_of
 from pipeline.report.read.records import Row, Study
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipeline.base.system import tracking_root
 from pipeline.base.system.errors import ConfigError
-from pipeline.record.store.existing import open_named
 from pipeline.record.store.results import experiment_names
+from pipeline.record.store.store_access import open_named
 
 
 def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._MutuallyExclusiveGroup | None = None) -> None:

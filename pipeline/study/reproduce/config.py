@@ -14,7 +14,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import option_classes, schema
 from pipeline.plan.workloads import WorkloadConfig
-from pipeline.record.original import Original
+from pipeline.record.stored_group import Original
 
 _KINDS: dict[str, type[Any]] = {
     "scenario": schema.ScenarioConfig,

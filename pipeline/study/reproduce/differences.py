@@ -15,7 +15,7 @@ from pipeline.base.system import secrets
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.env import lock
-from pipeline.record.original import Original, script_files
+from pipeline.record.stored_group import Original, script_files
 
 # Facts of a start that decide what is computed and how fast, in words.
 _FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}

@@ -25,8 +25,8 @@ from pipeline.plan import programs, read
 from pipeline.plan.experiment_names import is_rehearsal, name_reproductions, separate_rehearsals
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config
-from pipeline.record.original import Original
-from pipeline.record.sender import Sender
+from pipeline.record.stored_group import Original
+from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce import config as recorded_config
 from pipeline.study.reproduce import differences
 

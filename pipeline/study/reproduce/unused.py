@@ -9,7 +9,7 @@ from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.words import counted
 from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
-from pipeline.record.original import FinishedGroup, Original
+from pipeline.record.stored_group import FinishedGroup, Original
 from pipeline.study.reproduce import differences
 
 # Each is read from the store with its artifacts.

@@ -10,7 +10,7 @@ import pytest
 from pipeline.base.domain.records import WindowKind
 from pipeline.base.domain.workload import Source
 from pipeline.launch.events import Events
-from pipeline.observe import changed_files, measure
+from pipeline.observe import changed_files, group_row
 from pipeline.observe.changed_files import Changed
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.observation import Observation
@@ -72,7 +72,7 @@ def test_a_file_that_two_jobs_may_have_written_is_named_in_the_row(tmp_path, pai
         changed=Changed(folder=tmp_path, files=files, is_whole=True),
         clock=CLOCK,
     )
-    row = measure.judge(both, seen)
+    row = group_row.judge(both, seen)
     assert row.tags["collocation.shared_files"] == "changed while 2 jobs ran: x/model.pt"
 
 

@@ -11,11 +11,11 @@ import pytest
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.workload import RateSource
-from pipeline.observe import measure
+from pipeline.observe import group_row
 from pipeline.observe.changed_files import Changed
 from pipeline.observe.clock import ClockRecord
-from pipeline.observe.logged import output, tensorboard
 from pipeline.observe.observation import Observation
+from pipeline.observe.program_rates import output_rates, tensorboard
 from tests.support.rows import FIELDS, S, group, state
 from tests.toys.event_writer import SummaryWriter
 
@@ -34,7 +34,7 @@ def of_scripts(tmp_path, *rates: RateSource, kind=WindowKind.LOGGED):
 
 
 def judge(the_group, states, **seen):
-    return measure.judge(the_group, Observation(batches=[states], **({"samples": ()} | seen)))
+    return group_row.judge(the_group, Observation(batches=[states], **({"samples": ()} | seen)))
 
 
 def log_through_mlflow(folder, name, points):
@@ -173,7 +173,7 @@ def test_a_metric_in_a_tensorboard_file_is_of_the_job_that_wrote_the_file(tmp_pa
 def in_output(path, pattern, text, t_ns=(), sizes=(), end_ns=S, unit="samples", **source):
     """What is read of an output."""
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    reader = output.OutputReader(RateSource(pattern=pattern, **source), unit)
+    reader = output_rates.OutputReader(RateSource(pattern=pattern, **source), unit)
     reader.read(path, t_ns, sizes, end_ns)
     return reader.rates
 

@@ -14,7 +14,7 @@ from pipeline.base.domain.workload import RateSource
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.state import Ending
 from pipeline.observe import endings, throughput
-from pipeline.observe.logged import output
+from pipeline.observe.program_rates import output_rates
 from tests.unit.observe.test_logged import S, in_output, judge, log_through_mlflow, of_scripts
 
 P, Q = "([0-9.]+) samples/s", "([0-9,.]+) samples/s"
@@ -295,7 +295,7 @@ def test_the_error_output_of_a_failed_job_has_no_progress_bar(tmp_path):
 
 
 def test_of_a_flood_only_so_many_values_of_one_look_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(output, "MOST_VALUES", 100)
+    monkeypatch.setattr(output_rates, "MOST_VALUES", 100)
     parts = [b"%d samples/s\n" % (100 * number) * 50_000 for number in range(1, 6)]
     ends = [sum(map(len, parts[:number])) for number in range(1, 6)]
     instants = [number * S for number in range(1, 6)]

@@ -18,7 +18,7 @@ from pipeline.base.system import startup
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
-from pipeline.observe.progress import Progress
+from pipeline.observe.study_progress import Progress
 from pipeline.observe.table import table
 from pipeline.observe.view import make_view
 from tests.support.rows import FIELDS, group

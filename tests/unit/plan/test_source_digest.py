@@ -15,7 +15,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import inventory
 from pipeline.plan.source_digest import code_of, module_file
 from pipeline.record import resume
-from pipeline.record.original import FinishedGroup
+from pipeline.record.stored_group import FinishedGroup
 from tests.conftest import GPU
 
 MOVED = "from pipeline.prepare.sharing.naive import Naive\n\nclass Moved(Naive):\n    pass\n"

@@ -12,7 +12,7 @@ from pipeline.base.system.errors import CommandError
 from pipeline.record import group_folder
 from pipeline.record.shards import orphaned_runs
 from pipeline.record.store import upload
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 from tests.support.tracking_cases import as_running, make_spool, record
 
 pytest_plugins = ["tests.support.tracking_fixtures"]

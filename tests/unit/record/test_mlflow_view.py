@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.mlflow_internals import pages
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from pipeline.record.shards import group_runs, overview, reused_results, shard_s
 from pipeline.record.shards.group_runs import Told
 from pipeline.record.shards.slurm_arrays import Submitted
 from pipeline.record.store import content, results
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 
 NOW_S = 1000.0
 pytest_plugins = ["tests.support.tracking_fixtures"]

@@ -15,7 +15,7 @@ from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan.source_digest import code_of
 from pipeline.record import invocation, provenance
-from pipeline.record.original import script_files
+from pipeline.record.stored_group import script_files
 
 
 def test_the_command_line_is_recorded_without_passwords(monkeypatch):

@@ -13,7 +13,7 @@ from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
 from pipeline.record.store import results
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 from tests.support.tracking_cases import EXPERIMENT, tags_of
 
 pytest_plugins = ["tests.support.tracking_fixtures"]

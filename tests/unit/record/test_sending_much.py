@@ -15,11 +15,11 @@ from pipeline.base.domain.point_series import PointSeries, thinned
 from pipeline.base.mlflow_internals.files import read_script_runs
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.record import request_table
-from pipeline.record import sender as sending
+from pipeline.record import tracking_sender as sending
 from pipeline.record.group_folder import Clock
-from pipeline.record.sender import Sender
 from pipeline.record.store import upload
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
+from pipeline.record.tracking_sender import Sender
 from tests.support.tracking_cases import EXPERIMENT, by_name, child, client, make_spool, record, runs_of
 from workloads import client as job_client
 

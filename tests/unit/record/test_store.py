@@ -18,10 +18,10 @@ import sqlalchemy
 from pipeline import tracking
 from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.system.errors import ConfigError, StoreError, TrackingError
-from pipeline.record.store import schema
-from pipeline.record.store.existing import open_if_there
-from pipeline.record.store.local import is_local, is_ready, open_store
+from pipeline.record.store import database_schema
+from pipeline.record.store.local_store import is_local, is_ready, open_store
 from pipeline.record.store.relocate import relocate
+from pipeline.record.store.store_access import open_if_there
 from pipeline.report.__main__ import main as report
 from tests.support.tracking_cases import EXPERIMENT, PROJECT, client, make_spool, record, runs_of
 
@@ -46,7 +46,7 @@ def test_a_fresh_store_keeps_everything_in_its_folder(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "a b#%é" / "mlruns", tmp_path / "cwd"
     elsewhere.mkdir()
     code = (
-        "import sys; from pathlib import Path; from pipeline.record.store.local import open_store\n"
+        "import sys; from pathlib import Path; from pipeline.record.store.local_store import open_store\n"
         "store = open_store(Path(sys.argv[1])); run = store.client.create_run(store.experiment_id('a/b'))\n"
         "store.client.log_text(run.info.run_id, 'kept', 'note.txt')\n"
     )
@@ -207,7 +207,7 @@ def test_an_upgrade_that_fails_changes_nothing_and_leaves_no_copy(root: Path, ca
     assert {file.name for file in root.iterdir()} - {f"{DATABASE}-wal", f"{DATABASE}-shm"} == {DATABASE, STORE_LOCK}
     (copy := root / f"{DATABASE}.before-3.0").touch()
     failed = SimpleNamespace(returncode=1, stderr="Traceback\nValueError: of 2.0\n(Background)\n")
-    monkeypatch.setattr(schema.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(database_schema.subprocess, "run", lambda *_, **__: failed)
     assert tracking.main(["upgrade", "--root", str(root)]) == 2
     err = capsys.readouterr().err
     assert "(ValueError: of 2.0)" in err and f"put back the copy from before it, {copy}\n" in err

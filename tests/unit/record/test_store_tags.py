@@ -11,7 +11,7 @@ from pipeline.base.domain.tags import GROUP, Tag, fact_tag, restore_names, store
 from pipeline.base.system.errors import TrackingError
 from pipeline.record.shards import group_runs
 from pipeline.record.store import results
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
 DIGEST = "0123456789abcdef" * 4

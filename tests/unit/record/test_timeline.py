@@ -17,7 +17,7 @@ from pipeline.observe.group_result import GroupResult, JobResult, Span
 from pipeline.record import trace as traces
 from pipeline.record.group_folder import Clock, Record, RunRecord
 from pipeline.record.store import upload
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 from tests.support.rows import FIELDS, S
 from tests.support.rows import group as make_group
 from tests.support.trace_format import problems

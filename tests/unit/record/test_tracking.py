@@ -25,9 +25,9 @@ import pytest
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.record.group_folder import Amendment, Record, write_amendment
-from pipeline.record.sender import Sender
 from pipeline.record.store.links import hint_of, run_link, ui_hint, ui_link
-from pipeline.record.store.local import set_mlflow_defaults
+from pipeline.record.store.local_store import set_mlflow_defaults
+from pipeline.record.tracking_sender import Sender
 from tests.support import forks
 from tests.support.mlflow_server import start_server
 from tests.support.tracking_cases import (
@@ -367,7 +367,8 @@ def test_flush_sends_what_was_left_and_says_what_it_could_not(root: Path) -> Non
 
 def test_importing_the_tracking_modules_imports_no_mlflow() -> None:
     code = (
-        "import sys, pipeline.tracking, pipeline.record.store.results, pipeline.record.sender, pipeline.record.spool\n"
+        "import sys, pipeline.tracking, pipeline.record.store.results, pipeline.record.spool\n"
+        "import pipeline.record.tracking_sender\n"
         "sys.exit(any(name in sys.modules for name in ('mlflow', 'pandas', 'pyarrow', 'sqlalchemy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 0

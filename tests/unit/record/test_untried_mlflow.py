@@ -15,9 +15,9 @@ from pipeline.base import mlflow_internals
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.tags import Tag
 from pipeline.base.mlflow_internals import pages, tables
-from pipeline.record.store import schema
+from pipeline.record.store import database_schema
 from pipeline.record.store.links import ui_link
-from pipeline.record.store.local import open_store, set_mlflow_defaults
+from pipeline.record.store.local_store import open_store, set_mlflow_defaults
 from tests.support.tracking_cases import EXPERIMENT, PROJECT, client
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
@@ -88,7 +88,7 @@ def test_a_store_is_made_used_and_upgraded_without_what_is_private(
     assert ui_link("http://h:1", "3") == "http://h:1/#/experiments/3/runs?workflowType=machine_learning"
     assert tables.read_groups(root / DATABASE, EXPERIMENT, [Tag.ROLE]) == []
     ended = SimpleNamespace(returncode=0)
-    monkeypatch.setattr(schema.subprocess, "run", lambda argv, **_: upgrades.append(argv[3:6]) or ended)
+    monkeypatch.setattr(database_schema.subprocess, "run", lambda argv, **_: upgrades.append(argv[3:6]) or ended)
     assert tracking.main(["upgrade", "--root", str(root)]) == 0
     assert upgrades == [["mlflow", "db", "upgrade"]]
     assert f"upgraded {root / DATABASE} for MLflow 3.99.1" in capsys.readouterr().out

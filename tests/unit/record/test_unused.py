@@ -13,8 +13,8 @@ from pipeline.base.system.errors import TrackingError
 from pipeline.plan import plan as planning
 from pipeline.plan import read
 from pipeline.prepare.env import lock
-from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.spool import _group_json
+from pipeline.record.stored_group import FinishedGroup, Original
 from pipeline.study.reproduce import differences, unused
 from tests.conftest import GPU, inventory_of
 

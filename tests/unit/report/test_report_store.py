@@ -13,7 +13,7 @@ import pytest
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.page import tables as report_tables

@@ -22,7 +22,7 @@ from pipeline.record.shards import overview
 from pipeline.record.shards.group_runs import Told
 from pipeline.record.shards.slurm_arrays import Submitted
 from pipeline.scale import slurm
-from pipeline.scale.options import SlurmOptions
+from pipeline.scale.launcher_options import SlurmOptions
 from tests.conftest import GPU
 
 OF_TASK = {"SLURM_CLUSTER_NAME": "test", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}
@@ -187,7 +187,7 @@ def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
 def test_a_task_has_the_plan_that_was_made_where_the_study_was_typed(compose, gpu, of_task) -> None:
     configs = read.read(compose(["workload=tiny", "degree=2", f"gpu={gpu}"]))
     request: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
-    there = slurm.workers.planned(request, lambda _: of_task)
+    there = slurm.worker_command.planned(request, lambda _: of_task)
     assert slurm._plan(request).any_gpu_digest == there.any_gpu_digest
 
 

@@ -26,8 +26,8 @@ from pipeline.base.mlflow_internals import pages, tables
 from pipeline.base.system import entry_points, locks, tracking_root
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.invocation import python
-from pipeline.record.store import schema
-from pipeline.record.store.schema import OutdatedError
+from pipeline.record.store import database_schema
+from pipeline.record.store.database_schema import OutdatedError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -158,7 +158,7 @@ def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) ->
     from sqlalchemy.exc import SQLAlchemyError
 
     if uri is not None:
-        schema.check_uri(uri)
+        database_schema.check_uri(uri)
         try:
             return Store(client=MlflowClient(tracking_uri=uri), uri=uri, root=None)
         except Exception as error:  # each kind of store raises errors of its own
@@ -247,15 +247,15 @@ def _prepare(root: Path, *, upgrades: bool) -> None:
     version = mlflow_internals.version()
     if not database.exists():
         _create(root)
-    elif version_file.read_text(errors="replace").split() != [version, *schema.read_revisions(database)]:
+    elif version_file.read_text(errors="replace").split() != [version, *database_schema.read_revisions(database)]:
         try:
-            schema.check(database, upgrade_command(root))
+            database_schema.check(database, upgrade_command(root))
         except OutdatedError:
             if not upgrades:
                 raise
-            schema.upgrade(database)
+            database_schema.upgrade(database)
     _set_journal_mode(root)
-    version_file.write_text(f"{version} {schema.read_revisions(database)[0]}", encoding="utf-8")
+    version_file.write_text(f"{version} {database_schema.read_revisions(database)[0]}", encoding="utf-8")
 
 
 def upgrade(root: Path) -> str:
@@ -274,11 +274,11 @@ def upgrade(root: Path) -> str:
         with locks.held(root / STORE_LOCK):
             is_current = mlflow_internals.is_tried()  # else only MLflow knows
             try:
-                schema.check(database, upgrade_command(root))
+                database_schema.check(database, upgrade_command(root))
             except OutdatedError:
                 is_current = False
             if not is_current:
-                old = schema.upgrade(database)
+                old = database_schema.upgrade(database)
                 return f"upgraded {database} for MLflow {mlflow_internals.version()}; the old one is kept as {old}"
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(f"{database} could not be upgraded: {reason_of(error)}; {_OTHER_FOLDER}") from error
@@ -294,7 +294,7 @@ def is_ready(root: Path, experiment: str) -> bool:
     """Return whether `open_store` and `experiment_id` would find nothing to do; needs no MLflow."""
     try:
         known = (root / STORE_LOCK).read_text(errors="replace").split()
-        expected = [mlflow_internals.version(), *schema.read_revisions(root / DATABASE)]
+        expected = [mlflow_internals.version(), *database_schema.read_revisions(root / DATABASE)]
         if known != expected or not os.access(root / DATABASE, os.W_OK):
             return False
         stored = tables.read_experiment(root / DATABASE, experiment, BUSY_TIMEOUT_S)

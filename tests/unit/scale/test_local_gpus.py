@@ -23,9 +23,9 @@ from pipeline.base.system.errors import ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.plan import read
 from pipeline.plan.overrides import set_values
-from pipeline.scale import beside as company
-from pipeline.scale import cpus, gpus, workers
+from pipeline.scale import cpus, local_gpus, worker_command
 from pipeline.scale import fleet as fleets
+from pipeline.scale import interference as company
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study.request import StudyRequest
 from tests.conftest import GPU
@@ -36,8 +36,8 @@ def test_a_worker_gets_what_was_typed_but_for_what_is_decided_for_it() -> None:
     typed = ["run.py", "-m", "degree=1,2", "hydra/launcher=gpus", "+hydra.launcher.devices=[0,1]", "resume=true"]
     typed += ["gpu.count=2", "gpu.beside=3", "time_limit_s=9", "--", "train.py", "unit=1", "--resume=true"]
     decided = {"unit": 3, "gpu.device": "GPU-1", "resume": "true"}
-    assert "degree=5" not in workers.command(["run.py", "degree=5"], {"degree": 1})
-    assert workers.command(typed, decided) == [
+    assert "degree=5" not in worker_command.command(["run.py", "degree=5"], {"degree": 1})
+    assert worker_command.command(typed, decided) == [
         *("run.py", "-m", "degree=1,2", "gpu.count=2", "gpu.beside=3", "unit=3", "gpu.device=GPU-1", "resume=true"),
         *("--", "train.py", "unit=1", "--resume=true"),
     ]
@@ -47,7 +47,7 @@ def test_a_worker_gets_what_was_typed_but_for_what_is_decided_for_it() -> None:
     "text", ["/tmp/lr=0.1/p.json", "/a,b", "x y", "it's", "${a}", "ä", "plain/1.json", "#1", "(a)"]
 )
 def test_what_is_decided_for_a_worker_reaches_it_whatever_its_letters(text: str) -> None:
-    (word,) = workers.command([], {"plan_file": text})
+    (word,) = worker_command.command([], {"plan_file": text})
     (override,) = OverridesParser.create().parse_overrides([word])
     config = OmegaConf.create({"plan_file": ""})
     set_values([override], config)
@@ -75,25 +75,25 @@ def test_workers_share_no_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_gpus_are_those_that_an_allocation_grants(monkeypatch: pytest.MonkeyPatch) -> None:
     there = devices_of("A", "A", "A")
-    monkeypatch.setattr(gpus.nvml, "list_devices", lambda: there)
+    monkeypatch.setattr(local_gpus.nvml, "list_devices", lambda: there)
     request: Any = SimpleNamespace(simulated=None)
     for variable in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         monkeypatch.delenv(variable, raising=False)
-    assert gpus._there(request) == there
+    assert local_gpus._there(request) == there
     monkeypatch.setenv("SLURM_JOB_GPUS", "1,2")
-    assert gpus._there(request) == there[1:]
+    assert local_gpus._there(request) == there[1:]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
-    assert gpus._there(request) == []
+    assert local_gpus._there(request) == []
 
 
 def test_what_a_killed_orchestrator_left_is_no_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(*_: object) -> None:
         raise InUseError("in use", "it", lambda: False)
 
-    monkeypatch.setattr(gpus.lease, "refuse_strangers", refuse)
-    assert gpus._why_not_free(GPU, tmp_path, []) == "in use"
-    monkeypatch.setattr(gpus.Journal, "steps", lambda _: ["a daemon"])
-    assert gpus._why_not_free(GPU, tmp_path, []) == ""
+    monkeypatch.setattr(local_gpus.lease, "refuse_strangers", refuse)
+    assert local_gpus._why_not_free(GPU, tmp_path, []) == "in use"
+    monkeypatch.setattr(local_gpus.Journal, "steps", lambda _: ["a daemon"])
+    assert local_gpus._why_not_free(GPU, tmp_path, []) == ""
 
 
 def test_a_refused_worker_whose_unit_another_gpu_ran_is_no_failure() -> None:
@@ -136,7 +136,7 @@ def test_each_gpu_has_a_port_of_its_own_and_one_that_is_taken_is_refused() -> No
 
     def ports(exporter: object, dry_run: bool = False) -> Mapping[str, int]:
         config = SimpleNamespace(exporter=exporter, dry_run=dry_run)
-        gpus.refuse_taken_ports(SimpleNamespace(config=config), devices)  # type: ignore[arg-type]
+        local_gpus.refuse_taken_ports(SimpleNamespace(config=config), devices)  # type: ignore[arg-type]
         return fleets.ports_of(exporter, devices)
 
     assert ports(SimpleNamespace(name="none")) == {}
@@ -148,8 +148,12 @@ def test_each_gpu_has_a_port_of_its_own_and_one_that_is_taken_is_refused() -> No
 
 def test_what_only_some_launchers_decide_is_otherwise_as_it_was_typed() -> None:
     typed = ["run.py", "exporter=prometheus", "exporter.port=9500"]
-    assert workers.command(typed, {"unit": 1}) == [*typed, "unit=1"]
-    assert workers.command(typed, {"exporter.port": 9501}) == ["run.py", "exporter=prometheus", "exporter.port=9501"]
+    assert worker_command.command(typed, {"unit": 1}) == [*typed, "unit=1"]
+    assert worker_command.command(typed, {"exporter.port": 9501}) == [
+        "run.py",
+        "exporter=prometheus",
+        "exporter.port=9501",
+    ]
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("0-2,8,10-11\n", {0, 1, 2, 8, 10, 11}), ("", set())])
@@ -264,7 +268,7 @@ def test_a_switch_of_mig_mode_that_resets_a_gpu_is_refused_on_several(model, sce
     plan: Any = SimpleNamespace(groups=[group("a", scenario="naive"), group("a", "a", scenario=scenario)])
     refused = pytest.raises(ConfigError, match="is switched by a reset") if is_refused else contextlib.nullcontext()
     with refused:
-        gpus.refuse_mode_switches([(devices_of(*[model] * num_gpus), plan)], "leave it out")
+        local_gpus.refuse_mode_switches([(devices_of(*[model] * num_gpus), plan)], "leave it out")
 
 
 def test_a_gpu_goes_on_with_the_unit_that_it_has_begun() -> None:
@@ -326,30 +330,30 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     devices = devices_of("A", "B", "A")
-    monkeypatch.setattr(gpus, "_there", lambda _: devices)
-    monkeypatch.setattr(gpus, "_why_not_free", lambda *_: "")
+    monkeypatch.setattr(local_gpus, "_there", lambda _: devices)
+    monkeypatch.setattr(local_gpus, "_why_not_free", lambda *_: "")
     gpu = SimpleNamespace(kind="nvidia", device="auto", lock_dir=str(tmp_path), tolerate=[])
     config = SimpleNamespace(gpu=gpu, unit=None, wait=False, dry_run=False)
     request: Any = SimpleNamespace(config=config, configs=[config], simulated=None, root=tmp_path)
-    assert gpus.free(request, "all", "gpus") == devices
-    assert gpus.free(request, "all", "gpus", of_one_model=True) == [devices[0], devices[2]]
+    assert local_gpus.free(request, "all", "gpus") == devices
+    assert local_gpus.free(request, "all", "gpus", of_one_model=True) == [devices[0], devices[2]]
     assert "left out: GPU 1 (GPU-1): it is another model than the A" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="it is another model than the A"):
-        gpus.free(request, ["0", "1"], "gpus", of_one_model=True)
-    assert gpus.free(request, 1, "gpus") == gpus.free(request, "GPU-1", "gpus") == [devices[1]]
+        local_gpus.free(request, ["0", "1"], "gpus", of_one_model=True)
+    assert local_gpus.free(request, 1, "gpus") == local_gpus.free(request, "GPU-1", "gpus") == [devices[1]]
     for wanted in (None, [], {"a": 1}, [[0]], [None]):
         with pytest.raises(ConfigError, match="give a list of GPUs by index or UUID, or all"):
-            gpus.free(request, wanted, "gpus")
+            local_gpus.free(request, wanted, "gpus")
     config.wait = True
     with pytest.raises(ConfigError, match="waits for none"):
-        gpus.free(request, "all", "gpus")
+        local_gpus.free(request, "all", "gpus")
 
 
-@pytest.mark.parametrize(("engine", "launcher"), [(gpus.run, "gpus"), (company.run, "beside")])
+@pytest.mark.parametrize(("engine", "launcher"), [(local_gpus.run, "gpus"), (company.run, "beside")])
 def test_an_error_names_the_launcher_that_was_chosen(
     monkeypatch: pytest.MonkeyPatch, engine: Any, launcher: str
 ) -> None:
-    monkeypatch.setattr(gpus, "_there", lambda _: [])
+    monkeypatch.setattr(local_gpus, "_there", lambda _: [])
     gpu = SimpleNamespace(kind="nvidia", device="auto")
     config = SimpleNamespace(gpu=gpu, unit=None, wait=False)
     request: Any = SimpleNamespace(config=config, configs=[config], simulated=None)
@@ -380,8 +384,8 @@ def asked_of(compose, tmp_path: Path):
 @pytest.mark.parametrize(("num_units", "beside"), [(2, 1), (5, 2)])
 def test_no_more_gpus_count_as_at_work_than_there_are_units(asked_of, monkeypatch, num_units, beside) -> None:
     shown: list[int] = []
-    monkeypatch.setattr(gpus, "preview", lambda *planned: shown.extend(a.config.gpu.beside for a, *_ in planned))
-    gpus.run(asked_of(3, f"repeats={num_units}", "dry_run=true"), UndoStack(), "all")
+    monkeypatch.setattr(local_gpus, "preview", lambda *planned: shown.extend(a.config.gpu.beside for a, *_ in planned))
+    local_gpus.run(asked_of(3, f"repeats={num_units}", "dry_run=true"), UndoStack(), "all")
     assert shown == [beside]
 
 

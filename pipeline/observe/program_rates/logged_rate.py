@@ -18,9 +18,9 @@ from pipeline.base.system.words import counted, list_first
 from pipeline.launch.events import Events, last_shown
 from pipeline.launch.state import JobState
 from pipeline.observe.clock import ClockRecord
-from pipeline.observe.logged import rate_text, tensorboard
-from pipeline.observe.logged.numbers import UnreadableError
-from pipeline.observe.logged.output import OutputReader, Rates
+from pipeline.observe.program_rates import rate_text, tensorboard
+from pipeline.observe.program_rates.numbers import UnreadableError
+from pipeline.observe.program_rates.output_rates import OutputReader, Rates
 
 Points = Sequence[tuple[int, float]]
 """Monotonic instants with values, in order."""

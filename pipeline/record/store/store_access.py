@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.store.local import Store, is_server, open_store, set_mlflow_defaults
+from pipeline.record.store.local_store import Store, is_server, open_store, set_mlflow_defaults
 from pipeline.record.store.relocate import relocate
 
 

@@ -22,9 +22,9 @@ from pipeline.base.system.words import counted
 from pipeline.plan import units
 from pipeline.plan.experiment_names import name_company
 from pipeline.plan.inventory import Inventory
-from pipeline.scale import workers
+from pipeline.scale import worker_command
 from pipeline.scale.fleet import Fleet
-from pipeline.scale.gpus import free, refuse_mode_switches, refuse_taken_ports
+from pipeline.scale.local_gpus import free, refuse_mode_switches, refuse_taken_ports
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study import plans, stored_results
 from pipeline.study.preview import preview
@@ -75,7 +75,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
 
 def _planned(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
     """Return a leg with all of its shards, and the inventory of the machine."""
-    plan_file = workers.new_plan_file(request.root)
+    plan_file = worker_command.new_plan_file(request.root)
     for config in request.configs:
         config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
     inventory, plan = plans.make_plan(request)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pipeline.base.domain.protocols import Live
 from pipeline.base.domain.records import Device, Group, Job
-from pipeline.observe.live import LiveJobs
+from pipeline.observe.live_progress import LiveJobs
 
 PREFIX = "collocation"
 LABELS = ("experiment", "scenario", "group", "job_name", "gpu", "gpu_instance")

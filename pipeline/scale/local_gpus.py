@@ -24,7 +24,7 @@ from pipeline.clean.journal import Journal
 from pipeline.plan import units
 from pipeline.plan.schema import GpuKind
 from pipeline.prepare.device import chosen, lease, nvml
-from pipeline.scale import workers
+from pipeline.scale import worker_command
 from pipeline.scale.fleet import Fleet, Part, ports_of
 from pipeline.study import plans, stored_results
 from pipeline.study.preview import preview
@@ -41,7 +41,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     by_model: dict[str, list[Device]] = {}
     for device in devices:
         by_model.setdefault(device.name, []).append(device)
-    num_units = len(workers.planned(request, lambda _: devices[0]).unit_sizes)
+    num_units = len(worker_command.planned(request, lambda _: devices[0]).unit_sizes)
     beside = sum(min(len(members), num_units) for members in by_model.values()) - 1
     of_models = [_for_model(request, members[0], beside, len(by_model)) for members in by_model.values()]
     plans_made = [plans.make_plan(study) for study in of_models]
@@ -78,7 +78,7 @@ def _listed(devices: Sequence[Device]) -> str:
 def _for_model(request: StudyRequest, first: Device, beside: int, num_models: int) -> StudyRequest:
     """Return the study for the GPUs of one model, with so many others at work; its plan is made for the first."""
     model = mig_table.find(first.name).name if first.is_simulated else None
-    plan_file = workers.new_plan_file(request.root)
+    plan_file = worker_command.new_plan_file(request.root)
     configs = [
         dataclasses.replace(
             config,
@@ -123,7 +123,7 @@ def free(request: StudyRequest, devices_option: Any, launcher: str, *, of_one_mo
         raise ConfigError(
             f"hydra/launcher={launcher} runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out"
         )
-    workers.refuse_what_is_decided(request.configs, launcher)
+    worker_command.refuse_what_is_decided(request.configs, launcher)
     if request.config.wait:
         raise ConfigError(
             f"wait=true: hydra/launcher={launcher} takes the GPUs that are free now, and waits for none; leave it out"

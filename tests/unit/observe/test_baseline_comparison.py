@@ -11,10 +11,10 @@ from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.records import Plan, Result, WindowKind
 from pipeline.base.system import host
 from pipeline.base.system.errors import ConfigError
-from pipeline.observe.compare import Comparison, loss_difference
+from pipeline.observe.baseline_comparison import Comparison, loss_difference
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import resume
-from pipeline.record.original import FinishedGroup
+from pipeline.record.stored_group import FinishedGroup
 from tests.support.rows import group
 
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.base.domain.layout import SAMPLE_TABLE
-from pipeline.record import series
-from pipeline.record.series import About, Series, SeriesKey
+from pipeline.record import sample_series
+from pipeline.record.sample_series import About, Series, SeriesKey
 from tests.support.tracking_cases import CLOCK, SECOND, START, sample
 
 POWER, MEMORY, OF_JOB, OF_INSTANCE = (
@@ -28,20 +28,22 @@ def samples(tmp_path: Path) -> dict[SeriesKey, Series]:
     lines.append(sample("nvml", 2, {"memory_used_mib": 128.0}, job=1))
     lines.append(sample("dcgm", 3, {"memory_used_mib": 256.0}, gi_id=3))
     path.write_text("".join(lines))
-    return series.read_samples(path)
+    return sample_series.read_samples(path)
 
 
 def test_the_table_gives_back_what_was_sampled(samples, tmp_path):
     about = About(device="NVIDIA H100 80GB HBM3", instances={3: "1g.10gb"}, is_simulated=True)
-    path = series.write_table(samples, CLOCK, tmp_path, about)
+    path = sample_series.write_table(samples, CLOCK, tmp_path, about)
     told = pq.read_schema(path).metadata[b"collocation"]
     assert json.loads(told) == {"device": about.device, "instances": {"3": "1g.10gb"}, "is_simulated": True}
     assert path.name == SAMPLE_TABLE
-    assert series.read_table(path, {origin.field for origin in samples}) == samples
-    assert series.read_table(path, set()) == {}
-    of_memory = series.read_table(path, {"memory_used_mib"})
+    assert sample_series.read_table(path, {origin.field for origin in samples}) == samples
+    assert sample_series.read_table(path, set()) == {}
+    of_memory = sample_series.read_table(path, {"memory_used_mib"})
     assert set(of_memory) == {MEMORY, OF_JOB, OF_INSTANCE}
-    assert list(series.read_table(path, {"power_w"})[POWER].t_ns) == [START + second * SECOND for second in range(4)]
+    assert list(sample_series.read_table(path, {"power_w"})[POWER].t_ns) == [
+        START + second * SECOND for second in range(4)
+    ]
 
 
 def test_a_thinned_series_keeps_its_ends(samples):

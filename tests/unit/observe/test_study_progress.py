@@ -10,7 +10,7 @@ from pipeline.base.domain.records import Result, Window, WindowKind
 from pipeline.base.system.words import counted, duration
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.progress import Progress, Ran
+from pipeline.observe.study_progress import Progress, Ran
 from pipeline.observe.view import PlainView
 from pipeline.record import invocation
 from tests.support.rows import group

@@ -28,9 +28,9 @@ from pipeline.base.system.errors import TrackingError
 
 if TYPE_CHECKING:
     from pipeline.base.domain.records import Plan
-    from pipeline.observe.progress import Ran
-    from pipeline.record.original import FinishedGroup, Original
+    from pipeline.observe.study_progress import Ran
     from pipeline.record.shards.slurm_arrays import Submitted
+    from pipeline.record.stored_group import FinishedGroup, Original
 
 _LIMIT_S = 300.0
 _SEND_LIMIT_S = 1800.0  # a group's files may be gigabytes
@@ -144,7 +144,7 @@ class Sender:
     def finished(self, experiment: str, store: str | None = None) -> list[FinishedGroup]:
         """Return the finished groups of an experiment, of the open store or another one, which is only read."""
         from pipeline.base.domain.records import Result
-        from pipeline.record.original import FinishedGroup
+        from pipeline.record.stored_group import FinishedGroup
 
         request = {"op": "finished", "experiment": experiment} | ({} if store is None else {"store": store})
         groups = self._call(request)["groups"]
@@ -169,13 +169,13 @@ class Sender:
 
     def groups_that_ran(self, store: str) -> list[Ran]:
         """Return the newest groups of a store that ended well."""
-        from pipeline.observe.progress import Ran
+        from pipeline.observe.study_progress import Ran
 
         return [Ran(**group) for group in self._call({"op": "ran", "store": store})["groups"]]
 
     def recall(self, run_id: str, store: str) -> Original:
         """Return the group of a run, which may be the run of one of its jobs."""
-        from pipeline.record.original import Original
+        from pipeline.record.stored_group import Original
 
         return Original(**self._call({"op": "recall", "run_id": run_id, "store": store})["group"])
 

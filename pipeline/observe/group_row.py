@@ -20,11 +20,11 @@ from pipeline.base.domain.tags import Tag
 from pipeline.launch import event_reader
 from pipeline.launch.events import Events
 from pipeline.launch.state import Ending, JobState
-from pipeline.observe import changed_files, endings, host, latency, phases, sampled, work
+from pipeline.observe import changed_files, endings, host_load, latency, phases, sample_figures, work
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.observe.logged import metric
-from pipeline.observe.logged.metric import Logged
 from pipeline.observe.observation import Observation
+from pipeline.observe.program_rates import logged_rate
+from pipeline.observe.program_rates.logged_rate import Logged
 from pipeline.observe.row_marks import Batch, find_marks
 
 FIRST_GPU_USE = "first_gpu_use_s"
@@ -35,12 +35,12 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     """Compute the row of a group."""
     jobs: list[JobResult] = []
     batches: list[Batch] = []
-    read = sampled.readings(seen.samples)
+    read = sample_figures.readings(seen.samples)
     all_states = [state for batch in seen.batches for state in batch]
     log_of = {state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime) for state in all_states}
     whose = changed_files.owners(seen.changed, all_states, log_of, seen.clock)
     logged_of = {
-        state.job.index: metric.read(state, log_of[state.job.index], whose, seen.clock) for state in all_states
+        state.job.index: logged_rate.read(state, log_of[state.job.index], whose, seen.clock) for state in all_states
     }
     for states in seen.batches:
         batch = _batch(group, [state for state in states if not state.job.is_neighbour], log_of, logged_of)
@@ -55,11 +55,11 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     measured_jobs = [job for job in jobs if not job.job.is_neighbour]
     metrics = _group_metrics(group, measured_jobs, jobs) if ending.result in _HAS_FIGURES else {}
     absent: dict[str, str] = {}
-    of_device = sampled.figures(read.get(sampled.WHOLE, {}), seen.fields, windows, absent)
+    of_device = sample_figures.figures(read.get(sample_figures.WHOLE, {}), seen.fields, windows, absent)
     # The energy is that of the whole device: with neighbours on it, none of it is that of the work that is measured.
     rates = {} if group.has_neighbours else {unit: metrics[units.total_of(unit)] for unit in units.units_in(metrics)}
-    metrics |= host.figures(measured_jobs, of_device)
-    metrics |= of_device | sampled.energy(of_device, windows, seen.idle_w, rates)
+    metrics |= host_load.figures(measured_jobs, of_device)
+    metrics |= of_device | sample_figures.energy(of_device, windows, seen.idle_w, rates)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     metrics |= _of_logged_windows(group, batches) if ending.result in _HAS_FIGURES else {}
@@ -136,7 +136,7 @@ def _of_logged_windows(group: Group, batches: Sequence[Batch]) -> dict[str, floa
     return metrics
 
 
-def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sampled.Window | None:
+def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sample_figures.Window | None:
     """Return the measured interval of jobs that ran together: steady, or else from first start to last end."""
     starts = [log.started_ns for log in logs if log.started_ns is not None]
     if len(starts) < len(logs):
@@ -182,9 +182,9 @@ def _job(
     state: JobState,
     log: Events,
     logged: Logged | None,
-    window: sampled.Window | None,
+    window: sample_figures.Window | None,
     seen: Observation,
-    read: Mapping[sampled.Subject, sampled.Readings],
+    read: Mapping[sample_figures.Subject, sample_figures.Readings],
 ) -> JobResult:
     metrics: dict[str, float] = {}
     of_job, place = read.get((state.job.index, None), {}), seen.places[state.job.index] if seen.places else {}
@@ -193,15 +193,15 @@ def _job(
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
     metrics |= work.figures(group, state.job, log, logged, window, metrics.get("makespan_s"))
     if state.job.workload.ends_by_itself and log.started_ns is not None:
-        use_ns = sampled.first_gpu_use_ns(of_job, seen.fields, log.started_ns)
+        use_ns = sample_figures.first_gpu_use_ns(of_job, seen.fields, log.started_ns)
         metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
     if log.epochs:
         metrics["epoch_time_mean_s"] = statistics.fmean(epoch.whole_s for epoch in log.epochs)
     windows = [window] if window is not None else []
     if "gi_id" in place:  # what is known of its GPU instance, which it may share
-        metrics |= sampled.figures(read.get((None, int(place["gi_id"])), {}), seen.fields, windows)
+        metrics |= sample_figures.figures(read.get((None, int(place["gi_id"])), {}), seen.fields, windows)
     # Of a job that ended before others nothing could be read in the rest of their window.
-    metrics |= sampled.figures(of_job, seen.fields, [_clip(span, log.started_ns, end_ns) for span in windows])
+    metrics |= sample_figures.figures(of_job, seen.fields, [_clip(span, log.started_ns, end_ns) for span in windows])
     spans = phases.of_job(state, log)
     metrics |= phases.job_metrics(spans)
     cpus = state.started.cpus if state.started is not None else ()
@@ -227,7 +227,7 @@ def _job(
     )
 
 
-def _clip(window: sampled.Window, begin_ns: int | None, end_ns: int | None) -> sampled.Window:
+def _clip(window: sample_figures.Window, begin_ns: int | None, end_ns: int | None) -> sample_figures.Window:
     begin, end = window
     return begin if begin_ns is None else max(begin, begin_ns), end if end_ns is None else min(end, end_ns)
 

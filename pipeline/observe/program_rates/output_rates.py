@@ -18,8 +18,8 @@ from typing import BinaryIO
 
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import regular_files
-from pipeline.observe.logged import numbers, rate_text
-from pipeline.observe.logged.numbers import UnreadableError
+from pipeline.observe.program_rates import numbers, rate_text
+from pipeline.observe.program_rates.numbers import UnreadableError
 
 MOST_VALUES = 200
 """Read of those that have one instant."""

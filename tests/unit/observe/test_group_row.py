@@ -11,7 +11,7 @@ import pytest
 from pipeline.base.domain.records import Job, Result, WindowKind
 from pipeline.base.domain.samples import Sample
 from pipeline.launch.state import Ending
-from pipeline.observe import compare, endings, fields, measure, sampled
+from pipeline.observe import baseline_comparison, endings, fields, group_row, sample_figures
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
@@ -19,7 +19,7 @@ from tests.support.rows import FIELDS, S, group, state, steps, workload
 
 
 def judge(tmp_path, the_group, *states, **seen) -> GroupResult:
-    return measure.judge(the_group, Observation(batches=[states], **({"samples": (), "fields": FIELDS} | seen)))
+    return group_row.judge(the_group, Observation(batches=[states], **({"samples": (), "fields": FIELDS} | seen)))
 
 
 def nvml(t_s, **values) -> Sample:
@@ -124,13 +124,13 @@ def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
     watts = [(t, 100 if t <= 4 else 1000 if t <= 100 else 300) for t in range(108)]
     energy = itertools.accumulate(w for _, w in watts)
     samples = [nvml(t, energy_j=float(e)) for (t, _), e in zip(watts, energy, strict=True)]
-    row = measure.judge(mix, Observation(batches=batches, samples=samples, fields=FIELDS, idle_w=50.0))
+    row = group_row.judge(mix, Observation(batches=batches, samples=samples, fields=FIELDS, idle_w=50.0))
     assert row.metrics["makespan_s"] == 11
     assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(1)
     assert row.metrics["energy_j"] == pytest.approx(4 * 100 + 7 * 300)
     assert row.metrics["energy_above_idle_j"] == pytest.approx(4 * 50 + 7 * 250)
     assert row.metrics["energy_per_sample_j"] == pytest.approx(2500 / 11)
-    without = measure.judge(mix, Observation(batches=batches, samples=samples[:6], fields=FIELDS, idle_w=50.0))
+    without = group_row.judge(mix, Observation(batches=batches, samples=samples[:6], fields=FIELDS, idle_w=50.0))
     assert "energy_j" not in without.metrics  # the second job was not sampled: no sum
     # MLflow compares runs by the first metric; what a job did stands on its own run, and in a tag for `resume`.
     assert next(iter(row.metrics)) == "throughput_total_samples_per_s"
@@ -357,7 +357,7 @@ def test_a_row_whose_clocks_power_or_heat_held_down_is_flagged_and_stays_a_basel
     row = judge(tmp_path, alone, good, samples=samples)
     assert row.metrics["throttled_ratio"] == pytest.approx(held / 10)
     assert (words in row.tags["collocation.flag"]) if words else "collocation.flag" not in row.tags
-    comparison = compare.Comparison()
+    comparison = baseline_comparison.Comparison()
     comparison.add(row)
     pair = group("a", "a")
     (compared,) = comparison.add(
@@ -398,9 +398,9 @@ def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
 
 def test_the_idle_power_is_that_of_the_first_sample_of_the_device():
     samples = [Sample(source="smi", t_ns=0, values={"power_w": 1.0}), nvml(1, power_w=70.0), nvml(2, power_w=300.0)]
-    assert sampled.first_power_w(samples, FIELDS) == 70.0
-    assert sampled.first_power_w([nvml(0, energy_j=1.0), *samples], FIELDS) is None
-    assert sampled.first_power_w(samples[:1], FIELDS) is None
+    assert sample_figures.first_power_w(samples, FIELDS) == 70.0
+    assert sample_figures.first_power_w([nvml(0, energy_j=1.0), *samples], FIELDS) is None
+    assert sample_figures.first_power_w(samples[:1], FIELDS) is None
 
 
 def test_fields_are_the_same_when_they_are_read_again(tmp_path):
@@ -430,7 +430,7 @@ def alone(name="throughput_samples_per_s", **rates) -> dict[str, dict[str, float
 
 
 def test_steady_comparison_normalises_each_job_by_itself_alone():
-    figures = compare.against_baseline(rated(group("a", "b"), 50, 30), alone(a=100, b=40), None)
+    figures = baseline_comparison.against_baseline(rated(group("a", "b"), 50, 30), alone(a=100, b=40), None)
     assert figures["speedup_vs_serial_ratio"] == pytest.approx(1.25)
     assert figures["slowdown_worst_ratio"] == pytest.approx(2)
     assert figures["fairness_jain_ratio"] == pytest.approx(1.25**2 / (2 * (0.25 + 0.5625)))
@@ -439,13 +439,13 @@ def test_steady_comparison_normalises_each_job_by_itself_alone():
 def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
     row = rated(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", makespan_s=20.0)
     solo = alone("makespan_s", a=8.0, b=16.0)
-    assert compare.against_baseline(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
-    assert compare.against_baseline(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(24 / 20)
+    assert baseline_comparison.against_baseline(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
+    assert baseline_comparison.against_baseline(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(24 / 20)
 
 
 def test_a_serial_mix_is_not_compared_with_itself_in_a_steady_window():
     mix = rated(group("a", "b", sequential=True), 100, 40)
-    assert compare.against_baseline(mix, alone(a=100, b=40), None) == {}
+    assert baseline_comparison.against_baseline(mix, alone(a=100, b=40), None) == {}
 
 
 def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
@@ -457,7 +457,7 @@ def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
 
 
 def test_without_a_baseline_there_is_no_comparison():
-    assert compare.against_baseline(rated(group("a", "b"), 50, 30), alone(a=100), None) == {}
+    assert baseline_comparison.against_baseline(rated(group("a", "b"), 50, 30), alone(a=100), None) == {}
     assert dataclasses.asdict(rated(group("a"), 1))["metrics"] == {}
 
 

@@ -42,7 +42,7 @@ from pipeline.record import group_folder
 from pipeline.record.shards import orphaned_runs, reused_results, slurm_arrays
 from pipeline.record.shards.slurm_arrays import Submitted
 from pipeline.record.store import results
-from pipeline.record.store.local import Store, open_store, reason_of
+from pipeline.record.store.local_store import Store, open_store, reason_of
 from pipeline.record.store.upload import RunIds, amend, begin, send
 
 _NOT_OURS = ("mlflow", "requests", "sqlalchemy", "sqlite3")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pipeline.base.domain import units
 from pipeline.base.domain.metric_unit import SCALES, MetricUnit
-from pipeline.observe.logged.numbers import UnreadableError
+from pipeline.observe.program_rates.numbers import UnreadableError
 
 _SECONDS = {
     **dict.fromkeys(("ns", "nsec", "nanosecond", "nanoseconds"), 1e-9),
