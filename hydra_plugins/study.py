@@ -60,7 +60,7 @@ class StudySweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.launcher is not None
         jobs = self.expand(arguments)
-        if not invocation.current().has_launcher:  # else that has said it
+        if not invocation.get_current().has_launcher:  # else that has said it
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
         with hydra_errors.user_environment():

@@ -15,13 +15,13 @@ from pipeline.base.domain import layout
 from pipeline.base.system import entry_points, squeue, startup
 from pipeline.base.system.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
-from pipeline.record.owner import close_command
+from pipeline.record.owner import spell_close_command
 from pipeline.record.shards.orphaned_runs import close_silent
-from pipeline.record.shards.overview import overview
+from pipeline.record.shards.overview import read_overview
 from pipeline.record.store.local_store import is_server, set_mlflow_defaults, upgrade
 from pipeline.record.store.relocate import relocate
 from pipeline.record.store.store_access import open_named
-from pipeline.record.tracking_server import RequestHandler, sentence, serve
+from pipeline.record.tracking_server import RequestHandler, format_error, serve
 
 WATCH_S, SILENT_S = 10.0, 3600.0
 
@@ -37,7 +37,7 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
         StoreError: the local store cannot be used, and a group or amendment is for it.
     """
     spooled = group_folder.survey(spool_root, closes_lost=closes_lost)
-    paths = (*spooled.ready, *group_folder.amendments(spool_root))
+    paths = (*spooled.ready, *group_folder.list_amendments(spool_root))
     handler.refuse_unusable(paths)
     failures = [f"{folder}: {reason}" for folder, reason in spooled.unreadable.items()]
     for path in paths:
@@ -51,7 +51,7 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
                 _say(f"sent {path}")
         except Exception as error:  # noqa: BLE001  what fails, however it does, must not keep the others back
             if path.exists():
-                failures.append(f"{path}: {sentence(error)}")
+                failures.append(f"{path}: {format_error(error)}")
             else:
                 _say(f"sent {path} (by another process)")
     handler.tidy()
@@ -61,9 +61,8 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
         if closes_lost:
             _say(f"left {folder}: somebody writes it, as host {owner} would; end that study there")
         else:
-            _say(
-                f"left {folder}: host {owner} may be at work on it; if that is gone: {close_command(spool_root.parent)}"
-            )
+            command = spell_close_command(spool_root.parent)
+            _say(f"left {folder}: host {owner} may be at work on it; if that is gone: {command}")
     if not (spooled.ready or spooled.busy or spooled.elsewhere or failures):
         _say(f"nothing to send in {spool_root}")
     for failure in failures:
@@ -81,7 +80,7 @@ def status(options: argparse.Namespace) -> int:
             _say(f"closed as interrupted: {name}")
     while True:
         try:
-            progress = overview(where, options.experiment, squeue.states_on)
+            progress = read_overview(where, options.experiment, squeue.states_on)
         except TrackingError as error:
             if not options.watch:
                 raise

@@ -27,10 +27,10 @@ _LOSS_TOLERANCES = (0.003, 0.04, 0.15, 0.2, 0.4, 0.4, 0.4, 0.4, 0.8, 1.2)
 # How far the norm of the answer to each fixed request may be: rounding hits the values of an answer in both directions.
 _OUTPUT_TOLERANCES = (0.01,) * 8
 
-_First = tuple[list[float], list[float]]
+_FirstSteps = tuple[list[float], list[float]]
 """The losses of a job's first steps, and the norms of its first answers; empty of a job that has none."""
-_Alone = tuple[JobResult, _First]
-_Baselines = Baselines[GroupResult, _Alone]
+_SoloRun = tuple[JobResult, _FirstSteps]
+_Baselines = Baselines[GroupResult, _SoloRun]
 
 
 class Comparison:
@@ -51,7 +51,7 @@ class Comparison:
         self._rows[row.group.digest] = row
         concerned = [row.group.digest]
         if row.group.sequential and row.result is Result.OK and not row.marks.invalid:
-            self._serial[comparable(row.group)].append(row)
+            self._serial[make_comparison_key(row.group)].append(row)
             self._baselines.clear()
             concerned = list(self._rows)
         changed = []
@@ -74,37 +74,39 @@ class Comparison:
 
     def _baselines_of(self, row: GroupResult) -> _Baselines:
         """Return the baselines of the row's machine state."""
-        state, shared = row.machine_state, comparable(row.group)
+        state, shared = row.machine_state, make_comparison_key(row.group)
         if (key := (state, shared)) not in self._baselines:
             self._baselines[key] = baselines = _Baselines()
             for serial in self._serial[shared]:
                 if state.is_same(serial.machine_state):
-                    baselines.add(serial, _digests(serial), list(zip(serial.measured, _first(serial), strict=True)))
+                    baselines.add(
+                        serial, _list_digests(serial), list(zip(serial.measured, _read_first(serial), strict=True))
+                    )
         return self._baselines[key]
 
-    def _alone(self, row: GroupResult) -> list[list[_Alone]]:
-        baselines, together = self._baselines_of(row), _digests(row)
+    def _alone(self, row: GroupResult) -> list[list[_SoloRun]]:
+        baselines, together = self._baselines_of(row), _list_digests(row)
         return [baselines.alone(digest, together) for digest in together]
 
     def _difference(self, row: GroupResult) -> str | None:
-        for job, (losses, outputs), runs in zip(row.measured, _first(row), self._alone(row), strict=True):
+        for job, (losses, outputs), runs in zip(row.measured, _read_first(row), self._alone(row), strict=True):
             for _, (losses_alone, outputs_alone) in runs:
-                if difference := loss_difference(losses, losses_alone):
+                if difference := describe_loss_difference(losses, losses_alone):
                     return f"the losses of job {job.job.name} differ from its solo run: {difference}"
-                if difference := output_difference(outputs, outputs_alone):
+                if difference := describe_output_difference(outputs, outputs_alone):
                     return f"the answers of job {job.job.name} differ from its solo run: {difference}"
         return None
 
     def _against_baseline(self, row: GroupResult) -> dict[str, float]:
         solo = {
             digest: mean_of([job.metrics for job, _ in runs])
-            for digest, runs in zip(_digests(row), self._alone(row), strict=True)
+            for digest, runs in zip(_list_digests(row), self._alone(row), strict=True)
         }
-        mix = self._baselines_of(row).in_turn(_digests(row))
-        return against_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
+        mix = self._baselines_of(row).in_turn(_list_digests(row))
+        return compare_with_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
 
 
-def against_baseline(
+def compare_with_baseline(
     row: GroupResult, solo: Mapping[str, Mapping[str, float]], serial_makespan_s: float | None
 ) -> dict[str, float]:
     """Compute the figures of a group against its serial baseline; absent where a baseline is absent.
@@ -128,7 +130,7 @@ def against_baseline(
     )
 
 
-def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
+def describe_loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
     """Describe the first step whose loss differs from the same job alone by more than rounding explains."""
     for step, (loss, expected) in enumerate(zip(together, alone, strict=False)):
         if not math.isfinite(expected) or step >= len(_LOSS_TOLERANCES):
@@ -138,7 +140,7 @@ def loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | 
     return None
 
 
-def output_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
+def describe_output_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
     """Describe the first request whose answer has another norm than that of the same job alone."""
     pairs = zip(together, alone, _OUTPUT_TOLERANCES, strict=False)
     for number, (norm, expected, tolerance) in enumerate(pairs, start=1):
@@ -147,16 +149,16 @@ def output_difference(together: Sequence[float], alone: Sequence[float]) -> str 
     return None
 
 
-def _first(row: GroupResult) -> list[_First]:
+def _read_first(row: GroupResult) -> list[_FirstSteps]:
     losses, outputs = (json.loads(row.tags.get(tag, "{}")) for tag in (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS))
     indices = [str(job.job.index) for job in row.measured]
     return [(losses.get(index, []), outputs.get(index, [])) for index in indices]
 
 
-def _digests(row: GroupResult) -> tuple[str, ...]:
+def _list_digests(row: GroupResult) -> tuple[str, ...]:
     return tuple(job.workload.digest for job in row.group.measured)
 
 
-def comparable(group: Group) -> tuple[object, ...]:
+def make_comparison_key(group: Group) -> tuple[object, ...]:
     """Return the settings that a group shares with its baselines, beside workloads and machine state."""
     return (group.block, *sorted(group.shared_settings.items()), group.profiler)

@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class Changes:
     """Files that changed below a folder, with their modification times in ns since the epoch.
 
     `is_whole` tells whether all files were looked at.
@@ -43,14 +43,14 @@ class Changed:
     is_whole: bool
 
 
-def since(
+def find_changes(
     folder: Path,
     t_ns: int,
     clock: ClockRecord,
     *,
     without: Collection[Path],
     inodes: Collection[tuple[int, int]] = (),
-) -> Changed:
+) -> Changes:
     """Find what changed below a folder since a monotonic instant, without hidden files, links and other disks.
 
     Also without the paths in `without`, and files with one of these devices and inodes.
@@ -59,10 +59,10 @@ def since(
     until_s = time.monotonic() + _MAX_S
     folders, seen, device = deque([folder]), 0, folder.stat().st_dev
     while folders:
-        for entry in _entries(folders.popleft()):
+        for entry in _scan(folders.popleft()):
             seen += 1
             if seen > _MAX_ENTRIES or time.monotonic() > until_s:
-                return Changed(folder=folder, files=files, is_whole=False)
+                return Changes(folder=folder, files=files, is_whole=False)
             try:
                 status = entry.stat(follow_symlinks=False)
             except OSError:
@@ -75,20 +75,20 @@ def since(
                     folders.append(path)
             elif entry.is_file(follow_symlinks=False) and clock.instants_ns(status.st_mtime_ns)[-1] >= t_ns:
                 files[path] = status.st_mtime_ns
-    return Changed(folder=folder, files=files, is_whole=True)
+    return Changes(folder=folder, files=files, is_whole=True)
 
 
-def owners(
-    changed: Changed | None, states: Sequence[JobState], logs: Mapping[int, Events], clock: ClockRecord
+def find_owners(
+    changed: Changes | None, states: Sequence[JobState], logs: Mapping[int, Events], clock: ClockRecord
 ) -> dict[Path, int | None]:
     """Map each file to the index of the job that wrote it, if only one can have; `logs` goes by that index."""
     return {
-        path: _owner(path, clock.instants_ns(wall_ns), states, logs)
+        path: _find_owner(path, clock.instants_ns(wall_ns), states, logs)
         for path, wall_ns in (changed.files.items() if changed is not None else ())
     }
 
 
-def shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
+def describe_shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
     """Describe the files below the folder that several jobs may have written; empty if there are none.
 
     Copies of a program write files of the same names; different programs do where both name the file.
@@ -99,7 +99,7 @@ def shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobS
     files = sorted(
         path
         for path, index in whose.items()
-        if index is None and (have_copies or sum(_names(program, path.name) for program in by_script.values()) > 1)
+        if index is None and (have_copies or sum(_has_name(program, path.name) for program in by_script.values()) > 1)
     )
     if not files or len(programs) < 2:
         return ""
@@ -107,19 +107,19 @@ def shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobS
     return f"changed while {len(programs)} jobs ran: {list_first(names, _MAX_NAMES)}"
 
 
-def _names(program: Workload, name: str) -> bool:
+def _has_name(program: Workload, name: str) -> bool:
     """Return whether arguments or code of a program contain a file's name, apart from its digits."""
     parts = [part for part in re.split(r"\d+", name) if part]
-    return any(all(part in text for part in parts) for text in ("\0".join(program.argv), *_texts(program)))
+    return any(all(part in text for part in parts) for text in ("\0".join(program.argv), *_read_sources(program)))
 
 
-def _texts(program: Workload) -> Iterator[str]:
+def _read_sources(program: Workload) -> Iterator[str]:
     for source in program.sources:
         with suppress(OSError):  # a job may have removed it
             yield Path(source.path).read_text(encoding="utf-8", errors="replace")
 
 
-def _owner(
+def _find_owner(
     path: Path, instants_ns: Sequence[int], states: Sequence[JobState], logs: Mapping[int, Events]
 ) -> int | None:
     if path.name.startswith(_EVENT_FILE):
@@ -127,16 +127,16 @@ def _owner(
         named = [state for state in states if numbers & {state.working_pid, *logs[state.job.index].processes}]
         if len(named) == 1:
             return named[0].job.index
-    ran = [state.job.index for state in states if any(_ran(state, t_ns) for t_ns in instants_ns)]
+    ran = [state.job.index for state in states if any(_is_running(state, t_ns) for t_ns in instants_ns)]
     return ran[0] if len(ran) == 1 else None
 
 
-def _ran(state: JobState, t_ns: int) -> bool:
+def _is_running(state: JobState, t_ns: int) -> bool:
     is_over = state.ended.at_ns is not None and t_ns > state.ended.at_ns
     return state.started is not None and t_ns >= state.started.at_ns - _CLOCK_NS and not is_over
 
 
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+def _scan(folder: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             yield from (entry for entry in entries if not entry.name.startswith("."))

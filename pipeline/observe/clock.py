@@ -88,7 +88,7 @@ class ClockWatch:
     """A context in which a thread reads the clocks ten times a second."""
 
     def __init__(self) -> None:
-        self._offsets: list[Window] = [(time.monotonic_ns(), _offset_ns())]
+        self._offsets: list[Window] = [(time.monotonic_ns(), _read_offset_ns())]
         self._pauses: list[Window] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clock", daemon=True)
@@ -119,7 +119,7 @@ class ClockWatch:
                 before_ns, explained_ns = now_ns, now_explained_ns
 
     def _note_offset(self, now_ns: int) -> None:
-        offset_ns = _offset_ns()
+        offset_ns = _read_offset_ns()
         if abs(offset_ns - self._offsets[-1][1]) > _DRIFT_NS:
             self._offsets.append((now_ns, offset_ns))
 
@@ -142,7 +142,7 @@ class _CpuWait:
         return waited_ns + time.process_time_ns()
 
 
-def _offset_ns() -> int:
+def _read_offset_ns() -> int:
     """Read the wall clock's offset; again if something came between the readings."""
     readings = []
     for _ in range(5):

@@ -30,11 +30,11 @@ _BY_SIGNAL = Ending(Result.INTERRUPTED, "interrupted by a signal")
 _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 
 
-def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
+def judge_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
     """Return how a job ended; `interrupted` says that the user ended it."""
-    ending = _end(state, log, interrupted)
+    ending = _judge_end(state, log, interrupted)
     if ending.reason:
-        ending = dataclasses.replace(ending, reason=secrets.mask_text(ending.reason, _known_secrets(state)))
+        ending = dataclasses.replace(ending, reason=secrets.mask_text(ending.reason, _collect_secrets(state)))
     diverged = bool(log.errors) and log.errors[-1].get("type") == "NonFiniteLossError"
     if log.wrong and (ending.result is Result.OK or diverged):
         further = f" (and {log.num_wrong - 1} more)" if log.num_wrong > 1 else ""
@@ -42,7 +42,7 @@ def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
     return ending
 
 
-def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool, expected: int) -> Ending:
+def judge_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool, expected: int) -> Ending:
     """Return how a group ended; `reason` says why it ended early, if no job was the reason."""
     if interrupted:
         return _BY_SIGNAL
@@ -59,19 +59,19 @@ def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool
     return Ending(Result.OK)
 
 
-def of_absent_job(group: Result) -> Ending:
+def judge_absent_job(group: Result) -> Ending:
     """Return how a job ended that was never started."""
     return Ending(Result.FAILED if group is Result.OK else group, "did not run")
 
 
-def skipped(group: Group) -> GroupResult | None:
+def make_skipped_row(group: Group) -> GroupResult | None:
     """Return the row of a group that the plan skips; `None` if it is to run."""
     if group.skip_reason is None:
         return None
     return GroupResult(group=group, result=Result.SKIPPED, reason=group.skip_reason)
 
 
-def not_judged(group: Group, error: Exception | None, states: Sequence[JobState] = ()) -> GroupResult:
+def make_row_without_figures(group: Group, error: Exception | None, states: Sequence[JobState] = ()) -> GroupResult:
     """Return the row of a group without figures.
 
     Args:
@@ -89,12 +89,12 @@ def not_judged(group: Group, error: Exception | None, states: Sequence[JobState]
     return GroupResult(group=group, result=ending.result, reason=ending.reason, jobs=tuple(jobs))
 
 
-def _end(state: JobState, log: Events, interrupted: bool) -> Ending:
+def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
     noticed, ended = state.ended.noticed, state.ended
     if noticed is not None and noticed.result is not Result.FAILED:
         return noticed
     if log.errors and not _is_our_signal(state, log):
-        return _of_error(log.errors[-1], state)
+        return _judge_error(log.errors[-1], state)
     if noticed is not None:  # what the job itself says of a failure, above, tells more
         return noticed
     if state.ended_well:
@@ -112,7 +112,7 @@ def _end(state: JobState, log: Events, interrupted: bool) -> Ending:
     return _describe_failure(f"ended with {how}", cause, state, was_killed=ended.status in _KILLED)
 
 
-def _of_error(error: dict[str, str], state: JobState) -> Ending:
+def _judge_error(error: dict[str, str], state: JobState) -> Ending:
     kind, message = str(error.get("type")), str(error.get("message"))
     if kind in _OF_PROGRAMS:
         cause = causes.judge_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
@@ -146,16 +146,16 @@ def _is_our_signal(state: JobState, log: Events) -> bool:
     return state.ended.was_signalled and log.errors[-1].get("status") in _OF_OUR_SIGNALS
 
 
-def error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
+def read_error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
     """Return the last telling lines of a job's error output; none if it ended well or was ended by us."""
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
     lines = [line for line in output_lines.read_end(state.folder / layout.STDERR) if not line.is_blank]
     telling = [line for line in lines if line.is_telling] or lines
     shown = "\n".join(f"{line.source} {line.text}" if line.source else line.text for line in telling[-_TAIL_LINES:])
-    return tuple(line[:_MAX_LENGTH] for line in secrets.mask_text(shown, _known_secrets(state)).split("\n") if line)
+    return tuple(line[:_MAX_LENGTH] for line in secrets.mask_text(shown, _collect_secrets(state)).split("\n") if line)
 
 
-def _known_secrets(state: JobState) -> frozenset[str]:
+def _collect_secrets(state: JobState) -> frozenset[str]:
     workload = state.job.workload
     return secrets.known_values(workload.argv, os.environ | dict(workload.environ))

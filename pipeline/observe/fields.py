@@ -20,7 +20,7 @@ POWER, ENERGY = "power_mean_w", "energy_j"
 _UNIT = re.compile(r"_([a-z]+_per_s|[a-z]+)$")
 
 
-def figure_of(field: Field) -> str | None:
+def name_figure(field: Field) -> str | None:
     """Return the figure of a quantity in the row: `power_mean_w` of `power_w`; `None` without one."""
     if field.summary is None:
         return None
@@ -66,7 +66,7 @@ class Fields:
         by_figure = {
             name: {"title": field.title, "unit": field.unit, "summary": field.summary}
             for _, field in reversed(list(self))
-            if field.title and (name := figure_of(field)) in figures
+            if field.title and (name := name_figure(field)) in figures
         }
         return json.dumps(dict(reversed(by_figure.items()))) if by_figure else ""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.records import Group, WindowKind
 from pipeline.base.system.words import duration
-from pipeline.observe.study_progress import Likeness, Progress, Ran
+from pipeline.observe.study_progress import Likeness, PastGroup, Progress
 
 _MOST_NAMES = 3
 
@@ -55,7 +55,7 @@ class Forecast:
         return "".join(parts)
 
 
-def forecast(groups: Sequence[Group], past: Iterable[Ran]) -> Forecast:
+def forecast(groups: Sequence[Group], past: Iterable[PastGroup]) -> Forecast:
     """Estimate the duration of groups from others that ran before."""
     progress = Progress(groups, past=past)
     expected = {group.number: progress.expect(group) for group in groups}
@@ -64,7 +64,7 @@ def forecast(groups: Sequence[Group], past: Iterable[Ran]) -> Forecast:
     of_each = {number: estimate.seconds for number, estimate in known.items()}
     loose = [estimate.source for estimate in known.values() if estimate.likeness is Likeness.OTHER_PROGRAM]
     least_s, _ = progress.left_s()
-    most_s = sum(of_each.values()) + sum(map(_most_s, unknown))
+    most_s = sum(of_each.values()) + sum(map(_compute_limit_s, unknown))
     num_groups = sum(group.skip_reason is None for group in groups)
     return Forecast(
         of_each=of_each,
@@ -78,7 +78,7 @@ def forecast(groups: Sequence[Group], past: Iterable[Ran]) -> Forecast:
     )
 
 
-def _most_s(group: Group) -> float:
+def _compute_limit_s(group: Group) -> float:
     window, limits = group.window, group.limits
     work_s = window.settle_s + window.seconds if window.kind is WindowKind.STEADY else limits.group_s
     return (len(group.jobs) if group.sequential else 1) * (limits.ready_s + work_s + limits.stop_s)

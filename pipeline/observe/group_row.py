@@ -24,7 +24,7 @@ from pipeline.observe import changed_files, endings, host_load, latency, phases,
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
 from pipeline.observe.program_rates import logged_rate
-from pipeline.observe.program_rates.logged_rate import Logged
+from pipeline.observe.program_rates.logged_rate import LoggedRate
 from pipeline.observe.row_marks import Batch, find_marks
 
 FIRST_GPU_USE = "first_gpu_use_s"
@@ -35,40 +35,40 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     """Compute the row of a group."""
     jobs: list[JobResult] = []
     batches: list[Batch] = []
-    read = sample_figures.readings(seen.samples)
+    read = sample_figures.group_by_subject(seen.samples)
     all_states = [state for batch in seen.batches for state in batch]
     log_of = {state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime) for state in all_states}
-    whose = changed_files.owners(seen.changed, all_states, log_of, seen.clock)
+    whose = changed_files.find_owners(seen.changed, all_states, log_of, seen.clock)
     logged_of = {
         state.job.index: logged_rate.read(state, log_of[state.job.index], whose, seen.clock) for state in all_states
     }
     for states in seen.batches:
-        batch = _batch(group, [state for state in states if not state.job.is_neighbour], log_of, logged_of)
+        batch = _make_batch(group, [state for state in states if not state.job.is_neighbour], log_of, logged_of)
         batches.append(batch)
         for state in states:
             log, logged = log_of[state.job.index], logged_of[state.job.index]
             if not state.job.is_neighbour:
-                logged = _logged_together(group, batch, logged)
-            jobs.append(_job(group, state, log, logged, batch.window, seen, read))
+                logged = _check_logged_together(group, batch, logged)
+            jobs.append(_judge_job(group, state, log, logged, batch.window, seen, read))
     windows = [batch.window for batch in batches if batch.window is not None]
-    ending = endings.of_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
+    ending = endings.judge_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
     measured_jobs = [job for job in jobs if not job.job.is_neighbour]
-    metrics = _group_metrics(group, measured_jobs, jobs) if ending.result in _HAS_FIGURES else {}
+    metrics = _compute_group_metrics(group, measured_jobs, jobs) if ending.result in _HAS_FIGURES else {}
     absent: dict[str, str] = {}
-    of_device = sample_figures.figures(read.get(sample_figures.WHOLE, {}), seen.fields, windows, absent)
+    of_device = sample_figures.compute_figures(read.get(sample_figures.WHOLE, {}), seen.fields, windows, absent)
     # The energy is that of the whole device: with neighbours on it, none of it is that of the work that is measured.
     rates = {} if group.has_neighbours else {unit: metrics[units.total_of(unit)] for unit in units.units_in(metrics)}
-    metrics |= host_load.figures(measured_jobs, of_device)
-    metrics |= of_device | sample_figures.energy(of_device, windows, seen.idle_w, rates)
+    metrics |= host_load.compute_figures(measured_jobs, of_device)
+    metrics |= of_device | sample_figures.derive_energy(of_device, windows, seen.idle_w, rates)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
-    metrics |= _of_logged_windows(group, batches) if ending.result in _HAS_FIGURES else {}
-    metrics |= phases.group_metrics(seen.spans)
-    tags = dict(seen.tags) | _for_comparisons(measured_jobs) | _damages(all_states, log_of)
+    metrics |= _measure_logged_windows(group, batches) if ending.result in _HAS_FIGURES else {}
+    metrics |= phases.compute_group_metrics(seen.spans)
+    tags = dict(seen.tags) | _make_comparison_tags(measured_jobs) | _describe_damages(all_states, log_of)
     if (
         seen.changed
         and not group.sequential
-        and (shared := changed_files.shared(seen.changed.folder, whose, all_states))
+        and (shared := changed_files.describe_shared(seen.changed.folder, whose, all_states))
     ):
         tags[Tag.SHARED_FILES] = shared
     if titled := seen.fields.titled(metrics):
@@ -93,22 +93,22 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     )
 
 
-def _batch(
+def _make_batch(
     group: Group,
     states: Sequence[JobState],
     log_of: Mapping[int, Events],
-    logged_of: Mapping[int, Logged | None],
+    logged_of: Mapping[int, LoggedRate | None],
 ) -> Batch:
     """Collect the logs of measured jobs that ran together, with the window in which they are measured."""
     logs, logged = [log_of[state.job.index] for state in states], [logged_of[state.job.index] for state in states]
-    batch = Batch(states=states, logs=logs, logged=logged, window=_window(group, states, logs))
+    batch = Batch(states=states, logs=logs, logged=logged, window=_find_window(group, states, logs))
     if group.window.kind is not WindowKind.LOGGED or len(batch.logged_spans) < len(states):
         return batch
     begin, end = max(begin for begin, _ in batch.logged_spans), min(end for _, end in batch.logged_spans)
     return dataclasses.replace(batch, window=(begin, end) if begin < end else None)
 
 
-def _logged_together(group: Group, batch: Batch, logged: Logged | None) -> Logged | None:
+def _check_logged_together(group: Group, batch: Batch, logged: LoggedRate | None) -> LoggedRate | None:
     """Return the rate that a job logged, unless the jobs never logged at the same time."""
     if (
         group.window.kind is not WindowKind.LOGGED
@@ -121,10 +121,10 @@ def _logged_together(group: Group, batch: Batch, logged: Logged | None) -> Logge
     never = f"jobs {first.job.name} and {last.job.name} never logged at the same time; let them train longer"
     if first is last:
         never = f"job {first.job.name} logged at one instant only; let it train longer"
-    return Logged(absence=never)
+    return LoggedRate(absence=never)
 
 
-def _of_logged_windows(group: Group, batches: Sequence[Batch]) -> dict[str, float]:
+def _measure_logged_windows(group: Group, batches: Sequence[Batch]) -> dict[str, float]:
     """Return how long jobs logged at the same time, and the share of that in the longest of them."""
     if group.window.kind is not WindowKind.LOGGED:
         return {}
@@ -136,7 +136,7 @@ def _of_logged_windows(group: Group, batches: Sequence[Batch]) -> dict[str, floa
     return metrics
 
 
-def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sample_figures.Window | None:
+def _find_window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sample_figures.Window | None:
     """Return the measured interval of jobs that ran together: steady, or else from first start to last end."""
     starts = [log.started_ns for log in logs if log.started_ns is not None]
     if len(starts) < len(logs):
@@ -146,15 +146,15 @@ def _window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) ->
         if not stops:
             return None
         # All jobs are past their first step and the settling time when the window opens.
-        first = [instants[0] for log in logs if (instants := work.instants_ns(log))]
+        first = [instants[0] for log in logs if (instants := work.list_instants_ns(log))]
         begin = max(max(starts) + int(group.window.settle_s * 1e9), *first, 0)
         return (begin, min(stops)) if begin < min(stops) else None
-    ends = [_end_ns(state, log) for state, log in zip(states, logs, strict=True)]
+    ends = [_find_end_ns(state, log) for state, log in zip(states, logs, strict=True)]
     known = [end for end in ends if end is not None]
     return (min(starts), max(known)) if known else None
 
 
-def _damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[str, str]:
+def _describe_damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[str, str]:
     texts = []
     for state in states:
         log = log_of[state.job.index]
@@ -164,9 +164,9 @@ def _damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[s
     return {Tag.DAMAGED: "; ".join(texts)} if texts else {}
 
 
-def _end_ns(state: JobState, log: Events) -> int | None:
+def _find_end_ns(state: JobState, log: Events) -> int | None:
     """Return the last instant of a job's work: its last step, answer or epoch, or else its exit."""
-    marks = [*work.instants_ns(log)[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
+    marks = [*work.list_instants_ns(log)[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
     if marks and log.requests is not None and state.ended.told_ns is not None:
         return min(max(marks), state.ended.told_ns)  # what it answers after the stop was asked before it
     if marks:
@@ -177,48 +177,50 @@ def _end_ns(state: JobState, log: Events) -> int | None:
     return state.ended.at_ns if state.profiler is None else state.said.bye_ns
 
 
-def _job(
+def _judge_job(
     group: Group,
     state: JobState,
     log: Events,
-    logged: Logged | None,
+    logged: LoggedRate | None,
     window: sample_figures.Window | None,
     seen: Observation,
     read: Mapping[sample_figures.Subject, sample_figures.Readings],
 ) -> JobResult:
     metrics: dict[str, float] = {}
     of_job, place = read.get((state.job.index, None), {}), seen.places[state.job.index] if seen.places else {}
-    end_ns = _end_ns(state, log)
+    end_ns = _find_end_ns(state, log)
     if log.started_ns is not None and end_ns is not None:
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
-    metrics |= work.figures(group, state.job, log, logged, window, metrics.get("makespan_s"))
+    metrics |= work.compute_figures(group, state.job, log, logged, window, metrics.get("makespan_s"))
     if state.job.workload.ends_by_itself and log.started_ns is not None:
-        use_ns = sample_figures.first_gpu_use_ns(of_job, seen.fields, log.started_ns)
+        use_ns = sample_figures.find_first_gpu_use_ns(of_job, seen.fields, log.started_ns)
         metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
     if log.epochs:
         metrics["epoch_time_mean_s"] = statistics.fmean(epoch.whole_s for epoch in log.epochs)
     windows = [window] if window is not None else []
     if "gi_id" in place:  # what is known of its GPU instance, which it may share
-        metrics |= sample_figures.figures(read.get((None, int(place["gi_id"])), {}), seen.fields, windows)
+        metrics |= sample_figures.compute_figures(read.get((None, int(place["gi_id"])), {}), seen.fields, windows)
     # Of a job that ended before others nothing could be read in the rest of their window.
-    metrics |= sample_figures.figures(of_job, seen.fields, [_clip(span, log.started_ns, end_ns) for span in windows])
-    spans = phases.of_job(state, log)
-    metrics |= phases.job_metrics(spans)
+    metrics |= sample_figures.compute_figures(
+        of_job, seen.fields, [_clip(span, log.started_ns, end_ns) for span in windows]
+    )
+    spans = phases.list_job_phases(state, log)
+    metrics |= phases.compute_job_metrics(spans)
     cpus = state.started.cpus if state.started is not None else ()
-    ending = endings.of_job(state, log, interrupted=seen.interrupted)
-    if ending.result is Result.OK and (absence := work.absence(group, state.job, log, metrics, logged)):
+    ending = endings.judge_job(state, log, interrupted=seen.interrupted)
+    if ending.result is Result.OK and (absence := work.explain_absence(group, state.job, log, metrics, logged)):
         ending = Ending(Result.FAILED, absence)
     return JobResult(
         job=state.job,
         result=ending.result,
         reason=ending.reason,
-        error_output=endings.error_output(state, ending),
+        error_output=endings.read_error_output(state, ending),
         exit_status=state.ended.status,
         pid=state.pid,
         start_ns=log.started_ns,
         end_ns=end_ns,
         metrics=metrics,
-        series=_series(log) | _logged_series(logged, state.job.workload.unit),
+        series=_make_series(log) | _make_logged_series(logged, state.job.workload.unit),
         spans=tuple(spans),
         place=place,
         params=log.params
@@ -232,13 +234,13 @@ def _clip(window: sample_figures.Window, begin_ns: int | None, end_ns: int | Non
     return begin if begin_ns is None else max(begin, begin_ns), end if end_ns is None else min(end, end_ns)
 
 
-def _logged_series(logged: Logged | None, unit: str) -> dict[str, list[tuple[int, int, float]]]:
+def _make_logged_series(logged: LoggedRate | None, unit: str) -> dict[str, list[tuple[int, int, float]]]:
     points = logged.points if logged is not None else ()
     series = PointSeries((step, *point) for step, point in enumerate(points))
     return {f"logged_{unit}_per_s": list(series)} if points else {}
 
 
-def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
+def _make_series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
     series: dict[str, PointSeries] = defaultdict(PointSeries)
     for epoch in log.epochs:
         for name, value in {"epoch_time_s": epoch.whole_s, **epoch.metrics}.items():
@@ -247,11 +249,11 @@ def _series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
         for point in points:
             series[name].append(*point)
     return {name: list(points) for name, points in series.items()} | (
-        latency.series(log.requests) if log.requests is not None else {}
+        latency.make_series(log.requests) if log.requests is not None else {}
     )
 
 
-def _for_comparisons(jobs: Sequence[JobResult]) -> dict[str, str]:
+def _make_comparison_tags(jobs: Sequence[JobResult]) -> dict[str, str]:
     """Return the tags that comparisons need of each job: a resumed study reads no runs of jobs."""
     first: dict[str, Mapping[int, object]] = {
         tag: {
@@ -268,9 +270,9 @@ def _for_comparisons(jobs: Sequence[JobResult]) -> dict[str, str]:
     return {tag: json.dumps(of_each) for tag, of_each in known.items() if of_each}
 
 
-def _group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[JobResult]) -> dict[str, float]:
+def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[JobResult]) -> dict[str, float]:
     """Return the figures of the measured jobs, and the work of the co-runners among `every`."""
-    metrics = _of_neighbours([job.metrics for job in all_jobs if job.job.is_neighbour])
+    metrics = _compute_co_runner_totals([job.metrics for job in all_jobs if job.job.is_neighbour])
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
     if len(spans) == len(jobs):
         lengths = [end - start for start, end in spans]
@@ -282,7 +284,7 @@ def _group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[J
             metrics["start_skew_ms"] = (max(s for s, _ in spans) - min(s for s, _ in spans)) / 1e6
             common = min(end for _, end in spans) - max(start for start, _ in spans)
             metrics["overlap_ratio"] = max(0, common) / max(lengths) if max(lengths) else 0.0
-    metrics |= _totals(group, jobs, metrics.get("makespan_s"))
+    metrics |= _compute_totals(group, jobs, metrics.get("makespan_s"))
     metrics |= services.of_group([job.metrics for job in jobs])
     uses = [job.metrics[FIRST_GPU_USE] for job in jobs if FIRST_GPU_USE in job.metrics]
     if len(uses) == len(jobs):
@@ -294,14 +296,14 @@ def _group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[J
     return {name: metrics[name] for name in sorted(metrics, key=lambda name: not units.units_in([name]))}
 
 
-def _of_neighbours(neighbours: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _compute_co_runner_totals(neighbours: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
         f"neighbours_{units.total_of(unit)}": sum(metrics[units.rate_of(unit)] for metrics in neighbours)
         for unit in units.shared(neighbours)
     }
 
 
-def _totals(group: Group, jobs: Sequence[JobResult], makespan_s: float | None) -> dict[str, float]:
+def _compute_totals(group: Group, jobs: Sequence[JobResult], makespan_s: float | None) -> dict[str, float]:
     """Return the total rates of the jobs, in each unit that all of them count."""
     totals: dict[str, float] = {}
     for unit in units.shared([job.metrics for job in jobs]):

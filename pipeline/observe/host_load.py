@@ -24,19 +24,19 @@ _WAIT, _CPU = "run_queue_delay_pct", "host_cpu_mean_pct"
 _MEANS = (_BUSIEST, _WAIT, "involuntary_switches_per_s", "cpu_clock_mean_mhz")
 
 
-def loop(job: JobResult) -> float | None:
+def average_loop(job: JobResult) -> float | None:
     """Return the mean of a job's host loops before and after its work."""
     measured = [value for name in _LOOPS for _, _, value in job.series.get(name, ())]
     return statistics.fmean(measured) if measured else None
 
 
-def figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -> dict[str, float]:
+def compute_figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -> dict[str, float]:
     """Return the host figures of a group; each is absent if a job or the device lacks it.
 
     The loop is the median over the jobs, the others are means; `host_bound_ratio` is the share of host-bound jobs.
     """
     metrics = {}
-    loops = [loop(job) for job in jobs]
+    loops = [average_loop(job) for job in jobs]
     if loops and None not in loops:
         metrics[LOOP] = statistics.median(filter(None, loops))
     for name in _MEANS:
@@ -50,7 +50,7 @@ def figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -> dict[s
     return metrics
 
 
-def foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:
+def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:
     """Name the jobs that waited for CPUs that other programs used; empty for none, or where that was not read.
 
     Args:
@@ -64,7 +64,7 @@ def foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_
     num_cpus, foreign = busy + idle, busy - (sum(job.metrics[_CPU] for job in jobs) + own_pct) / 100
     if foreign < _MOST_FOREIGN_SHARE * num_cpus or idle > _MOST_IDLE_SHARE * num_cpus:
         return ""
-    waits = {job.job.name: wait for job in jobs if (wait := _wait_pct(job)) > MOST_WAIT_PCT}
+    waits = {job.job.name: wait for job in jobs if (wait := _compute_wait_pct(job)) > MOST_WAIT_PCT}
     if not waits:
         return ""
     longest = max(waits, key=waits.__getitem__)
@@ -75,7 +75,7 @@ def foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_
     )
 
 
-def _wait_pct(job: JobResult) -> float:
+def _compute_wait_pct(job: JobResult) -> float:
     """Return the share of a job's runnable time in which it waited for a CPU, and of all time at most."""
     wait, cpu = job.metrics.get(_WAIT, 0.0), job.metrics[_CPU]
     return min(wait, 100 * wait / (wait + cpu)) if wait > 0 else 0.0

@@ -29,7 +29,7 @@ half of whose requests left late, by more than both this time and this share of 
 SERIES_POINTS = 200
 
 
-def figures(
+def compute_figures(
     requests: Requests, window: Window, *, is_rate_given: bool = False, objective: Objective | None = None
 ) -> dict[str, float]:
     """Return the figures of a job in a window; none if nothing was answered in it.
@@ -43,70 +43,76 @@ def figures(
     import numpy as np
 
     seconds = (window[1] - window[0]) / 1e9
-    answered = requests.where(_inside(requests["done_ns"], window))
-    due = requests.where(_inside(requests["intended_ns"], window))
+    answered = requests.where(_is_inside(requests["done_ns"], window))
+    due = requests.where(_is_inside(requests["intended_ns"], window))
     if not len(answered) or not len(due) or seconds <= 0:
         return {}
     metrics = {
         units.rate_of(REQUESTS): len(answered) / seconds,
         units.number_of(REQUESTS): float(len(due)),
-        **_latencies(due),
+        **_compute_latencies(due),
     }
     if objective is not None:
-        metrics[services.GOODPUT] = int(np.count_nonzero(_latency_ms(answered) <= objective.latency_ms)) / seconds
+        metrics[services.GOODPUT] = (
+            int(np.count_nonzero(_compute_latency_ms(answered) <= objective.latency_ms)) / seconds
+        )
         percentile = objective.percentile
         if percentile is not None and len(due) >= services.needed(percentile):
-            value_ms = _rank(np.sort(_latency_ms(due)), percentile)
+            value_ms = _select_rank(np.sort(_compute_latency_ms(due)), percentile)
             metrics[services.OBJECTIVE_MET] = float(value_ms <= objective.latency_ms)
     if is_rate_given:
-        metrics[services.SUSTAINED] = _sustained(requests, due, len(answered), window)
-        late = np.sort(_ms(due, "intended_ns", "sent_ns"))
-        metrics |= {"send_late_p50_ms": _rank(late, 50), "send_late_p99_ms": _rank(late, 99)}
+        metrics[services.SUSTAINED] = _compute_sustained(requests, due, len(answered), window)
+        late = np.sort(_subtract_ms(due, "intended_ns", "sent_ns"))
+        metrics |= {"send_late_p50_ms": _select_rank(late, 50), "send_late_p99_ms": _select_rank(late, 99)}
     if tokens := int(answered["tokens"].sum()):
         metrics[units.rate_of("tokens")] = tokens / seconds
     return metrics
 
 
-def _latencies(requests: Requests) -> dict[str, float]:
+def _compute_latencies(requests: Requests) -> dict[str, float]:
     import numpy as np
 
-    metrics = _spread("latency", _latency_ms(requests))
+    metrics = _compute_spread("latency", _compute_latency_ms(requests))
     begun = requests["begun_ns"] > 0
     if begun.all():
-        metrics["queue_mean_ms"] = float(_ms(requests, "intended_ns", "begun_ns").mean())
+        metrics["queue_mean_ms"] = float(_subtract_ms(requests, "intended_ns", "begun_ns").mean())
         if requests.is_answered.all():
-            metrics["service_mean_ms"] = float(_ms(requests, "begun_ns", "done_ns").mean())
+            metrics["service_mean_ms"] = float(_subtract_ms(requests, "begun_ns", "done_ns").mean())
             metrics["batch_mean_requests"] = float(requests["batch"].mean())
     has_spoken = requests["first_token_ns"] > 0
     if has_spoken.any():
         streamed = requests.where(has_spoken | ~requests.is_answered)
-        first_ms = np.where(streamed["first_token_ns"] > 0, _ms(streamed, "intended_ns", "first_token_ns"), np.inf)
-        metrics |= _spread("first_token", first_ms)
+        first_ms = np.where(
+            streamed["first_token_ns"] > 0, _subtract_ms(streamed, "intended_ns", "first_token_ns"), np.inf
+        )
+        metrics |= _compute_spread("first_token", first_ms)
         several = requests.where(has_spoken & requests.is_answered & (requests["tokens"] > 1))
         if len(several):
-            metrics |= _spread("per_token", _ms(several, "first_token_ns", "done_ns") / (several["tokens"] - 1))
+            metrics |= _compute_spread(
+                "per_token", _subtract_ms(several, "first_token_ns", "done_ns") / (several["tokens"] - 1)
+            )
     return metrics
 
 
-def late_generator(requests: Requests, window: Window) -> str | None:
+def describe_lateness(requests: Requests, window: Window) -> str | None:
     """Describe how far a generator stayed behind the offered load; `None` if it kept up."""
     import numpy as np
 
-    intended = requests.where(_inside(requests["intended_ns"], window))
-    sent = int(np.count_nonzero(_inside(requests["sent_ns"], window)))
-    due = len(intended) + _never_sent(requests, window)
+    intended = requests.where(_is_inside(requests["intended_ns"], window))
+    sent = int(np.count_nonzero(_is_inside(requests["sent_ns"], window)))
+    due = len(intended) + _count_never_sent(requests, window)
     if due - sent > max(LEAST_SHORT, SHORT_SHARE * due):
         return f"its generator sent {sent} of the {due} requests that were due in the window"
     if not len(intended):
         return None
-    late_ms = _rank(np.sort(_ms(intended, "intended_ns", "sent_ns")), 50)
-    latency_ms = _rank(np.sort(_latency_ms(intended)), 50)
+    late_ms = _select_rank(np.sort(_subtract_ms(intended, "intended_ns", "sent_ns")), 50)
+    latency_ms = _select_rank(np.sort(_compute_latency_ms(intended)), 50)
     if late_ms > max(LATE_MS, LATE_SHARE * latency_ms):
         return f"its generator sent half of its requests more than {late_ms:.3g} ms late (latency: {latency_ms:.3g} ms)"
     return None
 
 
-def _never_sent(requests: Requests, window: Window) -> int:
+def _count_never_sent(requests: Requests, window: Window) -> int:
     """Estimate the requests due in a window after the last one that the generator sent, by its previous rate."""
     if len(requests) < 2:
         return 0
@@ -116,7 +122,7 @@ def _never_sent(requests: Requests, window: Window) -> int:
     return int((late_ns - 1) / distance_ns) if late_ns > 0 and distance_ns > 0 else 0
 
 
-def series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
+def make_series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
     """Return series in equal intervals: mean latency of the requests due, answers a second, requests waiting."""
     import numpy as np
 
@@ -129,7 +135,7 @@ def series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
     edges = np.linspace(first_ns, last_ns, count + 1).astype(np.int64)
     due, done = requests["intended_ns"], np.sort(requests["done_ns"][requests.is_answered])
     due_before, done_before = np.searchsorted(due, edges), np.searchsorted(done, edges)
-    latency_ms = _latency_ms(requests)
+    latency_ms = _compute_latency_ms(requests)
     answered_per_s = np.diff(done_before) / (np.diff(edges) / 1e9)
     waiting = (due_before - done_before)[1:]
     means = [float(part.mean()) if len(part) else math.inf for part in np.split(latency_ms, due_before[1:-1])]
@@ -144,14 +150,14 @@ def series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
     }
 
 
-def _sustained(requests: Requests, due: Requests, num_answered: int, window: Window) -> float:
+def _compute_sustained(requests: Requests, due: Requests, num_answered: int, window: Window) -> float:
     """Return 1 if the queue did not grow and every request was answered, else answers over arrivals, below 1."""
-    if due.is_answered.all() and not _grew(requests, window):
+    if due.is_answered.all() and not _has_grown(requests, window):
         return 1.0
     return min(num_answered / len(due), math.nextafter(1.0, 0.0))
 
 
-def _grew(requests: Requests, window: Window) -> bool:
+def _has_grown(requests: Requests, window: Window) -> bool:
     """Return whether in the last quarter of a window more requests always waited than ever did in the first.
 
     A queue that is worked off becomes short again and again, however long it is at times.
@@ -164,50 +170,50 @@ def _grew(requests: Requests, window: Window) -> bool:
     def waiting(instants: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.searchsorted(due, instants, "right") - np.searchsorted(done, instants, "right")
 
-    early = due[_inside(due, (window[0], window[0] + quarter_ns))]
-    late = done[_inside(done, (window[1] - quarter_ns, window[1]))]
+    early = due[_is_inside(due, (window[0], window[0] + quarter_ns))]
+    late = done[_is_inside(done, (window[1] - quarter_ns, window[1]))]
     if not len(early) or not len(late):
         return bool(waiting(np.array([window[1]])) > waiting(np.array([window[0]])))
     return bool(waiting(late).min() > waiting(early).max())
 
 
-def _spread(name: str, values: Values) -> dict[str, float]:
+def _compute_spread(name: str, values: Values) -> dict[str, float]:
     """Return mean, standard deviation and percentiles, as far as the number of values allows."""
     import numpy as np
 
-    metrics = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": float(_std(values))}
+    metrics = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": float(_compute_std(values))}
     values = np.sort(values)
     metrics |= {
-        f"{name}_p{text}_ms": _rank(values, percent)
+        f"{name}_p{text}_ms": _select_rank(values, percent)
         for text, percent, least in services.PERCENTILES
         if len(values) >= least
     }
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _std(values: Values) -> float:
+def _compute_std(values: Values) -> float:
     import numpy as np
 
     return float(np.std(values)) if np.isfinite(values).all() else math.inf
 
 
-def _rank(ordered: Values, percent: float) -> float:
+def _select_rank(ordered: Values, percent: float) -> float:
     return float(ordered[math.ceil(percent / 100 * len(ordered)) - 1])
 
 
-def _latency_ms(requests: Requests) -> Values:
+def _compute_latency_ms(requests: Requests) -> Values:
     """Return the times from intended instant to answer; infinite without an answer."""
     import numpy as np
 
-    latency: Values = np.where(requests.is_answered, _ms(requests, "intended_ns", "done_ns"), np.inf)
+    latency: Values = np.where(requests.is_answered, _subtract_ms(requests, "intended_ns", "done_ns"), np.inf)
     return latency
 
 
-def _ms(requests: Requests, since: str, until: str) -> Values:
+def _subtract_ms(requests: Requests, since: str, until: str) -> Values:
     times: Values = (requests[until] - requests[since]) / 1e6
     return times
 
 
-def _inside(instants: NDArray[np.int64], window: Window) -> NDArray[np.bool_]:
+def _is_inside(instants: NDArray[np.int64], window: Window) -> NDArray[np.bool_]:
     inside: NDArray[np.bool_] = (instants >= window[0]) & (instants < window[1])
     return inside

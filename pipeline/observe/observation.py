@@ -10,7 +10,7 @@ from pipeline.base.domain.records import Device, Slot
 from pipeline.base.domain.samples import FieldTable, Sample
 from pipeline.launch.jobs import JobGroup
 from pipeline.launch.state import JobState
-from pipeline.observe.changed_files import Changed
+from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import Span
@@ -59,5 +59,5 @@ class Observation:
     idle_w: float | None = None
     spans: Sequence[Span] = ()
     tags: tuple[tuple[str, str], ...] = ()
-    changed: Changed | None = None
+    changed: Changes | None = None
     clock: ClockRecord = field(default_factory=ClockRecord)

@@ -41,7 +41,7 @@ class Phases:
         self._name = None
 
 
-def of_job(state: JobState, log: Events) -> list[Span]:
+def list_job_phases(state: JobState, log: Events) -> list[Span]:
     """Return the phases of a job: `process` until it speaks, then those that it reports, until its end."""
     ends_ns = state.ended.at_ns
     if state.started is None or ends_ns is None:
@@ -51,7 +51,7 @@ def of_job(state: JobState, log: Events) -> list[Span]:
     return [Span(name=name, start_ns=begin, end_ns=max(begin, end), job=index) for (name, begin), (_, end) in pairs]
 
 
-def group_metrics(spans: Iterable[Span]) -> dict[str, float]:
+def compute_group_metrics(spans: Iterable[Span]) -> dict[str, float]:
     """Return the seconds of each phase of a group, as `time_<phase>_s`."""
     metrics: dict[str, float] = {}
     for span in spans:
@@ -61,7 +61,7 @@ def group_metrics(spans: Iterable[Span]) -> dict[str, float]:
     return metrics
 
 
-def job_metrics(spans: Sequence[Span]) -> dict[str, float]:
+def compute_job_metrics(spans: Sequence[Span]) -> dict[str, float]:
     """Return the seconds of a job's phases before it is ready, as `startup_<phase>_s`, and their sum."""
     metrics: dict[str, float] = {}
     for span in spans:
@@ -79,7 +79,7 @@ def as_json(spans: Sequence[Span], wall_offset_ns: int) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def share_in_words(metrics: Iterable[dict[str, float]], elapsed_s: float) -> str:
+def describe_shares(metrics: Iterable[dict[str, float]], elapsed_s: float) -> str:
     """Describe how a study spent its time, by the metrics of its groups; empty without any window."""
     rows = list(metrics)
     spent = {name: sum(row.get(f"time_{name}_s", 0.0) for row in rows) for name in _IN_WORDS}

@@ -20,8 +20,8 @@ from pipeline.launch.state import JobState
 from pipeline.observe import host_load, latency, throughput, work
 from pipeline.observe.group_result import JobResult
 from pipeline.observe.observation import Observation
-from pipeline.observe.program_rates.logged_rate import Logged
-from pipeline.observe.sample_figures import Window, seconds_in
+from pipeline.observe.program_rates.logged_rate import LoggedRate
+from pipeline.observe.sample_figures import Window, measure_seconds
 
 MIN_OVERLAP_RATIO = 0.95
 """Below this share of common running time, a steady row does not show collocation but its edges."""
@@ -39,14 +39,16 @@ class Batch:
 
     states: Sequence[JobState]
     logs: Sequence[Events]
-    logged: Sequence[Logged | None]
+    logged: Sequence[LoggedRate | None]
     window: Window | None
 
     @property
     def logged_spans(self) -> list[Window]:
         """The time spans of logged values, of the jobs that logged any."""
         return [
-            throughput.logged_span(logged.points, logged.points[0][0] if log.started_ns is None else log.started_ns)
+            throughput.find_logged_span(
+                logged.points, logged.points[0][0] if log.started_ns is None else log.started_ns
+            )
             for log, logged in zip(self.logs, self.logged, strict=True)
             if logged is not None and logged.points
         ]
@@ -58,34 +60,37 @@ def find_marks(
     """Find the marks of a group; `jobs` includes co-runners."""
     invalid, notes = list[str](), list[str]()
     for batch in batches:
-        notes += _doubts(group, batch)
+        notes += _find_doubts(group, batch)
         if batch.window is not None:
-            invalid += [*_stalls(group, batch, batch.window), *_clock_faults(group, seen, batch, batch.window)]
-            notes += [*_late_generators(batch, batch.window), *_short_windows(group, batch, batch.window)]
-    if overlap := _low_overlap(group, batches, metrics):
+            invalid += [
+                *_find_stalls(group, batch, batch.window),
+                *_find_clock_faults(group, seen, batch, batch.window),
+            ]
+            notes += [*_find_late_generators(batch, batch.window), *_find_short_windows(group, batch, batch.window)]
+    if overlap := _describe_low_overlap(group, batches, metrics):
         invalid.append(overlap)
-    if load := host_load.foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
+    if load := host_load.describe_foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
         (notes if group.is_load_noted else invalid).append(load)
     if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
         notes.append(f"power or heat held the clocks down for {100 * metrics[THROTTLED]:.0f} % of the window")
     return Marks(join(invalid), join(notes))
 
 
-def _stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
+def _find_stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
     """Name the jobs that stood still at an edge of a steady window, or until it was nearly over."""
     if group.window.kind is not WindowKind.STEADY:
         return
-    seconds = seconds_in(window)
+    seconds = measure_seconds(window)
     for state, log in zip(batch.states, batch.logs, strict=True):
-        if seconds < MIN_WINDOW_SHARE * group.window.seconds and list(work.instants_ns(log)[:1]) == [window[0]]:
+        if seconds < MIN_WINDOW_SHARE * group.window.seconds and list(work.list_instants_ns(log)[:1]) == [window[0]]:
             yield f"job {state.job.name} began to work when {seconds:.3g} s of the window were left"
-        if (stall := throughput.stall(log, window)) is not None:
+        if (stall := throughput.describe_stall(log, window)) is not None:
             yield f"job {state.job.name} {stall}"
 
 
-def _clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
+def _find_clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
     paused_s = seen.clock.pause_s(window)
-    if paused_s > MOST_PAUSED_RATIO * seconds_in(window):
+    if paused_s > MOST_PAUSED_RATIO * measure_seconds(window):
         yield f"everything was suspended for {paused_s:.3g} s of the window, as when a container is paused"
     if group.window.kind is not WindowKind.LOGGED:
         return
@@ -98,22 +103,22 @@ def _clock_faults(group: Group, seen: Observation, batch: Batch, window: Window)
             yield f"job {state.job.name} logged {values} with times at which it did not run"
 
 
-def _late_generators(batch: Batch, window: Window) -> Iterator[str]:
+def _find_late_generators(batch: Batch, window: Window) -> Iterator[str]:
     for state, log in zip(batch.states, batch.logs, strict=True):
         requests = log.requests if state.job.workload.is_rate_given else None
-        if requests is not None and (late := latency.late_generator(requests, window)) is not None:
+        if requests is not None and (late := latency.describe_lateness(requests, window)) is not None:
             yield f"job {state.job.name}: {late}"
 
 
-def _short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
+def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
     """Name the jobs whose rate rests on few steps or values."""
     few_steps = dict[str, int]()
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if group.window.kind is WindowKind.LOGGED and logged is not None:
-            num_values = throughput.num_values(logged.points, window)
-            if num_values < MIN_VALUES or seconds_in(window) < MIN_LOGGED_S:
+            num_values = throughput.count_values(logged.points, window)
+            if num_values < MIN_VALUES or measure_seconds(window) < MIN_LOGGED_S:
                 values = counted(num_values, "value")
-                yield f"job {state.job.name} was measured by {values} in {seconds_in(window):.3g} s; train longer"
+                yield f"job {state.job.name} was measured by {values} in {measure_seconds(window):.3g} s; train longer"
         elif group.window.kind is WindowKind.STEADY and len(log.steps.t_ns):
             num_steps = bisect_right(log.steps.t_ns, window[1]) - bisect_right(log.steps.t_ns, window[0])
             if num_steps < MIN_STEPS:
@@ -124,18 +129,18 @@ def _short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
         yield f"{jobs} made {counted(few_steps[fewest], 'step')} in the window; raise window.seconds"
 
 
-def _doubts(group: Group, batch: Batch) -> Iterator[str]:
+def _find_doubts(group: Group, batch: Batch) -> Iterator[str]:
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if log.steps.per_entry > 1:
             yield f"job {state.job.name} reported more than {steps.MOST_STEPS} steps: their times are not known"
         if logged is not None:
             yield from (f"job {state.job.name}: {doubt}" for doubt in logged.doubts)
             window = batch.window if group.window.kind is WindowKind.LOGGED else None
-            if window is not None and (long := throughput.long_value(logged.points, window)) is not None:
+            if window is not None and (long := throughput.describe_long_value(logged.points, window)) is not None:
                 yield f"job {state.job.name}: {long}"
 
 
-def _low_overlap(group: Group, batches: Sequence[Batch], metrics: Mapping[str, float]) -> str:
+def _describe_low_overlap(group: Group, batches: Sequence[Batch], metrics: Mapping[str, float]) -> str:
     """Say that jobs hardly ran at the same time; empty if they did, or may differ in length."""
     is_whole_run = any(logged is not None and len(logged.points) == 1 for batch in batches for logged in batch.logged)
     overlap = metrics.get("overlap_ratio")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.base.domain import units
 from pipeline.base.domain.samples import Sample, Summary
-from pipeline.observe.fields import ENERGY, POWER, Fields, figure_of
+from pipeline.observe.fields import ENERGY, POWER, Fields, name_figure
 
 Window = tuple[int, int]
 """From when to when something was measured, in monotonic ns."""
@@ -23,12 +23,12 @@ _EDGE, _GAP = 2, 3
 """A figure needs a reading within so many intervals of each edge of the window, and no gap above so many of them."""
 
 
-def seconds_in(window: Window) -> float:
+def measure_seconds(window: Window) -> float:
     """Return the length of a window."""
     return (window[1] - window[0]) / 1e9
 
 
-def readings(samples: Iterable[Sample]) -> Mapping[Subject, Readings]:
+def group_by_subject(samples: Iterable[Sample]) -> Mapping[Subject, Readings]:
     """Group the readings by subject."""
     by_subject: dict[Subject, dict[tuple[str, str], list[Reading]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
@@ -37,7 +37,7 @@ def readings(samples: Iterable[Sample]) -> Mapping[Subject, Readings]:
     return by_subject
 
 
-def figures(
+def compute_figures(
     read: Readings, fields: Fields, windows: Sequence[Window], absent: dict[str, str] | None = None
 ) -> dict[str, float]:
     """Compute the figures of one subject over its windows, each from the best listener that has it.
@@ -51,12 +51,12 @@ def figures(
     metrics: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for source, field in fields:
-        name = figure_of(field)
+        name = name_figure(field)
         readings_of = read.get((source, field.name), ())
         if name is None or name in metrics or field.summary is None or not readings_of:
             continue
         try:
-            if (value := _summary(field.summary, readings_of, windows, fields.interval_ns(source))) is not None:
+            if (value := _summarise(field.summary, readings_of, windows, fields.interval_ns(source))) is not None:
                 metrics[name] = value
         except _NotCoveredError as error:
             reasons.setdefault(name, f"{error} ({source})")
@@ -65,7 +65,7 @@ def figures(
     return metrics
 
 
-def first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int | None:
+def find_first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int | None:
     """Return when a job was first seen on the GPU after an instant; `None` if it never was."""
     first = [
         next((t_ns for t_ns, _ in read.get((source, field.name), ()) if t_ns >= start_ns), None)
@@ -75,13 +75,13 @@ def first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int | Non
     return min((t_ns for t_ns in first if t_ns is not None), default=None)
 
 
-def energy(
+def derive_energy(
     metrics: Mapping[str, float], windows: Sequence[Window], idle_w: float | None, rates: Mapping[str, float]
 ) -> dict[str, float]:
     """Derive figures from a device's energy: above its idle power, and per unit of work at a rate per second."""
     if ENERGY not in metrics:
         return {}
-    total_s = sum(seconds_in(window) for window in windows)
+    total_s = sum(measure_seconds(window) for window in windows)
     derived = {}
     if idle_w is not None:
         derived["power_idle_w"] = idle_w
@@ -94,10 +94,10 @@ def energy(
     return derived
 
 
-def first_power_w(samples: Iterable[Sample], fields: Fields) -> float | None:
+def read_first_power_w(samples: Iterable[Sample], fields: Fields) -> float | None:
     """Return the device's power in the first sample of the best listener, which is before any job."""
     for source, field in fields:
-        if figure_of(field) == POWER:
+        if name_figure(field) == POWER:
             first = next((s.values for s in samples if s.source == source and s.is_of_whole), {})
             if field.name in first:
                 return first[field.name]
@@ -108,7 +108,7 @@ class _NotCoveredError(Exception):
     """Readings that do not cover a window."""
 
 
-def _summary(summary: Summary, read: Sequence[Reading], windows: Sequence[Window], asked_ns: int) -> float | None:
+def _summarise(summary: Summary, read: Sequence[Reading], windows: Sequence[Window], asked_ns: int) -> float | None:
     """Summarise a quantity over the windows; `None` without any window."""
     if summary is Summary.PEAK:
         # Nothing but 0: no sample met the jobs, which may be gone at once, out of memory.
@@ -118,14 +118,14 @@ def _summary(summary: Summary, read: Sequence[Reading], windows: Sequence[Window
         return None
     if not any(inside):
         raise _NotCoveredError("no reading in the window")
-    interval_ns = _interval_ns(read, asked_ns)
+    interval_ns = _find_interval_ns(read, asked_ns)
     for window in windows:
         # A mean since the reading before covers the time before its own instant, too.
         _check_coverage(read, window, interval_ns, at_begin=_EDGE + (summary is Summary.RATE))
     if summary is Summary.GROWTH:
-        return sum(_growth(*pair) for pair in zip(inside, windows, strict=True))
+        return sum(_measure_growth(*pair) for pair in zip(inside, windows, strict=True))
     if summary is Summary.RATE:
-        return _rate(inside)
+        return _average_rate(inside)
     values = [value for readings_inside in inside for _, value in readings_inside]
     return max(values) if summary is Summary.MAX else statistics.fmean(values)
 
@@ -141,7 +141,7 @@ def _check_coverage(read: Sequence[Reading], window: Window, interval_ns: int, a
             raise _NotCoveredError(f"no reading for {(after_ns - before_ns) / 1e9:.3g} s of the window")
 
 
-def _growth(inside: Sequence[Reading], window: Window) -> float:
+def _measure_growth(inside: Sequence[Reading], window: Window) -> float:
     """Return the growth of a counter in a window: between the readings inside, and at that rate up to the edges.
 
     A reading beyond an edge would lower it: there, jobs have not begun, or are told to stop.
@@ -154,7 +154,7 @@ def _growth(inside: Sequence[Reading], window: Window) -> float:
     return (last - first) / (last_ns - first_ns) * (window[1] - window[0])
 
 
-def _rate(inside: Sequence[Sequence[Reading]]) -> float | None:
+def _average_rate(inside: Sequence[Sequence[Reading]]) -> float | None:
     """Average readings that are means since the reading before, over the times between readings inside a window."""
     grown = seconds = 0.0
     for readings_inside in inside:
@@ -164,7 +164,7 @@ def _rate(inside: Sequence[Sequence[Reading]]) -> float | None:
     return grown / seconds if seconds else None
 
 
-def _interval_ns(read: Sequence[Reading], asked_ns: int) -> int:
+def _find_interval_ns(read: Sequence[Reading], asked_ns: int) -> int:
     """Return the time between two readings: as configured, or up to twice that for a slower source."""
     gaps_ns = [after_ns - before_ns for (before_ns, _), (after_ns, _) in itertools.pairwise(read)]
     usual_ns = int(statistics.median(gaps_ns)) if gaps_ns else asked_ns

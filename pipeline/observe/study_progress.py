@@ -17,7 +17,7 @@ _WINDOWS_OF_SCRIPTS = frozenset(Window(kind=kind).words for kind in (WindowKind.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class PastGroup:
     """A group that ended well, as an example of how long similar groups take.
 
     Attributes:
@@ -48,7 +48,7 @@ class Likeness(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Estimate:
     """Estimated seconds of a group, and the programs that the estimate rests on."""
 
     seconds: float
@@ -78,7 +78,7 @@ class Progress:
         known: Iterable[Result] = (),
         to_run: Sequence[Group] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        past: Iterable[Ran] = (),
+        past: Iterable[PastGroup] = (),
     ) -> None:
         self.results = Counter(known)
         self.num_groups, self.num_blocks = len(groups), len({group.block for group in groups})
@@ -86,11 +86,13 @@ class Progress:
         self._clock = clock
         self._begin_s = clock()
         self._group_begin_s: float | None = None
-        self._seen: dict[Hashable, list[Ran]] = {}
+        self._seen: dict[Hashable, list[PastGroup]] = {}
         for ran in past:
             # Another study tells of its workloads only: others may take minutes to start. How long work takes, only the
             # same work tells, or roughly the same script.
-            self._learn(ran, _kinds_by_jobs(ran) if ran.kind == WindowKind.STEADY else [ran.key, *_looser(ran)])
+            self._learn(
+                ran, _list_kinds_by_jobs(ran) if ran.kind == WindowKind.STEADY else [ran.key, *_list_looser_kinds(ran)]
+            )
 
     @property
     def elapsed_s(self) -> float:
@@ -107,7 +109,7 @@ class Progress:
         self.results[result] += 1
         if group.skip_reason is None and result is Result.OK:
             # What failed ended early, or late at a deadline, and tells nothing about the groups to come.
-            self._learn(_ran(group, took_s - _window_s(group)), _kinds(group))
+            self._learn(_describe_group(group, took_s - _compute_window_s(group)), _list_kinds(group))
 
     def left_s(self) -> tuple[float, bool]:
         """Return the seconds until the study ends, and whether they are an estimate or only a minimum."""
@@ -115,7 +117,7 @@ class Progress:
         for number, group in enumerate(self._left):
             expected = self.expect(group)
             is_estimate = is_estimate and expected is not None
-            takes_s = _window_s(group) if expected is None else expected.seconds
+            takes_s = _compute_window_s(group) if expected is None else expected.seconds
             if number == 0 and self._group_begin_s is not None:
                 takes_s -= self._clock() - self._group_begin_s
             total += max(0.0, takes_s)
@@ -139,38 +141,40 @@ class Progress:
         counted = [f"{self.results[result]} {result.value}" for result in Result if self.results[result]]
         return ", ".join(words) + (f"; {', '.join(counted)}" if counted else "")
 
-    def expect(self, group: Group) -> Expected | None:
+    def expect(self, group: Group) -> Estimate | None:
         """Estimate the duration of a group; `None` if nothing similar has run."""
         if group.skip_reason is not None:
-            return Expected(seconds=0.0)
-        same, *wider = _kinds(group)
-        kind = next((kind for kind in (same, *_looser(_ran(group)), *wider) if kind in self._seen), None)
+            return Estimate(seconds=0.0)
+        same, *wider = _list_kinds(group)
+        kind = next(
+            (kind for kind in (same, *_list_looser_kinds(_describe_group(group)), *wider) if kind in self._seen), None
+        )
         if kind is None:
             return None
         likeness = kind[0] if isinstance(kind, tuple) and isinstance(kind[0], Likeness) else Likeness.SAME
         source = self._seen[kind][0].called  # the newest of those that ran before
         of_one = likeness is Likeness.OTHER_PROGRAM
         on_top_s = [ran.on_top_s for ran in self._seen[kind] if ran.called == source or not of_one]
-        seconds = _window_s(group) + statistics.median(on_top_s)
-        return Expected(seconds=seconds, likeness=likeness, source=source)
+        seconds = _compute_window_s(group) + statistics.median(on_top_s)
+        return Estimate(seconds=seconds, likeness=likeness, source=source)
 
-    def _learn(self, ran: Ran, kinds: Iterable[Hashable]) -> None:
+    def _learn(self, ran: PastGroup, kinds: Iterable[Hashable]) -> None:
         for kind in kinds:
             self._seen.setdefault(kind, []).append(ran)
 
 
-def _kinds(group: Group) -> Iterator[Hashable]:
+def _list_kinds(group: Group) -> Iterator[Hashable]:
     """Yield the kinds of a group, from the closest to the widest."""
-    ran = _ran(group)
+    ran = _describe_group(group)
     where = (ran.device, ran.window)
-    yield from _kinds_by_jobs(ran)
+    yield from _list_kinds_by_jobs(ran)
     yield (*where, ran.scenario, len(ran.jobs.split("+")))
     yield (*where, ran.scenario)
     yield where
     yield (ran.device, ran.kind)
 
 
-def _looser(ran: Ran) -> Iterator[Hashable]:
+def _list_looser_kinds(ran: PastGroup) -> Iterator[Hashable]:
     """Yield the kinds of groups without a fixed window, apart from their packages or their scripts' arguments."""
     if ran.kind == WindowKind.STEADY:
         return
@@ -180,7 +184,7 @@ def _looser(ran: Ran) -> Iterator[Hashable]:
         yield (Likeness.OTHER_PROGRAM, ran.device, ran.window, ran.scenario, ran.jobs)
 
 
-def _kinds_by_jobs(ran: Ran) -> Iterator[Hashable]:
+def _list_kinds_by_jobs(ran: PastGroup) -> Iterator[Hashable]:
     where, workloads = (ran.device, ran.window), frozenset(ran.jobs.split("+"))
     yield ran.key
     yield (*where, ran.scenario, ran.jobs)
@@ -188,8 +192,8 @@ def _kinds_by_jobs(ran: Ran) -> Iterator[Hashable]:
     yield (*where, workloads)
 
 
-def _ran(group: Group, on_top_s: float = 0.0) -> Ran:
-    return Ran(
+def _describe_group(group: Group, on_top_s: float = 0.0) -> PastGroup:
+    return PastGroup(
         key=group.key,
         scenario=group.scenario,
         jobs=group.jobs_in_words,
@@ -201,7 +205,7 @@ def _ran(group: Group, on_top_s: float = 0.0) -> Ran:
     )
 
 
-def _window_s(group: Group) -> float:
+def _compute_window_s(group: Group) -> float:
     """Return the part of a group's duration that is known before it runs."""
     if group.skip_reason is not None or group.window.kind is not WindowKind.STEADY:
         return 0.0

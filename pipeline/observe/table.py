@@ -12,7 +12,7 @@ from pipeline.base.domain.marks import NO_MARKS, Marks
 from pipeline.base.domain.modes import mode_of
 from pipeline.base.domain.records import BESIDE, NEIGHBOURS, Group, Result
 from pipeline.base.system.words import aligned, list_first, natural
-from pipeline.observe.fields import Fields, figure_of
+from pipeline.observe.fields import Fields, name_figure
 from pipeline.observe.group_result import GroupResult
 
 # Head, figure and format of each column. Those of each unit of work stand at both ends, those of samples before the
@@ -38,7 +38,7 @@ _MOST_NAMES = 4
 _FORMATS = {"ratio": "{:.2f}", "MiB": "{:.0f}"}
 
 
-def in_one_line(
+def format_line(
     result: Result,
     reason: str,
     metrics: Mapping[str, float],
@@ -60,7 +60,7 @@ def in_one_line(
     return ", ".join([ended, *figures]) + (f": {reason}" if reason else "")
 
 
-def table(
+def format_table(
     rows: Sequence[GroupResult],
     fields: Fields,
     fastest: Container[str] = (),
@@ -80,15 +80,15 @@ def table(
     by_key: dict[str, list[GroupResult]] = defaultdict(list)
     for row in rows:
         by_key[row.group.key].append(row)
-    in_order = sorted(by_key.values(), key=lambda blocks: _place(blocks[0].group))
+    in_order = sorted(by_key.values(), key=lambda blocks: _make_sort_key(blocks[0].group))
     groups = [blocks for blocks in in_order if any(row.result is not Result.SKIPPED for row in blocks)]
-    skipped = _skipped([blocks for blocks in in_order if blocks not in groups])
+    skipped = _describe_skipped([blocks for blocks in in_order if blocks not in groups])
     if not groups:
         return "\n".join(skipped)
-    counted = _units(rows)
+    counted = _list_units(rows)
     rates = [(units.per_second(unit), units.total_of(unit), units.rate_in_words) for unit in counted]
     energies = [(units.joules_per(unit), units.energy_of(unit), "{:.3g}") for unit in counted]
-    other_columns = (*_COLUMNS, *_sampled(fields), *energies, *_LAST_COLUMNS)
+    other_columns = (*_COLUMNS, *_list_sampled_columns(fields), *energies, *_LAST_COLUMNS)
     columns = (*rates, *((title, key, form.format) for title, key, form in other_columns))
     shown = [column for column in columns if any(column[1] in row.metrics for row in rows)]
     # Groups of one name that differ in these are told apart by them.
@@ -97,21 +97,21 @@ def table(
         "device": [blocks[0].group.device.name for blocks in groups],
     }
     facts = {title: values for title, values in facts.items() if len(set(values)) > 1}
-    names = _names([blocks[0].group for blocks in groups])
+    names = _name_groups([blocks[0].group for blocks in groups])
     if any(blocks[0].group.key in fastest for blocks in groups):
         facts[""] = ["fastest" if blocks[0].group.key in fastest else "" for blocks in groups]
     has_blocks = len({row.group.block for row in rows}) > 1
     lines = [["group", *facts, *(["blocks"] if has_blocks else []), "result", *(title for title, _, _ in shown)]]
     for name, blocks, *cells in zip(names, groups, *facts.values(), strict=True):
         num_blocks = [str(len(blocks))] if has_blocks else []
-        figures = [_median(blocks, key, form) for _, key, form in shown]
+        figures = [_format_median(blocks, key, form) for _, key, form in shown]
         star = "*" if blocks[0].group.key in notes or any(row.marks.text for row in blocks) else ""
-        lines.append([name, *cells, *num_blocks, _results(blocks) + star, *figures])
+        lines.append([name, *cells, *num_blocks, _format_results(blocks) + star, *figures])
     text = aligned(lines, left={*range(1 + len(facts)), 1 + len(facts) + has_blocks})
-    return "\n".join([*text, *_notes(groups, names, notes, is_of_blocks=has_blocks), *skipped])
+    return "\n".join([*text, *_list_notes(groups, names, notes, is_of_blocks=has_blocks), *skipped])
 
 
-def _names(groups: Sequence[Group]) -> list[str]:
+def _name_groups(groups: Sequence[Group]) -> list[str]:
     """Return the name of each group; a suffix tells groups in company of other GPUs from the same ones alone."""
     company = [group.settings[BESIDE] for group in groups]
     is_told = len(set(company)) > 1
@@ -119,7 +119,7 @@ def _names(groups: Sequence[Group]) -> list[str]:
     return [f"{group.name}{more}" for group, more in zip(groups, suffixes, strict=True)]
 
 
-def _units(rows: Sequence[GroupResult]) -> list[str]:
+def _list_units(rows: Sequence[GroupResult]) -> list[str]:
     """Return the units of work of the rows, without a second unit with always equal figures."""
     by_figures: dict[tuple[float | None, ...], str] = {}
     for unit in dict.fromkeys(unit for row in rows for unit in units.units_in(row.metrics)):
@@ -127,7 +127,7 @@ def _units(rows: Sequence[GroupResult]) -> list[str]:
     return list(by_figures.values())
 
 
-def _place(group: Group) -> tuple[object, ...]:
+def _make_sort_key(group: Group) -> tuple[object, ...]:
     """Return the sort key of a group: the same jobs together, in the order of modes."""
     programs = [job.workload for job in group.measured]
     jobs = sorted((natural(f"{program.name} {program.params}"), program.digest) for program in programs)
@@ -136,7 +136,7 @@ def _place(group: Group) -> tuple[object, ...]:
     return (group.device.name, *case, len(programs), jobs, mode, group.name, group.settings[BESIDE])
 
 
-def _median(blocks: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
+def _format_median(blocks: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
     """Format the median of a figure over the blocks that are valid, else ended well, else have it."""
     having = [row for row in blocks if key in row.metrics]
     well = [row for row in having if row.result is Result.OK]
@@ -146,14 +146,14 @@ def _median(blocks: Sequence[GroupResult], key: str, form: Callable[[float], str
     return form(statistics.median(normalise.independent(values, gpus))) if used else "-"
 
 
-def _results(blocks: Sequence[GroupResult]) -> str:
+def _format_results(blocks: Sequence[GroupResult]) -> str:
     results = Counter(row.result for row in blocks)
     if len(results) == 1:
         return blocks[0].result.value
     return ", ".join(f"{results[result]} {result.value}" for result in Result if results[result])
 
 
-def _notes(
+def _list_notes(
     groups: Sequence[Sequence[GroupResult]], names: Sequence[str], on_gain: Mapping[str, str], *, is_of_blocks: bool
 ) -> list[str]:
     """List marks and failures, each once with all its groups."""
@@ -183,16 +183,16 @@ def _notes(
     return notes
 
 
-def _skipped(groups: Sequence[Sequence[GroupResult]]) -> list[str]:
+def _describe_skipped(groups: Sequence[Sequence[GroupResult]]) -> list[str]:
     by_reason: dict[str, list[str]] = defaultdict(list)
-    for name, rows in zip(_names([rows[0].group for rows in groups]), groups, strict=True):
+    for name, rows in zip(_name_groups([rows[0].group for rows in groups]), groups, strict=True):
         for reason in dict.fromkeys(row.reason for row in rows):
             by_reason[reason].append(name)
     return [f"skipped {list_first(names, _MOST_NAMES)}: {reason}" for reason, names in by_reason.items()]
 
 
-def _sampled(fields: Fields) -> Iterator[tuple[str, str, str]]:
-    figures = {figure_of(field): field for table in reversed(fields.tables) for field in table.fields if field.column}
+def _list_sampled_columns(fields: Fields) -> Iterator[tuple[str, str, str]]:
+    figures = {name_figure(field): field for table in reversed(fields.tables) for field in table.fields if field.column}
     for name, field in figures.items():
         if name is not None:
             yield field.column, name, _FORMATS.get(field.unit, "{:.1f}")

@@ -16,7 +16,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.live_progress import LiveJobs
 from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
-from pipeline.observe.table import in_one_line
+from pipeline.observe.table import format_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +36,7 @@ class PlainView:
 
     @contextmanager
     def watch(self, group: Group, watched: Watched) -> Iterator[None]:
-        if logs := _logs(group, watched):
+        if logs := _describe_logs(group, watched):
             say(f"    {logs}")
         yield
 
@@ -48,7 +48,7 @@ class PlainView:
                 reason = f"as {self._skipped[reason]}"
             else:
                 self._skipped[reason] = row.group.name
-        say(f"    {in_one_line(row.result, reason, row.metrics, marks=row.marks)} ({self.progress.summary()})")
+        say(f"    {format_line(row.result, reason, row.metrics, marks=row.marks)} ({self.progress.summary()})")
 
     def _announce(self, group: Group) -> None:
         say(f"{self.progress.position(group)} {group.name}")
@@ -99,7 +99,9 @@ class _Drawer:
         aim = f"{window.seconds:g} s window" if window.kind is WindowKind.STEADY else "until the jobs end"
         spent = duration(time.monotonic() - self.begin_s)
         title = f"{self.progress.position(self.group)} {self.group.name}: {spent}, {aim}"
-        caption = "\n".join(filter(None, [_logs(self.group, self.watched), f"study: {self.progress.summary()}"]))
+        caption = "\n".join(
+            filter(None, [_describe_logs(self.group, self.watched), f"study: {self.progress.summary()}"])
+        )
         table = Table(title=Text(title), title_justify="left", caption=Text(caption))
         table.caption_justify = "left"
         counted = dict.fromkeys(units.per_second(job.workload.unit) for job in self.group.jobs)
@@ -117,7 +119,7 @@ class _Drawer:
         return "-" if memory_mib is None else f"{memory_mib:.0f}"
 
 
-def _logs(group: Group, watched: Watched) -> str:
+def _describe_logs(group: Group, watched: Watched) -> str:
     """Name the output files of users' scripts."""
     if not any(job.workload.ends_by_itself for job in group.jobs):
         return ""

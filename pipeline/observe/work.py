@@ -11,24 +11,24 @@ from pipeline.base.domain import units
 from pipeline.base.domain.records import Group, Job, WindowKind
 from pipeline.launch.events import Events
 from pipeline.observe import latency, throughput
-from pipeline.observe.program_rates.logged_rate import Logged
+from pipeline.observe.program_rates.logged_rate import LoggedRate
 from pipeline.observe.sample_figures import Window
 
 
-def figures(
-    group: Group, job: Job, log: Events, logged: Logged | None, window: Window | None, makespan_s: float | None
+def compute_figures(
+    group: Group, job: Job, log: Events, logged: LoggedRate | None, window: Window | None, makespan_s: float | None
 ) -> dict[str, float]:
     """Return the rate of a job in each of its units, and other figures of its work."""
-    unit, kind = job.workload.unit, _kind(group, job)
+    unit, kind = job.workload.unit, _find_kind(group, job)
     metrics: dict[str, float] = {}
     if window is not None:
-        metrics |= throughput.figures(kind, unit, log, window)
-        metrics |= _of_requests(kind, job, log, window)
+        metrics |= throughput.compute_figures(kind, unit, log, window)
+        metrics |= _compute_request_figures(kind, job, log, window)
     samples = job.workload.rate.samples
     if samples is not None and makespan_s:
         metrics |= {units.rate_of(unit): samples / makespan_s, units.number_of(unit): float(samples)}
     elif logged is not None and logged.points:
-        metrics[units.rate_of(unit)] = throughput.logged_rate(
+        metrics[units.rate_of(unit)] = throughput.average_logged_rate(
             logged.points, window if kind is WindowKind.LOGGED else None
         )
     for other, number in units.second_units(unit, log.params):
@@ -38,27 +38,29 @@ def figures(
     return metrics
 
 
-def _kind(group: Group, job: Job) -> WindowKind:
+def _find_kind(group: Group, job: Job) -> WindowKind:
     """Return the kind of window of a job: a co-runner is measured as in a steady one."""
     return WindowKind.STEADY if job.is_neighbour else group.window.kind
 
 
-def instants_ns(log: Events) -> Sequence[int]:
+def list_instants_ns(log: Events) -> Sequence[int]:
     """Return when a job had completed parts of its work, in order; empty if it does not tell."""
     return log.steps.t_ns if log.requests is None else log.requests.first_and_last_ns
 
 
-def _of_requests(kind: WindowKind, job: Job, log: Events, window: Window) -> dict[str, float]:
+def _compute_request_figures(kind: WindowKind, job: Job, log: Events, window: Window) -> dict[str, float]:
     """Return the figures of the requests: of a steady window, else from the job's start to its last answer."""
     if log.requests is None or log.started_ns is None:
         return {}
     if kind is not WindowKind.STEADY and (instants := log.requests.first_and_last_ns):
         window = log.started_ns, instants[-1] + 1
     workload = job.workload
-    return latency.figures(log.requests, window, is_rate_given=workload.is_rate_given, objective=workload.objective)
+    return latency.compute_figures(
+        log.requests, window, is_rate_given=workload.is_rate_given, objective=workload.objective
+    )
 
 
-def absence(group: Group, job: Job, log: Events, metrics: dict[str, float], logged: Logged | None) -> str:
+def explain_absence(group: Group, job: Job, log: Events, metrics: dict[str, float], logged: LoggedRate | None) -> str:
     """Say why a job that ended well shows no work to measure; empty if it does."""
     if logged is not None and not logged.points:
         return logged.absence
@@ -67,6 +69,6 @@ def absence(group: Group, job: Job, log: Events, metrics: dict[str, float], logg
         what = "request was sent and answered" if job.workload.unit == latency.REQUESTS else "step was completed"
         lower = ", or the rate of the requests lower" if job.workload.is_rate_given else ""
         return f"no {what} inside the window; make window.seconds longer{lower}"
-    if not job.workload.ends_by_itself and not instants_ns(log):
+    if not job.workload.ends_by_itself and not list_instants_ns(log):
         return "lost result: the job ended well, but its files hold no step and no answered request"
     return ""

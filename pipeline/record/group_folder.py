@@ -136,7 +136,7 @@ AnyRun = TypeVar("AnyRun", bound=RunRecord)
 
 def write_json(path: Path, content: object) -> None:
     """Replace a file atomically by the JSON of `content`."""
-    text = json.dumps(content, default=fields_of)
+    text = json.dumps(content, default=read_fields)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)
@@ -144,11 +144,11 @@ def write_json(path: Path, content: object) -> None:
 
 def write(folder: Path, record: Record) -> None:
     """Replace the record of a spool folder, with secrets masked."""
-    parent, children = _masked(record.parent), tuple(map(_masked, record.children))
+    parent, children = _mask(record.parent), tuple(map(_mask, record.children))
     write_json(folder / layout.RECORD, dataclasses.replace(record, parent=parent, children=children))
 
 
-def _masked(run: AnyRun) -> AnyRun:
+def _mask(run: AnyRun) -> AnyRun:
     params = {key: str(secrets.mask(value, key)) for key, value in run.params.items()}
     return dataclasses.replace(
         run, params=params, tags={key: secrets.mask_text(value) for key, value in run.tags.items()}
@@ -194,11 +194,11 @@ def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
                 known = read_amendment(file).metrics
             write_json(file, dataclasses.replace(amendment, metrics=known | amendment.metrics))
 
-    below_spool(add)
+    create_below_spool(add)
     return file
 
 
-def below_spool(make: Callable[[], None]) -> None:
+def create_below_spool(make: Callable[[], None]) -> None:
     """Create something below the spool, whose empty folders a sender may be removing at the same time."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError, FileExistsError):
@@ -221,7 +221,7 @@ def read_amendment(file: Path) -> Amendment:
         raise TrackingError(f"could not read {file}: {error}") from error
 
 
-def amendments(spool_root: Path) -> list[Path]:
+def list_amendments(spool_root: Path) -> list[Path]:
     """List the amendments that the store does not have yet."""
     return sorted((spool_root / layout.AMENDMENTS).glob("*.json"))
 
@@ -237,13 +237,13 @@ def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
     busy: list[Path] = []
     elsewhere: dict[Path, str] = {}
     unreadable: dict[Path, str] = {}
-    written = find_written(_doubtful(spool_root, closes_lost=closes_lost))
-    for folder in _folders_with(layout.RECORD, spool_root):
+    written = find_written(_find_doubtful(spool_root, closes_lost=closes_lost))
+    for folder in _list_folders(layout.RECORD, spool_root):
         if folder.name.startswith(layout.SENT_PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
             continue
         try:
-            with _claimed(folder) as free:
+            with _claim(folder) as free:
                 record = read(folder)
                 may_live = folder in written or (not closes_lost and not _is_over(record))
                 if not free:
@@ -251,7 +251,7 @@ def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
                 elif record.state != "closed" and may_live:
                     elsewhere[folder] = record.host
                 else:
-                    ready.append((_closed(folder, record).clock.wall_ns, folder))
+                    ready.append((_close(folder, record).clock.wall_ns, folder))
         except (TrackingError, OSError) as error:
             log.warning("skipped a spool folder: %s", error)
             unreadable[folder] = str(error)
@@ -260,44 +260,44 @@ def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
 
 
 def _remove_abandoned(spool_root: Path) -> None:
-    for folder in _folders_with(layout.LOCK, spool_root):
+    for folder in _list_folders(layout.LOCK, spool_root):
         with suppress(OSError):
             # A young one may just have been made.
             is_old = time.time() - (folder / layout.LOCK).stat().st_mtime > _ABANDONED_S
             if is_old and not (folder / layout.RECORD).exists():
-                with _claimed(folder) as free:
+                with _claim(folder) as free:
                     if free:
                         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
+def _find_doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
     """Yield the open folders that would be closed although no lock proves that their owner is dead."""
     standings = {Standing.BEFORE_BOOT, *([Standing.ELSEWHERE] if closes_lost else [])}
-    for folder in _folders_with(layout.RECORD, spool_root):
+    for folder in _list_folders(layout.RECORD, spool_root):
         with suppress(TrackingError, OSError):
             record = read(folder)
             if record.state != "closed" and record.owner.standing in standings:
                 yield folder
 
 
-def ended(spool_root: Path) -> list[Record]:
+def read_ended(spool_root: Path) -> list[Record]:
     """Read the groups that have ended and wait to be sent, dead owners' included. Changes nothing."""
     records = []
-    for folder in _folders_with(layout.RECORD, spool_root):
+    for folder in _list_folders(layout.RECORD, spool_root):
         if folder.name.startswith(layout.SENT_PREFIX):
             continue
         try:
             if not locks.is_free(folder / layout.LOCK):  # first, or its owner may close it in between
                 continue
             if _is_over(record := read(folder)):
-                records.append(record if record.state == "closed" else _interrupted_record(folder, record))
+                records.append(record if record.state == "closed" else _interrupt_record(folder, record))
         except (TrackingError, OSError) as error:
             if folder.exists():  # else it was sent meanwhile
                 log.warning("not counted: %s", error)
     return records
 
 
-def _folders_with(name: str, spool_root: Path) -> list[Path]:
+def _list_folders(name: str, spool_root: Path) -> list[Path]:
     """List the group folders that hold such a file; never follow a link, which may lead to another user's files."""
     folders = [path.parent for path in sorted(spool_root.glob(f"*/*/{name}"))]
     return [folder for folder in folders if not folder.is_symlink() and not folder.parent.is_symlink()]
@@ -308,13 +308,13 @@ def _is_over(record: Record) -> bool:
     return record.state == "closed" or record.owner.standing is not Standing.ELSEWHERE
 
 
-def fields_of(record: Any) -> dict[str, Any]:
+def read_fields(record: Any) -> dict[str, Any]:
     """Convert a record to a dict, without copying every point of every series as `dataclasses.asdict` would."""
     return {attribute.name: getattr(record, attribute.name) for attribute in dataclasses.fields(record)}
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[bool]:
+def _claim(folder: Path) -> Iterator[bool]:
     """Try to hold the owner's lock, so that nobody else closes the folder at the same time."""
     handle = locks.opened(folder / layout.LOCK)
     try:
@@ -323,7 +323,7 @@ def _claimed(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def _closed(folder: Path, record: Record) -> Record:
+def _close(folder: Path, record: Record) -> Record:
     if record.state == "closed":
         return record
     # Of another user's folder nobody knows that the processes that it names are that user's.
@@ -331,33 +331,33 @@ def _closed(folder: Path, record: Record) -> Record:
     if ended:
         what = "1 process" if ended == 1 else f"{ended} processes"
         log.warning("ended %s that a killed orchestrator had left in %s", what, folder.name)
-    record = _interrupted_record(folder, record)
+    record = _interrupt_record(folder, record)
     write(folder, record)
     return record
 
 
-def _interrupted_record(folder: Path, record: Record) -> Record:
+def _interrupt_record(folder: Path, record: Record) -> Record:
     """Close an open record at the last sign of life of each of its runs."""
     modified_ns = (folder / layout.RECORD).stat().st_mtime_ns
     alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
     children = tuple(
-        _interrupted(child, _last_instant(folder / child.folder / layout.EVENTS, record) or alive_ns)
+        _interrupt(child, _find_last_instant(folder / child.folder / layout.EVENTS, record) or alive_ns)
         if child.status == "RUNNING"
         else child
         for child in record.children
     )
-    ends = (alive_ns, _last_instant(folder / layout.SAMPLES, record), *(child.end_ns for child in children))
-    parent = _interrupted(record.parent, max(end for end in ends if end is not None))
+    ends = (alive_ns, _find_last_instant(folder / layout.SAMPLES, record), *(child.end_ns for child in children))
+    parent = _interrupt(record.parent, max(end for end in ends if end is not None))
     return dataclasses.replace(record, state="closed", parent=parent, children=children)
 
 
-def _interrupted(run: AnyRun, end_ns: int) -> AnyRun:
+def _interrupt(run: AnyRun, end_ns: int) -> AnyRun:
     result = Result.INTERRUPTED
     tags = {**run.tags, Tag.RESULT: result.value, Tag.DESCRIPTION: result.value}
     return dataclasses.replace(run, status=result.mlflow_status, end_ns=max(end_ns, run.start_ns), tags=tags)
 
 
-def _last_instant(path: Path, record: Record) -> int | None:
+def _find_last_instant(path: Path, record: Record) -> int | None:
     """Return the newest plausible `t_ns` of a JSON-lines file; a job may have written anything there."""
     with suppress(OSError):
         written_ns = record.clock.monotonic_ns + path.stat().st_mtime_ns - record.clock.wall_ns

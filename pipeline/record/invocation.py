@@ -52,7 +52,7 @@ class Invocation:
     @property
     def masked_to_resume(self) -> str:
         """The command line that runs the missing groups, without secrets."""
-        command = shlex.join(secrets.mask_words(shlex.split(command_to_resume(self.words))))
+        command = shlex.join(secrets.mask_words(shlex.split(spell_resume_command(self.words))))
         return f"{command} (with your own values for {secrets.HIDDEN})" if secrets.HIDDEN in command else command
 
     def variables_of_workers(self) -> dict[str, str]:
@@ -88,12 +88,12 @@ def begin() -> None:
     )
 
 
-def current() -> Invocation:
+def get_current() -> Invocation:
     """Return the invocation of this process."""
     return _current or Invocation(words=tuple(sys.argv))
 
 
-def command_to_resume(words: Sequence[str]) -> str:
+def spell_resume_command(words: Sequence[str]) -> str:
     """Return the command line that runs the groups of another one that have no result yet."""
     start, options = entry_points.divide(words)
     end = options.index("--") if "--" in options else len(options)
@@ -102,10 +102,10 @@ def command_to_resume(words: Sequence[str]) -> str:
         (option for option in words_of_hydra if option.lstrip("+") == "resume=accept_environment"), "resume=true"
     )
     overrides = [option for option in words_of_hydra if option.partition("=")[0].lstrip("+") != "resume"]
-    return entry_points.spell_again(start, *overrides, resume, *words_of_program, python=python())
+    return entry_points.spell_again(start, *overrides, resume, *words_of_program, python=spell_python())
 
 
-def python() -> str:
+def spell_python() -> str:
     """Return the interpreter as a user types it: `python` if that is this one."""
     path = shutil.which("python")
     # By folder: the interpreters of two environments may be links to one file.

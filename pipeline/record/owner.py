@@ -18,7 +18,7 @@ from pathlib import Path
 from pipeline.base.domain import layout
 from pipeline.base.system import entry_points
 from pipeline.base.system.host import boot_id, machine_id
-from pipeline.record.invocation import python
+from pipeline.record.invocation import spell_python
 
 _WATCH_S = 3.0
 _SILENT_S = 3600.0
@@ -63,25 +63,25 @@ class Owner:
         return Standing.BEFORE_BOOT if self.boot_id and this_machine.boot_id else Standing.DEAD
 
 
-def close_command(root: Path) -> str:
+def spell_close_command(root: Path) -> str:
     """Return the command that closes groups of lost machines in the spool of a store."""
-    return entry_points.spell("tracking", "flush", "--root", str(root), "--close-lost", python=python())
+    return entry_points.spell("tracking", "flush", "--root", str(root), "--close-lost", python=spell_python())
 
 
 def find_written(folders: Iterable[Path]) -> frozenset[Path]:
     """Find the folders that something writes into, by watching those that changed within the last hour."""
-    before = {folder: _state(folder) for folder in folders}
+    before = {folder: _read_times(folder) for folder in folders}
     now_ns = time.time_ns()
     recent = [folder for folder, state in before.items() if now_ns - max(state.values(), default=0) < _SILENT_S * 1e9]
     if recent:
         time.sleep(_WATCH_S)
-    return frozenset(folder for folder in recent if _state(folder) != before[folder])
+    return frozenset(folder for folder in recent if _read_times(folder) != before[folder])
 
 
-def _state(folder: Path) -> dict[tuple[Path, int], int]:
+def _read_times(folder: Path) -> dict[tuple[Path, int], int]:
     """Return the modification time of each file that an owner or its jobs write, by path and size."""
     times = {}
-    for path in _files(folder):
+    for path in _list_files(folder):
         try:
             # A network file system asks its server anew when a file is opened; not to be kept waiting by a pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -95,7 +95,7 @@ def _state(folder: Path) -> dict[tuple[Path, int], int]:
     return times
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _list_files(folder: Path) -> Iterator[Path]:
     yield from (folder / name for name in _WRITTEN)
     for job in folder.glob(f"{layout.JOBS}/*"):
         yield from (job / name for name in _WRITTEN_OF_JOBS)

@@ -37,7 +37,7 @@ def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) ->
         **host.machine(),
         "boot_id": boot_id(),
         "python": platform.python_version(),
-        **_git(),
+        **_read_git(),
     }
     for number, interpreter in enumerate(interpreters.values()):
         facts[f"environment_{number}_digest"] = interpreter.lock_digest
@@ -45,7 +45,7 @@ def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) ->
     return {key: value for key, value in facts.items() if value}
 
 
-def _git() -> dict[str, str]:
+def _read_git() -> dict[str, str]:
     """Return the commit of the project's own clone, and whether files differ from it."""
     is_clone = (PROJECT_DIR / "pyproject.toml").is_file()  # an installed package may lie in a repository of its user's
     repository = git.read(PROJECT_DIR) if is_clone else None
@@ -79,7 +79,7 @@ class Origin:
         }
 
 
-def origin_of(workload: Workload) -> Origin:
+def find_origin(workload: Workload) -> Origin:
     """Find the origin of a program's code; without a repository, of its modules, as the script is an artifact."""
     script = Path(workload.script)
     repository = git.read(script)
@@ -89,10 +89,11 @@ def origin_of(workload: Workload) -> Origin:
     files = [path for path in paths if path.resolve().is_relative_to(root.resolve())]
     if repository is None:
         return Origin(
-            repository=None, uncommitted=tuple(mask_diff(_as_new(path, root)) for path in files if path != script)
+            repository=None,
+            uncommitted=tuple(mask_diff(_format_new_file(path, root)) for path in files if path != script),
         )
     try:
-        parts = [_as_new(path, root) for path in git.untracked(repository, files)]
+        parts = [_format_new_file(path, root) for path in git.untracked(repository, files)]
         if repository.is_changed:
             changes = git.difference(repository)
             replaced = "# bytes that are no UTF-8 are \ufffd here\n" if "\ufffd" in changes else ""
@@ -102,7 +103,7 @@ def origin_of(workload: Workload) -> Origin:
     return Origin(repository=repository, uncommitted=tuple(map(mask_diff, parts)))
 
 
-def uncommitted(origins: Iterable[Origin]) -> str:
+def join_uncommitted(origins: Iterable[Origin]) -> str:
     """Join the uncommitted code of several programs as `git apply` takes it; cut it, with a note, if too long."""
     text = escape_to_utf8("".join(dict.fromkeys(part for origin in origins for part in origin.uncommitted)))
     if (size := len(text.encode())) <= _MOST_BYTES:
@@ -111,7 +112,7 @@ def uncommitted(origins: Iterable[Origin]) -> str:
     return f"{beginning}\n# cut: the first {_MOST_BYTES} of {size} bytes\n"
 
 
-def _as_new(path: Path, root: Path) -> str:
+def _format_new_file(path: Path, root: Path) -> str:
     """Format a file as a diff that creates it."""
     name = path.relative_to(root)
     begin = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"

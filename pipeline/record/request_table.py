@@ -43,14 +43,14 @@ def _write(file: BinaryIO, num_records: int, clock: Clock, table: Path) -> Path:
     with ExitStack() as stack:
         writer: pq.ParquetWriter | None = None
         while num_records > 0 and (data := file.read(min(num_records, _AT_ONCE) * RECORD_BYTES)):
-            portion = _columns(data[: len(data) // RECORD_BYTES * RECORD_BYTES], clock)
+            portion = _make_columns(data[: len(data) // RECORD_BYTES * RECORD_BYTES], clock)
             writer = writer or stack.enter_context(pq.ParquetWriter(table, portion.schema))
             writer.write_table(portion)
             num_records -= portion.num_rows
     return table
 
 
-def _columns(data: bytes, clock: Clock) -> pa.Table:
+def _make_columns(data: bytes, clock: Clock) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -15,7 +15,7 @@ from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record.stored_group import FinishedGroup
 
 
-def remaining(
+def select_remaining(
     plan: Plan, finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = (), accept_environment: bool = False
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     """Return the groups to run, and the rows of those that have a result.
@@ -32,7 +32,7 @@ def remaining(
     Raises:
         ConfigError: groups of the plan differ in their packages alone.
     """
-    keys = _keys(plan, accept_environment=accept_environment)
+    keys = _make_keys(plan, accept_environment=accept_environment)
     can_run = {keys[group.digest] for group in plan.groups if group.skip_reason is None}
     now = {device: MachineState.now(device) for device in (*gpus, *(group.device for group in plan.groups))}
     states = merge_same([*now.values(), *(stored.machine_state for stored in finished)])
@@ -49,13 +49,13 @@ def remaining(
     done: dict[str, FinishedGroup] = {}
     for groups in units.values():
         members = [keys[group.digest] for group in groups]
-        origin = _origin(members, stored_by_key, [states[now[device]] for device in gpus or (groups[0].device,)])
+        origin = _choose_state(members, stored_by_key, [states[now[device]] for device in gpus or (groups[0].device,)])
         done |= {key: stored_by_key[key][origin] for key in members if origin in stored_by_key.get(key, {})}
     missing = tuple(group for group in plan.groups if keys[group.digest] not in done)
-    return missing, [_row(group, done[key]) for group in plan.groups if (key := keys[group.digest]) in done]
+    return missing, [_make_row(group, done[key]) for group in plan.groups if (key := keys[group.digest]) in done]
 
 
-def _keys(plan: Plan, *, accept_environment: bool) -> dict[str, str]:
+def _make_keys(plan: Plan, *, accept_environment: bool) -> dict[str, str]:
     """Map the digest of each group to the key that its stored results are found by."""
     keys = {group.digest: group.program_digest if accept_environment else group.digest for group in plan.groups}
     if len(set(keys.values())) < len(keys):
@@ -66,7 +66,7 @@ def _keys(plan: Plan, *, accept_environment: bool) -> dict[str, str]:
     return keys
 
 
-def _origin(
+def _choose_state(
     members: Sequence[str],
     stored_by_key: Mapping[str, Mapping[MachineState, FinishedGroup]],
     present: Sequence[MachineState],
@@ -80,7 +80,7 @@ def _origin(
     return next(complete, max(present, key=lambda state: len(began_ms[state])))
 
 
-def begun_again(
+def describe_restarts(
     missing: Sequence[Group], finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = ()
 ) -> list[str]:
     """Describe, in a line per change of the machine, how many results of unfinished shards no longer count."""
@@ -97,13 +97,13 @@ def begun_again(
     ]
 
 
-def latest(groups: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[GroupResult]:
+def select_latest(groups: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[GroupResult]:
     """Return the newest stored row of each group, whatever its result."""
     newest = {stored.digest: stored for stored in finished}
-    return [_row(group, newest[group.digest]) for group in groups if group.digest in newest]
+    return [_make_row(group, newest[group.digest]) for group in groups if group.digest in newest]
 
 
-def unused(plan: Plan, missing: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[FinishedGroup]:
+def find_unused(plan: Plan, missing: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[FinishedGroup]:
     """List stored results of other plans, newest first, with other settings or of groups that run again.
 
     Results that this plan simply does not ask for, such as another degree, are not listed.
@@ -120,7 +120,7 @@ def unused(plan: Plan, missing: Sequence[Group], finished: Sequence[FinishedGrou
     ]
 
 
-def _row(group: Group, stored: FinishedGroup) -> GroupResult:
+def _make_row(group: Group, stored: FinishedGroup) -> GroupResult:
     """Return a stored row with what comparisons and the table need."""
     rates = json.loads(stored.tags.get(Tag.RATES, "{}"))
     return GroupResult(

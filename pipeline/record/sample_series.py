@@ -85,7 +85,7 @@ def read_samples(path: Path) -> dict[SeriesKey, Series]:
     return by_key
 
 
-def of_child(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
+def select_child_series(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
     """Return the series of a job's run: its own, and those of its device or GPU instance."""
     of_job = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
     shared = {

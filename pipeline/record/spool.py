@@ -30,11 +30,11 @@ from pipeline.clean import leftovers
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.sinks import SampleLog
-from pipeline.observe.table import in_one_line
+from pipeline.observe.table import format_line
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, RunRecord
-from pipeline.record.provenance import Origin, uncommitted
-from pipeline.record.stored_group import script_files
+from pipeline.record.provenance import Origin, join_uncommitted
+from pipeline.record.stored_group import name_script_artifacts
 from pipeline.record.tracking_sender import Sender
 
 _MASKED = (layout.GROUP, layout.UNCOMMITTED)
@@ -77,7 +77,7 @@ class SpoolRun:
     def close(self, result: GroupResult) -> None:
         """Write the row; from here on, the folder can be sent."""
         now = time.monotonic_ns()
-        tags = _ending(result, is_simulated=result.group.device.is_simulated) | result.tags
+        tags = _make_ending_tags(result, is_simulated=result.group.device.is_simulated) | result.tags
         parent = dataclasses.replace(
             self.record.parent,
             status=result.result.mlflow_status,
@@ -123,7 +123,7 @@ class Spool:
         tracking_root.make(self.root)
         self._folders: dict[str, Path] = {}
         self._folder = self.root / layout.SPOOL / layout.stamp()
-        group_folder.below_spool(lambda: self._folder.mkdir(parents=True))
+        group_folder.create_below_spool(lambda: self._folder.mkdir(parents=True))
         self.study = self._folder.name
 
     @contextmanager
@@ -140,18 +140,18 @@ class Spool:
         (folder / layout.ARTIFACTS).mkdir(parents=True)
         lock = locks.opened(folder / layout.LOCK)
         sink = SampleLog(folder / layout.SAMPLES)
-        record = _new_record(group, self.study, self._facts, self._interpreters, self._origins)
+        record = _make_record(group, self.study, self._facts, self._interpreters, self._origins)
         run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)
         self._folders[run.spool_id] = folder
         try:
             locks.take(lock)
             for name, text in self._artifacts.items():
                 run.add_artifact(name, text)
-            run.add_artifact(layout.GROUP, _group_json(group))
-            for script, name in script_files(job.workload.script for job in group.jobs).items():
-                if (source := _source(Path(script))) is not None:
+            run.add_artifact(layout.GROUP, _encode_group(group))
+            for script, name in name_script_artifacts(job.workload.script for job in group.jobs).items():
+                if (source := _read_source(Path(script))) is not None:
                     run.add_artifact(name, source)
-            if text := uncommitted(self._origins[script] for script in _scripts(group, self._origins)):
+            if text := join_uncommitted(self._origins[script] for script in _list_scripts(group, self._origins)):
                 run.add_artifact(layout.UNCOMMITTED, text)
             self._add_locks(folder, group)
             run.add_artifact(layout.CONFIG, group.config_text())
@@ -211,11 +211,11 @@ class Spool:
                 folder.rmdir()
 
 
-def _scripts(group: Group, origins: Mapping[str, Origin]) -> list[str]:
+def _list_scripts(group: Group, origins: Mapping[str, Origin]) -> list[str]:
     return [job.workload.script for job in group.jobs if job.workload.script in origins]
 
 
-def _new_record(
+def _make_record(
     group: Group,
     study: str,
     facts: dict[str, str],
@@ -234,9 +234,9 @@ def _new_record(
         **({Tag.SIMULATED: "true"} if group.device.is_simulated else {}),
         **({} if group.profiler.is_none else {Tag.PROFILER: group.profiler.name}),
         **{fact_tag(key): value for key, value in (facts | dict(group.device.details)).items()},
-        **_ui_columns(facts),
+        **_make_ui_tags(facts),
     }
-    of_scripts = {script: origins[script].tags for script in _scripts(group, origins)}
+    of_scripts = {script: origins[script].tags for script in _list_scripts(group, origins)}
     # What all jobs have in common is the group's as well.
     shared = set.intersection(*(set(tags.items()) for tags in of_scripts.values())) if of_scripts else set()
     parent_tags = (
@@ -278,24 +278,24 @@ def _new_record(
         )
         for job in group.jobs
     )
-    parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_group_params(group), tags=parent_tags)
+    parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_make_params(group), tags=parent_tags)
     clock = Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
     return Record(spool_id=spool_id, experiment=group.experiment, clock=clock, parent=parent, children=children)
 
 
-def _ui_columns(facts: Mapping[str, str]) -> dict[str, str]:
+def _make_ui_tags(facts: Mapping[str, str]) -> dict[str, str]:
     """Return the tags behind MLflow's own columns; of a source it shows what follows the last slash."""
     program = [Path(word).name for word in shlex.split(facts.get("command_line", ""))[:1]]
     return {tag: value for tag, value in ((Tag.SOURCE, "".join(program)), (Tag.USER, facts.get("user"))) if value}
 
 
-def _group_params(group: Group) -> dict[str, str]:
+def _make_params(group: Group) -> dict[str, str]:
     params = {
         "scenario": group.scenario,
         "degree": str(len(group.measured)),
         "jobs": group.jobs_in_words,
         **({NEIGHBOURS: group.settings[NEIGHBOURS]} if group.has_neighbours else {}),
-        **_window_params(group.window),
+        **_make_window_params(group.window),
         "block": str(group.block),
         "seed": str(group.seed),
         "pin_cpus": str(group.pin_cpus).lower(),
@@ -312,14 +312,14 @@ def _group_params(group: Group) -> dict[str, str]:
     return params | {key: value for key, value in shared if key not in params}
 
 
-def _window_params(window: Window) -> dict[str, str]:
+def _make_window_params(window: Window) -> dict[str, str]:
     params = {"window": window.kind.value}
     if window.kind is WindowKind.STEADY:
         params |= {"window_seconds": f"{window.seconds:g}", "window_settle_s": f"{window.settle_s:g}"}
     return params | ({"window_epochs": str(window.epochs)} if window.epochs else {})
 
 
-def _source(script: Path) -> str | None:
+def _read_source(script: Path) -> str | None:
     """Read a user's script; `None` for ours, which the commit tells, and for compiled programs."""
     if script.is_relative_to(PROJECT_DIR) or not script.is_absolute():
         return None
@@ -327,32 +327,32 @@ def _source(script: Path) -> str | None:
     return None if b"\0" in content else content.decode(errors="replace")
 
 
-def _group_json(group: Group) -> str:
-    record = group_folder.fields_of(group)
+def _encode_group(group: Group) -> str:
+    record = group_folder.read_fields(group)
     del record["config_text"]
     text = json.dumps(
-        record, default=lambda value: group_folder.fields_of(value) if is_dataclass(value) else str(value)
+        record, default=lambda value: group_folder.read_fields(value) if is_dataclass(value) else str(value)
     )
     masked = secrets.mask(json.loads(text))
     return json.dumps(masked | {"key": group.key}, indent=1)  # a digest
 
 
-def _ending(row: GroupResult | JobResult, *, is_simulated: bool) -> dict[str, str]:
+def _make_ending_tags(row: GroupResult | JobResult, *, is_simulated: bool) -> dict[str, str]:
     marks = row.marks if isinstance(row, GroupResult) else NO_MARKS
     return {
         Tag.RESULT: row.result.value,
         Tag.REASON: row.reason,
-        Tag.DESCRIPTION: in_one_line(row.result, row.reason, row.metrics, marks=marks, is_simulated=is_simulated),
+        Tag.DESCRIPTION: format_line(row.result, row.reason, row.metrics, marks=marks, is_simulated=is_simulated),
     }
 
 
 def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, now: int) -> ChildRecord:
     if job is None:
-        ending = endings.of_absent_job(group.result)
+        ending = endings.judge_absent_job(group.result)
         tags = {Tag.RESULT: ending.result.value, Tag.REASON: ending.reason}
         return dataclasses.replace(child, status=ending.result.mlflow_status, end_ns=now, tags=child.tags | tags)
     facts: dict[str, object] = {
-        **_ending(job, is_simulated=group.group.device.is_simulated),
+        **_make_ending_tags(job, is_simulated=group.group.device.is_simulated),
         Tag.EXIT_STATUS: job.exit_status,
         Tag.PID: job.pid,
         # Monotonic, so that spans of one boot can be compared to the nanosecond.

@@ -15,14 +15,14 @@ from pipeline.base.domain.tags import fact_tag
 from pipeline.base.system.paths import MAX_NAME_BYTES
 
 
-def script_files(scripts: Iterable[str]) -> dict[str, str]:
+def name_script_artifacts(scripts: Iterable[str]) -> dict[str, str]:
     """Map the path of each script to the name of its artifact."""
     first = {path: index for index, path in reversed(list(enumerate(scripts)))}
     names = Counter(Path(path).name for path in first)
-    return {path: _artifact(Path(path).name, index, names[Path(path).name] == 1) for path, index in first.items()}
+    return {path: _name_artifact(Path(path).name, index, names[Path(path).name] == 1) for path, index in first.items()}
 
 
-def _artifact(name: str, index: int, is_unique: bool) -> str:
+def _name_artifact(name: str, index: int, is_unique: bool) -> str:
     """Name the artifact of a script, with a number if its name is not unique; cut the begin of a long name."""
     plain, numbered = f"{SCRIPT_PREFIX}{name}", f"{SCRIPT_PREFIX}{index}-"
     if is_unique and len(os.fsencode(plain)) <= MAX_NAME_BYTES:

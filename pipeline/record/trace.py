@@ -36,11 +36,11 @@ def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fi
     """Write the timeline of a finished group as an artifact of its record, which is still open."""
     if any(span.job is None for span in row.spans):
         group_folder.write_json(
-            run.folder / layout.ARTIFACTS / layout.TIMELINE, trace_of(run.record, row, samples, fields)
+            run.folder / layout.ARTIFACTS / layout.TIMELINE, make_trace(run.record, row, samples, fields)
         )
 
 
-def trace_of(
+def make_trace(
     record: group_folder.Record, row: GroupResult, samples: Iterable[Sample], fields: Fields
 ) -> dict[str, Any]:
     """Return the trace of one group with at least one phase; instants count from its begin."""
@@ -53,7 +53,7 @@ def trace_of(
     tracks.slice(_GROUPS_TRACK, group.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
     for phase in phases:
         tracks.slice(_GROUPS_TRACK, phase.name, phase.start_ns, phase.end_ns)
-    window = _window(row, phases)
+    window = _find_window(row, phases)
     if window is not None:
         tracks.slice(_GROUPS_TRACK, "measured", *window)
     for job in row.jobs:
@@ -62,7 +62,7 @@ def trace_of(
             track = _FIRST_JOB_TRACK + job.job.index
             tracks.name(track, f"job {job.job.index}")
             _add_job(tracks, track, job, spans)
-    for name, t_ns, value in _counters(samples, fields):
+    for name, t_ns, value in _select_counters(samples, fields):
         if begin_ns <= t_ns <= end_ns:
             tracks.counter(name, t_ns, value)
     return {
@@ -80,7 +80,7 @@ def trace_of(
     }
 
 
-def merged(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def merge(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merge groups into one trace, with a process for each start of the study on each device.
 
     Groups of one start are placed by the monotonic clock, which cannot be set back.
@@ -139,7 +139,7 @@ class _Tracks:
         return (t_ns - self._begin_ns) / 1e3
 
 
-def _window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
+def _find_window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
     """Return the measured window, if the jobs ran together once and the window is within that time."""
     runs = [phase for phase in phases if phase.name == WINDOW]
     if len(runs) != 1 or Tag.WINDOW_START_NS not in row.tags:
@@ -163,7 +163,7 @@ def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span])
             tracks.slice(track, name, since_ns, until_ns)
 
 
-def _counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tuple[str, int, float]]:
+def _select_counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tuple[str, int, float]]:
     """Yield the charted readings of the whole device and machine, thinned to the width of a screen."""
     drawn = {(source, field.name) for source, field in fields if field.chart is not None}
     by_name: dict[tuple[str, str], Series] = defaultdict(Series)

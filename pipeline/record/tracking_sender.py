@@ -28,8 +28,8 @@ from pipeline.base.system.errors import TrackingError
 
 if TYPE_CHECKING:
     from pipeline.base.domain.records import Plan
-    from pipeline.observe.study_progress import Ran
-    from pipeline.record.shards.slurm_arrays import Submitted
+    from pipeline.observe.study_progress import PastGroup
+    from pipeline.record.shards.slurm_arrays import Submission
     from pipeline.record.stored_group import FinishedGroup, Original
 
 _LIMIT_S = 300.0
@@ -139,7 +139,7 @@ class Sender:
         """Wait for all requests, and return the open store (experiment_id, uri, kind)."""
         self.rest()
         assert self._store is not None
-        return _checked(self._store)
+        return _check(self._store)
 
     def finished(self, experiment: str, store: str | None = None) -> list[FinishedGroup]:
         """Return the finished groups of an experiment, of the open store or another one, which is only read."""
@@ -163,15 +163,15 @@ class Sender:
         """Count runs of the open store, by id, as those of shards of the plan with these facts."""
         self._call({"op": "take_over", "units": dict(units), "facts": dict(facts)})
 
-    def submitted(self, experiment: str, new: Submitted) -> None:
+    def submitted(self, experiment: str, new: Submission) -> None:
         """Record the Slurm job arrays of an experiment in the open store."""
         self._call({"op": "submitted", "experiment": experiment, "new": dataclasses.asdict(new)})
 
-    def groups_that_ran(self, store: str) -> list[Ran]:
+    def groups_that_ran(self, store: str) -> list[PastGroup]:
         """Return the newest groups of a store that ended well."""
-        from pipeline.observe.study_progress import Ran
+        from pipeline.observe.study_progress import PastGroup
 
-        return [Ran(**group) for group in self._call({"op": "ran", "store": store})["groups"]]
+        return [PastGroup(**group) for group in self._call({"op": "ran", "store": store})["groups"]]
 
     def recall(self, run_id: str, store: str) -> Original:
         """Return the group of a run, which may be the run of one of its jobs."""
@@ -214,7 +214,7 @@ class Sender:
         while True:
             answered, reply = self._next()
             if answered is request:
-                return _checked(reply)
+                return _check(reply)
 
     # An interruption never comes between a request and its place in `_pending`, nor between that and the reply: each
     # reply is that to the oldest.
@@ -325,7 +325,7 @@ class Sender:
                 self._write(request)
 
 
-def _checked(reply: dict[str, Any]) -> dict[str, Any]:
+def _check(reply: dict[str, Any]) -> dict[str, Any]:
     if not reply.get("ok"):
         raise TrackingError(str(reply.get("error")))
     return reply

@@ -40,9 +40,9 @@ from pipeline.base.system import interrupts, secrets
 from pipeline.base.system.errors import CollocationError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.shards import orphaned_runs, reused_results, slurm_arrays
-from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.record.store import results
-from pipeline.record.store.local_store import Store, open_store, reason_of
+from pipeline.record.store.local_store import Store, describe_error, open_store
 from pipeline.record.store.upload import RunIds, amend, begin, send
 
 _NOT_OURS = ("mlflow", "requests", "sqlalchemy", "sqlite3")
@@ -95,12 +95,12 @@ class RequestHandler:
                 return {}
             case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "unit": int(unit), **others}:
                 store = self._open(self._uri)
-                return {"groups": orphaned_runs.close_unit(store, experiment, plan, unit, others["programs"])}
+                return {"groups": orphaned_runs.close_shard(store, experiment, plan, unit, others["programs"])}
             case {"op": "take_over", "units": dict(runs), "facts": dict(facts)}:
                 reused_results.take_over(self._open(self._uri), runs, facts)
                 return {}
             case {"op": "submitted", "experiment": str(experiment), "new": dict(new)}:
-                slurm_arrays.note(self._open(self._uri), experiment, Submitted(**new))
+                slurm_arrays.note(self._open(self._uri), experiment, Submission(**new))
                 return {}
         return self._found(request)
 
@@ -110,7 +110,7 @@ class RequestHandler:
                 finished = results.find_finished(where.get("store") or self._open(self._uri), experiment)
                 return {"groups": [dataclasses.asdict(group) for group in finished]}
             case {"op": "ran", "store": str(where_it_is)}:
-                return {"groups": [dataclasses.asdict(ran) for ran in results.groups_that_ran(where_it_is)]}
+                return {"groups": [dataclasses.asdict(ran) for ran in results.find_past_groups(where_it_is)]}
             case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:
                 return {"group": dataclasses.asdict(results.recall(where_it_is, run_id))}
         raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
@@ -190,23 +190,23 @@ def serve(handler: RequestHandler) -> int:
             # The orchestrator says what it means for the user; an error that is not ours is ours to mend.
             is_known = isinstance(error, CollocationError | OSError) or type(error).__module__.startswith(_NOT_OURS)
             log.log(logging.DEBUG if is_known else logging.WARNING, "failed: %s", line.strip(), exc_info=not is_known)
-            answer = {"ok": False, "error": sentence(error)}
+            answer = {"ok": False, "error": format_error(error)}
         with suppress(BrokenPipeError):  # the orchestrator is gone; what it has asked for is done all the same
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
     try:
         handler.finish_for_dead_owner()
     except Exception as error:  # noqa: BLE001  what fails, however it does, stays in the spool for the next start
-        log.warning("what a killed start left stays in the spool: %s", sentence(error))
+        log.warning("what a killed start left stays in the spool: %s", format_error(error))
     handler.tidy()
     return 0
 
 
-def sentence(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return the first line of an error, with its type unless it is ours."""
     if isinstance(error, CollocationError):
         return next(iter(str(error).strip().splitlines()), "no message")[:500]
-    return f"{type(error).__name__}: {reason_of(error)}"
+    return f"{type(error).__name__}: {describe_error(error)}"
 
 
 def import_mlflow(*, with_database: bool) -> None:

@@ -14,19 +14,19 @@ _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def divided(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
+def divide(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
     """Return the CPUs of each GPU's worker by UUID; workers share no core, unless there are too few CPUs."""
     available = frozenset(os.sched_getaffinity(0))
     sharing: list[tuple[frozenset[int], list[Device]]] = []
     for device in devices:
-        near, members = (_near(device) & available) or available, [device]
+        near, members = (_read_near_cpus(device) & available) or available, [device]
         for other in [share for share in sharing if share[0] & near]:  # of a GPU whose node is not known, all
             sharing.remove(other)
             near, members = near | other[0], [*other[1], *members]
         sharing.append((near, members))
     by_uuid: dict[str, frozenset[int]] = {}
     for cpus, members in sharing:
-        cores = _cores(cpus)
+        cores = _list_cores(cpus)
         parts = cores if len(cores) >= len(members) else [[cpu] for cpu in sorted(cpus)]
         per_worker = len(parts) // len(members)
         for number, device in enumerate(members):
@@ -35,12 +35,12 @@ def divided(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
     return by_uuid
 
 
-def _cores(cpus: frozenset[int]) -> list[list[int]]:
+def _list_cores(cpus: frozenset[int]) -> list[list[int]]:
     """Return the CPUs of each core: its hyperthreads, which slow each other down."""
     cores: dict[int, list[int]] = defaultdict(list)
     for cpu in sorted(cpus):
         try:
-            siblings = parsed((_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text())
+            siblings = parse_list((_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text())
         except OSError:
             siblings = frozenset({cpu})
         cores[min(siblings, default=cpu)].append(cpu)
@@ -48,7 +48,7 @@ def _cores(cpus: frozenset[int]) -> list[list[int]]:
 
 
 @contextmanager
-def of_children(cpus: frozenset[int]) -> Iterator[None]:
+def bind_children(cpus: frozenset[int]) -> Iterator[None]:
     """Restrict processes that are started meanwhile to these CPUs."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
@@ -58,17 +58,17 @@ def of_children(cpus: frozenset[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _near(device: Device) -> frozenset[int]:
+def _read_near_cpus(device: Device) -> frozenset[int]:
     """Return the CPUs of a GPU's NUMA node; empty if Linux does not tell."""
     bus_id = dict(device.details).get("pci_bus_id", "").lower()
     domain, colon, rest = bus_id.partition(":")
     try:
-        return parsed((_PCI_DEVICES / f"{domain[-4:]}{colon}{rest}" / "local_cpulist").read_text())
+        return parse_list((_PCI_DEVICES / f"{domain[-4:]}{colon}{rest}" / "local_cpulist").read_text())
     except OSError:
         return frozenset()
 
 
-def parsed(text: str) -> frozenset[int]:
+def parse_list(text: str) -> frozenset[int]:
     """Parse a list as the kernel writes it: `0-3,8,10-11`."""
     numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):

@@ -22,7 +22,7 @@ from pipeline.study.request import StudyRequest
 _REFUSED = 2
 
 
-def ports_of(exporter: Any, devices: Sequence[Device]) -> Mapping[str, int]:
+def assign_ports(exporter: Any, devices: Sequence[Device]) -> Mapping[str, int]:
     """Return the exporter port of each GPU by UUID, from the configured one on; empty without an exporter."""
     first = getattr(exporter, "port", None)
     return {} if first is None else {device.uuid: first + position for position, device in enumerate(devices)}
@@ -77,7 +77,7 @@ class Fleet:
     def __init__(self, request: StudyRequest, devices: Sequence[Device], parts: Sequence[Part]) -> None:
         self.request, self.devices, self.parts = request, devices, parts
         self.part_of = {device.uuid: part for part in parts for device in part.devices}
-        self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
+        self.cpus: Mapping[str, frozenset[int]] = cpus.divide(devices)
         self.num_units = sum(len(part.waiting) for part in parts)
         self.idle = deque(device for part in parts for device in part.in_turn())
         self.num_given_up = self.worst = 0
@@ -153,13 +153,13 @@ class Fleet:
 
     def start(self, device: Device, decided: Mapping[str, object], selector: selectors.BaseSelector) -> WorkerProcess:
         """Start a worker on a GPU, with these keys decided for it."""
-        ports = ports_of(self.request.config.exporter, self.devices)
+        ports = assign_ports(self.request.config.exporter, self.devices)
         port = {"exporter.port": ports[device.uuid]} if ports else {}
         of_worker = {"hydra/launcher": "worker", **decided, **port, "gpu.device": device.uuid}
         invocation = self.request.invocation
         worker = WorkerProcess(
             device,
-            worker_command.command(invocation.words, of_worker),
+            worker_command.make_command(invocation.words, of_worker),
             os.environ | startup.job_variables | invocation.variables_of_workers(),
             self.cpus[device.uuid],
             ends_with_launcher=self.ENDS_WORKERS,

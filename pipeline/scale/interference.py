@@ -24,7 +24,7 @@ from pipeline.plan.experiment_names import name_company
 from pipeline.plan.inventory import Inventory
 from pipeline.scale import worker_command
 from pipeline.scale.fleet import Fleet
-from pipeline.scale.local_gpus import free, refuse_mode_switches, refuse_taken_ports
+from pipeline.scale.local_gpus import refuse_mode_switches, refuse_taken_ports, select_free
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study import plans, stored_results
 from pipeline.study.preview import preview
@@ -46,7 +46,7 @@ class Leg:
 
 def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     """Measure each shard of a study on the first GPU, alone and in company; return the worst exit status."""
-    devices = free(request, devices_option, "beside", of_one_model=True)
+    devices = select_free(request, devices_option, "beside", of_one_model=True)
     if len(devices) < 2:
         raise ConfigError(
             "hydra/launcher=beside measures a GPU alone and while others work, and here is one free GPU only: "
@@ -54,7 +54,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
         )
     refuse_taken_ports(request, devices)
     company = (0, len(devices) - 1)
-    planned = [_planned(request, devices[0], beside) for beside in company]
+    planned = [_make_leg(request, devices[0], beside) for beside in company]
     request.planned = {group.digest for leg, _ in planned for group in leg.plan.groups}
     refuse_mode_switches([(devices, leg.plan) for leg, _ in planned], "leave the launcher out")
     if request.config.dry_run:
@@ -63,7 +63,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     for leg, inventory in planned:
         groups = stored_results.open_store(request, leg.plan, inventory)[0]
         legs.append(dataclasses.replace(leg, numbers=tuple(units.of(groups))))
-    fleet = Pairs(request, devices, legs)
+    fleet = PairedFleet(request, devices, legs)
     fleet.say_what_is_to_run()
     try:
         fleet.run()
@@ -73,16 +73,16 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     return fleet.status(is_whole=is_whole)
 
 
-def _planned(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
+def _make_leg(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
     """Return a leg with all of its shards, and the inventory of the machine."""
-    plan_file = worker_command.new_plan_file(request.root)
+    plan_file = worker_command.name_plan_file(request.root)
     for config in request.configs:
         config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
     inventory, plan = plans.make_plan(request)
     return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(units.of(plan.groups))), inventory
 
 
-class Pairs(Fleet):
+class PairedFleet(Fleet):
     """Shards on the first GPU, one after another, each alone and in company."""
 
     ENDS_WORKERS = True  # company has no end of its own, and what it keeps company would be measured without

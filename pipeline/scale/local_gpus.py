@@ -25,7 +25,7 @@ from pipeline.plan import units
 from pipeline.plan.schema import GpuKind
 from pipeline.prepare.device import chosen, lease, nvml
 from pipeline.scale import worker_command
-from pipeline.scale.fleet import Fleet, Part, ports_of
+from pipeline.scale.fleet import Fleet, Part, assign_ports
 from pipeline.study import plans, stored_results
 from pipeline.study.preview import preview
 from pipeline.study.request import StudyRequest
@@ -35,21 +35,21 @@ ALL = "all"
 
 def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     """Run the shards of a study on the chosen GPUs; return the worst exit status of the workers."""
-    devices = free(request, devices_option, "gpus")
+    devices = select_free(request, devices_option, "gpus")
     request.gpus = devices
     refuse_taken_ports(request, devices)
     by_model: dict[str, list[Device]] = {}
     for device in devices:
         by_model.setdefault(device.name, []).append(device)
-    num_units = len(worker_command.planned(request, lambda _: devices[0]).unit_sizes)
+    num_units = len(worker_command.make_plan(request, lambda _: devices[0]).unit_sizes)
     beside = sum(min(len(members), num_units) for members in by_model.values()) - 1
-    of_models = [_for_model(request, members[0], beside, len(by_model)) for members in by_model.values()]
+    of_models = [_make_model_request(request, members[0], beside, len(by_model)) for members in by_model.values()]
     plans_made = [plans.make_plan(study) for study in of_models]
     of_gpus = [(members, plan) for members, (_, plan) in zip(by_model.values(), plans_made, strict=True)]
     refuse_mode_switches(of_gpus, "name one GPU with 'hydra.launcher.devices=[0]'")
     if request.config.dry_run:
         status = preview(*((study, *planned) for study, planned in zip(of_models, plans_made, strict=True)))
-        words.say(f"its units go to {_listed(devices)}; the time is that of one GPU")
+        words.say(f"its units go to {_list_names(devices)}; the time is that of one GPU")
         return status
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans_made, strict=True):
@@ -59,7 +59,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
         parts.append(Part(request=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
             f"{counted(len(waiting), 'unit')} of {len(units.of(plan.groups))} to run on "
-            f"{_listed(members)}"
+            f"{_list_names(members)}"
             f"{f' ({members[0].name})' if len(by_model) > 1 else ''}"
         )
     fleet = Fleet(request, devices, parts)
@@ -71,14 +71,14 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     return fleet.status(is_whole=is_whole)
 
 
-def _listed(devices: Sequence[Device]) -> str:
+def _list_names(devices: Sequence[Device]) -> str:
     return ", ".join(f"GPU {device.index}" for device in devices)
 
 
-def _for_model(request: StudyRequest, first: Device, beside: int, num_models: int) -> StudyRequest:
+def _make_model_request(request: StudyRequest, first: Device, beside: int, num_models: int) -> StudyRequest:
     """Return the study for the GPUs of one model, with so many others at work; its plan is made for the first."""
     model = mig_table.find(first.name).name if first.is_simulated else None
-    plan_file = worker_command.new_plan_file(request.root)
+    plan_file = worker_command.name_plan_file(request.root)
     configs = [
         dataclasses.replace(
             config,
@@ -113,7 +113,9 @@ def _needs_reset(device: Device) -> bool:
         return False
 
 
-def free(request: StudyRequest, devices_option: Any, launcher: str, *, of_one_model: bool = False) -> list[Device]:
+def select_free(
+    request: StudyRequest, devices_option: Any, launcher: str, *, of_one_model: bool = False
+) -> list[Device]:
     """Return the chosen GPUs that are free; with `all`, busy ones are left out, otherwise they are an error.
 
     Errors name `launcher`. `of_one_model` treats GPUs of another model than the first free one as busy.
@@ -123,7 +125,7 @@ def free(request: StudyRequest, devices_option: Any, launcher: str, *, of_one_mo
         raise ConfigError(
             f"hydra/launcher={launcher} runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out"
         )
-    worker_command.refuse_what_is_decided(request.configs, launcher)
+    worker_command.refuse_decided_keys(request.configs, launcher)
     if request.config.wait:
         raise ConfigError(
             f"wait=true: hydra/launcher={launcher} takes the GPUs that are free now, and waits for none; leave it out"
@@ -133,20 +135,20 @@ def free(request: StudyRequest, devices_option: Any, launcher: str, *, of_one_mo
             f"hydra/launcher={launcher} on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with "
             "as many GPUs as gpu.count=NUMBER says"
         )
-    present = _there(request)
+    present = _list_present(request)
     if not present:
         raise ConfigError(
             f"hydra/launcher={launcher} found no NVIDIA GPU; leave it out to run on the CPUs, or rehearse it with "
             "gpu=simulated_h100_80gb gpu.count=2 gpu.machine=FILE"
         )
-    named = [] if devices_option == ALL else _named(devices_option)
+    named = [] if devices_option == ALL else _parse_devices(devices_option)
     asked_for = [chosen.choose("hydra.launcher.devices", name, present) for name in named] or list(present)
     if twice := [device for device in asked_for if asked_for.count(device) > 1]:
         raise ConfigError(f"hydra.launcher.devices={devices_option} names {twice[0].name} {twice[0].uuid} twice")
     folder = Path(config.lock_dir)
     if not request.config.dry_run:
         plans.end_leftovers(request.root)  # it is no stranger's
-    taken = {device: _why_not_free(device, folder, config.tolerate) for device in asked_for}
+    taken = {device: _explain_busy(device, folder, config.tolerate) for device in asked_for}
     model = next((device.name for device in asked_for if not taken[device]), "")
     taken |= {
         device: f"it is another model than the {model} that the study runs on"
@@ -161,7 +163,7 @@ def free(request: StudyRequest, devices_option: Any, launcher: str, *, of_one_mo
     return [device for device in asked_for if not taken[device]]
 
 
-def _named(devices_option: Any) -> list[str]:
+def _parse_devices(devices_option: Any) -> list[str]:
     """Return the GPUs that a user named: a list of indices and UUIDs, or one of these."""
     names = (
         list(devices_option)
@@ -173,7 +175,7 @@ def _named(devices_option: Any) -> list[str]:
     return [str(one) for one in names]
 
 
-def _there(request: StudyRequest) -> Sequence[Device]:
+def _list_present(request: StudyRequest) -> Sequence[Device]:
     """Return every GPU that a worker could get; of a simulated machine those of the configured models."""
     if request.simulated is None:
         return chosen.all_granted(nvml.list_devices())
@@ -182,7 +184,7 @@ def _there(request: StudyRequest) -> Sequence[Device]:
     return [dataclasses.replace(request.simulated.find_device(gpu), index=index) for index, gpu in enumerate(selected)]
 
 
-def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
+def _explain_busy(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
     if (holder := lease.held_by(device, folder)) is not None:
         return f"it is held by another study: {holder}"
     if Journal(folder, device.uuid).steps():
@@ -197,7 +199,7 @@ def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
 def refuse_taken_ports(request: StudyRequest, devices: Sequence[Device]) -> None:
     """Refuse exporter ports on which a worker could not listen; a dry run does not try them."""
     config = request.config.exporter
-    for port in ports_of(config, devices).values():
+    for port in assign_ports(config, devices).values():
         spec = factory.spec_of(dataclasses.replace(config, port=port), without=frozenset({"name"}))
         exporter: Exporter = factory.instance(spec)
         if not request.config.dry_run:

@@ -30,11 +30,11 @@ from pipeline.base.system.secrets import mask_text
 from pipeline.base.system.words import counted
 from pipeline.plan import check, schema
 from pipeline.plan.schema import GpuConfig, GpuKind
-from pipeline.record.invocation import STUDY, TASK, python
+from pipeline.record.invocation import STUDY, TASK, spell_python
 from pipeline.record.shards import task_messages
-from pipeline.record.shards.overview import Overview, overview
+from pipeline.record.shards.overview import Overview, read_overview
 from pipeline.record.shards.shard_states import DONE, Queue
-from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.scale import worker_command
 from pipeline.scale.launcher_options import SlurmOptions
 from pipeline.study.request import StudyRequest
@@ -65,9 +65,9 @@ exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_
 
 def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     """Submit the shards of a study; with `wait`, the exit status says whether each of them has its rows."""
-    uri, experiment = _refuse_what_has_no_array(request, options), request.config.tracking.experiment
-    gres, plan = gres_of(options), _plan(request)
-    units, num_queued = _left(request, uri, plan, len(gres))
+    uri, experiment = _check_request(request, options), request.config.tracking.experiment
+    gres, plan = list_gres(options), _plan(request)
+    units, num_queued = _select_units(request, uri, plan, len(gres))
     num_units = len(plan.unit_sizes)
     if not units:
         words.say(f"resume: {num_units - num_queued} of {counted(num_units, 'unit')} are done")
@@ -75,7 +75,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     folder = Path(options.folder).absolute()
     resume, limit_s = request.config.resume, request.config.time_limit_s
     scripts = {
-        gpu: script_of(
+        gpu: make_script(
             dataclasses.replace(options, gres=gpu), request.invocation.words, units, resume, limit_s, folder, len(gres)
         )
         for gpu in gres
@@ -91,7 +91,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     request.sender.store()  # before a task waits for hours to find that there is none
     jobs: dict[str, str] = {}
     where = ("status", "--experiment", experiment, "--uri", mask_text(uri))
-    status = entry_points.spell("tracking", *where, python=python())
+    status = entry_points.spell("tracking", *where, python=spell_python())
     with interrupts.held():  # what Slurm has taken is named, whatever the user does meanwhile
         for gpu, script in scripts.items():
             try:
@@ -99,7 +99,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
             except ConfigError as error:
                 if not jobs:
                     raise
-                how = "could not be cancelled" if _slurm("scancel", *jobs).status else "was cancelled"
+                how = "could not be cancelled" if _run_slurm("scancel", *jobs).status else "was cancelled"
                 raise ConfigError(f"{error}; job array {', '.join(jobs)}, submitted before it, {how}") from error
             jobs[job] = f"{gpu} " if len(gres) > 1 else ""
             words.say(
@@ -107,7 +107,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
                 f"{f' for {gpu}' if len(gres) > 1 else ''}, output in {folder}"
             )
         words.say(f"look at it: {status} --watch; cancel it: scancel {' '.join(jobs)}")
-        _note(request, plan, list(jobs), folder)
+        _note_arrays(request, plan, list(jobs), folder)
     if not options.wait:
         return 0
     try:
@@ -115,18 +115,18 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     except Interrupted:
         words.say(f"the tasks go on; look at them: {status} --watch; cancel them: scancel {' '.join(jobs)}")
         raise
-    progress = _overview(uri, experiment)
+    progress = _read_overview(uri, experiment)
     if progress is not None:
         words.say(progress.as_text(time.time()))
     return 0 if progress is not None and progress.is_done else 1
 
 
-def _note(request: StudyRequest, plan: Plan, arrays: list[str], folder: Path) -> None:
+def _note_arrays(request: StudyRequest, plan: Plan, arrays: list[str], folder: Path) -> None:
     """Record the arrays in the store, so that an overview shows tasks that wait."""
     now_ms = int(time.time() * 1000)
     assert request.sender is not None
     try:
-        new = Submitted(
+        new = Submission(
             command_line=request.invocation.masked,
             plan_any_gpu=plan.any_gpu_digest,
             num_units=len(plan.unit_sizes),
@@ -140,7 +140,7 @@ def _note(request: StudyRequest, plan: Plan, arrays: list[str], folder: Path) ->
         words.say(f"warning: tasks that wait will not be seen by pipeline.tracking status: {error}")
 
 
-def gres_of(options: SlurmOptions) -> Sequence[str | None]:
+def list_gres(options: SlurmOptions) -> Sequence[str | None]:
     """Return the gres of a task, or of a study on several GPU models the gres of each."""
     gres = options.gres
     if gres is None or isinstance(gres, str):
@@ -154,7 +154,7 @@ def gres_of(options: SlurmOptions) -> Sequence[str | None]:
     return gres
 
 
-def script_of(
+def make_script(
     options: SlurmOptions,
     typed: Sequence[str],
     units: Sequence[int],
@@ -185,7 +185,7 @@ def script_of(
         **options.additional_parameters,
     }
     directives = [
-        f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={shlex.quote(_one_line(key, value))}"
+        f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={shlex.quote(_check_one_line(key, value))}"
         for key, value in sbatch_options.items()
         if value is not None
     ]
@@ -198,7 +198,7 @@ def script_of(
     limits_s = [_NO_LIMIT_S if limit_s is None else math.ceil(limit_s)]
     if options.timeout_min is not None:  # Slurm may say in the task that it is less
         limits_s.append(options.timeout_min * 60 - options.signal_delay_s)
-    before = worker_command.command([sys.executable, str(Path(program).absolute()), *options_typed], decided)
+    before = worker_command.make_command([sys.executable, str(Path(program).absolute()), *options_typed], decided)
     return _SCRIPT.format(
         directives="\n".join(directives),
         setup="\n".join(options.setup),
@@ -217,9 +217,9 @@ def script_of(
     )
 
 
-def _refuse_what_has_no_array(request: StudyRequest, options: SlurmOptions) -> str:
+def _check_request(request: StudyRequest, options: SlurmOptions) -> str:
     """Return the address of the tracking server; refuse a study that tasks cannot run."""
-    worker_command.refuse_what_is_decided(request.configs, "slurm")
+    worker_command.refuse_decided_keys(request.configs, "slurm")
     if (exporter := request.config.exporter.name) != schema.NO_EXPORTER:
         raise ConfigError(
             f"hydra/launcher=slurm: tasks on one host would take the same port for exporter={exporter}; leave it out"
@@ -242,15 +242,17 @@ def _refuse_what_has_no_array(request: StudyRequest, options: SlurmOptions) -> s
 
 def _plan(request: StudyRequest) -> Plan:
     """Plan the study, so that what every task would refuse is not submitted; there may be no GPU here."""
-    return worker_command.planned(request, _somewhere if request.simulated is None else request.simulated.find_device)
+    return worker_command.make_plan(
+        request, _make_unknown_device if request.simulated is None else request.simulated.find_device
+    )
 
 
-def _somewhere(gpu: GpuConfig) -> Device:
+def _make_unknown_device(gpu: GpuConfig) -> Device:
     """Return the device of a task, as far as it is known before a node is."""
     return cpu_device() if gpu.kind is GpuKind.cpu else Device(kind="nvidia", uuid="unknown", name="unknown")
 
 
-def _one_line(key: str, value: object) -> str:
+def _check_one_line(key: str, value: object) -> str:
     if "\n" in str(value):
         raise ConfigError(f"hydra.launcher: {key} spans several lines; an option of sbatch is one")
     return str(value)
@@ -265,13 +267,13 @@ def _submit(script: str, folder: Path) -> str:
         path.write_bytes(os.fsencode(script))  # with the working directory, which need not be UTF-8
     except OSError as error:
         raise ConfigError(f"hydra.launcher.folder={folder} cannot hold the batch script: {error.strerror}") from error
-    done = _slurm("sbatch", "--parsable", str(path))
+    done = _run_slurm("sbatch", "--parsable", str(path))
     if done.status != 0:
         raise ConfigError(f"Slurm refused the job array: {' '.join(done.stderr.split())}; its script is {path}")
     return done.stdout.strip().partition(";")[0]
 
 
-def _slurm(*argv: str) -> Completed:
+def _run_slurm(*argv: str) -> Completed:
     if shutil.which(argv[0]) is None:
         raise ConfigError(f"hydra/launcher=slurm: there is no {argv[0]} on PATH, so no Slurm here")
     try:
@@ -294,11 +296,11 @@ def _wait(jobs: Mapping[str, str]) -> None:
             time.sleep(_POLL_S)
             continue
         is_silent = False
-        for task in sorted(known.keys() | states.keys(), key=_in_order):
+        for task in sorted(known.keys() | states.keys(), key=_parse_task):
             state = states.get(task)
             if task not in known or known[task] != state:
                 known[task] = state
-                job, unit = _in_order(task)
+                job, unit = _parse_task(task)
                 name, _, reason = state.partition(" ") if state else ("left the queue", "", "")
                 words.say(f"{jobs[str(job)]}unit {unit} | {': '.join(filter(None, (name.lower(), reason)))}")
         if not states:
@@ -306,22 +308,24 @@ def _wait(jobs: Mapping[str, str]) -> None:
         time.sleep(_POLL_S)
 
 
-def _in_order(task: str) -> tuple[int, int]:
+def _parse_task(task: str) -> tuple[int, int]:
     job, _, number = task.partition("_")
     return int(job), int(number)
 
 
-def _left(request: StudyRequest, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
+def _select_units(request: StudyRequest, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
     """Return the shards to submit, and the number of unfinished ones in the queue already, which is reported."""
     numbers = range(1, len(plan.unit_sizes) + 1)
     progress = (
-        None if request.config.resume == Resume.NO else _overview(uri, request.config.tracking.experiment, _queue)
+        None
+        if request.config.resume == Resume.NO
+        else _read_overview(uri, request.config.tracking.experiment, _ask_queue)
     )
     if progress is not None and progress.unasked:
         words.say(f"warning: units that wait elsewhere are submitted here as well: {progress.unasked}")
     if progress is None or progress.plan_any_gpu != plan.any_gpu_digest:  # as of a program that has changed since
         return list(numbers), 0
-    done = _done(progress, num_models)
+    done = _find_done(progress, num_models)
     queued = {unit.number: unit.tasks for unit in progress.units if unit.tasks}
     if queued:
         jobs = " ".join(sorted({task.partition("_")[0] for tasks in queued.values() for task in tasks}))
@@ -329,7 +333,7 @@ def _left(request: StudyRequest, uri: str, plan: Plan, num_models: int) -> tuple
     return [number for number in numbers if number not in done and number not in queued], len(queued)
 
 
-def _done(begun: Overview, num_models: int) -> set[int]:
+def _find_done(begun: Overview, num_models: int) -> set[int]:
     """Return the shards that are complete on every requested GPU model; shards with re-runnable skips are not."""
     if begun.num_models < num_models:
         return set()
@@ -338,7 +342,7 @@ def _done(begun: Overview, num_models: int) -> set[int]:
     return {unit.number for unit in begun.units} - unfinished
 
 
-def _queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
+def _ask_queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
     """Ask Slurm for its queue; refuse to submit without an answer, as queued shards would be submitted again."""
     try:
         return squeue.states_on(cluster, arrays)
@@ -348,9 +352,9 @@ def _queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
         raise ConfigError(f"cannot tell which units are in the queue: {error}; resume once Slurm answers") from error
 
 
-def _overview(uri: str, experiment: str, queue: Queue = squeue.states_on) -> Overview | None:
+def _read_overview(uri: str, experiment: str, queue: Queue = squeue.states_on) -> Overview | None:
     try:
-        return overview(uri, experiment, queue)
+        return read_overview(uri, experiment, queue)
     except TrackingError as error:
         words.say(str(error))
         return None

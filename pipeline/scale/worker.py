@@ -38,7 +38,7 @@ _SHORTEST_S = 0.1
 def run(configs: Sequence[DictConfig]) -> int:
     """Run the shards that standard input names; return the worst exit status."""
     begin_s, worst, tracker = time.monotonic(), 0, tracking_sender.take()
-    with _private_streams() as (requests, answers):
+    with _take_streams() as (requests, answers):
         try:
             for line in requests:
                 if not (line.strip() or "0").isdecimal():
@@ -47,7 +47,7 @@ def run(configs: Sequence[DictConfig]) -> int:
                 tracker = tracker.renew()
                 elapsed_s = time.monotonic() - begin_s
                 of_unit = [_take_unit(config, line.strip(), elapsed_s) for config in configs]
-                with _restored():
+                with _preserve_state():
                     status = execute(of_unit, is_sweep=True, take_sender=partial(_lend, tracker))
                 worst = max(worst, status)
                 with suppress(OSError):  # the launcher was killed, and this ends with its input
@@ -69,7 +69,7 @@ def _take_unit(config: DictConfig, unit: str, elapsed_s: float) -> DictConfig:
 
 
 @contextmanager
-def _restored() -> Iterator[None]:
+def _preserve_state() -> Iterator[None]:
     """Restore what a user's code, such as an exporter, may have changed in this process."""
     environ, path, folder = dict(os.environ), list(sys.path), os.open(".", os.O_RDONLY)
     before, disabled = _read_loggers(), logging.root.manager.disable
@@ -105,7 +105,7 @@ def _lend(tracker: Sender) -> Iterator[Sender]:
 
 
 @contextmanager
-def _private_streams() -> Iterator[tuple[IO[str], IO[bytes]]]:
+def _take_streams() -> Iterator[tuple[IO[str], IO[bytes]]]:
     """Move standard input and output out of the study's reach: its tables are those of one shard."""
     sys.stdout.flush()
     with (

@@ -18,23 +18,23 @@ _NAME_THEM = "name the GPUs with 'hydra.launcher.devices=[0,1]'"
 _INSTEAD = {"gpus": _NAME_THEM, "beside": _NAME_THEM, "slurm": "ask for it with hydra.launcher.gres"}
 
 
-def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
+def make_command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
     """Return a command line with the decided keys in the place of typed ones."""
     options, arguments = user_command.without(typed, (*user_command.OF_LAUNCHERS, *decided))
     return [*options, *(user_command.override(key, value) for key, value in decided.items()), *arguments]
 
 
-def planned(request: StudyRequest, find_device: Callable[[GpuConfig], Device]) -> Plan:
+def make_plan(request: StudyRequest, find_device: Callable[[GpuConfig], Device]) -> Plan:
     """Return the plan of a study before workers make theirs; environments and data may be absent."""
     return build_plan(request.configs, take(request.configs, find_device, needs_data=False), is_sweep=request.is_sweep)
 
 
-def new_plan_file(root: Path) -> str:
+def name_plan_file(root: Path) -> str:
     """Return the file in which the workers of this start agree on their plan."""
     return str(root / layout.PLANS / f"{layout.stamp()}.json")
 
 
-def refuse_what_is_decided(configs: Sequence[Config], launcher: str) -> None:
+def refuse_decided_keys(configs: Sequence[Config], launcher: str) -> None:
     """Refuse a device or a shard chosen by the user, as the launcher hands them out."""
     for config in configs:
         if config.gpu.device != AUTO_DEVICE:

@@ -50,7 +50,7 @@ class WorkerProcess:
         self.device, self.what, self.unit, self.begin_s = device, "", 0, time.monotonic()
         self.is_busy = self.has_begun = self.is_quiet = False
         self.last_message, self._pending = "", dict[IO[bytes], bytes]()
-        with cpus.of_children(on_cpus), interrupts.inherit_ignored():
+        with cpus.bind_children(on_cpus), interrupts.inherit_ignored():
             self._process = subprocess.Popen(
                 [sys.executable, *words],
                 bufsize=0,

@@ -35,7 +35,7 @@ from pipeline.launch.spawn import Spawn
 from pipeline.launch.state import JobState
 from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import changed_files, endings, group_row, phases, sample_figures
-from pipeline.observe.changed_files import Changed
+from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockWatch
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
@@ -112,7 +112,7 @@ def run(group: Group, shared: Shared) -> GroupResult:
     """
     group = _in_the_state_of_now(group, shared)
     with shared.spool.open(group) as record:
-        if (skipped := endings.skipped(group)) is not None:
+        if (skipped := endings.make_skipped_row(group)) is not None:
             record.close(skipped)
             return skipped
         execution = _Execution(group, record, shared)
@@ -185,7 +185,7 @@ class _Execution:
     def judged_as_interrupted(self) -> GroupResult:
         """Return the row of a group that the user ended: with figures if that takes no time, else without."""
         if self._bytes_to_read() > _SMALL_BYTES:
-            return endings.not_judged(self.group, None, self._states())
+            return endings.make_row_without_figures(self.group, None, self._states())
         return self.judged(interrupted=True)
 
     def judged(self, *, interrupted: bool = False) -> GroupResult:
@@ -200,7 +200,7 @@ class _Execution:
             trace.write(self.record, row, self.record.sink.samples, self.fields)
         except Exception as error:  # noqa: BLE001  likewise
             self._keep_traceback(error, "its figures could not be computed")
-            return endings.not_judged(self.group, None if interrupted else error, self._states())
+            return endings.make_row_without_figures(self.group, None if interrupted else error, self._states())
         return row
 
     def _states(self) -> list[JobState]:
@@ -243,7 +243,7 @@ class _Execution:
             spans=self.phases.spans,
         )
 
-    def _changed_files(self) -> Changed | None:
+    def _changed_files(self) -> Changes | None:
         """What the jobs changed in the directory that they started in; `None` if nobody asks for it."""
         states = self._states()
         began = [state.started.at_ns for state in states if state.started is not None]
@@ -260,7 +260,7 @@ class _Execution:
             ours = {*Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*"), self.shared.spool.root}
             ours.update(self.shared.own_files)
             clock = self.clock.record
-            changed = changed_files.since(here, min(began), clock, without=ours, inodes=self.shared.outputs)
+            changed = changed_files.find_changes(here, min(began), clock, without=ours, inodes=self.shared.outputs)
         except OSError as error:  # a job may have removed it
             self.shared.warn_once(f"files that several jobs wrote go unseen: {error}")
             return None
@@ -285,7 +285,7 @@ class _Execution:
         A GPU keeps high clocks for seconds after its last process, so a reading between two groups is too high.
         """
         idle_w, uuid = self.shared.idle_w, self.group.device.uuid
-        read_w = sample_figures.first_power_w(self.record.sink.samples, self.fields)
+        read_w = sample_figures.read_first_power_w(self.record.sink.samples, self.fields)
         if read_w is not None:
             idle_w[uuid] = min(read_w, idle_w.get(uuid, read_w))
         return idle_w.get(uuid)

@@ -64,7 +64,7 @@ class StudyRequest:
     simulated: Rehearsal | None
     exporter: Exporter
     reproduction: Reproduction | None
-    invocation: Invocation = field(default_factory=invocations.current)
+    invocation: Invocation = field(default_factory=invocations.get_current)
     differences: str = ""
     gpus: Sequence[Device] = ()
     planned: Collection[str] = ()
@@ -114,7 +114,7 @@ def read_request(
     Raises:
         ConfigError: no study can be made of them.
     """
-    invocation = invocations.current()
+    invocation = invocations.get_current()
     configs = read.read(composed)
     first = configs[0]
     _check_same(configs)

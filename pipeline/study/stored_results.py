@@ -35,7 +35,7 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
     finished = sender.finished(plan.experiment, store if request.config.dry_run else None)
     groups, known = _remaining(request, plan, finished)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
-    for line in resume.begun_again(groups, finished, gpus=request.gpus):
+    for line in resume.describe_restarts(groups, finished, gpus=request.gpus):
         words.say(line)
     if not request.invocation.has_launcher_here:  # else the launcher on this host has said it
         # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
@@ -71,7 +71,7 @@ def facts_of(request: StudyRequest, plan: Plan) -> dict[str, str]:
         "plan_groups": str(plan.num_planned),
         "plan_any_gpu": plan.any_gpu_digest,
         "plan_models": str(request.config.gpu.models),
-        "plan_units": overview.sizes_in_words(plan.unit_sizes),
+        "plan_units": overview.format_sizes(plan.unit_sizes),
     }
 
 
@@ -79,7 +79,7 @@ def _remaining(
     request: StudyRequest, plan: Plan, finished: Sequence[FinishedGroup]
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     accepts = request.config.resume == Resume.ACCEPT_ENVIRONMENT
-    return resume.remaining(plan, finished, gpus=request.gpus, accept_environment=accepts)
+    return resume.select_remaining(plan, finished, gpus=request.gpus, accept_environment=accepts)
 
 
 def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
@@ -100,7 +100,7 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
     for plan in plans:
         left, known = _remaining(request, plan, finished)
         num_left += len(left)
-        rows += [*known, *resume.latest(left, finished)]
+        rows += [*known, *resume.select_latest(left, finished)]
     for row in rows:
         comparison.add(row)
     if rows:

@@ -30,7 +30,7 @@ from pipeline.plan.schema import ForeignLoad
 from pipeline.prepare.device import lease
 from pipeline.record import group_folder, provenance
 from pipeline.record.group_folder import Survey
-from pipeline.record.owner import close_command
+from pipeline.record.owner import spell_close_command
 from pipeline.record.spool import Spool
 from pipeline.record.store import local_store
 from pipeline.study import executor, plans, stored_results, summary
@@ -80,7 +80,7 @@ class Study:
         for owner, number in Counter(found.elsewhere.values()).items():
             words.say(
                 f"note: {counted(number, 'group')} in {self.root / layout.SPOOL} left alone: host {owner} may be at "
-                f"work on it; if that is gone: {close_command(self.root)}"
+                f"work on it; if that is gone: {spell_close_command(self.root)}"
             )
 
     def run(self, showing: Showing) -> int:
@@ -88,7 +88,7 @@ class Study:
         facts = self._facts()
         text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
         programs = {job.workload.script: job.workload for group in self.plan.groups for job in group.jobs}
-        origins = {script: provenance.origin_of(workload) for script, workload in programs.items()}
+        origins = {script: provenance.find_origin(workload) for script, workload in programs.items()}
         artifacts = {layout.PLAN: f"{describe.as_text(self.plan)}\n", layout.PROVENANCE: text}
         tracking, interpreters = self.config.tracking, self.inventory.interpreters
         self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
@@ -175,7 +175,7 @@ class Study:
     def _send_what_others_left(self) -> None:
         for folder in self.unsent:
             self.sender.send(folder)
-        late = group_folder.amendments(self.root / layout.SPOOL)
+        late = group_folder.list_amendments(self.root / layout.SPOOL)
         for file in late:
             self.sender.amend(file)
         if self.unsent or late:
@@ -235,7 +235,7 @@ class Study:
         finally:
             self._send_what_is_left()
         if self.rows:
-            for line in failures.in_words(self.rows, self._error_log):
+            for line in failures.describe(self.rows, self._error_log):
                 sys.stdout.write(f"{line}\n")
             failed = {
                 run: row.group.name
@@ -296,5 +296,5 @@ class Study:
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
         ran = [row.metrics for row in self.rows[len(known) :]]
-        if share := phases.share_in_words(ran, elapsed_s):
+        if share := phases.describe_shares(ran, elapsed_s):
             words.say(f"{counted(len(ran), 'group')} in {duration(elapsed_s)}: {share}")

@@ -44,7 +44,7 @@ class _Series(NamedTuple):
     gi_id: int | None
 
 
-def name_of(source: str, quantity: str) -> str:
+def name_metric(source: str, quantity: str) -> str:
     """Return the metric of a listener's quantity: `collocation_nvml_power_w`."""
     return _NOT_IN_A_NAME.sub("_", f"{PREFIX}_{source}_{quantity}")
 
@@ -90,7 +90,7 @@ class GroupSeries:
     def _sampled(self) -> Iterator[Metric]:
         metrics: dict[str, Metric] = {}
         for (source, quantity, job, gi_id), value in self._newest():
-            name, known = name_of(source, quantity), self._fields.get((source, quantity))
+            name, known = name_metric(source, quantity), self._fields.get((source, quantity))
             text = f"{known.source_id}, in {known.unit}" if known else ""
             metric = metrics.setdefault(name, Metric(name, text))
             of_job = None if job is None else self._group.jobs[job]
@@ -115,11 +115,11 @@ class GroupSeries:
         group = self._group
         if job is not None:
             gi_id, is_of_device = self._live.slots[job.index].gi_id, True
-        gpu, instance = _gpu(group.device) if is_of_device else "", "" if gi_id is None else str(gi_id)
+        gpu, instance = _name_gpu(group.device) if is_of_device else "", "" if gi_id is None else str(gi_id)
         return group.experiment, group.scenario, group.name, "" if job is None else job.name, gpu, instance
 
 
-def _gpu(device: Device) -> str:
+def _name_gpu(device: Device) -> str:
     if not device.is_gpu:
         return ""
     return f"simulated {device.gpu_uuid}" if device.is_simulated else device.gpu_uuid

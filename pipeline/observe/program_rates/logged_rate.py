@@ -38,7 +38,7 @@ _NOTHING_CAME = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
+class LoggedRate:
     """The rate that a program logged.
 
     Attributes:
@@ -56,7 +56,7 @@ class Logged:
     doubts: tuple[str, ...] = ()
 
 
-def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: ClockRecord) -> Logged | None:
+def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: ClockRecord) -> LoggedRate | None:
     """Return the rate that a job logged; `None` if it is not configured to log one.
 
     Args:
@@ -67,18 +67,18 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: 
     """
     rate = state.job.workload.rate
     if rate.pattern is not None:
-        return _in_output(state, log, rate)
+        return _read_output(state, log, rate)
     if rate.metric is None:
         return None
-    through_mlflow = _through_mlflow(state.folder)
+    through_mlflow = _read_mlflow(state.folder)
     output_files = regular_files.below(state.folder / layout.OUTPUT).files
     event_files = [path for path in output_files if path.match(tensorboard.PATTERN)]
     in_directory = {path: index for path, index in whose.items() if path.match(tensorboard.PATTERN)}
     event_files += [path for path, index in in_directory.items() if index == state.job.index]
-    in_files = _in_files(event_files)
+    in_files = _read_event_files(event_files)
     for source, metrics in (("MLflow", through_mlflow), ("TensorBoard", in_files)):
         if points := metrics.get(rate.metric):
-            return _in_own_time(state, clock, points, source)
+            return _place_points(state, clock, points, source)
     came = [
         f"{source}: {list_first(sorted(metrics), _MAX_NAMES)}"
         for source, metrics in (("through MLflow", through_mlflow), ("in TensorBoard files", in_files))
@@ -86,28 +86,28 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: 
     ]
     if unknown := [path for path, index in in_directory.items() if index is None]:
         came.append(f"nobody knows which job wrote {unknown[0].name}: write to {{output_dir}}")
-    return Logged(absence=f"workload.metric={rate.metric} never came; {'; '.join(came) or _NOTHING_CAME}")
+    return LoggedRate(absence=f"workload.metric={rate.metric} never came; {'; '.join(came) or _NOTHING_CAME}")
 
 
-def _in_output(state: JobState, log: Events, source: RateSource) -> Logged:
+def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate:
     end_ns = log.ended_ns or state.ended.at_ns or 0
     reader = OutputReader(source, state.job.workload.unit)
     for (name, _), sizes in zip(_OUTPUTS, (log.written.stdout, log.written.stderr), strict=True):
         reader.read(state.folder / name, log.written.t_ns, sizes, end_ns)
     rates, what = reader.rates, f"workload.metric_pattern={source.pattern}"
     if rates.unreadable:
-        return Logged(absence=f"workload.metric_pattern cannot read the number of {rates.unreadable}")
+        return LoggedRate(absence=f"workload.metric_pattern cannot read the number of {rates.unreadable}")
     if not rates.num_values:
-        return Logged(absence=_nothing_matched(state.folder, what, rates))
+        return LoggedRate(absence=_explain_no_match(state.folder, what, rates))
     if rates.least < 0 or rates.most == 0:
-        return Logged(absence=f"{what} gave {rates.least:g}, and a rate is above 0")
+        return LoggedRate(absence=f"{what} gave {rates.least:g}, and a rate is above 0")
     source_words = f"its output, {counted(rates.num_values, 'value')}"
     if rates.num_not_finite:
         source_words += f" (without {rates.num_not_finite}, which are not finite)"
-    return Logged(points=rates.points, source=source_words, doubts=tuple(_doubts(rates)))
+    return LoggedRate(points=rates.points, source=source_words, doubts=tuple(_describe_doubts(rates)))
 
 
-def _nothing_matched(folder: Path, what: str, rates: Rates) -> str:
+def _explain_no_match(folder: Path, what: str, rates: Rates) -> str:
     """Say why there is no rate, and quote the last line of each output, with a number if there is one."""
     if rates.num_not_finite:
         return f"{what} gave no finite number in {counted(rates.num_not_finite, 'line')}"
@@ -121,7 +121,7 @@ def _nothing_matched(folder: Path, what: str, rates: Rates) -> str:
     return f"{what} matched no line of its output with a number; {' and '.join(shown) or 'it wrote none'}"
 
 
-def _doubts(rates: Rates) -> Iterator[str]:
+def _describe_doubts(rates: Rates) -> Iterator[str]:
     if 0 < rates.num_times < rates.num_values:
         values = f"{rates.num_times} of {counted(rates.num_values, 'value')} of its output"
         yield f"{values} are the time of one, such as s/it, and were read as 1/time"
@@ -130,7 +130,7 @@ def _doubts(rates: Rates) -> Iterator[str]:
         yield f"workload.metric_pattern passes over {lines} of its output with s/{noun} instead of {noun}/s"
 
 
-def _through_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def _read_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
     metrics: dict[str, list[tuple[int, float]]] = {}
     for run in read_script_runs(folder / layout.SCRIPT_STORE, _MOST_VALUES):
         for name, points in run.metrics.items():
@@ -138,15 +138,15 @@ def _through_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return metrics
 
 
-def _in_files(files: Sequence[Path]) -> dict[str, list[tuple[int, float]]]:
+def _read_event_files(files: Sequence[Path]) -> dict[str, list[tuple[int, float]]]:
     metrics: dict[str, list[tuple[int, float]]] = {}
     for file in files:
-        for name, points in tensorboard.scalars(file).items():
+        for name, points in tensorboard.read_scalars(file).items():
             metrics.setdefault(name, []).extend((int(seconds * 1e9), value) for seconds, value in points)
     return metrics
 
 
-def _in_own_time(state: JobState, clock: ClockRecord, came: Points, source: str) -> Logged:
+def _place_points(state: JobState, clock: ClockRecord, came: Points, source: str) -> LoggedRate:
     """Convert points from wall time, in the order in which they were logged."""
     rate = state.job.workload.rate
     instants_ns = clock.in_order_ns(wall_ns for wall_ns, _ in came)
@@ -156,30 +156,32 @@ def _in_own_time(state: JobState, clock: ClockRecord, came: Points, source: str)
     placed = sorted(point for point in points if begin_ns <= point[0] <= end_ns)
     if not placed:
         what = f"workload.metric={rate.metric}"
-        return Logged(absence=f"{what} came in {source} with times at which the job did not run, as of another clock")
-    logged = _rates(placed, source, rate, state.job.workload.unit)
+        return LoggedRate(
+            absence=f"{what} came in {source} with times at which the job did not run, as of another clock"
+        )
+    logged = _convert_to_rates(placed, source, rate, state.job.workload.unit)
     return dataclasses.replace(logged, num_misplaced=len(points) - len(placed))
 
 
-def _rates(came: Points, source: str, rate: RateSource, unit: str) -> Logged:
+def _convert_to_rates(came: Points, source: str, rate: RateSource, unit: str) -> LoggedRate:
     """Convert points to rates, or say why they cannot be rates."""
     what = f"workload.metric={rate.metric}"
     try:
-        label = rate_text.of_label(str(rate.metric).removesuffix("/min"), unit)  # which is the least, not a minute
+        label = rate_text.read_label(str(rate.metric).removesuffix("/min"), unit)  # which is the least, not a minute
         metric_unit = rate_text.to_unit(label, rate.metric_unit)
     except UnreadableError as error:
-        return Logged(absence=f"{what}: {error}")
+        return LoggedRate(absence=f"{what}: {error}")
     rates = [(t_ns, metric_unit.rate(value)) for t_ns, value in came]
     points = [point for point in rates if math.isfinite(point[1])]
     if not points:
-        return Logged(absence=f"{what} gave no finite number, but {came[-1][1]:g}")
+        return LoggedRate(absence=f"{what} gave no finite number, but {came[-1][1]:g}")
     values = [value for _, value in points]
     if min(values) < 0 or max(values) == 0:
-        return Logged(absence=f"{what} gave {min(values):g}, and a rate is above 0")
+        return LoggedRate(absence=f"{what} gave {min(values):g}, and a rate is above 0")
     if left_out := len(came) - len(points):
         source += f" (without {left_out} of {len(came)} values, which are not finite)"
     by_instant: dict[int, list[float]] = {}
     for t_ns, value in points:
         by_instant.setdefault(t_ns, []).append(value)
     means = [(t_ns, statistics.fmean(at_once)) for t_ns, at_once in sorted(by_instant.items())]
-    return Logged(points=means, source=f"{source}, {counted(len(points), 'value')}")
+    return LoggedRate(points=means, source=f"{source}, {counted(len(points), 'value')}")

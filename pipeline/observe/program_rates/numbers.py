@@ -84,17 +84,19 @@ def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark
     if len(tokens) > 1 and not _GROUPED.fullmatch(text[begin:end]):
         raise UnreadableError("the group has several numbers", "let it match one")
     before, after = text[max(bounds[0], begin - _BESIDE) : begin], text[end : min(bounds[1], end + _BESIDE)]
-    if (why := _why_part_of_more(before, text[begin:end], after)) is not None:
+    if (why := _explain_ambiguity(before, text[begin:end], after)) is not None:
         raise UnreadableError(why)
     matched = max(begin, span[0]), min(end, span[1])
-    begin, end = _apart_from_list(text, (begin, end), matched)
-    plain = _plain(text[begin:end], is_all_chosen=(begin, end) == matched, mark=decimal_mark or _mark(text, begin, end))
+    begin, end = _pick_from_list(text, (begin, end), matched)
+    plain = _normalise(
+        text[begin:end], is_all_chosen=(begin, end) == matched, mark=decimal_mark or _find_mark(text, begin, end)
+    )
     sign = _SIGN.search(before) if begin == tokens[0].start() else None
     value = -float(plain) if sign is not None and sign[0][-1] != "+" else float(plain)
     return Number(value, begin - (sign is not None), end)
 
 
-def _why_part_of_more(before: str, number: str, after: str) -> str | None:
+def _explain_ambiguity(before: str, number: str, after: str) -> str | None:
     """Return why the text beside a number makes it ambiguous."""
     for text_before, begins, why in _PART_OF_MORE:
         if text_before.search(before) and begins.match(number):
@@ -105,7 +107,7 @@ def _why_part_of_more(before: str, number: str, after: str) -> str | None:
     return None
 
 
-def _apart_from_list(text: str, token: tuple[int, int], matched: tuple[int, int]) -> tuple[int, int]:
+def _pick_from_list(text: str, token: tuple[int, int], matched: tuple[int, int]) -> tuple[int, int]:
     """Return the chosen number of a list without spaces, such as `12,5130.4`."""
     begin, end = token
     listed = text[begin:end]
@@ -115,7 +117,7 @@ def _apart_from_list(text: str, token: tuple[int, int], matched: tuple[int, int]
     return comma_before + 1 or begin, end if comma_after < 0 else comma_after
 
 
-def _mark(text: str, begin: int, end: int) -> str | None:
+def _find_mark(text: str, begin: int, end: int) -> str | None:
     """Return the decimal mark of a line, by its other numbers: a program has one."""
     if "," not in text[begin:end]:
         return None
@@ -123,7 +125,7 @@ def _mark(text: str, begin: int, end: int) -> str | None:
     return "." if next(other_numbers, None) is not None else None
 
 
-def _plain(number: str, *, is_all_chosen: bool, mark: str | None) -> str:
+def _normalise(number: str, *, is_all_chosen: bool, mark: str | None) -> str:
     """Return a number as Python reads it; `is_all_chosen` says that the user's group contains all of it."""
     digits, *exponents = re.split("(?=[eE])", number, maxsplit=1)
     exponent = "".join(exponents)

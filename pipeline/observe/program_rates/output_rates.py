@@ -95,7 +95,7 @@ class OutputReader:
     def __init__(self, source: RateSource, unit: str) -> None:
         assert source.pattern is not None
         self._source, self._unit = source, unit
-        self._wanted = widened(source.pattern)
+        self._wanted = widen(source.pattern)
         self._is_widened = self._wanted.pattern != source.pattern
         self.rates = Rates()
 
@@ -132,7 +132,7 @@ class OutputReader:
             return 0
         mark = self._source.decimal_mark
         try:
-            if (number := numbers.read(line, match.span(1), _bounds(match), mark)) is None:
+            if (number := numbers.read(line, match.span(1), _find_bounds(match), mark)) is None:
                 rates.without_number = line.strip()[:_SHOWN]
                 return 0
             default_unit = self._source.metric_unit
@@ -140,13 +140,13 @@ class OutputReader:
             text = rate_text.read(*sides, self._unit, is_unit_given=default_unit is not None)
             metric_unit = rate_text.to_unit(text, default_unit)
         except UnreadableError as error:
-            rates.unreadable = f"`{_around(line, *match.span(1))}`: {error}"
+            rates.unreadable = f"`{_quote(line, *match.span(1))}`: {error}"
             return 0
         rates.nouns.add(text.noun)
         return rates.add(t_ns, metric_unit.rate(number.value), is_time=metric_unit.is_time)
 
 
-def widened(pattern: str) -> re.Pattern[str]:
+def widen(pattern: str) -> re.Pattern[str]:
     """Return the pattern, with the other forms of a rate if it contains `it/s`."""
     original = re.compile(pattern)
     try:
@@ -156,13 +156,13 @@ def widened(pattern: str) -> re.Pattern[str]:
     return extended if extended.groups == original.groups else original
 
 
-def _bounds(match: re.Match[str]) -> tuple[int, int]:
+def _find_bounds(match: re.Match[str]) -> tuple[int, int]:
     """Return the limits of the number; the whole line where the pattern does not bound it."""
     begin, end = match.span(1)
     return 0 if match.start() == begin else begin, len(match.string) if match.end() == end else end
 
 
-def _around(line: str, begin: int, end: int) -> str:
+def _quote(line: str, begin: int, end: int) -> str:
     first = max(0, min(begin - _SHOWN // 2, len(line) - _SHOWN))
     return line[first : max(end, first + _SHOWN)].strip()[:_SHOWN]
 
@@ -192,7 +192,7 @@ class OutputLines:
                 at = len(data)
             while (match := _LINE.search(data, at)) is not None and (match.end() < len(data) or not more):
                 at = match.end()
-                yield _text(match[0]), begin + at
+                yield _decode(match[0]), begin + at
                 if self._target > begin + at:
                     break
             if self._target > begin + at:
@@ -200,13 +200,13 @@ class OutputLines:
                 begin, data, at, is_cut = self._target, b"", 0, True
             elif len(data) - at > _LINE_BYTES:
                 line = data[at : at + _LINE_BYTES].lstrip(b"\r\n")
-                yield _text(line.rpartition(b" ")[0]), begin + at + _LINE_BYTES
+                yield _decode(line.rpartition(b" ")[0]), begin + at + _LINE_BYTES
                 at, is_cut = len(data), True
             elif not more:
                 return
 
 
-def _text(line: bytes) -> str:
+def _decode(line: bytes) -> str:
     if b"\x1b" in line:
         line = _ESCAPE.sub(b"", line)
     return line[:_LINE_BYTES].decode(errors="replace")

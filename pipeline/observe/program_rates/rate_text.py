@@ -92,10 +92,10 @@ def read(before: str, after: str, unit: str, *, is_unit_given: bool = False) -> 
         if not is_unit_given:
             raise UnreadableError(f"nobody knows what its {after.split()[0]} means", _SAY_UNIT)
         after = after[unknown.end() :]
-    behind = _of_text(after, unit, is_beside=True)
+    behind = _read_text(after, unit, is_beside=True)
     if behind.is_time is not None and (behind.per_work or not behind.is_time):
         return behind
-    ahead = of_label(before, unit)
+    ahead = read_label(before, unit)
     if behind.is_time and ahead.is_time is False:
         raise UnreadableError(f"{ahead.words} is a rate, and {behind.words.strip()} a time", _SAY_UNIT)
     if behind.is_time:
@@ -103,18 +103,18 @@ def read(before: str, after: str, unit: str, *, is_unit_given: bool = False) -> 
     return ahead._replace(prefix=ahead.prefix if behind.prefix == 1 else behind.prefix)
 
 
-def of_label(text: str, unit: str) -> RateText:
+def read_label(text: str, unit: str) -> RateText:
     """Return the meaning of a label at the end of a text: `tok/sec: `, `time per step (ms): `."""
     label = _LABEL.search(text[-80:])
     if label is None:
         return RateText()
     if label["unit"] is not None:
-        inside = _of_text(f" {label['unit']}", unit, is_beside=False)
+        inside = _read_text(f" {label['unit']}", unit, is_beside=False)
         if inside.is_time is not None:
             return inside
     words = _CAMEL_PER.sub("_per_", label["words"])
     for begin in (match.start() for match in re.finditer(rf"(?<!{_LETTER}){_LETTER}", words)):
-        part = _of_text(words[begin:], unit, is_beside=False)
+        part = _read_text(words[begin:], unit, is_beside=False)
         if part.is_time is not None and (part.per_work or not part.is_time):
             return part
     parts = [word.lower() for word in _WORD.findall(words)]
@@ -135,24 +135,24 @@ def to_unit(text: RateText, setting: MetricUnit | None) -> MetricUnit:
         assert text.seconds is not None
         return MetricUnit(scale=text.seconds / text.num, is_time=True)
     if text.is_time is False or setting is None:
-        return MetricUnit(scale=text.prefix / (text.seconds or 1.0) * _given_prefix(text, setting))
+        return MetricUnit(scale=text.prefix / (text.seconds or 1.0) * _find_prefix(text, setting))
     return setting if text.prefix == 1 or setting.is_time else MetricUnit(scale=text.prefix)
 
 
-def _given_prefix(text: RateText, setting: MetricUnit | None) -> float:
+def _find_prefix(text: RateText, setting: MetricUnit | None) -> float:
     """Return the user's scale for a rate without a prefix: `80 tok/s` with `workload.metric_unit=k`."""
     return (
         setting.scale if setting is not None and not setting.is_time and text.prefix == 1 and text.seconds == 1 else 1.0
     )
 
 
-def _of_text(text: str, unit: str, *, is_beside: bool) -> RateText:
+def _read_text(text: str, unit: str, *, is_beside: bool) -> RateText:
     if (time := _TIME_PER.match(text)) is not None and time["noun"] not in _SECONDS:
         parsed = RateText(seconds=_SECONDS[time["time"]], is_time=True, per_work=True, noun=time["noun"], words=time[0])
         return parsed._replace(num=max(1, int(time["num"] or 1)))
     prefix = 1.0
     if is_beside and (scaled := _PREFIX.match(text)) is not None:
-        prefix = _scale(scaled["prefix"] or scaled["spaced"])
+        prefix = _parse_scale(scaled["prefix"] or scaled["spaced"])
         text = text[scaled.end() :]
     if (rate := _PER_TIME.match(text)) is not None:
         work = rate["work"] or ""
@@ -170,7 +170,7 @@ def _split(work: str, unit: str) -> tuple[float, str]:
     for length in (2, 1):
         prefix, noun = work[:length], work[length:]
         if _is_prefix(prefix) and (not noun or noun.lower() in _COUNTED):
-            return _scale(prefix), noun
+            return _parse_scale(prefix), noun
     return 1.0, work
 
 
@@ -178,6 +178,6 @@ def _is_prefix(text: str) -> bool:
     return text[:1] in (*SCALES, "K") and text[1:] in ("", "i")
 
 
-def _scale(prefix: str) -> float:
+def _parse_scale(prefix: str) -> float:
     exponent = "kMGT".index(prefix[0].replace("K", "k")) + 1
     return float(1024**exponent) if prefix.endswith("i") else 1000.0**exponent

@@ -23,24 +23,24 @@ Message = dict[int, list[int | bytes]]
 """A protocol buffer: the values by the number of their field. Numbers of fixed length stay bytes."""
 
 
-def scalars(path: Path) -> dict[str, list[tuple[float, float]]]:
+def read_scalars(path: Path) -> dict[str, list[tuple[float, float]]]:
     """Read every readable scalar of a file: tag to `(seconds since the epoch, value)`."""
     by_tag: dict[str, list[tuple[float, float]]] = defaultdict(list)
     try:
-        for record in _records(path):
-            event = _message(record)
-            for summary in _all(event, 5):
-                for value in map(_message, _all(_message(summary), 1)):
-                    number = _scalar(value)
+        for record in _read_records(path):
+            event = _parse_message(record)
+            for summary in _select_all(event, 5):
+                for value in map(_parse_message, _select_all(_parse_message(summary), 1)):
+                    number = _parse_scalar(value)
                     if number is not None:
-                        tag = _first(value, 1).decode(errors="replace")
-                        by_tag[tag].append((struct.unpack("<d", _first(event, 1))[0], number))
+                        tag = _select_first(value, 1).decode(errors="replace")
+                        by_tag[tag].append((struct.unpack("<d", _select_first(event, 1))[0], number))
     except (OSError, ValueError, struct.error):
         pass
     return dict(by_tag)
 
 
-def _records(path: Path) -> Iterator[bytes]:
+def _read_records(path: Path) -> Iterator[bytes]:
     with os.fdopen(regular_files.opened(path), "rb") as file:
         while len(head := file.read(12)) == 12:
             (length,) = struct.unpack("<Q", head[:8])
@@ -52,32 +52,32 @@ def _records(path: Path) -> Iterator[bytes]:
                 return
 
 
-def _scalar(value: Message) -> float | None:
+def _parse_scalar(value: Message) -> float | None:
     """Return the number of a `Summary.Value`: a plain one, or a tensor with one element."""
-    if plain := _all(value, 2):
+    if plain := _select_all(value, 2):
         return float(struct.unpack("<f", plain[0])[0])
-    for tensor in map(_message, _all(value, 8)):
+    for tensor in map(_parse_message, _select_all(value, 8)):
         kind = tensor.get(1, [0])[0]
         form, field = {_FLOAT: ("<f", 5), _DOUBLE: ("<d", 6)}.get(kind if isinstance(kind, int) else 0, ("", 0))
-        content = _all(tensor, 4) or _all(tensor, field)
+        content = _select_all(tensor, 4) or _select_all(tensor, field)
         if form and content and len(content[0]) == struct.calcsize(form):
             return float(struct.unpack(form, content[0])[0])
     return None
 
 
-def _message(data: bytes) -> Message:
+def _parse_message(data: bytes) -> Message:
     """Parse the fields of a message; ValueError if it is none."""
     fields: Message = defaultdict(list)
     at = 0
     while at < len(data):
-        key, at = _varint(data, at)
+        key, at = _parse_varint(data, at)
         kind = key & 7
         if kind == 0:
-            value, at = _varint(data, at)
+            value, at = _parse_varint(data, at)
             fields[key >> 3].append(value)
             continue
         if kind == 2:
-            length, at = _varint(data, at)
+            length, at = _parse_varint(data, at)
         else:
             length = {1: 8, 5: 4}.get(kind, -1)
         if length < 0 or at + length > len(data):
@@ -87,7 +87,7 @@ def _message(data: bytes) -> Message:
     return fields
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _parse_varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at == len(data):
@@ -98,9 +98,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _all(message: Message, number: int) -> list[bytes]:
+def _select_all(message: Message, number: int) -> list[bytes]:
     return [value for value in message.get(number, ()) if isinstance(value, bytes)]
 
 
-def _first(message: Message, number: int) -> bytes:
-    return next(iter(_all(message, number)), b"")
+def _select_first(message: Message, number: int) -> bytes:
+    return next(iter(_select_all(message, number)), b"")

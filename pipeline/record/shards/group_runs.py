@@ -18,7 +18,7 @@ from pipeline.record.store.local_store import is_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class GroupRun:
     """A group's run: its times in ms since the epoch, and the facts in its tags."""
 
     name: str
@@ -28,20 +28,20 @@ class Told:
     facts: Mapping[str, str]
 
 
-def groups(where: Path | str, experiment: str, names: Collection[str]) -> list[Told]:
+def read_groups(where: Path | str, experiment: str, names: Collection[str]) -> list[GroupRun]:
     """Return every group of an experiment, oldest first, with at least these facts where its tags have them.
 
     Raises:
         TrackingError: there is no such store or experiment, or it cannot be read.
     """
-    if not is_server(where) and (runs := _read(Path(where) / DATABASE, experiment, names)):
+    if not is_server(where) and (runs := _read_database(Path(where) / DATABASE, experiment, names)):
         return runs
-    return [of(run) for run in results.find_runs(where, experiment, GROUP)]
+    return [convert_run(run) for run in results.find_runs(where, experiment, GROUP)]
 
 
-def of(run: Any) -> Told:
+def convert_run(run: Any) -> GroupRun:
     """Convert a run of MLflow."""
-    return Told(
+    return GroupRun(
         name=run.info.run_name,
         status=run.info.status,
         start_ms=run.info.start_time,
@@ -50,12 +50,12 @@ def of(run: Any) -> Told:
     )
 
 
-def _read(database: Path, experiment: str, names: Collection[str]) -> list[Told]:
+def _read_database(database: Path, experiment: str, names: Collection[str]) -> list[GroupRun]:
     """Read groups without MLflow; none if that fails, as in a folder without write permission."""
     # What an earlier version stored is read by the name of then.
     keys = {key: name for name in names for key in (fact_tag(name), stored_name(fact_tag(name)))}
     return [
-        Told(
+        GroupRun(
             name=run.name,
             status=run.status,
             start_ms=run.start_ms,

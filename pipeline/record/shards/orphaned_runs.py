@@ -10,43 +10,43 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of
 from pipeline.base.system import squeue
 from pipeline.record.shards import group_runs
-from pipeline.record.shards.shard_states import Queued
+from pipeline.record.shards.shard_states import QueueState
 from pipeline.record.store import results
 from pipeline.record.store.local_store import Store
 
 _LOST = "its host was lost, or its orchestrator there"
 
 
-def close_unit(store: Store, experiment: str, plan: str, unit: int, programs: Collection[str]) -> list[str]:
+def close_shard(store: Store, experiment: str, plan: str, unit: int, programs: Collection[str]) -> list[str]:
     """Close what earlier attempts of a shard left running, and return the names of the groups.
 
     An attempt that is alive after all ends its run itself later. Groups of another plan with these program digests are
     closed only if their Slurm task has left the queue: that plan may be at work.
     """
-    running = _running(store, experiment, silent_s=0)
+    running = _find_running(store, experiment, silent_s=0)
     of_unit = {"plan": plan, "plan_unit": str(unit)}.items()
     of_plan = [run for run in running if of_unit <= facts_of(run.data.tags).items()]
     alike = [run for run in running if run.data.tags.get(Tag.PROGRAM_DIGEST) in programs and run not in of_plan]
-    of_other_plans = [(run, group_runs.of(run)) for run in alike]
-    queued = Queued.of([group for _, group in of_other_plans], squeue.states_on)
+    of_other_plans = [(run, group_runs.convert_run(run)) for run in alike]
+    queued = QueueState.of([group for _, group in of_other_plans], squeue.states_on)
     return _close(store, experiment, [*of_plan, *(run for run, group in of_other_plans if queued.is_gone(group))])
 
 
 def close_silent(store: Store, experiment: str, silent_s: float) -> list[str]:
     """Close the groups of an experiment that began so long ago and still run; return their names."""
-    return _close(store, experiment, _running(store, experiment, silent_s))
+    return _close(store, experiment, _find_running(store, experiment, silent_s))
 
 
-def _running(store: Store, experiment: str, silent_s: float) -> list[Any]:
+def _find_running(store: Store, experiment: str, silent_s: float) -> list[Any]:
     latest_ms = (time.time() - silent_s) * 1000
-    groups = results.runs_in(store, experiment, GROUP)
+    groups = results.read_runs(store, experiment, GROUP)
     return [run for run in groups if run.info.status == "RUNNING" and run.info.start_time <= latest_ms]
 
 
 def _close(store: Store, experiment: str, running: Sequence[Any]) -> list[str]:
     result = Result.INTERRUPTED
     lost = {run.info.run_id for run in running}
-    jobs = results.runs_in(store, experiment, JOB) if lost else []
+    jobs = results.read_runs(store, experiment, JOB) if lost else []
     of_jobs = [run for run in jobs if run.data.tags.get(Tag.PARENT_RUN) in lost and run.info.status == "RUNNING"]
     for run in (*of_jobs, *running):
         store.client.set_tag(run.info.run_id, Tag.RESULT, result.value)

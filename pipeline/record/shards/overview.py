@@ -18,11 +18,11 @@ from pipeline.base.system import secrets, squeue, user_command, words
 from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.group_folder import RunRecord
-from pipeline.record.invocation import command_to_resume
+from pipeline.record.invocation import spell_resume_command
 from pipeline.record.shards import group_runs, shard_states, slurm_arrays, task_messages
-from pipeline.record.shards.group_runs import Told
-from pipeline.record.shards.shard_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, Queued, Unit
-from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.shards.group_runs import GroupRun
+from pipeline.record.shards.shard_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, QueueState, Shard
+from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.record.store import content
 from pipeline.record.store.local_store import is_server
 
@@ -55,7 +55,7 @@ class Overview:
     plan: str
     plan_any_gpu: str
     num_models: int
-    units: Sequence[Unit]
+    units: Sequence[Shard]
     seconds_left: float | None
     simulated: Sequence[str]
     num_unsent: int
@@ -73,8 +73,8 @@ class Overview:
 
     def as_text(self, now_s: float) -> str:
         """Format a table with a line a shard, or a range of shards without a start, and the work left."""
-        shown = [list(alike) for _, alike in itertools.groupby(self.units, _shown_with)]
-        lines = [_HEAD, *(_line(units, now_s) for units in shown)]
+        shown = [list(alike) for _, alike in itertools.groupby(self.units, _make_line_key)]
+        lines = [_HEAD, *(_format_line(units, now_s) for units in shown)]
         if self.num_models > 1:
             models = (_MODEL, *(units[0].model or "-" for units in shown))
             lines = [(model, *line) for model, line in zip(models, lines, strict=True)]
@@ -102,7 +102,7 @@ class Overview:
         return "\n".join(text)
 
     def _how_to_resume(self) -> str:
-        typed = content.words_of(self.command)
+        typed = content.split_command(self.command)
         if typed is None:
             return f"begun by: {self.command}"
         options, arguments = user_command.divided(typed)
@@ -112,13 +112,13 @@ class Overview:
             conditions.append("if no job array of it waits")
         if secrets.HIDDEN in self.command:
             conditions.append(f"with your own values for {secrets.HIDDEN}")
-        command = command_to_resume(
+        command = spell_resume_command(
             [*options_of_study, *(["unit=K"] if options_of_study != options else []), *arguments]
         )
         return f"{', '.join(['to run what is left', *conditions])}: {command}"
 
 
-def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
+def read_overview(where: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
     """Return the progress of the newest plan of an experiment, and of the same study on other GPU models.
 
     With `queue`, Slurm's tasks count as well, also those that ended without a result.
@@ -126,21 +126,21 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
     Raises:
         TrackingError: there is no such store or experiment, or nothing in it says how many shards a study has.
     """
-    spooled = {} if is_server(where) else _spooled(Path(where), experiment)
-    of_models = _of_models(where, experiment, spooled)
-    submitted = slurm_arrays.of(str(where), experiment) if is_server(where) and queue is not None else None
+    spooled = {} if is_server(where) else _read_spooled(Path(where), experiment)
+    of_models = _select_plans(where, experiment, spooled)
+    submitted = slurm_arrays.read(str(where), experiment) if is_server(where) and queue is not None else None
     if not of_models and submitted is None:
         raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
     newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms, default=None)
     if submitted is not None and (newest is None or _is_another(submitted, newest, queue)):
-        of_models, newest = [], _not_begun(submitted)
+        of_models, newest = [], _make_pending_run(submitted)
     assert newest is not None
-    submitted = submitted if submitted is not None and submitted.study == _typed(newest) else None
-    queued = Queued.of([*itertools.chain(*of_models)], queue, submitted)
-    parts = _parts(of_models or [[]], newest, queued)
+    submitted = submitted if submitted is not None and submitted.study == _find_study_command(newest) else None
+    queued = QueueState.of([*itertools.chain(*of_models)], queue, submitted)
+    parts = _make_parts(of_models or [[]], newest, queued)
     if any(unit.state == LOST for units, _ in parts for unit in units):  # unless it ended between the two questions
-        of_models = _of_models(where, experiment, spooled)
-        parts = _parts(of_models, newest, queued)
+        of_models = _select_plans(where, experiment, spooled)
+        parts = _make_parts(of_models, newest, queued)
     if queued.arrays:
         is_unfinished = any(unit.state in task_messages.UNFINISHED for units, _ in parts for unit in units)
         known: Mapping[str, str] = {}
@@ -158,7 +158,7 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
         plan_any_gpu=newest.facts.get("plan_any_gpu", ""),
         num_models=len(parts),
         units=[unit for units, _ in parts for unit in units],
-        seconds_left=(sum if _is_of_beside(newest.facts) else max)(left_s) if len(left_s) == len(parts) else None,
+        seconds_left=(sum if _has_company(newest.facts) else max)(left_s) if len(left_s) == len(parts) else None,
         simulated=sorted({run.facts["device"] for run in itertools.chain(*of_models) if "simulated" in run.facts}),
         num_unsent=len(spooled),
         command=newest.facts.get("command_line", ""),
@@ -167,7 +167,7 @@ def overview(where: Path | str, experiment: str, queue: Queue | None = None) -> 
     )
 
 
-def sizes_in_words(sizes: Sequence[int]) -> str:
+def format_sizes(sizes: Sequence[int]) -> str:
     """Format the number of groups of each shard, with equal ones together: `12x5`, `12x4,6x1`."""
     runs: list[tuple[int, int]] = []
     for size in sizes:
@@ -176,100 +176,102 @@ def sizes_in_words(sizes: Sequence[int]) -> str:
     return ",".join(f"{size}x{times}" for size, times in runs)
 
 
-def sizes_of(text: str) -> list[int]:
+def parse_sizes(text: str) -> list[int]:
     """Parse the text of `sizes_in_words`."""
     parts = (part.split("x") for part in text.split(","))
     return [int(size) for size, times in parts for _ in range(int(times))]
 
 
-def _spooled(root: Path, experiment: str) -> dict[str, RunRecord]:
+def _read_spooled(root: Path, experiment: str) -> dict[str, RunRecord]:
     """Return the ended groups of an experiment that wait in the spool, by spool id; the store may say that they run."""
-    ended = group_folder.ended(root / layout.SPOOL)
+    ended = group_folder.read_ended(root / layout.SPOOL)
     return {record.spool_id: record.parent for record in ended if record.experiment == experiment}
 
 
-def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunRecord]) -> list[list[Told]]:
+def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunRecord]) -> list[list[GroupRun]]:
     """Return the groups of the newest plan, and of the same study on other GPU models, oldest first, by model.
 
     A model without a group has an empty list. A GPU alone and in company are two plans, and count as models do.
     """
     planned = [
-        _as_spooled(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
-        for run in group_runs.groups(where, experiment, _FACTS)
-        for facts in _by_study(run)
+        _update_from_spool(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
+        for run in group_runs.read_groups(where, experiment, _FACTS)
+        for facts in _split_by_study(run)
     ]
     if not planned:
         return []
     newest = planned[-1].facts
-    is_beside = _is_of_beside(newest)
+    is_beside = _has_company(newest)
     if is_beside and "unit" not in newest:
         raise TrackingError(
             f"experiment {experiment!r} holds what kept a GPU company, of which nothing is left to run; what that GPU "
             "measured is in the experiment without _company"
         )
-    study = _study_of(newest)
-    plans: dict[str, list[Told]] = defaultdict(list)
+    study = _identify_study(newest)
+    plans: dict[str, list[GroupRun]] = defaultdict(list)
     for run in planned:
-        if run.facts["plan"] == newest["plan"] or _study_of(run.facts) == study:
+        if run.facts["plan"] == newest["plan"] or _identify_study(run.facts) == study:
             plans[run.facts["plan"]].append(run)
     num_others = (2 if is_beside else int(newest.get("plan_models", "1"))) - len(plans)
-    return sorted([*plans.values(), *([] for _ in range(num_others))], key=shard_states.model_of)
+    return sorted([*plans.values(), *([] for _ in range(num_others))], key=shard_states.find_model)
 
 
-def _by_study(run: Told) -> Collection[Mapping[str, str]]:
+def _split_by_study(run: GroupRun) -> Collection[Mapping[str, str]]:
     planned = (facts for facts in facts_by_plan(run.facts) if "plan_units" in facts)
-    return {_study_of(facts): facts for facts in planned}.values()
+    return {_identify_study(facts): facts for facts in planned}.values()
 
 
-def _is_of_beside(facts: Mapping[str, str]) -> bool:
+def _has_company(facts: Mapping[str, str]) -> bool:
     command = facts.get("command_line", "")
-    return _BESIDE in command and _BESIDE in (content.words_of(command) or [])  # the first look costs no time
+    return _BESIDE in command and _BESIDE in (content.split_command(command) or [])  # the first look costs no time
 
 
-def _study_of(facts: Mapping[str, str]) -> str:
+def _identify_study(facts: Mapping[str, str]) -> str:
     """Return what the plans of one study have in common."""
-    if _is_of_beside(facts):
-        return slurm_arrays.study_of(facts["command_line"])
+    if _has_company(facts):
+        return slurm_arrays.identify_study(facts["command_line"])
     return facts.get("plan_any_gpu", facts["plan"])
 
 
-def _typed(run: Told) -> str:
-    return slurm_arrays.study_of(run.facts.get("command_line", ""))
+def _find_study_command(run: GroupRun) -> str:
+    return slurm_arrays.identify_study(run.facts.get("command_line", ""))
 
 
-def _is_another(submitted: Submitted, newest: Told, queue: Queue | None) -> bool:
+def _is_another(submitted: Submission, newest: GroupRun, queue: Queue | None) -> bool:
     """Return whether the newest submission is another study than the newest group's, or a changed program."""
     if submitted.time_ms <= newest.start_ms:
         return False
-    if submitted.study != _typed(newest):
+    if submitted.study != _find_study_command(newest):
         return True
     has_changed = submitted.plan_any_gpu not in ("", newest.facts.get("plan_any_gpu"))
     # No group tells of tasks that found all done, as where the plan is another one on the nodes than where it is typed.
-    return has_changed and bool(Queued.of([], queue, submitted).states)
+    return has_changed and bool(QueueState.of([], queue, submitted).states)
 
 
-def _not_begun(submitted: Submitted) -> Told:
+def _make_pending_run(submitted: Submission) -> GroupRun:
     """Return a stand-in for the groups of a study of which none has begun."""
     facts = {"plan": "", "plan_any_gpu": submitted.plan_any_gpu, "command_line": submitted.command_line}
-    facts |= {"plan_units": sizes_in_words([0] * submitted.num_units)}
-    return Told(name="", status="", start_ms=0, end_ms=None, facts=facts)
+    facts |= {"plan_units": format_sizes([0] * submitted.num_units)}
+    return GroupRun(name="", status="", start_ms=0, end_ms=None, facts=facts)
 
 
-def _parts(of_models: Sequence[Sequence[Told]], newest: Told, queued: Queued) -> list[tuple[list[Unit], float | None]]:
+def _make_parts(
+    of_models: Sequence[Sequence[GroupRun]], newest: GroupRun, queued: QueueState
+) -> list[tuple[list[Shard], float | None]]:
     """Return the shards and the seconds left, by GPU model."""
-    sizes = sizes_of(newest.facts["plan_units"])
+    sizes = parse_sizes(newest.facts["plan_units"])
     parts = []
     for runs in of_models:
-        units = shard_states.of_plan(sizes, runs, queued)
-        left_s = shard_states.seconds_left(units, runs)
-        if runs and _is_of_beside(newest.facts):
+        units = shard_states.read_shards(sizes, runs, queued)
+        left_s = shard_states.estimate_seconds_left(units, runs)
+        if runs and _has_company(newest.facts):
             how = "in company" if runs[0].facts.get("beside", "0") != "0" else "alone"
             units = [dataclasses.replace(unit, model=f"{unit.model} {how}") for unit in units]
         parts.append((units, left_s))
     return parts
 
 
-def _as_spooled(run: Told, record: RunRecord | None) -> Told:
+def _update_from_spool(run: GroupRun, record: RunRecord | None) -> GroupRun:
     if record is None:
         return run
     return dataclasses.replace(
@@ -277,12 +279,12 @@ def _as_spooled(run: Told, record: RunRecord | None) -> Told:
     )
 
 
-def _shown_with(unit: Unit) -> tuple[str, str, str, int]:
+def _make_line_key(unit: Shard) -> tuple[str, str, str, int]:
     """Return a key that is equal for neighbouring shards that share a line."""
     return unit.model, unit.state, unit.reason, 0 if unit.last_ms is None else unit.number
 
 
-def _line(units: Sequence[Unit], now_s: float) -> tuple[str, ...]:
+def _format_line(units: Sequence[Shard], now_s: float) -> tuple[str, ...]:
     unit = units[0]
     numbers = str(unit.number) if len(units) == 1 else f"{unit.number} to {units[-1].number}"
     ended = ", ".join(f"{times} {result}" for result, times in unit.results.items())

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain.tags import Tag, facts_of, later_plans, restore_names, stored_name
 from pipeline.record.store.content import CUT, MAX_TAG
-from pipeline.record.store.local_store import Store, refused_by
+from pipeline.record.store.local_store import Store, translate_errors
 
 
 def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) -> None:
@@ -20,17 +20,17 @@ def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) 
         TrackingError: the store cannot be read or written.
     """
     for run_id, unit in units.items():
-        with refused_by(f"run {run_id} cannot be marked in {store.uri}"):
+        with translate_errors(f"run {run_id} cannot be marked in {store.uri}"):
             tags = store.client.get_run(run_id).data.tags
             restore_names(tags)
             earlier = later_plans(facts_of(tags))
-            encoded = _said([*earlier, {**facts, "plan_unit": str(unit)}])
+            encoded = _encode([*earlier, {**facts, "plan_unit": str(unit)}])
             store.client.set_tag(run_id, stored_name(Tag.TAKEN_OVER), encoded)
 
 
-def _said(plans: Sequence[Mapping[str, str]]) -> str:
+def _encode(plans: Sequence[Mapping[str, str]]) -> str:
     """Encode the newest plans that fit into a tag."""
     encoded = json.dumps(plans, ensure_ascii=False)
     if len(encoded) <= MAX_TAG:
         return encoded
-    return _said(plans[1:]) if len(plans) > 1 else json.dumps([{**plans[0], "command_line": CUT}], ensure_ascii=False)
+    return _encode(plans[1:]) if len(plans) > 1 else json.dumps([{**plans[0], "command_line": CUT}], ensure_ascii=False)

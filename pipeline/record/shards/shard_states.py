@@ -14,8 +14,8 @@ from pipeline.base.domain.machine_state import MachineState, merge_same
 from pipeline.base.domain.records import Result
 from pipeline.base.system import host, squeue
 from pipeline.base.system.errors import CommandError
-from pipeline.record.shards.group_runs import Told
-from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.shards.group_runs import GroupRun
+from pipeline.record.shards.slurm_arrays import Submission
 
 DONE, RUNNING, WAITING, LOST = "done", "running", "waiting", "lost"
 INCOMPLETE, ENDED, NOT_BEGUN = "incomplete", "ended", "not begun"
@@ -25,7 +25,7 @@ Queue = Callable[[str, Collection[str]], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class Shard:
     """One shard, as far as its best attempt got.
 
     Attributes:
@@ -58,11 +58,11 @@ class Unit:
     @property
     def num_found(self) -> int:
         """Number of groups with a final result; the others run again."""
-        return _num_findings(self.results)
+        return _count_findings(self.results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queued:
+class QueueState:
     """State of a study's job arrays in Slurm's queue.
 
     Attributes:
@@ -77,9 +77,9 @@ class Queued:
     unasked: str = ""
 
     @classmethod
-    def of(cls, runs: Sequence[Told], queue: Queue | None, submitted: Submitted | None = None) -> Queued:
+    def of(cls, runs: Sequence[GroupRun], queue: Queue | None, submitted: Submission | None = None) -> QueueState:
         """Ask for the arrays of these runs and those submitted; of several clusters, on the newest."""
-        begun = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _task(run))]
+        begun = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _parse_task(run))]
         tasks = [*begun, *((submitted.cluster, array) for array in submitted.arrays)] if submitted else begun
         if queue is None or not tasks:
             return cls()
@@ -90,7 +90,7 @@ class Queued:
         except CommandError as error:
             return cls(unasked=str(error))
 
-    def seen(self, unit: Unit, runs: Sequence[Told], arrays: Collection[str]) -> Unit:
+    def seen(self, unit: Shard, runs: Sequence[GroupRun], arrays: Collection[str]) -> Shard:
         """Return a shard with the state of its tasks in these arrays: several if it was submitted again."""
         tasks = (squeue.task_of(array, unit.number) for array in sorted(arrays))
         states = {task: self.states[task] for task in tasks if task in self.states}
@@ -104,42 +104,42 @@ class Queued:
         is_lost = unit.state == RUNNING and all(self.is_gone(run) for run in runs if run.status == "RUNNING")
         return dataclasses.replace(unit, state=LOST) if is_lost else unit
 
-    def is_gone(self, run: Told) -> bool:
+    def is_gone(self, run: GroupRun) -> bool:
         """Return whether the task of a run has left the queue; Slurm may hide other users' tasks."""
-        task = _task(run)
+        task = _parse_task(run)
         is_shown = os.getuid() == 0 or run.facts.get("user") == host.user_name()
         is_queued = run.facts.get("slurm_task", "").rpartition("/")[2] in self.states
         return task is not None and task[1] in self.arrays and is_shown and not is_queued
 
 
-def _task(run: Told) -> tuple[str, str] | None:
+def _parse_task(run: GroupRun) -> tuple[str, str] | None:
     """Return cluster and job array of the Slurm task that ran a group; `None` if none did."""
     cluster, is_given, task = run.facts.get("slurm_task", "").rpartition("/")
     return (cluster, task.partition("_")[0]) if is_given else None
 
 
-def model_of(runs: Sequence[Told]) -> str:
+def find_model(runs: Sequence[GroupRun]) -> str:
     """Return the GPU model of the runs of one plan."""
     return runs[0].facts.get("device", "") if runs else ""
 
 
-def of_plan(sizes: Sequence[int], runs: Sequence[Told], queued: Queued) -> list[Unit]:
+def read_shards(sizes: Sequence[int], runs: Sequence[GroupRun], queued: QueueState) -> list[Shard]:
     """Return the shards of a plan, whose numbers of groups are `sizes`."""
-    by_unit: dict[int, list[Told]] = defaultdict(list)
+    by_unit: dict[int, list[GroupRun]] = defaultdict(list)
     for run in runs:
         by_unit[int(run.facts["plan_unit"])].append(run)
-    model = model_of(runs)
+    model = find_model(runs)
     arrays = select_arrays(runs, queued)
-    units = (_unit(number, model, size, by_unit[number]) for number, size in enumerate(sizes, start=1))
+    units = (_make_shard(number, model, size, by_unit[number]) for number, size in enumerate(sizes, start=1))
     return [queued.seen(unit, by_unit[unit.number], arrays) for unit in units]
 
 
-def select_arrays(runs: Sequence[Told], queued: Queued) -> set[str]:
+def select_arrays(runs: Sequence[GroupRun], queued: QueueState) -> set[str]:
     """Return the job arrays that may have tasks of a plan: those that ran groups of it, and those without any."""
-    return {task[1] for run in runs if (task := _task(run)) and task[1] in queued.arrays}.union(queued.new)
+    return {task[1] for run in runs if (task := _parse_task(run)) and task[1] in queued.arrays}.union(queued.new)
 
 
-def seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
+def estimate_seconds_left(units: Sequence[Shard], runs: Sequence[GroupRun]) -> float | None:
     """Estimate the time of a plan's missing groups on as many GPUs as are at work; `None` if no group has ended."""
     num_left = sum(unit.num_groups - unit.num_found for unit in units if unit.state != DONE)
     if not num_left:
@@ -149,24 +149,24 @@ def seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
     return fmean(took) / 1000 * num_left / at_work if took else None
 
 
-def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
+def _make_shard(number: int, model: str, size: int, runs: Sequence[GroupRun]) -> Shard:
     states = merge_same(MachineState.of(run.facts) for run in runs)
-    attempts: dict[MachineState, list[Told]] = defaultdict(list)
+    attempts: dict[MachineState, list[GroupRun]] = defaultdict(list)
     counting = skips.without_old(reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result")))
     for run in reversed(counting):
         attempts[states[MachineState.of(run.facts)]].append(run)
     if not attempts:
-        return Unit(number=number, model=model, state=NOT_BEGUN, num_groups=size, results={})
-    ended = {origin: Counter(_endings(members).values()) for origin, members in attempts.items()}
+        return Shard(number=number, model=model, state=NOT_BEGUN, num_groups=size, results={})
+    ended = {origin: Counter(_collect_results(members).values()) for origin, members in attempts.items()}
 
     def rank(origin: MachineState) -> tuple[int, int]:
-        return _num_findings(ended[origin]), _last_ms(attempts[origin])
+        return _count_findings(ended[origin]), _find_last_ms(attempts[origin])
 
     best = max(attempts, key=rank)
     newest = attempts[best][-1].facts
     running = [run.name for run in runs if run.status == "RUNNING"]
-    state = DONE if _num_findings(ended[best]) >= size else RUNNING if running else INCOMPLETE
-    return Unit(
+    state = DONE if _count_findings(ended[best]) >= size else RUNNING if running else INCOMPLETE
+    return Shard(
         number=number,
         model=model,
         state=state,
@@ -174,12 +174,12 @@ def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
         results=dict(ended[best]),
         host=newest.get("host", ""),
         gpu=newest.get("gpu_uuid", ""),
-        last_ms=_last_ms(attempts[best]),
+        last_ms=_find_last_ms(attempts[best]),
         group=running[-1] if running and state != DONE else "",
     )
 
 
-def _endings(members: Sequence[Told]) -> dict[str, str]:
+def _collect_results(members: Sequence[GroupRun]) -> dict[str, str]:
     """Return the result of each group, by digest: a final one, else the newest."""
     results: dict[str, str] = {}
     for run in members:
@@ -191,9 +191,9 @@ def _endings(members: Sequence[Told]) -> dict[str, str]:
     return results
 
 
-def _num_findings(results: Mapping[str, int]) -> int:
+def _count_findings(results: Mapping[str, int]) -> int:
     return sum(times for result, times in results.items() if Result(result).is_finding)
 
 
-def _last_ms(members: Sequence[Told]) -> int:
+def _find_last_ms(members: Sequence[GroupRun]) -> int:
     return max(run.end_ms or run.start_ms for run in members)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.tags import PREFIX
 from pipeline.base.system import user_command
-from pipeline.record.store.content import words_of
-from pipeline.record.store.local_store import Store, refused_by
+from pipeline.record.store.content import split_command
+from pipeline.record.store.local_store import Store, translate_errors
 from pipeline.record.store.results import find_experiment
 from pipeline.record.store.store_access import open_if_there
 
@@ -21,7 +21,7 @@ _MOST_ARRAYS = 50  # a tag holds 5,000 characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
+class Submission:
     """The arrays of one study, oldest first; `time_ms` is that of the newest, `folder` holds the tasks' output."""
 
     command_line: str
@@ -35,41 +35,41 @@ class Submitted:
     @property
     def study(self) -> str:
         """What all starts of the study have in common."""
-        return study_of(self.command_line)
+        return identify_study(self.command_line)
 
 
-def study_of(command_line: str) -> str:
+def identify_study(command_line: str) -> str:
     """Return the part of a recorded command line that is the same in each start of its study; empty if it was cut."""
-    typed = words_of(command_line)
+    typed = split_command(command_line)
     if not typed:
         return ""
     options, arguments = user_command.without(typed, user_command.OF_LAUNCHERS)
     return shlex.join([*options, *arguments])
 
 
-def note(store: Store, experiment: str, new: Submitted) -> None:
+def note(store: Store, experiment: str, new: Submission) -> None:
     """Add arrays to those of the same study, or replace those of another study."""
-    known = _of(store, experiment)
+    known = _read(store, experiment)
     if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
         new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])
-    with refused_by(f"the job arrays cannot be noted in {store.uri}"):
+    with translate_errors(f"the job arrays cannot be noted in {store.uri}"):
         store.client.set_experiment_tag(store.experiment_id(experiment), TAG, json.dumps(dataclasses.asdict(new)))
 
 
-def of(uri: str, experiment: str) -> Submitted | None:
+def read(uri: str, experiment: str) -> Submission | None:
     """Return the newest submission of an experiment on a server; `None` if unknown.
 
     Raises:
         TrackingError: the server cannot be read.
     """
     store = open_if_there(uri)
-    return None if store is None else _of(store, experiment)
+    return None if store is None else _read(store, experiment)
 
 
-def _of(store: Store, experiment: str) -> Submitted | None:
+def _read(store: Store, experiment: str) -> Submission | None:
     stored = find_experiment(store, experiment)
     if stored is None or TAG not in stored.tags:
         return None
     with suppress(ValueError, TypeError):  # of another version
-        return Submitted(**json.loads(stored.tags[TAG]))
+        return Submission(**json.loads(stored.tags[TAG]))
     return None

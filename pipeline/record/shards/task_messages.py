@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.base.system import secrets, squeue, words
 from pipeline.launch.events import last_lines
-from pipeline.record.shards.shard_states import ENDED, INCOMPLETE, LOST, NOT_BEGUN, RUNNING, Unit
+from pipeline.record.shards.shard_states import ENDED, INCOMPLETE, LOST, NOT_BEGUN, RUNNING, Shard
 
 UNFINISHED = (INCOMPLETE, LOST, NOT_BEGUN)
 _NEVER_RAN = frozenset({"CANCELLED", "REVOKED"})
@@ -34,8 +34,8 @@ _TAIL_BYTES, _MAX_LENGTH = 1 << 16, 300
 
 
 def add_messages(
-    units: Sequence[Unit], arrays: Collection[str], folder: str, end_states: Mapping[str, str]
-) -> list[Unit]:
+    units: Sequence[Shard], arrays: Collection[str], folder: str, end_states: Mapping[str, str]
+) -> list[Shard]:
     """Return the shards of one GPU model, each with the last message of its newest task that began.
 
     Args:
@@ -45,12 +45,12 @@ def add_messages(
         end_states: by task, of `squeue.list_end_states`.
     """
     newest_first = sorted(arrays, key=int, reverse=True)
-    return [_with_message(unit, newest_first, folder, end_states) for unit in units]
+    return [_add_message(unit, newest_first, folder, end_states) for unit in units]
 
 
-def describe(units: Sequence[Unit]) -> Iterator[str]:
+def describe(units: Sequence[Shard]) -> Iterator[str]:
     """Yield a line for each message, with the shards that have it; messages are alike but for numbers."""
-    alike: dict[tuple[str, str], list[Unit]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[Shard]] = defaultdict(list)
     for unit in units:
         if unit.message:
             alike[unit.model, _NUMBER.sub("0", unit.message)].append(unit)
@@ -64,7 +64,7 @@ def describe(units: Sequence[Unit]) -> Iterator[str]:
         yield f"{words.counted(sum(map(len, rest)), 'more unit')} with other messages: --json has all"
 
 
-def _with_message(unit: Unit, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Unit:
+def _add_message(unit: Shard, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Shard:
     if unit.state == RUNNING and not unit.group and folder:
         outputs = (locate(Path(folder), task) for task in unit.tasks)
         return next(

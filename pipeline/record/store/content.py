@@ -65,16 +65,16 @@ class RunContent:
     not_finite: list[str] = field(default_factory=list)
 
     def add_param(self, key: str, value: str) -> None:
-        name = _free_name(key, self.params)
+        name = _find_free_name(key, self.params)
         self.params[name] = self._cut("params", name, value, MAX_PARAM)
 
     def add_tag(self, key: str, value: str) -> None:
-        name = _free_name(stored_name(key), self.tags)
+        name = _find_free_name(stored_name(key), self.tags)
         self.tags[name] = self._cut("tags", name, value, MAX_TAG)
 
     def add_metric(self, key: str, points: Iterable[Point]) -> None:
         """Add the finite points of a metric; a tag names the metrics that had others."""
-        name = _free_name(key, self.metrics)
+        name = _find_free_name(key, self.metrics)
         all_points = list(points)
         finite = [point for point in all_points if math.isfinite(point[2])]
         if finite:
@@ -88,13 +88,13 @@ class RunContent:
         Yields the names of metrics that were thinned to `most_points`.
         """
         for key, points in run.metrics.items():
-            self.add_metric(_yielding(run.prefix + key, self.metrics), thinned(points, most_points))
+            self.add_metric(_avoid_taken(run.prefix + key, self.metrics), thinned(points, most_points))
             if points.num_points > min(len(points), most_points):
                 yield key
         for key, value in run.params.items():
-            self.add_param(_yielding(run.prefix + key, self.params), _masked(key, value))
+            self.add_param(_avoid_taken(run.prefix + key, self.params), _mask_logged(key, value))
         for key, value in run.tags.items():
-            self.add_tag(_yielding(run.prefix + key, self.tags), _masked(key, value))
+            self.add_tag(_avoid_taken(run.prefix + key, self.tags), _mask_logged(key, value))
 
     def batches(self, known: RunContent | None = None) -> Iterator[LogBatch]:
         """Yield everything but known params and tags, in as few calls as MLflow allows."""
@@ -126,7 +126,7 @@ class RunContent:
         return value[: limit - len(CUT)] + CUT
 
 
-def words_of(command_line: str) -> list[str] | None:
+def split_command(command_line: str) -> list[str] | None:
     """Split a command line from a tag; `None` if it was cut there."""
     try:
         return None if command_line.endswith(CUT) else shlex.split(command_line)
@@ -134,31 +134,31 @@ def words_of(command_line: str) -> list[str] | None:
         return None
 
 
-def safe_name(key: str) -> str:
+def make_safe_name(key: str) -> str:
     """Return the key as MLflow accepts it: letters, digits and `_-./ :`, a relative path, at most 250 characters."""
     name = posixpath.normpath("/" + re.sub(r"[^\w\-./ :]", "_", key)).lstrip("/")
     return re.sub(r"^\.\.+", "_", name)[:MAX_KEY].rstrip("/") or "_"
 
 
-def takes_file(name: str, *, is_server: bool) -> bool:
+def can_keep_file(name: str, *, is_server: bool) -> bool:
     """Return whether MLflow accepts this path below a run's artifacts unchanged: its client puts it into an address."""
     return not (_REFUSED_FILE.search(name) or (is_server and _CHANGED_IN_ADDRESS.search(name)))
 
 
-def _free_name(key: str, taken: Container[str]) -> str:
+def _find_free_name(key: str, taken: Container[str]) -> str:
     """Return the safe name, with a number if it is taken."""
-    name, number = safe_name(key), 2
+    name, number = make_safe_name(key), 2
     while name in taken:
         suffix = f"_{number}"
-        name, number = safe_name(key)[: MAX_KEY - len(suffix)] + suffix, number + 1
+        name, number = make_safe_name(key)[: MAX_KEY - len(suffix)] + suffix, number + 1
     return name
 
 
-def _masked(key: str, value: str) -> str:
+def _mask_logged(key: str, value: str) -> str:
     """Mask what a script logged; an ambiguous name, such as `key`, hides no value."""
     is_ambiguous = secrecy_of(key) is Secrecy.AMBIGUOUS
     return mask_text(value) if is_ambiguous else str(mask(value, key))
 
 
-def _yielding(key: str, taken: Container[str]) -> str:
-    return f"script/{key}" if safe_name(key) in taken else key
+def _avoid_taken(key: str, taken: Container[str]) -> str:
+    return f"script/{key}" if make_safe_name(key) in taken else key

@@ -37,19 +37,19 @@ def read_revisions(database: Path) -> list[str]:
     Raises:
         sqlite3.Error: it is no database.
     """
-    with closing(_existing(database)) as connection:
-        if not _tables(connection) >= {*tables.TABLES, _REVISIONS}:
+    with closing(_connect_existing(database)) as connection:
+        if not _list_tables(connection) >= {*tables.TABLES, _REVISIONS}:
             return []
         rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     return sorted(str(revision) for (revision,) in rows if revision is not None)
 
 
-def _existing(database: Path) -> sqlite3.Connection:
+def _connect_existing(database: Path) -> sqlite3.Connection:
     """Connect to an existing file, writable, as a write-ahead log may have to be recovered first."""
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_TIMEOUT_S)
 
 
-def _tables(connection: sqlite3.Connection) -> set[str]:
+def _list_tables(connection: sqlite3.Connection) -> set[str]:
     return {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
@@ -68,8 +68,8 @@ def check_uri(uri: str) -> None:
         path = make_url(uri).database
         if not path or not Path(path).is_file():
             return
-        with closing(_existing(Path(path))) as connection:
-            is_fresh = not _tables(connection)
+        with closing(_connect_existing(Path(path))) as connection:
+            is_fresh = not _list_tables(connection)
         if not is_fresh:  # else MLflow makes its tables
             check(Path(path), shlex.join(["mlflow", "db", "upgrade", uri]))
     except (sqlite3.Error, SQLAlchemyError):
@@ -84,8 +84,8 @@ def check(database: Path, upgrade_command: str) -> None:
         StoreError: a newer MLflow or another program made it, or it is damaged.
         sqlite3.Error: it is no database.
     """
-    with closing(_existing(database)) as connection:
-        names = _tables(connection)
+    with closing(_connect_existing(database)) as connection:
+        names = _list_tables(connection)
     if not names:
         raise StoreError(f"{database} is empty; remove it, or {_ELSEWHERE}")
     if not names >= tables.TABLES:
@@ -141,12 +141,13 @@ def upgrade(database: Path) -> Path:
         argv = [sys.executable, "-P", "-m", "mlflow", "db", "upgrade", f"sqlite:///{beside}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_UPGRADE_TIMEOUT_S, check=False)
         if done.returncode:
+            reason = _find_reason(done.stderr)
             raise StoreError(
-                f"{database} could not be upgraded for MLflow {version} ({_reason(done.stderr)}) and is as it was; "
-                f"{_way_back(database)}"
+                f"{database} could not be upgraded for MLflow {version} ({reason}) and is as it was; "
+                f"{_describe_way_back(database)}"
             )
         _copy(database, old)
-        with closing(sqlite3.connect(beside)) as source, closing(_opened(database)) as target:
+        with closing(sqlite3.connect(beside)) as source, closing(_connect(database)) as target:
             source.backup(target)
     except subprocess.TimeoutExpired as error:
         raise StoreError(
@@ -159,23 +160,23 @@ def upgrade(database: Path) -> Path:
     return old
 
 
-def _opened(database: Path) -> sqlite3.Connection:
+def _connect(database: Path) -> sqlite3.Connection:
     return sqlite3.connect(database, timeout=_BUSY_TIMEOUT_S)
 
 
 def _copy(database: Path, to: Path) -> None:
     to.unlink(missing_ok=True)
-    with closing(_opened(database)) as source, closing(sqlite3.connect(to)) as target:
+    with closing(_connect(database)) as source, closing(sqlite3.connect(to)) as target:
         source.backup(target)
 
 
-def _reason(errors: str) -> str:
+def _find_reason(errors: str) -> str:
     """Return the line of a traceback that names the error."""
     lines = [line.strip() for line in errors.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (lines or errors.strip().splitlines() or ["no message"])[-1][:200]
 
 
-def _way_back(database: Path) -> str:
+def _describe_way_back(database: Path) -> str:
     copies = sorted(database.parent.glob(f"{database.name}.before-*"), key=lambda copy: copy.stat().st_mtime)
     if not copies:
         return f"if an upgrade was cut off before, put back a copy of it, or {_ELSEWHERE}"

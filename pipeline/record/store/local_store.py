@@ -25,7 +25,7 @@ from pipeline.base.domain.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
 from pipeline.base.mlflow_internals import pages, tables
 from pipeline.base.system import entry_points, locks, tracking_root
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.invocation import python
+from pipeline.record.invocation import spell_python
 from pipeline.record.store import database_schema
 from pipeline.record.store.database_schema import OutdatedError
 
@@ -80,7 +80,7 @@ class Store:
                 if self.root is not None or isinstance(error, TrackingError):
                     raise
                 raise TrackingError(
-                    f"the tracking server at {self.uri} gave no valid answer: {reason_of(error)}; "
+                    f"the tracking server at {self.uri} gave no valid answer: {describe_error(error)}; "
                     "check tracking.uri, or use tracking=local"
                 ) from error
         return self._experiments[name][0]
@@ -93,7 +93,7 @@ class Store:
         """
         if self.root is None:
             return
-        if self.inode is not None and self.inode != _inode_of(self.root / DATABASE):
+        if self.inode is not None and self.inode != _read_inode(self.root / DATABASE):
             raise TrackingError(
                 f"{self.root / DATABASE} was removed or replaced while the study ran; what is measured waits in the "
                 "spool until the next start"
@@ -123,7 +123,7 @@ class Store:
                 f"experiment {name!r} was deleted from {self.uri}; bring it back with `mlflow experiments restore "
                 f"--experiment-id {experiment.experiment_id}`, or choose another name with tracking.experiment=..."
             )
-        if self.root is not None and foreign_root(experiment.artifact_location, self.root) is not None:
+        if self.root is not None and find_foreign_root(experiment.artifact_location, self.root) is not None:
             raise TrackingError(
                 f"experiment {name!r} keeps its artifacts in {experiment.artifact_location}, but its store is now "
                 f"{self.root}; run `{entry_points.spell('tracking', 'relocate', '--root', str(self.root))}` first"
@@ -170,17 +170,17 @@ def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) ->
         with locks.held(root / STORE_LOCK):
             _prepare(root, upgrades=upgrades)
         _sync_seldom()
-        local_uri = database_uri(root / DATABASE)
+        local_uri = make_database_uri(root / DATABASE)
         client = MlflowClient(tracking_uri=local_uri)
     except (OSError, sqlite3.Error, SQLAlchemyError, MlflowException) as error:
         raise TrackingError(
-            f"could not open the tracking store in {root}: {reason_of(error)}; if that is no store of MLflow's that "
-            f"you may write, {_OTHER_FOLDER}"
+            f"could not open the tracking store in {root}: {describe_error(error)}; if that is no store of MLflow's "
+            f"that you may write, {_OTHER_FOLDER}"
         ) from error
-    return Store(client=client, uri=local_uri, root=root, inode=_inode_of(root / DATABASE))
+    return Store(client=client, uri=local_uri, root=root, inode=_read_inode(root / DATABASE))
 
 
-def _inode_of(path: Path) -> int | None:
+def _read_inode(path: Path) -> int | None:
     try:
         return path.stat().st_ino
     except OSError:
@@ -192,7 +192,7 @@ def is_server(root_or_uri: Path | str) -> bool:
     return isinstance(root_or_uri, str) and "://" in root_or_uri
 
 
-def reason_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Describe in a line why a call of MLflow failed, by the operating system's error if there was one."""
     innermost: BaseException = error
     while (inner := innermost.__cause__ or innermost.__context__) is not None:
@@ -202,17 +202,17 @@ def reason_of(error: Exception) -> str:
 
 
 @contextmanager
-def refused_by(what: str, remedy: str = "") -> Iterator[None]:
+def translate_errors(what: str, remedy: str = "") -> Iterator[None]:
     """Turn an error of MLflow into a `TrackingError` that begins with what failed."""
     from mlflow.exceptions import MlflowException
 
     try:
         yield
     except MlflowException as error:
-        raise TrackingError(f"{what}: {reason_of(error)}{remedy and f'; {remedy}'}") from error
+        raise TrackingError(f"{what}: {describe_error(error)}{remedy and f'; {remedy}'}") from error
 
 
-def database_uri(path: Path) -> str:
+def make_database_uri(path: Path) -> str:
     """Return the URI by which MLflow opens a sqlite file patiently."""
     return f"sqlite:///{path}?timeout={BUSY_TIMEOUT_S}"
 
@@ -228,7 +228,7 @@ def is_local(path: Path) -> bool:
     return kind in LOCAL_FILE_SYSTEMS
 
 
-def foreign_root(location: str, root: Path) -> Path | None:
+def find_foreign_root(location: str, root: Path) -> Path | None:
     """Return the other store that an artifact location belongs to.
 
     `None` if it is this store's, or not of our form: `<root>/artifacts/<experiment>`.
@@ -249,7 +249,7 @@ def _prepare(root: Path, *, upgrades: bool) -> None:
         _create(root)
     elif version_file.read_text(errors="replace").split() != [version, *database_schema.read_revisions(database)]:
         try:
-            database_schema.check(database, upgrade_command(root))
+            database_schema.check(database, spell_upgrade_command(root))
         except OutdatedError:
             if not upgrades:
                 raise
@@ -274,20 +274,20 @@ def upgrade(root: Path) -> str:
         with locks.held(root / STORE_LOCK):
             is_current = mlflow_internals.is_tried()  # else only MLflow knows
             try:
-                database_schema.check(database, upgrade_command(root))
+                database_schema.check(database, spell_upgrade_command(root))
             except OutdatedError:
                 is_current = False
             if not is_current:
                 old = database_schema.upgrade(database)
                 return f"upgraded {database} for MLflow {mlflow_internals.version()}; the old one is kept as {old}"
     except (OSError, sqlite3.Error) as error:
-        raise TrackingError(f"{database} could not be upgraded: {reason_of(error)}; {_OTHER_FOLDER}") from error
+        raise TrackingError(f"{database} could not be upgraded: {describe_error(error)}; {_OTHER_FOLDER}") from error
     return f"nothing to do: {database} is up to date"
 
 
-def upgrade_command(root: Path) -> str:
+def spell_upgrade_command(root: Path) -> str:
     """Return the command that upgrades a local store."""
-    return entry_points.spell("tracking", "upgrade", "--root", str(root), python=python())
+    return entry_points.spell("tracking", "upgrade", "--root", str(root), python=spell_python())
 
 
 def is_ready(root: Path, experiment: str) -> bool:
@@ -300,7 +300,7 @@ def is_ready(root: Path, experiment: str) -> bool:
         stored = tables.read_experiment(root / DATABASE, experiment, BUSY_TIMEOUT_S)
     except (OSError, sqlite3.Error):
         return False
-    return stored is None or (stored[0] == "active" and foreign_root(stored[1], root) is None)
+    return stored is None or (stored[0] == "active" and find_foreign_root(stored[1], root) is None)
 
 
 def _create(root: Path) -> None:

@@ -10,7 +10,7 @@ from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.mlflow_internals import tables
 from pipeline.base.system import locks
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.store.local_store import BUSY_TIMEOUT_S, foreign_root
+from pipeline.record.store.local_store import BUSY_TIMEOUT_S, find_foreign_root
 
 
 def relocate(root: Path, old_root: Path | None = None, place: Path | None = None) -> dict[str, int]:
@@ -41,9 +41,9 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
             closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection,
         ):
             connection.execute("BEGIN IMMEDIATE")
-            old = old_root.absolute() if old_root else _old_root(connection, place)
+            old = old_root.absolute() if old_root else _find_old_root(connection, place)
             counts = {} if old is None or old == place else tables.move_paths(connection, old, place)
-            elsewhere = _old_roots(connection, place)
+            elsewhere = _find_old_roots(connection, place)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(f"could not relocate the tracking store in {root}: {error}") from error
@@ -52,13 +52,13 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
     return counts
 
 
-def _old_roots(connection: sqlite3.Connection, root: Path) -> list[Path]:
+def _find_old_roots(connection: sqlite3.Connection, root: Path) -> list[Path]:
     locations = tables.read_artifact_locations(connection)
-    return sorted({old for location in locations if (old := foreign_root(location, root)) is not None})
+    return sorted({old for location in locations if (old := find_foreign_root(location, root)) is not None})
 
 
-def _old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
-    roots = _old_roots(connection, root)
+def _find_old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
+    roots = _find_old_roots(connection, root)
     if len(roots) > 1:
         places = ", ".join(map(str, roots))
         raise TrackingError(

@@ -32,7 +32,7 @@ def open_if_there(root_or_uri: Path | str) -> Store | None:
         return None
     except OSError as error:
         raise TrackingError(f"the tracking store in {root} cannot be read: {error.strerror}") from error
-    return open_store(root) if may_be_written(root) else _opened_copy(root)
+    return open_store(root) if is_writable(root) else _open_copy(root)
 
 
 def open_named(root_or_uri: Path | str) -> Store:
@@ -52,7 +52,7 @@ def open_named(root_or_uri: Path | str) -> Store:
     return store
 
 
-def may_be_written(root_or_uri: Path | str) -> bool:
+def is_writable(root_or_uri: Path | str) -> bool:
     """Return whether this user may write to a store: sqlite needs its folder as well."""
     if is_server(root_or_uri):
         return True
@@ -61,7 +61,7 @@ def may_be_written(root_or_uri: Path | str) -> bool:
 
 
 @functools.cache
-def _opened_copy(root: Path) -> Store:
+def _open_copy(root: Path) -> Store:
     """Open a copy of the database of a read-only store; its artifacts are read where they are."""
     folder = tempfile.TemporaryDirectory(prefix="colloc-store-")
     atexit.register(folder.cleanup)

@@ -32,11 +32,11 @@ from pipeline.base.system.secrets import mask_text
 from pipeline.base.system.words import escape_to_utf8, list_first
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
-from pipeline.observe.table import in_one_line
+from pipeline.observe.table import format_line
 from pipeline.record import group_folder, request_table, sample_series
 from pipeline.record.group_folder import ChildRecord, Record, RunRecord
 from pipeline.record.sample_series import About, Series, SeriesKey
-from pipeline.record.store.content import RunContent, takes_file
+from pipeline.record.store.content import RunContent, can_keep_file
 from pipeline.record.store.local_store import Store
 
 MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
@@ -73,23 +73,23 @@ class RunIds:
     described: dict[str, RunContent] = field(default_factory=dict)
 
 
-Opened = Callable[[str | None], Store]
+StoreOpener = Callable[[str | None], Store]
 """Gives the store of a record's `uri`, open."""
 
 
-def begin(opened: Opened, folder: Path) -> RunIds:
+def begin(opened: StoreOpener, folder: Path) -> RunIds:
     """Create the group's runs with what is known of them, so that the UI shows the group while it runs."""
     with locks.held(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
         record = group_folder.read(folder)
         store = opened(record.uri)
         runs = _find_or_create_runs(store, folder, record)
         for run, run_id in ((record.parent, runs.parent), *((c, runs.children[c.index]) for c in record.children)):
-            runs.described[run_id] = content = _described(run)
+            runs.described[run_id] = content = _describe_run(run)
             _log(store, run_id, RunContent(params=content.params))
         return runs
 
 
-def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | None = None) -> RunIds | None:
+def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds | None = None) -> RunIds | None:
     """Upload a closed spool folder, give its runs their final status, and remove it.
 
     Args:
@@ -152,7 +152,7 @@ def amend(store: Store, file: Path) -> None:
     if not file.exists():
         return
     amendment = group_folder.read_amendment(file)
-    all_runs = _runs_of(store, store.experiment_id(amendment.experiment), amendment.spool_id)
+    all_runs = _find_runs(store, store.experiment_id(amendment.experiment), amendment.spool_id)
     runs = [run for run in all_runs if run.data.tags.get(Tag.ROLE) == GROUP]
     if not runs or runs[0].info.status == "RUNNING":  # its end, which is still to be sent, would overwrite this
         raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
@@ -163,7 +163,7 @@ def amend(store: Store, file: Path) -> None:
     known = runs[0].data
     is_simulated = Tag.SIMULATED in known.tags
     metrics, marks = known.metrics | amendment.metrics, read_marks(known.tags)
-    description = in_one_line(result, amendment.reason, metrics, marks=marks, is_simulated=is_simulated)
+    description = format_line(result, amendment.reason, metrics, marks=marks, is_simulated=is_simulated)
     store.client.set_tag(run_id, Tag.DESCRIPTION, description)
     if runs[0].data.tags.get(Tag.RESULT) != result:
         store.client.set_tag(run_id, Tag.RESULT, result.value)
@@ -224,12 +224,12 @@ class _Upload:
     left_out: list[Path] = field(default_factory=list)
 
     def child(self, child: ChildRecord, run_id: str) -> None:
-        content = _described(child)
+        content = _describe_run(child)
         self._add_metrics(content, child, child.series)
         for name, points in child.series.items():
             few = thinned(points, self.series_points)
             content.add_metric(name, [(step, self._ms(t_ns), value) for step, t_ns, value in few])
-        self._add_sampled(content, sample_series.of_child(self.samples, child, self.fields))
+        self._add_sampled(content, sample_series.select_child_series(self.samples, child, self.fields))
         folder = self.folder / child.folder
         scripts = read_script_runs(folder / layout.SCRIPT_STORE)
         num_metrics = sum(len(script.metrics) for script in scripts)
@@ -247,12 +247,14 @@ class _Upload:
         self._finish(run_id, child, content)
 
     def parent(self, run_id: str) -> None:
-        content = _described(self.record.parent)
+        content = _describe_run(self.record.parent)
         self._add_metrics(content, self.record.parent, {})
         self._add_sampled(content, {key.metric: one for key, one in self.samples.items() if key.job is None})
         self._log_below(run_id, content, [(self.folder / layout.ARTIFACTS, "")])
         if self.samples:
-            table = sample_series.write_table(self.samples, self.record.clock, self.scratch, _about(self.record))
+            table = sample_series.write_table(
+                self.samples, self.record.clock, self.scratch, _describe_samples(self.record)
+            )
             self.store.client.log_artifact(run_id, str(table))
         self._finish(run_id, self.record.parent, content)
 
@@ -311,7 +313,7 @@ class _Upload:
 
     def _is_taken(self, run_id: str, path: Path, place: Path) -> bool:
         """Log a file; return false if the store refuses this one file."""
-        if not takes_file(place.as_posix(), is_server=self.store.root is None):
+        if not can_keep_file(place.as_posix(), is_server=self.store.root is None):
             return False
         try:
             self.store.client.log_artifact(run_id, str(path), None if place.parent == Path() else str(place.parent))
@@ -336,7 +338,7 @@ class _Upload:
         self.store.client.set_terminated(run_id, status=run.status, end_time=self._end_ms(run))
 
 
-def _about(record: Record) -> About:
+def _describe_samples(record: Record) -> About:
     tags = record.parent.tags
     device = tags.get(Tag.DEVICE, "")
     # A MIG device that was there before the study has its profile in its name.
@@ -349,7 +351,7 @@ def _about(record: Record) -> About:
     )
 
 
-def _described(run: RunRecord) -> RunContent:
+def _describe_run(run: RunRecord) -> RunContent:
     content = RunContent()
     for key, value in run.params.items():
         content.add_param(key, value)
@@ -373,7 +375,7 @@ def _log(store: Store, run_id: str, content: RunContent, known: RunContent | Non
 def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     counted = {child.params.get(units.PARAM, units.SAMPLES) for child in record.children}
     experiment_id = store.experiment_id(record.experiment, counted)
-    known = _known_runs(store, folder, record, experiment_id)
+    known = _find_known_runs(store, folder, record, experiment_id)
 
     def keep() -> None:
         ids = {"uri": mask_text(store.uri), "inode": store.inode, "experiment_id": experiment_id, "runs": known}
@@ -385,7 +387,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     def ensure(key: str, run: RunRecord, tags: dict[str, str]) -> str:
         if key not in known:
             tags |= {stored_name(Tag.SPOOL_ID): record.spool_id, Tag.RUN_NAME: run.name}
-            tags |= _described(run).tags  # made with the run, they cost a third of what they cost later
+            tags |= _describe_run(run).tags  # made with the run, they cost a third of what they cost later
             created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, run.name)
             known[key] = str(created.info.run_id)
             keep()
@@ -399,7 +401,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     return RunIds(parent, children)
 
 
-def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) -> dict[str, str]:
+def _find_known_runs(store: Store, folder: Path, record: Record, experiment_id: str) -> dict[str, str]:
     """Return run ids by `parent` or the child's index: from the folder if complete, else from MLflow."""
     path = folder / layout.RUN_IDS
     if not path.exists():
@@ -411,11 +413,11 @@ def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) 
             return dict(ids["runs"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # damaged, or a sender was killed while it created them: MLflow knows which exist
-    stored = _runs_of(store, experiment_id, record.spool_id)
+    stored = _find_runs(store, experiment_id, record.spool_id)
     return {run.data.tags.get(Tag.INDEX, "parent"): str(run.info.run_id) for run in stored}
 
 
-def _runs_of(store: Store, experiment_id: str, spool_id: str) -> list[Any]:
+def _find_runs(store: Store, experiment_id: str, spool_id: str) -> list[Any]:
     """Return the runs of a group and its jobs, under the present or the former name of the tag."""
     for tag in (stored_name(Tag.SPOOL_ID), str(Tag.SPOOL_ID)):
         if runs := list(store.client.search_runs([experiment_id], f"tags.`{tag}` = '{spool_id}'")):

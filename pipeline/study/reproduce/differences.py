@@ -15,7 +15,7 @@ from pipeline.base.system import secrets
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.env import lock
-from pipeline.record.stored_group import Original, script_files
+from pipeline.record.stored_group import Original, name_script_artifacts
 
 # Facts of a start that decide what is computed and how fast, in words.
 _FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}
@@ -55,7 +55,7 @@ def masked_scripts(original: Original, group: Group) -> Iterable[str]:
         ConfigError: what would be run now is such a copy.
     """
     before = _programs(original)
-    files = script_files(program.script for program in before)
+    files = name_script_artifacts(program.script for program in before)
     lines: dict[str, None] = {}
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
         kept, name = files[then.script], Path(then.script).name
@@ -184,7 +184,7 @@ def _requested_by_name(request: Iterable[str]) -> dict[str, str]:
 def _sources(original: Original, group: Group) -> Iterable[str]:
     """File by file, by the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
     before = _programs(original)
-    files = script_files(program.script for program in before)
+    files = name_script_artifacts(program.script for program in before)
     found: dict[str, None] = {}
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
         old, new = then.sources, {source.name: source.digest for source in now.sources}

@@ -27,7 +27,7 @@ def explain(
 
     `left` are the groups that are to be run; `recall` reads the group of a run.
     """
-    found = resume.unused(plan, left, finished)
+    found = resume.find_unused(plan, left, finished)
     if not found:
         return []
     lines = [

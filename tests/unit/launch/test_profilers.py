@@ -111,7 +111,7 @@ def test_the_digest_covers_what_the_profiler_does_and_not_where_it_lies(make_pla
 
 def test_a_baseline_of_another_profiler_is_no_baseline():
     nsys = ProfilerSpec(name="nsys", build=Spec(target="pipeline.launch.profilers.nsight.Nsys"))
-    assert baseline_comparison.comparable(make_group("a")) != baseline_comparison.comparable(
+    assert baseline_comparison.make_comparison_key(make_group("a")) != baseline_comparison.make_comparison_key(
         make_group("a", profiler=nsys)
     )
 

@@ -11,7 +11,7 @@ from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.records import Plan, Result, WindowKind
 from pipeline.base.system import host
 from pipeline.base.system.errors import ConfigError
-from pipeline.observe.baseline_comparison import Comparison, loss_difference
+from pipeline.observe.baseline_comparison import Comparison, describe_loss_difference
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record import resume
 from pipeline.record.stored_group import FinishedGroup
@@ -86,7 +86,7 @@ def plan() -> Plan:
 
 
 def left(plan, *finished):
-    return [group.number for group in resume.remaining(plan, finished)[0]]
+    return [group.number for group in resume.select_remaining(plan, finished)[0]]
 
 
 def test_finished_groups_are_not_run_again(plan):
@@ -145,10 +145,10 @@ def test_a_block_that_was_begun_in_another_state_of_the_machine_begins_again(pla
     plan = on(plan, STATE)
     first = [entry(g, 100.0, 100.0, **STATE | {fact: before}) for g in plan.groups]
     assert left(plan, *first[:3]) == [3, 4]  # block 1 is complete, block 2 was cut
-    again, _ = resume.remaining(plan, first[:3])
-    (line,) = resume.begun_again(again, first[:3])
+    again, _ = resume.select_remaining(plan, first[:3])
+    (line,) = resume.describe_restarts(again, first[:3])
     assert line == f"resume: 1 result of unfinished blocks not used, these begin again: {change}"
-    assert resume.begun_again(again, [entry(g, **STATE) for g in plan.groups]) == []
+    assert resume.describe_restarts(again, [entry(g, **STATE) for g in plan.groups]) == []
     assert left(plan, first[2], entry(plan.groups[3], **STATE)) == [1, 2, 3]
 
 
@@ -189,15 +189,15 @@ def test_of_a_unit_that_was_begun_one_gpu_keeps_what_it_found_if_it_may_go_on(pl
     here, other = plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")
     both = [here, other]
     begun = [entry(plan.groups[0]), entry(plan.groups[2], gpu="GPU-other")]
-    groups, known = resume.remaining(plan, begun, gpus=both)
+    groups, known = resume.select_remaining(plan, begun, gpus=both)
     assert [group.number for group in groups] == [2, 4]
     assert [row.gpu_uuid for row in known] == [here.uuid, other.uuid]
     one_unit = dataclasses.replace(plan, groups=tuple(dataclasses.replace(g, unit=1) for g in plan.groups))
-    groups, known = resume.remaining(one_unit, [*begun, entry(plan.groups[3], gpu="GPU-other")], gpus=both)
+    groups, known = resume.select_remaining(one_unit, [*begun, entry(plan.groups[3], gpu="GPU-other")], gpus=both)
     assert [group.number for group in groups] == [1, 2]  # the one that found more of it
     assert left(one_unit, *begun) == [2, 3, 4]
     before = [dataclasses.replace(each, facts=each.facts | {"boot_id": "boot-before"}) for each in begun]
-    assert resume.remaining(plan, before, gpus=both) == (plan.groups, [])
+    assert resume.select_remaining(plan, before, gpus=both) == (plan.groups, [])
 
 
 def test_of_two_complete_attempts_the_newest_counts(plan):
@@ -205,14 +205,14 @@ def test_of_two_complete_attempts_the_newest_counts(plan):
     old = [dataclasses.replace(entry(group), start_ms=1) for group in plan.groups]
     new = [dataclasses.replace(entry(group, gpu="GPU-other"), start_ms=2) for group in plan.groups]
     for found in (old + new, new + old):
-        _, known = resume.remaining(plan, found, gpus=both)
+        _, known = resume.select_remaining(plan, found, gpus=both)
         assert {row.gpu_uuid for row in known} == {"GPU-other"}
 
 
 def test_a_unit_goes_on_where_no_boot_is_known(plan, boot):
     boot.unlink()
     begun = entry(plan.groups[0], boot=None)
-    assert [group.number for group in resume.remaining(plan, [begun])[0]] == [2, 3, 4]
+    assert [group.number for group in resume.select_remaining(plan, [begun])[0]] == [2, 3, 4]
 
 
 def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_the_same_come_first(plan):
@@ -224,16 +224,16 @@ def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_th
     ]
     exact = dataclasses.replace(entry(groups[0], 2.0), program_digest=groups[0].program_digest)
     assert left(plan, *before) == [1, 2, 3, 4]
-    kept, known = resume.remaining(plan, [exact, *before[:3]], accept_environment=True)
+    kept, known = resume.select_remaining(plan, [exact, *before[:3]], accept_environment=True)
     assert [g.number for g in kept] == [4]
     assert [row.jobs[0].metrics["throughput_samples_per_s"] for row in known] == [2.0, 1.0, 1.0]
     same = dataclasses.replace(plan, groups=(groups[0], dataclasses.replace(groups[1], program_digest="program-1")))
     with pytest.raises(ConfigError, match="differ in their environment alone"):
-        resume.remaining(same, [], accept_environment=True)
+        resume.select_remaining(same, [], accept_environment=True)
 
 
 def test_a_finished_group_gets_its_figures_when_its_baseline_runs_after_the_resume(plan):
-    _, (earlier,) = resume.remaining(plan, [entry(plan.groups[1], 60.0, 60.0)])
+    _, (earlier,) = resume.select_remaining(plan, [entry(plan.groups[1], 60.0, 60.0)])
     comparison = Comparison()
     assert comparison.add(earlier) == []
     changed = {c.group.number: c.metrics["speedup_vs_serial_ratio"] for c in comparison.add(row(plan.groups[0], 100))}
@@ -248,7 +248,7 @@ def test_a_baseline_of_another_length_does_not_count():
 
 
 def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
-    _, known = resume.remaining(plan, [entry(plan.groups[0], 100.0)])
+    _, known = resume.select_remaining(plan, [entry(plan.groups[0], 100.0)])
     comparison = Comparison()
     for earlier in known:
         comparison.add(earlier)
@@ -261,7 +261,7 @@ def test_a_baseline_that_stood_still_is_none_after_a_resume_either(plan):
     stood_still = dataclasses.replace(row(plan.groups[0], 100), tags=flagged)
     good = entry(plan.groups[0], 100.0)
     stored = dataclasses.replace(good, tags=good.tags | flagged)
-    for baseline in (stood_still, *resume.remaining(plan, [stored])[1]):
+    for baseline in (stood_still, *resume.select_remaining(plan, [stored])[1]):
         comparison = Comparison()
         assert comparison.add(baseline) == []
         assert comparison.add(row(plan.groups[1], 60, 60)) == []
@@ -302,7 +302,7 @@ def test_a_group_that_learns_otherwise_than_its_baseline_has_wrong_results(basel
     ],
 )
 def test_rounding_is_no_difference_and_what_is_missing_is_not_compared(losses, is_same):
-    assert (loss_difference(losses, ALONE) is None) == is_same
+    assert (describe_loss_difference(losses, ALONE) is None) == is_same
 
 
 def test_other_answers_than_alone_are_wrong_results():
@@ -327,7 +327,7 @@ def test_losses_outlive_a_resume(plan):
         dataclasses.replace(entry(each), tags={"collocation.first_losses": json.dumps(of_jobs)})
         for each, of_jobs in zip(plan.groups, losses, strict=False)
     ]
-    _, known = resume.remaining(plan, stored)
+    _, known = resume.select_remaining(plan, stored)
     comparison = Comparison()
     changed = [c for each in known for c in comparison.add(each)]
     assert [(c.group.number, c.result) for c in changed] == [(2, Result.WRONG_RESULTS)]

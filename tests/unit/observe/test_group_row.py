@@ -398,9 +398,9 @@ def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
 
 def test_the_idle_power_is_that_of_the_first_sample_of_the_device():
     samples = [Sample(source="smi", t_ns=0, values={"power_w": 1.0}), nvml(1, power_w=70.0), nvml(2, power_w=300.0)]
-    assert sample_figures.first_power_w(samples, FIELDS) == 70.0
-    assert sample_figures.first_power_w([nvml(0, energy_j=1.0), *samples], FIELDS) is None
-    assert sample_figures.first_power_w(samples[:1], FIELDS) is None
+    assert sample_figures.read_first_power_w(samples, FIELDS) == 70.0
+    assert sample_figures.read_first_power_w([nvml(0, energy_j=1.0), *samples], FIELDS) is None
+    assert sample_figures.read_first_power_w(samples[:1], FIELDS) is None
 
 
 def test_fields_are_the_same_when_they_are_read_again(tmp_path):
@@ -430,7 +430,7 @@ def alone(name="throughput_samples_per_s", **rates) -> dict[str, dict[str, float
 
 
 def test_steady_comparison_normalises_each_job_by_itself_alone():
-    figures = baseline_comparison.against_baseline(rated(group("a", "b"), 50, 30), alone(a=100, b=40), None)
+    figures = baseline_comparison.compare_with_baseline(rated(group("a", "b"), 50, 30), alone(a=100, b=40), None)
     assert figures["speedup_vs_serial_ratio"] == pytest.approx(1.25)
     assert figures["slowdown_worst_ratio"] == pytest.approx(2)
     assert figures["fairness_jain_ratio"] == pytest.approx(1.25**2 / (2 * (0.25 + 0.5625)))
@@ -439,13 +439,15 @@ def test_steady_comparison_normalises_each_job_by_itself_alone():
 def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
     row = rated(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", makespan_s=20.0)
     solo = alone("makespan_s", a=8.0, b=16.0)
-    assert baseline_comparison.against_baseline(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
-    assert baseline_comparison.against_baseline(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(24 / 20)
+    assert baseline_comparison.compare_with_baseline(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
+    assert baseline_comparison.compare_with_baseline(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(
+        24 / 20
+    )
 
 
 def test_a_serial_mix_is_not_compared_with_itself_in_a_steady_window():
     mix = rated(group("a", "b", sequential=True), 100, 40)
-    assert baseline_comparison.against_baseline(mix, alone(a=100, b=40), None) == {}
+    assert baseline_comparison.compare_with_baseline(mix, alone(a=100, b=40), None) == {}
 
 
 def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
@@ -457,7 +459,7 @@ def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
 
 
 def test_without_a_baseline_there_is_no_comparison():
-    assert baseline_comparison.against_baseline(rated(group("a", "b"), 50, 30), alone(a=100), None) == {}
+    assert baseline_comparison.compare_with_baseline(rated(group("a", "b"), 50, 30), alone(a=100), None) == {}
     assert dataclasses.asdict(rated(group("a"), 1))["metrics"] == {}
 
 
@@ -527,8 +529,8 @@ def test_the_first_thing_that_is_noticed_of_a_job_is_its_ending(tmp_path):
 
 
 def test_a_job_that_never_ran_has_the_result_of_its_group_and_never_ok():
-    assert endings.of_absent_job(Result.OOM).result is Result.OOM
-    assert endings.of_absent_job(Result.OK).result is Result.FAILED
+    assert endings.judge_absent_job(Result.OOM).result is Result.OOM
+    assert endings.judge_absent_job(Result.OK).result is Result.FAILED
 
 
 def samples_of_host(job, **rates) -> list[Sample]:

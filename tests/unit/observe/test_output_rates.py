@@ -269,7 +269,7 @@ def test_values_of_one_look_count_equally(tmp_path):
 )
 def test_a_value_that_stands_for_much_longer_than_the_others_is_marked(gaps, is_marked):
     t_s = [0, *(sum(gaps[: i + 1]) for i in range(len(gaps)))]
-    words = throughput.long_value([(t * S, 5.0) for t in t_s], (0, t_s[-1] * S))
+    words = throughput.describe_long_value([(t * S, 5.0) for t in t_s], (0, t_s[-1] * S))
     assert (words is not None) == is_marked
     assert words is None or words.startswith("one value stands for 8 s of the window, and others for 1 s")
 
@@ -290,7 +290,7 @@ def test_where_no_line_matches_the_numbers_of_both_outputs_are_shown(tmp_path):
 def test_the_error_output_of_a_failed_job_has_no_progress_bar(tmp_path):
     _, (job,) = of_scripts(tmp_path, RateSource(pattern=P))
     (job.folder / "stderr.log").write_bytes(b"one line\r\n" + TQDM + b"\nValueError: no\n")
-    lines = endings.error_output(job, Ending(Result.FAILED))
+    lines = endings.read_error_output(job, Ending(Result.FAILED))
     assert lines == ("one line", "ValueError: no")
 
 

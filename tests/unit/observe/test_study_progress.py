@@ -10,7 +10,7 @@ from pipeline.base.domain.records import Result, Window, WindowKind
 from pipeline.base.system.words import counted, duration
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.study_progress import Progress, Ran
+from pipeline.observe.study_progress import PastGroup, Progress
 from pipeline.observe.view import PlainView
 from pipeline.record import invocation
 from tests.support.rows import group
@@ -60,12 +60,14 @@ def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
     like = {"scenario": "naive", "jobs": "a+a", "window": pair.window.words, "kind": "steady"}
     device = pair.settings["device"]
     past = [
-        Ran(key=pair.key, device=device, on_top_s=9.0, **like),
-        Ran(key="other options", device=device, on_top_s=70.0, **like),
-        Ran(key="on another GPU", device="a small one", on_top_s=500.0, **like),
-        Ran(key="another program", device=device, on_top_s=800.0, **like | {"jobs": "b+b"}),
+        PastGroup(key=pair.key, device=device, on_top_s=9.0, **like),
+        PastGroup(key="other options", device=device, on_top_s=70.0, **like),
+        PastGroup(key="on another GPU", device="a small one", on_top_s=500.0, **like),
+        PastGroup(key="another program", device=device, on_top_s=800.0, **like | {"jobs": "b+b"}),
         # Another program's fixed amount of work says nothing of this one's.
-        Ran(key="other work", device=device, on_top_s=900.0, **like | {"window": other.window.words, "kind": "work"}),
+        PastGroup(
+            key="other work", device=device, on_top_s=900.0, **like | {"window": other.window.words, "kind": "work"}
+        ),
     ]
     seven = group(*"aaaaaaa", number=2)  # nothing closer than the same workload in the same window on the same device
     assert forecast([pair, seven], past).words == "takes about 70 s, as groups like these did before"
@@ -82,7 +84,7 @@ def of_script(**changes):
     """A group of a script, which ends by itself, and one that ran before with these changes."""
     window = Window(kind=WindowKind.WORK)
     the_group = group("a", "a", window=window, program_digest="program")
-    ran = Ran(
+    ran = PastGroup(
         key=the_group.key,
         scenario="naive",
         jobs="a+a",
@@ -183,6 +185,6 @@ def test_a_reason_to_skip_is_said_once(capsys):
 @pytest.mark.parametrize("given", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])
 def test_the_command_that_goes_on_is_the_one_that_was_given(given):
     words = ["run.py", "-m", "mix=[M,S],[M,S,S]", *given]
-    assert invocation.command_to_resume(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")
+    assert invocation.spell_resume_command(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")
     own = ["--", "train.py", "resume=false"]
-    assert invocation.command_to_resume([*words, *own]).endswith(" resume=true -- train.py resume=false")
+    assert invocation.spell_resume_command([*words, *own]).endswith(" resume=true -- train.py resume=false")

@@ -50,13 +50,13 @@ def described(store):
 
 
 def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
-    assert orphaned_runs.close_unit(store, "e", "p", 1, ["of first"]) == ["first"]
+    assert orphaned_runs.close_shard(store, "e", "p", 1, ["of first"]) == ["first"]
     assert endings(store) == {
         **dict.fromkeys(["first", "job of first"], ("KILLED", "interrupted")),
         **dict.fromkeys(["second", "job of second"], ("RUNNING", None)),
         **dict.fromkeys(["ended", "job of ended"], ("FINISHED", None)),
     }
-    assert orphaned_runs.close_unit(store, "e", "p", 1, ["of first"]) == []
+    assert orphaned_runs.close_shard(store, "e", "p", 1, ["of first"]) == []
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_group_of_another_plan_is_closed_only_if_its_task_has_left_the_queue(s
         return queue
 
     monkeypatch.setattr(orphaned_runs.squeue, "states_on", states_on)
-    assert orphaned_runs.close_unit(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
+    assert orphaned_runs.close_shard(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
     assert [name for name, (status, _) in endings(store).items() if status == "KILLED"] == [
         each for name in closed for each in (f"job of {name}", name)
     ]

@@ -56,7 +56,7 @@ def recorded(tmp_path_factory) -> Iterator[Mapping[str, str]]:
     invocation = Invocation(words=["run.py", *overrides, "--", "train.py", *words])
     facts, resume = provenance.collect({}, invocation), invocation.masked_to_resume
     workload = group.jobs[0].workload
-    origins = {workload.script: provenance.origin_of(workload)}
+    origins = {workload.script: provenance.find_origin(workload)}
     spool = Spool(folder, Recorded(), facts, {"plan.txt": describe.as_text(plan)}, {}, configs[0].tracking.uri, origins)
     lines = [*(" ".join(words) for words in FORMS.values()), *(f"{n}={s}" for s, n in VARIABLES.items())]
     with spool.open(group) as run:

@@ -80,7 +80,7 @@ def test_what_a_dead_container_left_is_closed_and_what_another_machine_left_only
     before_boot = left_open(tmp_path, "0002-boot", host="4f2a", boot_id=OTHER_BOOT)
     theirs = left_open(tmp_path, "0003-theirs", host="there", boot_id=OTHER_BOOT, machine_id=OTHER_MACHINE)
     spool = theirs.parents[1]
-    assert len(group_folder.ended(spool)) == 2
+    assert len(group_folder.read_ended(spool)) == 2
     found = group_folder.survey(spool)
     assert (set(found.ready), found.elsewhere) == ({of_container, before_boot}, {theirs: "there"})
     assert [group_folder.read(folder).state for folder in (of_container, theirs)] == ["closed", "open"]

@@ -135,5 +135,5 @@ def test_a_thousand_groups_are_read_in_seconds(root: Path) -> None:
 
 def test_a_group_that_ran_says_of_which_program_with_which_arguments() -> None:
     given = {"jobs": "train+train", "args": "--epochs 3", "flags.lr": "0.1", "flags.fast": "true", "degree": "2"}
-    assert results._called(given) == "train --epochs 3 --lr 0.1 --fast"
-    assert results._called({"jobs": "train+eval+train"}) == "train+eval"
+    assert results._describe_programs(given) == "train --epochs 3 --lr 0.1 --fast"
+    assert results._describe_programs({"jobs": "train+eval+train"}) == "train+eval"

@@ -41,7 +41,7 @@ def test_groups_are_read_whatever_version_stored_them(root: Path, name_of) -> No
     store.client.set_terminated(run.info.run_id)
     (finished,) = results.find_finished(root, "e")
     assert (finished.digest, finished.plans) == (DIGEST, ["p"])
-    (group,) = group_runs.groups(root, "e", ["plan", "result"])
+    (group,) = group_runs.read_groups(root, "e", ["plan", "result"])
     assert dict(group.facts) == {"plan": "p", "result": "ok"}
     assert results.recall(root, run.info.run_id).fact("digest") == DIGEST
     assert results.load_groups(root, "e")[f"tags.{Tag.DIGEST}"].tolist() == [DIGEST]

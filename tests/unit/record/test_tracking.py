@@ -25,7 +25,7 @@ import pytest
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.record.group_folder import Amendment, Record, write_amendment
-from pipeline.record.store.links import hint_of, run_link, ui_hint, ui_link
+from pipeline.record.store.links import describe_local_ui, describe_ui, make_run_link, make_ui_link
 from pipeline.record.store.local_store import set_mlflow_defaults
 from pipeline.record.tracking_sender import Sender
 from tests.support import forks
@@ -377,29 +377,29 @@ def test_importing_the_tracking_modules_imports_no_mlflow() -> None:
 def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     page = "#/experiments/3/runs?workflowType=machine_learning&viewStateShareKey=collocation"
-    assert ui_link("http://host:80/", "3") == f"http://host:80/{page}"
+    assert make_ui_link("http://host:80/", "3") == f"http://host:80/{page}"
     monkeypatch.chdir(tmp_path)
-    assert ui_hint(Path("mlruns"), "3") == (
+    assert describe_local_ui(Path("mlruns"), "3") == (
         f"mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db --workers 1   then open http://127.0.0.1:5000/{page}"
     )
-    assert ui_hint(Path("/a b"), "3").startswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' ")
-    assert hint_of("https://host:80/", "3") == f"https://host:80/{page}"
+    assert describe_local_ui(Path("/a b"), "3").startswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' ")
+    assert describe_ui("https://host:80/", "3") == f"https://host:80/{page}"
     for uri, typed in (
         ("sqlite:///other.db", "sqlite:///other.db"),
         ("sqlite:////a b/other.db", "'sqlite:////a b/other.db'"),
         ("postgresql+psycopg2://me:secret@host/db", "postgresql+psycopg2://host/db"),
         ("file:///runs", "file:///runs"),
     ):
-        command, _, link = hint_of(uri, "3").partition("   then open ")
+        command, _, link = describe_ui(uri, "3").partition("   then open ")
         assert command == f"mlflow ui --backend-store-uri {typed} --workers 1"
         assert link == f"http://127.0.0.1:5000/{page}"
-    assert hint_of("databricks://mine", "3") == "experiment 3 in the workspace of databricks://mine"
+    assert describe_ui("databricks://mine", "3") == "experiment 3 in the workspace of databricks://mine"
     page = "#/experiments/3/runs/ab?workflowType=machine_learning"  # else MLflow shows its GenAI pages
-    assert run_link("http://host:80/", "3", "ab") == f"http://host:80/{page}"
-    assert run_link(None, "3", "ab") == f"http://127.0.0.1:5000/{page}"
+    assert make_run_link("http://host:80/", "3", "ab") == f"http://host:80/{page}"
+    assert make_run_link(None, "3", "ab") == f"http://127.0.0.1:5000/{page}"
     monkeypatch.setattr("shutil.which", lambda program: None)
     monkeypatch.setattr("sys.executable", "/b c/python")
-    assert ui_hint(Path("mlruns"), "3").startswith("'/b c/mlflow' ui ")
+    assert describe_local_ui(Path("mlruns"), "3").startswith("'/b c/mlflow' ui ")
 
 
 def test_a_server_that_never_answers_is_an_error_within_fifteen_seconds(

@@ -16,7 +16,7 @@ from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.tags import Tag
 from pipeline.base.mlflow_internals import pages, tables
 from pipeline.record.store import database_schema
-from pipeline.record.store.links import ui_link
+from pipeline.record.store.links import make_ui_link
 from pipeline.record.store.local_store import open_store, set_mlflow_defaults
 from tests.support.tracking_cases import EXPERIMENT, PROJECT, client
 
@@ -85,7 +85,7 @@ def test_a_store_is_made_used_and_upgraded_without_what_is_private(
     assert store.experiment_id(EXPERIMENT, {"requests"}) == experiment_id
     assert imported == ["mlflow"]
     assert pages.VIEW_TAG not in client(root).get_experiment(experiment_id).tags
-    assert ui_link("http://h:1", "3") == "http://h:1/#/experiments/3/runs?workflowType=machine_learning"
+    assert make_ui_link("http://h:1", "3") == "http://h:1/#/experiments/3/runs?workflowType=machine_learning"
     assert tables.read_groups(root / DATABASE, EXPERIMENT, [Tag.ROLE]) == []
     ended = SimpleNamespace(returncode=0)
     monkeypatch.setattr(database_schema.subprocess, "run", lambda argv, **_: upgrades.append(argv[3:6]) or ended)

@@ -36,8 +36,8 @@ def test_a_worker_gets_what_was_typed_but_for_what_is_decided_for_it() -> None:
     typed = ["run.py", "-m", "degree=1,2", "hydra/launcher=gpus", "+hydra.launcher.devices=[0,1]", "resume=true"]
     typed += ["gpu.count=2", "gpu.beside=3", "time_limit_s=9", "--", "train.py", "unit=1", "--resume=true"]
     decided = {"unit": 3, "gpu.device": "GPU-1", "resume": "true"}
-    assert "degree=5" not in worker_command.command(["run.py", "degree=5"], {"degree": 1})
-    assert worker_command.command(typed, decided) == [
+    assert "degree=5" not in worker_command.make_command(["run.py", "degree=5"], {"degree": 1})
+    assert worker_command.make_command(typed, decided) == [
         *("run.py", "-m", "degree=1,2", "gpu.count=2", "gpu.beside=3", "unit=3", "gpu.device=GPU-1", "resume=true"),
         *("--", "train.py", "unit=1", "--resume=true"),
     ]
@@ -47,7 +47,7 @@ def test_a_worker_gets_what_was_typed_but_for_what_is_decided_for_it() -> None:
     "text", ["/tmp/lr=0.1/p.json", "/a,b", "x y", "it's", "${a}", "ä", "plain/1.json", "#1", "(a)"]
 )
 def test_what_is_decided_for_a_worker_reaches_it_whatever_its_letters(text: str) -> None:
-    (word,) = worker_command.command([], {"plan_file": text})
+    (word,) = worker_command.make_command([], {"plan_file": text})
     (override,) = OverridesParser.create().parse_overrides([word])
     config = OmegaConf.create({"plan_file": ""})
     set_values([override], config)
@@ -62,14 +62,14 @@ def test_workers_share_no_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(cpus, "_CPUS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     near = {"GPU-0": "0-3,8-11", "GPU-1": "0-3,8-11", "GPU-2": "4-7,12-15", "GPU-3": ""}
-    monkeypatch.setattr(cpus, "_near", lambda device: cpus.parsed(near[device.uuid]))
-    found = cpus.divided(devices[:3])
+    monkeypatch.setattr(cpus, "_read_near_cpus", lambda device: cpus.parse_list(near[device.uuid]))
+    found = cpus.divide(devices[:3])
     assert {uuid: sorted(each) for uuid, each in found.items()} == {
         "GPU-0": [0, 1, 8, 9],
         "GPU-1": [2, 3, 10, 11],
         "GPU-2": [4, 5, 6, 7, 12, 13, 14, 15],
     }
-    cores = [{cpu % 8 for cpu in each} for each in cpus.divided(devices).values()]
+    cores = [{cpu % 8 for cpu in each} for each in cpus.divide(devices).values()]
     assert [len(each) for each in cores] == [2] * 4 and len(set.union(*cores)) == 8
 
 
@@ -79,11 +79,11 @@ def test_gpus_are_those_that_an_allocation_grants(monkeypatch: pytest.MonkeyPatc
     request: Any = SimpleNamespace(simulated=None)
     for variable in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         monkeypatch.delenv(variable, raising=False)
-    assert local_gpus._there(request) == there
+    assert local_gpus._list_present(request) == there
     monkeypatch.setenv("SLURM_JOB_GPUS", "1,2")
-    assert local_gpus._there(request) == there[1:]
+    assert local_gpus._list_present(request) == there[1:]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
-    assert local_gpus._there(request) == []
+    assert local_gpus._list_present(request) == []
 
 
 def test_what_a_killed_orchestrator_left_is_no_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_what_a_killed_orchestrator_left_is_no_strangers(monkeypatch: pytest.Mon
         raise InUseError("in use", "it", lambda: False)
 
     monkeypatch.setattr(local_gpus.lease, "refuse_strangers", refuse)
-    assert local_gpus._why_not_free(GPU, tmp_path, []) == "in use"
+    assert local_gpus._explain_busy(GPU, tmp_path, []) == "in use"
     monkeypatch.setattr(local_gpus.Journal, "steps", lambda _: ["a daemon"])
-    assert local_gpus._why_not_free(GPU, tmp_path, []) == ""
+    assert local_gpus._explain_busy(GPU, tmp_path, []) == ""
 
 
 def test_a_refused_worker_whose_unit_another_gpu_ran_is_no_failure() -> None:
@@ -137,7 +137,7 @@ def test_each_gpu_has_a_port_of_its_own_and_one_that_is_taken_is_refused() -> No
     def ports(exporter: object, dry_run: bool = False) -> Mapping[str, int]:
         config = SimpleNamespace(exporter=exporter, dry_run=dry_run)
         local_gpus.refuse_taken_ports(SimpleNamespace(config=config), devices)  # type: ignore[arg-type]
-        return fleets.ports_of(exporter, devices)
+        return fleets.assign_ports(exporter, devices)
 
     assert ports(SimpleNamespace(name="none")) == {}
     assert ports(Taking("x", 9000)) == {"GPU-0": 9000, "GPU-1": 9001, "GPU-2": 9002}
@@ -148,8 +148,8 @@ def test_each_gpu_has_a_port_of_its_own_and_one_that_is_taken_is_refused() -> No
 
 def test_what_only_some_launchers_decide_is_otherwise_as_it_was_typed() -> None:
     typed = ["run.py", "exporter=prometheus", "exporter.port=9500"]
-    assert worker_command.command(typed, {"unit": 1}) == [*typed, "unit=1"]
-    assert worker_command.command(typed, {"exporter.port": 9501}) == [
+    assert worker_command.make_command(typed, {"unit": 1}) == [*typed, "unit=1"]
+    assert worker_command.make_command(typed, {"exporter.port": 9501}) == [
         "run.py",
         "exporter=prometheus",
         "exporter.port=9501",
@@ -158,7 +158,7 @@ def test_what_only_some_launchers_decide_is_otherwise_as_it_was_typed() -> None:
 
 @pytest.mark.parametrize(("text", "numbers"), [("0-2,8,10-11\n", {0, 1, 2, 8, 10, 11}), ("", set())])
 def test_a_list_of_cpus_is_read_as_the_kernel_writes_it(text: str, numbers: set[int]) -> None:
-    assert cpus.parsed(text) == numbers
+    assert cpus.parse_list(text) == numbers
 
 
 def test_workers_share_no_cpu_and_keep_to_those_next_to_their_gpu(
@@ -173,11 +173,11 @@ def test_workers_share_no_cpu_and_keep_to_those_next_to_their_gpu(
         if near is not None:
             (tmp_path / bus_id[4:]).mkdir()
             (tmp_path / bus_id[4:] / "local_cpulist").write_text(near)
-    found = cpus.divided(devices[:3])
+    found = cpus.divide(devices[:3])
     assert found == {"GPU-0": {0, 1}, "GPU-1": {2, 3}, "GPU-2": {4, 5, 6, 7}}
-    assert cpus.divided([devices[3]]) == {"GPU-3": set(range(9))}
+    assert cpus.divide([devices[3]]) == {"GPU-3": set(range(9))}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert cpus.divided(devices[:2]) == {"GPU-0": {0}, "GPU-1": {0}}
+    assert cpus.divide(devices[:2]) == {"GPU-0": {0}, "GPU-1": {0}}
 
 
 def devices_of(*models: str) -> list[Device]:
@@ -330,30 +330,32 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     devices = devices_of("A", "B", "A")
-    monkeypatch.setattr(local_gpus, "_there", lambda _: devices)
-    monkeypatch.setattr(local_gpus, "_why_not_free", lambda *_: "")
+    monkeypatch.setattr(local_gpus, "_list_present", lambda _: devices)
+    monkeypatch.setattr(local_gpus, "_explain_busy", lambda *_: "")
     gpu = SimpleNamespace(kind="nvidia", device="auto", lock_dir=str(tmp_path), tolerate=[])
     config = SimpleNamespace(gpu=gpu, unit=None, wait=False, dry_run=False)
     request: Any = SimpleNamespace(config=config, configs=[config], simulated=None, root=tmp_path)
-    assert local_gpus.free(request, "all", "gpus") == devices
-    assert local_gpus.free(request, "all", "gpus", of_one_model=True) == [devices[0], devices[2]]
+    assert local_gpus.select_free(request, "all", "gpus") == devices
+    assert local_gpus.select_free(request, "all", "gpus", of_one_model=True) == [devices[0], devices[2]]
     assert "left out: GPU 1 (GPU-1): it is another model than the A" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="it is another model than the A"):
-        local_gpus.free(request, ["0", "1"], "gpus", of_one_model=True)
-    assert local_gpus.free(request, 1, "gpus") == local_gpus.free(request, "GPU-1", "gpus") == [devices[1]]
+        local_gpus.select_free(request, ["0", "1"], "gpus", of_one_model=True)
+    assert (
+        local_gpus.select_free(request, 1, "gpus") == local_gpus.select_free(request, "GPU-1", "gpus") == [devices[1]]
+    )
     for wanted in (None, [], {"a": 1}, [[0]], [None]):
         with pytest.raises(ConfigError, match="give a list of GPUs by index or UUID, or all"):
-            local_gpus.free(request, wanted, "gpus")
+            local_gpus.select_free(request, wanted, "gpus")
     config.wait = True
     with pytest.raises(ConfigError, match="waits for none"):
-        local_gpus.free(request, "all", "gpus")
+        local_gpus.select_free(request, "all", "gpus")
 
 
 @pytest.mark.parametrize(("engine", "launcher"), [(local_gpus.run, "gpus"), (company.run, "beside")])
 def test_an_error_names_the_launcher_that_was_chosen(
     monkeypatch: pytest.MonkeyPatch, engine: Any, launcher: str
 ) -> None:
-    monkeypatch.setattr(local_gpus, "_there", lambda _: [])
+    monkeypatch.setattr(local_gpus, "_list_present", lambda _: [])
     gpu = SimpleNamespace(kind="nvidia", device="auto")
     config = SimpleNamespace(gpu=gpu, unit=None, wait=False)
     request: Any = SimpleNamespace(config=config, configs=[config], simulated=None)

@@ -19,8 +19,8 @@ from pipeline.base.system.interrupts import UndoStack
 from pipeline.plan import read
 from pipeline.record.invocation import Invocation
 from pipeline.record.shards import overview
-from pipeline.record.shards.group_runs import Told
-from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.shards.group_runs import GroupRun
+from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.scale import slurm
 from pipeline.scale.launcher_options import SlurmOptions
 from tests.conftest import GPU
@@ -38,7 +38,7 @@ def test_an_exporter_is_refused_as_tasks_on_one_host_would_want_its_port() -> No
 
 
 def script(options: SlurmOptions, limit_s: float | None = None, typed: Sequence[str] = TYPED) -> str:
-    return slurm.script_of(options, typed, [1, 3], "false", limit_s, Path("/shared/slurm"))
+    return slurm.make_script(options, typed, [1, 3], "false", limit_s, Path("/shared/slurm"))
 
 
 def test_options_are_directives_and_what_is_not_given_is_left_to_the_cluster() -> None:
@@ -113,10 +113,10 @@ def left(monkeypatch: pytest.MonkeyPatch):
 
     def look(*units: SimpleNamespace, plan: str = "p", num_models: int = 1) -> tuple[list[int], int]:
         found = SimpleNamespace(plan_any_gpu=plan, num_models=1, units=units, unasked="")
-        monkeypatch.setattr(slurm, "_overview", lambda *_: found)
+        monkeypatch.setattr(slurm, "_read_overview", lambda *_: found)
         request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
         planned: Any = SimpleNamespace(any_gpu_digest="p", unit_sizes=(2, 2, 2))
-        return slurm._left(request, "http://h:1", planned, num_models)
+        return slurm._select_units(request, "http://h:1", planned, num_models)
 
     return look
 
@@ -137,15 +137,15 @@ def test_units_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_sam
 
 def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypatch, capsys) -> None:
     facts = {"plan": "p", "plan_units": "1x2", "plan_unit": "1", "slurm_task": "c1/9_1", "command_line": "run.py"}
-    running = Told(name="a", status="RUNNING", start_ms=0, end_ms=None, facts=facts)
-    monkeypatch.setattr(overview.group_runs, "groups", lambda *_: [running])
-    monkeypatch.setattr(overview.slurm_arrays, "of", lambda *_: None)
+    running = GroupRun(name="a", status="RUNNING", start_ms=0, end_ms=None, facts=facts)
+    monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [running])
+    monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: None)
 
     def left(error: CommandError) -> tuple[list[int], int]:
         monkeypatch.setattr(slurm.squeue, "states_on", lambda *_: (_ for _ in ()).throw(error))
         request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
         plan: Any = SimpleNamespace(any_gpu_digest="of a program that has changed", unit_sizes=(1, 1))
-        return slurm._left(request, "http://h:1", plan, 1)
+        return slurm._select_units(request, "http://h:1", plan, 1)
 
     with pytest.raises(ConfigError, match=r"cannot tell which units .*timed out.*; resume once Slurm answers"):
         left(CommandError(["squeue"], 1, "Socket timed out"))
@@ -187,13 +187,13 @@ def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
 def test_a_task_has_the_plan_that_was_made_where_the_study_was_typed(compose, gpu, of_task) -> None:
     configs = read.read(compose(["workload=tiny", "degree=2", f"gpu={gpu}"]))
     request: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
-    there = slurm.worker_command.planned(request, lambda _: of_task)
+    there = slurm.worker_command.make_plan(request, lambda _: of_task)
     assert slurm._plan(request).any_gpu_digest == there.any_gpu_digest
 
 
 def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_path: Path) -> None:
     said = {"status": 0, "stdout": "7;cluster\n", "stderr": ""}
-    monkeypatch.setattr(slurm, "_slurm", lambda *argv: Completed(argv=argv, **said))
+    monkeypatch.setattr(slurm, "_run_slurm", lambda *argv: Completed(argv=argv, **said))
     assert slurm._submit("#!/bin/bash\n", tmp_path) == "7"
     (path,) = tmp_path.glob("submit-*.sh")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -204,17 +204,17 @@ def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_p
     [("gpu:1", ("gpu:1",)), (None, (None,)), (["gpu:h100:1", "gpu:a100:1"], ["gpu:h100:1", "gpu:a100:1"])],
 )
 def test_each_gres_of_a_list_is_another_model_of_gpu(gres, found) -> None:
-    assert slurm.gres_of(SlurmOptions(gres=gres)) == found
+    assert slurm.list_gres(SlurmOptions(gres=gres)) == found
 
 
 @pytest.mark.parametrize(("gres", "why"), [(["gpu:1"] * 2, "names gpu:1 twice"), ([], "give the gres"), ([1], "give")])
 def test_what_is_no_list_of_gres_is_refused(gres, why) -> None:
     with pytest.raises(ConfigError, match=why):
-        slurm.gres_of(SlurmOptions(gres=gres))
+        slurm.list_gres(SlurmOptions(gres=gres))
 
 
 def test_a_task_of_one_of_several_models_is_told_how_many_there_are() -> None:
-    text = slurm.script_of(SlurmOptions(gres="gpu:h100:1"), TYPED, [1], "false", None, Path("/shared"), 2)
+    text = slurm.make_script(SlurmOptions(gres="gpu:h100:1"), TYPED, [1], "false", None, Path("/shared"), 2)
     assert "#SBATCH --gres=gpu:h100:1\n" in text and ' gpu.models=2 wait=true unit="$SLURM_ARRAY_TASK_ID"' in text
     assert "gpu.models" not in script(SlurmOptions())
 
@@ -225,7 +225,7 @@ class Queue:
     request: ClassVar[list[tuple[str, ...]]]
 
     def __init__(self, num_taken: int) -> None:
-        self.num_taken, self.scripts, self.given = num_taken, list[str](), list[Submitted]()
+        self.num_taken, self.scripts, self.given = num_taken, list[str](), list[Submission]()
         self.answers = [{"11_1": "RUNNING", "12_1": "PENDING Priority"}, {}]
 
     def __call__(self, *argv: str) -> Completed:
@@ -263,10 +263,10 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamesp
     def run(num_taken: int) -> tuple[int, Queue]:
         Queue.request = []
         queue = Queue(num_taken)
-        monkeypatch.setattr(slurm, "_slurm", queue)
+        monkeypatch.setattr(slurm, "_run_slurm", queue)
         monkeypatch.setattr(slurm.squeue, "states", queue.states)
         monkeypatch.setattr(slurm, "_POLL_S", 0.0)
-        monkeypatch.setattr(slurm, "_overview", lambda *_: SimpleNamespace(as_text=lambda _: "all", is_done=True))
+        monkeypatch.setattr(slurm, "_read_overview", lambda *_: SimpleNamespace(as_text=lambda _: "all", is_done=True))
         plan = SimpleNamespace(any_gpu_digest="p", unit_sizes=(1,))
         monkeypatch.setattr(slurm, "_plan", lambda _: plan)
         monkeypatch.setattr(slurm.squeue, "cluster", lambda: "c1")

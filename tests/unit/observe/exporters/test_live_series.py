@@ -104,7 +104,7 @@ def test_what_is_simulated_says_so_and_a_cpu_is_no_gpu(live):
 
 
 def test_a_name_that_prometheus_would_refuse_is_changed():
-    assert live_series.name_of("my-fans", "speed.left_rpm") == "collocation_my_fans_speed_left_rpm"
+    assert live_series.name_metric("my-fans", "speed.left_rpm") == "collocation_my_fans_speed_left_rpm"
 
 
 def test_every_expression_of_the_dashboard_is_of_metrics_that_are_exported(live):
@@ -115,7 +115,7 @@ def test_every_expression_of_the_dashboard_is_of_metrics_that_are_exported(live)
     known = [metric for metric in exported.read() if metric.values]
     labels = {metric.name: set(metric.labels) for metric in known}
     of_gpus = {metric.name for metric in known if any(values[LABELS.index("gpu")] for values in metric.values)}
-    assert len(labels) == 5 + len({live_series.name_of(source, field.name) for source, field in FIELDS})
+    assert len(labels) == 5 + len({live_series.name_metric(source, field.name) for source, field in FIELDS})
     targets = [target for panel in DASHBOARD["panels"] for target in panel["targets"]]
     assert len(targets) >= len(DASHBOARD["panels"]) >= 15
     for target in targets:
