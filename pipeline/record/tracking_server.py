@@ -12,8 +12,8 @@ One JSON object a line on stdin, one answer a line on stdout, in order.
                                          with "store": FOLDER or URI those of another store, which is only read
     {"op": "close_lost", "experiment": NAME, "plan": DIGEST, "unit": N, "programs": [DIGEST, ...]}
                                          -> {"ok": true, "groups": [NAME, ...]}: closed
-    {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `slurm_arrays.Submitted` is noted
-    {"op": "ran", "store": FOLDER or URI} -> {"ok": true, "groups": [...]}, as `results.groups_that_ran` returns them
+    {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `slurm_arrays.Submission` is noted
+    {"op": "ran", "store": FOLDER or URI} -> {"ok": true, "groups": [...]}, as `results.find_past_groups` returns them
     {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
     anything that fails                  -> {"ok": false, "error": "one sentence"}
 
