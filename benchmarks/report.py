@@ -69,7 +69,7 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
         num_samples: of each of four series of a group.
         machine: runs of another one have other ids.
     """
-    experiment_id = int(open_store(root).experiment_id(EXPERIMENT))
+    experiment_id = int(open_store(root).open_experiment(EXPERIMENT))
     artifacts = root.absolute() / "artifacts" / EXPERIMENT
     fields = Fields([DcgmListener(1000).table, GpmListener(1000).table, NvmlListener(1000).table]).as_json()
     runs: list[tuple[Any, ...]] = []

@@ -43,7 +43,7 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
     for path in paths:
         try:
             if path in spooled.ready:
-                where = handler.where(path) if path.exists() else ""
+                where = handler.describe_target(path) if path.exists() else ""
                 runs = handler.send(path)
                 _say(f"sent {path}" + (f" to {where} as run {runs.parent}" if runs else " (by another process)"))
             else:
@@ -59,10 +59,10 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
         _say(f"left {folder}: it is being written")
     for folder, owner in spooled.elsewhere.items():
         if closes_lost:
-            _say(f"left {folder}: somebody writes it, as host {owner} would; end that study there")
+            _say(f"left {folder}: it is being written, perhaps by host {owner}; end its study first")
         else:
             command = spell_close_command(spool_root.parent)
-            _say(f"left {folder}: host {owner} may be at work on it; if that is gone: {command}")
+            _say(f"left {folder}: host {owner} may still write it; if that host is lost: {command}")
     if not (spooled.ready or spooled.busy or spooled.elsewhere or failures):
         _say(f"nothing to send in {spool_root}")
     for failure in failures:
@@ -73,7 +73,7 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
 def status(options: argparse.Namespace) -> int:
     """Show the progress of a study, with `--watch` until its end; return 0 only if all of it is done."""
     if options.uri is not None and not is_server(options.uri):
-        raise ConfigError(f"--uri {options.uri} is no address of a tracking server, which is http://HOST:PORT")
+        raise ConfigError(f"--uri {options.uri} is no tracking server; give http://HOST:PORT")
     where = options.uri or options.root
     if options.close_lost:
         for name in close_silent(open_named(where), options.experiment, SILENT_S):

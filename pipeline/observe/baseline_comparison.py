@@ -59,20 +59,20 @@ class Comparison:
             other = self._rows[digest]
             if other.result is not Result.OK:
                 continue
-            if difference := self._difference(other):
+            if difference := self._find_difference(other):
                 self._rows[digest] = dataclasses.replace(other, result=Result.WRONG_RESULTS, reason=difference)
                 changed.append(dataclasses.replace(self._rows[digest], metrics={}))
                 continue
-            metrics = self._against_baseline(other)
+            metrics = self._compare(other)
             if not metrics.items() <= other.metrics.items():
                 self._rows[digest] = dataclasses.replace(other, metrics=other.metrics | metrics)
                 changed.append(dataclasses.replace(other, metrics=metrics))
         return changed
 
-    def latest(self, row: GroupResult) -> GroupResult:
+    def get_latest(self, row: GroupResult) -> GroupResult:
         return self._rows.get(row.group.digest, row)
 
-    def _baselines_of(self, row: GroupResult) -> _Baselines:
+    def _find_baselines(self, row: GroupResult) -> _Baselines:
         """Return the baselines of the row's machine state."""
         state, shared = row.machine_state, make_comparison_key(row.group)
         if (key := (state, shared)) not in self._baselines:
@@ -84,12 +84,12 @@ class Comparison:
                     )
         return self._baselines[key]
 
-    def _alone(self, row: GroupResult) -> list[list[_SoloRun]]:
-        baselines, together = self._baselines_of(row), _list_digests(row)
+    def _find_solo_runs(self, row: GroupResult) -> list[list[_SoloRun]]:
+        baselines, together = self._find_baselines(row), _list_digests(row)
         return [baselines.alone(digest, together) for digest in together]
 
-    def _difference(self, row: GroupResult) -> str | None:
-        for job, (losses, outputs), runs in zip(row.measured, _read_first(row), self._alone(row), strict=True):
+    def _find_difference(self, row: GroupResult) -> str | None:
+        for job, (losses, outputs), runs in zip(row.measured, _read_first(row), self._find_solo_runs(row), strict=True):
             for _, (losses_alone, outputs_alone) in runs:
                 if difference := describe_loss_difference(losses, losses_alone):
                     return f"the losses of job {job.job.name} differ from its solo run: {difference}"
@@ -97,12 +97,12 @@ class Comparison:
                     return f"the answers of job {job.job.name} differ from its solo run: {difference}"
         return None
 
-    def _against_baseline(self, row: GroupResult) -> dict[str, float]:
+    def _compare(self, row: GroupResult) -> dict[str, float]:
         solo = {
             digest: mean_of([job.metrics for job, _ in runs])
-            for digest, runs in zip(_list_digests(row), self._alone(row), strict=True)
+            for digest, runs in zip(_list_digests(row), self._find_solo_runs(row), strict=True)
         }
-        mix = self._baselines_of(row).in_turn(_list_digests(row))
+        mix = self._find_baselines(row).in_turn(_list_digests(row))
         return compare_with_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
 
 

@@ -73,7 +73,7 @@ def find_changes(
             if entry.is_dir(follow_symlinks=False):
                 if entry.name not in _PASSED_OVER and status.st_dev == device:
                     folders.append(path)
-            elif entry.is_file(follow_symlinks=False) and clock.instants_ns(status.st_mtime_ns)[-1] >= t_ns:
+            elif entry.is_file(follow_symlinks=False) and clock.find_instants_ns(status.st_mtime_ns)[-1] >= t_ns:
                 files[path] = status.st_mtime_ns
     return Changes(folder=folder, files=files, is_whole=True)
 
@@ -83,7 +83,7 @@ def find_owners(
 ) -> dict[Path, int | None]:
     """Map each file to the index of the job that wrote it, if only one can have; `logs` goes by that index."""
     return {
-        path: _find_owner(path, clock.instants_ns(wall_ns), states, logs)
+        path: _find_owner(path, clock.find_instants_ns(wall_ns), states, logs)
         for path, wall_ns in (changed.files.items() if changed is not None else ())
     }
 

@@ -46,7 +46,7 @@ class ClockRecord:
         before = [offset_ns for since_ns, offset_ns in self.offsets if since_ns <= t_ns]
         return t_ns + (before[-1] if before else self.offsets[0][1])
 
-    def instants_ns(self, wall_ns: int) -> list[int]:
+    def find_instants_ns(self, wall_ns: int) -> list[int]:
         """Find the monotonic instants of a wall time: several where the clock was set back.
 
         A wall time that was skipped has the instant at which the clock was set forward.
@@ -60,16 +60,16 @@ class ClockRecord:
         skipped = (since_ns for since_ns, offset_ns in self.offsets[1:] if wall_ns < since_ns + offset_ns)
         return instants or [next(skipped, wall_ns - self.offsets[-1][1])]
 
-    def in_order_ns(self, wall_ns: Iterable[int]) -> list[int]:
+    def convert_in_order_ns(self, wall_ns: Iterable[int]) -> list[int]:
         """Convert wall times that were taken one after another to monotonic instants."""
         instants: list[int] = []
         for stamp_ns in wall_ns:
-            candidates = self.instants_ns(stamp_ns)
+            candidates = self.find_instants_ns(stamp_ns)
             last_ns = instants[-1] if instants else candidates[0]
             instants.append(next((t_ns for t_ns in candidates if t_ns >= last_ns), candidates[-1]))
         return instants
 
-    def step_s(self, window: Window) -> float:
+    def find_step_s(self, window: Window) -> float:
         """Return the largest step of the wall clock in a window, in seconds; 0 without any."""
         steps = [
             (after_ns - before_ns) / 1e9
@@ -78,7 +78,7 @@ class ClockRecord:
         ]
         return max(steps, key=abs, default=0.0)
 
-    def pause_s(self, window: Window) -> float:
+    def sum_pauses_s(self, window: Window) -> float:
         """Return how long this process stood still in a window, in seconds."""
         shares = (min(end_ns, window[1]) - max(begin_ns, window[0]) for begin_ns, end_ns in self.pauses)
         return sum(max(0, share_ns) for share_ns in shares) / 1e9

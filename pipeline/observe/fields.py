@@ -39,7 +39,7 @@ class Fields:
     def __iter__(self) -> Iterator[tuple[str, Field]]:
         return ((table.source, field) for table in self.tables for field in table.fields)
 
-    def interval_ns(self, source: str) -> int:
+    def get_interval_ns(self, source: str) -> int:
         """Return the configured time between two samples of a listener; 0 if unknown."""
         return next((table.interval_ms for table in self.tables if table.source == source), 0) * 1_000_000
 
@@ -47,7 +47,7 @@ class Fields:
         """Return whether a listener's sample, of a job or none, is of the device or a GPU instance."""
         return job is None and source not in self._of_machine
 
-    def live_memory_mib(self, samples: Iterable[Sample], job: int) -> float | None:
+    def read_live_memory_mib(self, samples: Iterable[Sample], job: int) -> float | None:
         """Return the newest memory of a job by the best listener with a live quantity.
 
         Other listeners do not stand in for it: they read other memory, such as the host's.
@@ -61,7 +61,7 @@ class Fields:
         live = [(source, field.name) for source, field in self if field.is_live]
         return next((latest[key] for key in live if key in latest and key[0] == live[0][0]), None)
 
-    def titled(self, figures: Collection[str]) -> str:
+    def describe_titled(self, figures: Collection[str]) -> str:
         """Return title, unit and summary of the figures with a title, by name, as JSON; empty without any."""
         by_figure = {
             name: {"title": field.title, "unit": field.unit, "summary": field.summary}

@@ -38,12 +38,12 @@ class Forecast:
     def words(self) -> str:
         """The forecast in a line."""
         if not self.num_unknown:
-            return f"takes about {duration(self.least_s)}, as groups like these did before{self._loosely}"
+            return f"takes about {duration(self.least_s)}, as similar groups did before{self._basis}"
         bounds = f"at least {duration(self.least_s)} (the windows) and at most {duration(self.most_s)} (limits.*)"
-        return f"takes {bounds}: {self.num_unknown} of {self.num_groups} groups have no like yet{self._loosely}"
+        return f"takes {bounds}: {self.num_unknown} of {self.num_groups} groups have no similar run yet{self._basis}"
 
     @property
-    def _loosely(self) -> str:
+    def _basis(self) -> str:
         parts = []
         if self.num_other_packages:
             parts.append(f"; {self.num_other_packages} of {self.num_groups} with other packages")
@@ -63,7 +63,7 @@ def forecast(groups: Sequence[Group], past: Iterable[PastGroup]) -> Forecast:
     known = {number: estimate for number, estimate in expected.items() if estimate is not None}
     of_each = {number: estimate.seconds for number, estimate in known.items()}
     loose = [estimate.source for estimate in known.values() if estimate.likeness is Likeness.OTHER_PROGRAM]
-    least_s, _ = progress.left_s()
+    least_s, _ = progress.estimate_left_s()
     most_s = sum(of_each.values()) + sum(map(_compute_limit_s, unknown))
     num_groups = sum(group.skip_reason is None for group in groups)
     return Forecast(

@@ -71,7 +71,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         and (shared := changed_files.describe_shared(seen.changed.folder, whose, all_states))
     ):
         tags[Tag.SHARED_FILES] = shared
-    if titled := seen.fields.titled(metrics):
+    if titled := seen.fields.describe_titled(metrics):
         tags[Tag.FIGURES] = titled
     if windows:
         tags[Tag.WINDOW_START_NS] = str(min(begin for begin, _ in windows))

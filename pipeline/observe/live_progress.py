@@ -46,10 +46,10 @@ class LiveJobs:
     def _read(self, job: Job, is_alive: bool) -> JobNow:
         reported = events.read_progress(self._live.folder / layout.job_path(job.index) / layout.EVENTS)
         phase = reported.phase if is_alive else "ended" if reported.t_ns else "waiting"
-        per_s = self._per_s(job.index, reported) if is_alive else None
+        per_s = self._compute_per_s(job.index, reported) if is_alive else None
         return JobNow(job=job, phase=phase, epoch=reported.epoch, total=reported.total, per_s=per_s)
 
-    def _per_s(self, index: int, reported: events.JobProgress) -> float | None:
+    def _compute_per_s(self, index: int, reported: events.JobProgress) -> float | None:
         if reported.t_ns is None or reported.total is None:
             return None
         seen, now_ns = self._seen[index], self._now_ns()

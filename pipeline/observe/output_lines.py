@@ -74,13 +74,13 @@ class Line:
 
     @property
     def is_footer(self) -> bool:
-        """Whether it tells nothing of an error: a wrapper's line, a ruler, a progress bar, a warning."""
+        """True if it tells nothing of an error: a wrapper's line, a ruler, a progress bar, a warning."""
         text = self.text.strip()
         return bool(_PROGRESS.match(text) or _RULER.match(text) or _FOOTERS.match(text))
 
     @property
     def is_telling(self) -> bool:
-        """Whether it may tell something of an error; an indented line belongs to the line above."""
+        """True if it may tell something of an error; an indented line belongs to the line above."""
         return not self.is_footer or (self.is_indented and not _PROGRESS.match(self.text))
 
 

@@ -89,13 +89,13 @@ def _find_stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
 
 
 def _find_clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
-    paused_s = seen.clock.pause_s(window)
+    paused_s = seen.clock.sum_pauses_s(window)
     if paused_s > MOST_PAUSED_RATIO * measure_seconds(window):
         yield f"everything was suspended for {paused_s:.3g} s of the window, as when a container is paused"
     if group.window.kind is not WindowKind.LOGGED:
         return
     # The values that a program logs may rest on the wall clock, whatever tells when it logged them.
-    if step_s := seen.clock.step_s(window):
+    if step_s := seen.clock.find_step_s(window):
         yield f"the wall clock was set by {step_s:+.3g} s while the jobs logged how fast they are"
     for state, logged in zip(batch.states, batch.logged, strict=True):
         if logged is not None and logged.num_misplaced:

@@ -56,7 +56,7 @@ def compute_figures(
         if name is None or name in metrics or field.summary is None or not readings_of:
             continue
         try:
-            if (value := _summarise(field.summary, readings_of, windows, fields.interval_ns(source))) is not None:
+            if (value := _summarise(field.summary, readings_of, windows, fields.get_interval_ns(source))) is not None:
                 metrics[name] = value
         except _NotCoveredError as error:
             reasons.setdefault(name, f"{error} ({source})")

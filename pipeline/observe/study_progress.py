@@ -111,7 +111,7 @@ class Progress:
             # What failed ended early, or late at a deadline, and tells nothing about the groups to come.
             self._learn(_describe_group(group, took_s - _compute_window_s(group)), _list_kinds(group))
 
-    def left_s(self) -> tuple[float, bool]:
+    def estimate_left_s(self) -> tuple[float, bool]:
         """Return the seconds until the study ends, and whether they are an estimate or only a minimum."""
         total, is_estimate = 0.0, True
         for number, group in enumerate(self._left):
@@ -133,7 +133,7 @@ class Progress:
         """Return time elapsed, time left, and the results so far."""
         words = [f"{duration(self.elapsed_s)} elapsed"]
         if self._left:
-            left_s, is_estimate = self.left_s()
+            left_s, is_estimate = self.estimate_left_s()
             if is_estimate:
                 words.append(f"about {duration(left_s)} left")
             elif left_s > 0:  # no group was measured: its window is known, what starting jobs takes is not

@@ -64,7 +64,7 @@ class LiveView(PlainView):
 
         drawer = _Drawer(group, watched, self.progress)
         console = Console(stderr=True)
-        with Live(get_renderable=drawer.shown, refresh_per_second=1, console=console, transient=True) as live:
+        with Live(get_renderable=drawer.draw, refresh_per_second=1, console=console, transient=True) as live:
             live.refresh()
             yield
 
@@ -82,16 +82,16 @@ class _Drawer:
         self.jobs = LiveJobs(group, watched)
         self.begin_s = time.monotonic()
 
-    def shown(self) -> Table | Text:
+    def draw(self) -> Table | Text:
         """Return the table, or the error that prevented it: the view never fails a measurement."""
         from rich.text import Text
 
         try:
-            return self._table()
+            return self._make_table()
         except Exception as error:  # noqa: BLE001  jobs may have written, and removed, anything
             return Text(f"no live table: {type(error).__name__}: {error}")
 
-    def _table(self) -> Table:
+    def _make_table(self) -> Table:
         from rich.table import Table
         from rich.text import Text
 
@@ -110,12 +110,12 @@ class _Drawer:
         for now in self.jobs.read():
             epoch = "-" if now.epoch is None else str(now.epoch)
             rate = "-" if now.per_s is None else units.rate_in_words(now.per_s)
-            cells = (now.job.name, now.phase, epoch, rate, self._memory(now.job.index))
+            cells = (now.job.name, now.phase, epoch, rate, self._format_memory(now.job.index))
             table.add_row(*map(Text, cells))  # a plain string would be read as markup
         return table
 
-    def _memory(self, index: int) -> str:
-        memory_mib = self.watched.fields.live_memory_mib(self.watched.samples[-200:], index)
+    def _format_memory(self, index: int) -> str:
+        memory_mib = self.watched.fields.read_live_memory_mib(self.watched.samples[-200:], index)
         return "-" if memory_mib is None else f"{memory_mib:.0f}"
 
 

@@ -176,7 +176,7 @@ def read(folder: Path) -> Record:
     except (OSError, ValueError, RecursionError) as error:
         raise TrackingError(f"could not read {file}: {error}") from error
     if not _ID.fullmatch(record.spool_id):  # it names a folder that is removed
-        raise TrackingError(f"{file} is not one of ours: spool_id {record.spool_id!r}")
+        raise TrackingError(f"{file} is no record of this project: spool_id {record.spool_id!r}; remove the folder")
     return record
 
 

@@ -39,23 +39,23 @@ class Invocation:
 
     @property
     def has_launcher_here(self) -> bool:
-        """Whether a launcher on this host speaks to the user."""
+        """True if a launcher on this host speaks to the user."""
         return self.has_launcher and not self.slurm_task
 
     @property
-    def masked(self) -> str:
+    def masked_command(self) -> str:
         """The recorded command line of the study, without secrets."""
         words = secrets.mask_words(list(self.words_of_launcher or self.words))
         is_by_command = entry_points.is_by_command()
         return entry_points.spell(entry_points.RUN, *words[1:]) if is_by_command else shlex.join(words)
 
     @property
-    def masked_to_resume(self) -> str:
+    def masked_resume_command(self) -> str:
         """The command line that runs the missing groups, without secrets."""
         command = shlex.join(secrets.mask_words(shlex.split(spell_resume_command(self.words))))
         return f"{command} (with your own values for {secrets.HIDDEN})" if secrets.HIDDEN in command else command
 
-    def variables_of_workers(self) -> dict[str, str]:
+    def make_worker_variables(self) -> dict[str, str]:
         """Return the variables that a worker on this host gets in addition."""
         outputs = " ".join(f"{device}:{inode}" for device, inode in sorted(self.outputs))
         return {STUDY: shlex.join(self.words), OUTPUTS: outputs}

@@ -45,14 +45,14 @@ class Owner:
     machine_id: str
 
     @classmethod
-    def here(cls) -> Owner:
+    def read(cls) -> Owner:
         """Return this machine as it runs now."""
         return cls(host=platform.node(), boot_id=boot_id(), machine_id=machine_id())
 
     @property
     def standing(self) -> Standing:
         """Its state, seen from this machine."""
-        this_machine = Owner.here()
+        this_machine = Owner.read()
         if self.boot_id and self.boot_id == this_machine.boot_id:
             return Standing.DEAD
         is_this_machine = self.host == this_machine.host or (

@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 20  # of an artifact that every group keeps
 def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) -> dict[str, str]:
     """Collect the facts that hold for a whole study, by name; unknown ones are absent."""
     facts = {
-        "command_line": invocation.masked,
+        "command_line": invocation.masked_command,
         "user": host.user_name(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),

@@ -60,8 +60,7 @@ def _make_keys(plan: Plan, *, accept_environment: bool) -> dict[str, str]:
     keys = {group.digest: group.program_digest if accept_environment else group.digest for group in plan.groups}
     if len(set(keys.values())) < len(keys):
         raise ConfigError(
-            "resume=accept_environment: groups of this plan differ in their environment alone, so that it cannot be "
-            "left out of account; use resume=true"
+            "resume=accept_environment cannot tell groups apart that differ in their environment alone; use resume=true"
         )
     return keys
 
@@ -92,7 +91,7 @@ def describe_restarts(
             if not any(state.is_same(stored.machine_state) for state in states):
                 counts[states[0].changes(stored.machine_state)] += 1
     return [
-        f"resume: {counted(number, 'result')} of unfinished blocks not used, these begin again: {change}"
+        f"resume: unfinished blocks start again, without {counted(number, 'earlier result')}: {change}"
         for change, number in counts.items()
     ]
 

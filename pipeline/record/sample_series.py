@@ -55,7 +55,7 @@ class Series:
         self.t_ns.append(t_ns)
         self.values.append(value)
 
-    def thinned(self, points: int) -> Iterator[tuple[int, int, float]]:
+    def thin(self, points: int) -> Iterator[tuple[int, int, float]]:
         """Yield at most `points` of `(index, t_ns, value)`: every k-th sample, with the first and the last."""
         last = len(self.t_ns) - 1
         stride = max(1, math.ceil(last / max(1, points - 1)))

@@ -131,12 +131,12 @@ class Spool:
         """Begin the record of a group. Left without `close`, it stays open and the next start closes it."""
         folder = self._folder / f"{group.number:04d}-{re.sub('[^A-Za-z0-9.+_-]', '_', group.name)}"
         try:
-            yield from self._opened(group, folder)
+            yield from self._open_run(group, folder)
         except OSError as error:
             raise TrackingError(f"the record of {group.name} cannot be kept in {folder}: {error}") from error
         self._sender.send(folder)
 
-    def _opened(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
+    def _open_run(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
         (folder / layout.ARTIFACTS).mkdir(parents=True)
         lock = locks.opened(folder / layout.LOCK)
         sink = SampleLog(folder / layout.SAMPLES)
@@ -187,7 +187,7 @@ class Spool:
             self._amendments.add(file)
             self._sender.amend(file)
 
-    def where_job_is(self, row: GroupResult, index: int) -> Path | str:
+    def locate_job(self, row: GroupResult, index: int) -> Path | str:
         """Return where the files of a failed job are: in the store, or still in the spool."""
         folder = self._folders[row.spool_id or ""]
         uri = self._sender.failed.get(folder, {}).get(str(index))
@@ -195,12 +195,12 @@ class Spool:
             return folder / layout.job_path(index)
         return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else uri
 
-    def run_of(self, row: GroupResult) -> str | None:
+    def find_run(self, row: GroupResult) -> str | None:
         """Return the MLflow run of a group of this study; `None` while it is not sent."""
         folder = self._folders.get(row.spool_id or "")
         return None if folder is None else self._sender.runs.get(folder)
 
-    def unsent_amendments(self) -> list[Path]:
+    def list_unsent_amendments(self) -> list[Path]:
         """List the amendments of this study that the store does not have yet."""
         return sorted(file for file in self._amendments if file.exists())
 

@@ -80,6 +80,6 @@ class Original:
     files: dict[str, str] = field(default_factory=dict)
     job_locks: dict[str, str] = field(default_factory=dict)
 
-    def fact(self, name: str) -> str | None:
+    def get_fact(self, name: str) -> str | None:
         """Return a fact of its provenance; `None` if absent."""
         return self.tags.get(fact_tag(name))

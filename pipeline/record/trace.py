@@ -48,23 +48,23 @@ def make_trace(
     begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
     group, device = row.group, row.group.device
     tracks = _Tracks(f"{'SIMULATED ' if device.is_simulated else ''}{device.name} ({device.uuid})", begin_ns)
-    tracks.name(_GROUPS_TRACK, "groups")
+    tracks.add_name(_GROUPS_TRACK, "groups")
     facts = {"result": row.result.value, "reason": row.reason, "digest": group.digest, "block": group.block}
-    tracks.slice(_GROUPS_TRACK, group.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
+    tracks.add_slice(_GROUPS_TRACK, group.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
     for phase in phases:
-        tracks.slice(_GROUPS_TRACK, phase.name, phase.start_ns, phase.end_ns)
+        tracks.add_slice(_GROUPS_TRACK, phase.name, phase.start_ns, phase.end_ns)
     window = _find_window(row, phases)
     if window is not None:
-        tracks.slice(_GROUPS_TRACK, "measured", *window)
+        tracks.add_slice(_GROUPS_TRACK, "measured", *window)
     for job in row.jobs:
         spans = [span for span in row.spans if span.job == job.job.index]
         if spans:
             track = _FIRST_JOB_TRACK + job.job.index
-            tracks.name(track, f"job {job.job.index}")
+            tracks.add_name(track, f"job {job.job.index}")
             _add_job(tracks, track, job, spans)
     for name, t_ns, value in _select_counters(samples, fields):
         if begin_ns <= t_ns <= end_ns:
-            tracks.counter(name, t_ns, value)
+            tracks.add_counter(name, t_ns, value)
     return {
         "displayTimeUnit": "ms",
         "otherData": {
@@ -122,20 +122,20 @@ class _Tracks:
         self._begin_ns = begin_ns
         self.events: list[Event] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": process}}]
 
-    def name(self, track: int, name: str) -> None:
+    def add_name(self, track: int, name: str) -> None:
         place = {"ph": "M", "pid": 1, "tid": _TRACKS + track}
         self.events.append({**place, "name": "thread_name", "args": {"name": name}})
         self.events.append({**place, "name": "thread_sort_index", "args": {"sort_index": track}})
 
-    def slice(self, track: int, name: str, begin_ns: int, end_ns: int, facts: dict[str, Any] | None = None) -> None:
+    def add_slice(self, track: int, name: str, begin_ns: int, end_ns: int, facts: dict[str, Any] | None = None) -> None:
         event = {"ph": "X", "name": name, "cat": "study", "pid": 1, "tid": _TRACKS + track}
-        event |= {"ts": self._us(begin_ns), "dur": (end_ns - begin_ns) / 1e3}
+        event |= {"ts": self._to_us(begin_ns), "dur": (end_ns - begin_ns) / 1e3}
         self.events.append(event | ({"args": facts} if facts else {}))
 
-    def counter(self, name: str, t_ns: int, value: float) -> None:
-        self.events.append({"ph": "C", "name": name, "pid": 1, "ts": self._us(t_ns), "args": {"value": value}})
+    def add_counter(self, name: str, t_ns: int, value: float) -> None:
+        self.events.append({"ph": "C", "name": name, "pid": 1, "ts": self._to_us(t_ns), "args": {"value": value}})
 
-    def _us(self, t_ns: int) -> float:
+    def _to_us(self, t_ns: int) -> float:
         return (t_ns - self._begin_ns) / 1e3
 
 
@@ -153,14 +153,14 @@ def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span])
     """Add a slice for the job's process, and one for each of its phases."""
     begin_ns, end_ns = spans[0].start_ns, max(span.end_ns for span in spans)
     facts = {"result": job.result.value, "reason": job.reason, "pid": job.pid}
-    tracks.slice(track, job.job.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
+    tracks.add_slice(track, job.job.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
     marks = [(span.name, span.start_ns) for span in spans]
     if job.start_ns is not None and job.end_ns is not None:
         marks += [("work", job.start_ns), ("finish", job.end_ns)]
     inside = sorted(((name, min(max(t_ns, begin_ns), end_ns)) for name, t_ns in marks), key=lambda mark: mark[1])
     for (name, since_ns), (_, until_ns) in zip(inside, [*inside[1:], ("", end_ns)], strict=True):
         if until_ns > since_ns:
-            tracks.slice(track, name, since_ns, until_ns)
+            tracks.add_slice(track, name, since_ns, until_ns)
 
 
 def _select_counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tuple[str, int, float]]:
@@ -173,5 +173,5 @@ def _select_counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tupl
                 if (sample.source, name) in drawn:
                     by_name[sample.source, name].append(sample.t_ns, value)
     for (source, name), series in by_name.items():
-        for _, t_ns, value in series.thinned(_COUNTER_POINTS):
+        for _, t_ns, value in series.thin(_COUNTER_POINTS):
             yield f"{source}/{name}", t_ns, value

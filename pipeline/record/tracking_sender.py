@@ -135,13 +135,13 @@ class Sender:
         self._opening = {"op": "open", "experiment": experiment, **where}
         self._ask(self._opening)
 
-    def store(self) -> dict[str, Any]:
+    def wait_for_store(self) -> dict[str, Any]:
         """Wait for all requests, and return the open store (experiment_id, uri, kind)."""
         self.rest()
         assert self._store is not None
         return _check(self._store)
 
-    def finished(self, experiment: str, store: str | None = None) -> list[FinishedGroup]:
+    def find_finished(self, experiment: str, store: str | None = None) -> list[FinishedGroup]:
         """Return the finished groups of an experiment, of the open store or another one, which is only read."""
         from pipeline.base.domain.records import Result
         from pipeline.record.stored_group import FinishedGroup
@@ -163,11 +163,11 @@ class Sender:
         """Count runs of the open store, by id, as those of shards of the plan with these facts."""
         self._call({"op": "take_over", "units": dict(units), "facts": dict(facts)})
 
-    def submitted(self, experiment: str, new: Submission) -> None:
+    def note_arrays(self, experiment: str, new: Submission) -> None:
         """Record the Slurm job arrays of an experiment in the open store."""
         self._call({"op": "submitted", "experiment": experiment, "new": dataclasses.asdict(new)})
 
-    def groups_that_ran(self, store: str) -> list[PastGroup]:
+    def find_past_groups(self, store: str) -> list[PastGroup]:
         """Return the newest groups of a store that ended well."""
         from pipeline.observe.study_progress import PastGroup
 
@@ -197,7 +197,7 @@ class Sender:
             if until_s is not None and not self._is_answered(until_s):
                 self.give_up("it took too long to send after the signal")
                 return
-            self._next()
+            self._take_reply()
 
     def give_up(self, why: str) -> None:
         """Kill the process; what it had to send stays in the spool."""
@@ -212,7 +212,7 @@ class Sender:
         self.rest()
         self._ask(request)
         while True:
-            answered, reply = self._next()
+            answered, reply = self._take_reply()
             if answered is request:
                 return _check(reply)
 
@@ -253,7 +253,7 @@ class Sender:
         elif not reply.get("ok"):
             log.info("%s of %s failed: %s", request["op"], folder.name, reply.get("error"))
 
-    def _next(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _take_reply(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the oldest request and its reply; restart a dead or silent process once."""
         while (wrong := self._read()) is not None and not self._was_restarted:
             log.warning("%s; it is started again", wrong)
@@ -304,8 +304,8 @@ class Sender:
             files = regular_files.below(Path(request["spool"])).files
             with contextlib.suppress(OSError):  # sent just now
                 size = sum(file.lstat().st_size for file in files) / 1e6
-                what = f"{Path(request['spool']).name} ({size:.0f} MB) is sent to the store"
-                words.say(f"{what}, for {words.duration(waited_s)} now; Ctrl-C leaves it in the spool")
+                what = f"sending {Path(request['spool']).name} ({size:.0f} MB) to the store"
+                words.say(f"{what} for {words.duration(waited_s)}; Ctrl-C leaves it in the spool")
 
     def _restart(self) -> None:
         """Start another process with all unanswered requests; each may be carried out twice."""

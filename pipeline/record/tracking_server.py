@@ -69,7 +69,7 @@ class RequestHandler:
 
     @property
     def is_local(self) -> bool:
-        """Whether it sends to a local store."""
+        """True if it sends to a local store."""
         return self._uri is None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class RequestHandler:
                     self._series_points = where["series_points"]
                 store = self._open(self._uri)
                 kind = "server" if store.root is None else "local"
-                return {"experiment_id": store.experiment_id(experiment), "uri": store.uri, "kind": kind}
+                return {"experiment_id": store.open_experiment(experiment), "uri": store.uri, "kind": kind}
             case {"op": "begin", "spool": str(folder)}:
                 self._begun[Path(folder)] = None  # also if it fails: its orchestrator may be killed
                 self._begun[Path(folder)] = runs = begin(self._open, Path(folder))
@@ -102,9 +102,9 @@ class RequestHandler:
             case {"op": "submitted", "experiment": str(experiment), "new": dict(new)}:
                 slurm_arrays.note(self._open(self._uri), experiment, Submission(**new))
                 return {}
-        return self._found(request)
+        return self._answer_query(request)
 
-    def _found(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _answer_query(self, request: dict[str, Any]) -> dict[str, Any]:
         match request:
             case {"op": "finished", "experiment": str(experiment), **where}:
                 finished = results.find_finished(where.get("store") or self._open(self._uri), experiment)
@@ -133,11 +133,11 @@ class RequestHandler:
             except TrackingError as error:
                 log.debug("the local store is not open: %s", error)
 
-    def where(self, folder: Path) -> str:
+    def describe_target(self, folder: Path) -> str:
         """Describe where a group goes."""
         return self._for_all or group_folder.read(folder).uri or str(self._root)
 
-    def finish_for_dead_owner(self) -> None:
+    def close_for_dead_owner(self) -> None:
         """Close and send groups that were begun and never closed: their orchestrator was killed."""
         abandoned = [folder for folder in self._begun if folder.exists() and group_folder.read(folder).state == "open"]
         # The spool is taken from the paths as they were given: the root may be spelled differently, through a link.
@@ -153,12 +153,12 @@ class RequestHandler:
                 folder.rmdir()
 
     def _open(self, uri: str | None) -> Store:
-        uri = self._for_all or self._with_login(uri)
+        uri = self._for_all or self._restore_login(uri)
         if uri not in self._stores:
             self._stores[uri] = open_store(self._root, uri)
         return self._stores[uri]
 
-    def _with_login(self, uri: str | None) -> str | None:
+    def _restore_login(self, uri: str | None) -> str | None:
         """Restore the password of an address, which is recorded without it, if this process was given it.
 
         Other servers get none: MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
@@ -195,7 +195,7 @@ def serve(handler: RequestHandler) -> int:
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
     try:
-        handler.finish_for_dead_owner()
+        handler.close_for_dead_owner()
     except Exception as error:  # noqa: BLE001  what fails, however it does, stays in the spool for the next start
         log.warning("what a killed start left stays in the spool: %s", format_error(error))
     handler.tidy()

@@ -45,7 +45,7 @@ class Part:
     begun: Mapping[int, str] = field(default_factory=dict)
     took_s: list[float] = field(default_factory=list)
 
-    def in_turn(self) -> list[Device]:
+    def sort_devices(self) -> list[Device]:
         """Return the GPUs, those first that have begun a shard."""
         begun = {self.begun.get(unit) for unit in self.waiting}
         return sorted(self.devices, key=lambda device: device.uuid not in begun)
@@ -56,7 +56,7 @@ class Part:
         self.waiting.remove(unit)
         return unit
 
-    def seconds_left(self, running_s: Sequence[float]) -> float | None:
+    def estimate_seconds_left(self, running_s: Sequence[float]) -> float | None:
         """Estimate the time of the remaining shards from finished ones; `None` without any."""
         if not self.took_s:
             return None
@@ -79,7 +79,7 @@ class Fleet:
         self.part_of = {device.uuid: part for part in parts for device in part.devices}
         self.cpus: Mapping[str, frozenset[int]] = cpus.divide(devices)
         self.num_units = sum(len(part.waiting) for part in parts)
-        self.idle = deque(device for part in parts for device in part.in_turn())
+        self.idle = deque(device for part in parts for device in part.sort_devices())
         self.num_given_up = self.worst = 0
         self.was_refused = self.has_measured = False
         self.is_interrupted = False
@@ -122,32 +122,32 @@ class Fleet:
                     decided |= {"gpu.models": config.gpu.models}
                     decided |= {"gpu.model": config.gpu.model} if device.is_simulated else {}
                 at_hand = (worker for worker in self.workers if worker.device == device and worker.takes_units)
-                worker = next(at_hand, None) or self.start(device, decided | self.in_the_time_left(), selector)
+                worker = next(at_hand, None) or self.start(device, decided | self.decide_limits(), selector)
                 worker.give(f"unit {unit}", unit)
         return any(worker.is_busy for worker in self.workers)
 
     def is_late(self, num_left: int) -> bool:
         """Return whether the time limit of the study is over; if so, report the shards left."""
-        limit_s, left_s = self.request.config.time_limit_s, self._time_left_s()
+        limit_s, left_s = self.request.config.time_limit_s, self._compute_time_left_s()
         if left_s is None or left_s > 0:
             return False
         words.say(f"time_limit_s={limit_s:g} is over: {counted(num_left, 'unit')} left")
         self.worst = max(self.worst, 1)
         return True
 
-    def in_the_time_left(self) -> dict[str, object]:
+    def decide_limits(self) -> dict[str, object]:
         """Return the keys that are decided for each worker that measures."""
-        left_s = self._time_left_s()
+        left_s = self._compute_time_left_s()
         limit = {} if left_s is None else {"time_limit_s": f"{max(0.1, left_s):.1f}"}
         return {"resume": self.request.config.resume, **limit}
 
-    def status(self, *, is_whole: bool) -> int:
+    def compute_exit_status(self, *, is_whole: bool) -> int:
         """Return the exit status of the study; another GPU may have run the shards of a refused worker."""
         if is_whole:
             return self.worst
         return self.worst or (_REFUSED if self.was_refused and not self.has_measured else 1)
 
-    def _time_left_s(self) -> float | None:
+    def _compute_time_left_s(self) -> float | None:
         limit_s = self.request.config.time_limit_s
         return None if limit_s is None else limit_s - (time.monotonic() - self.begin_s)
 
@@ -160,7 +160,7 @@ class Fleet:
         worker = WorkerProcess(
             device,
             worker_command.make_command(invocation.words, of_worker),
-            os.environ | startup.job_variables | invocation.variables_of_workers(),
+            os.environ | startup.job_variables | invocation.make_worker_variables(),
             self.cpus[device.uuid],
             ends_with_launcher=self.ENDS_WORKERS,
         )
@@ -190,9 +190,9 @@ class Fleet:
                 if worker.has_ended:
                     self.workers.remove(worker)
                 if status is not None:
-                    self.ended(worker, status)
+                    self.handle_end(worker, status)
 
-    def ended(self, worker: WorkerProcess, status: int) -> None:
+    def handle_end(self, worker: WorkerProcess, status: int) -> None:
         """Record the end of a shard; its GPU gets the next one."""
         part = self.part_of[worker.device.uuid]
         if status == _REFUSED:
@@ -202,7 +202,7 @@ class Fleet:
             self.idle.append(worker.device)
         if status == 0:
             part.took_s.append(time.monotonic() - worker.begin_s)
-        progress = "" if self.is_interrupted else f"; {self._progress()}"
+        progress = "" if self.is_interrupted else f"; {self._describe_progress()}"
         words.say(f"{worker.name} | ended with exit status {status}{progress}")
         if status == _REFUSED:
             words.say(f"GPU {worker.device.index} gets no more units; unit {worker.unit} waits for another GPU")
@@ -216,12 +216,12 @@ class Fleet:
         was_killed = status > 128 and status - 128 not in interrupts.SIGNALS
         self.worst = max(self.worst, 1 if was_killed else status)
 
-    def _progress(self) -> str:
+    def _describe_progress(self) -> str:
         busy = [worker for worker in self.workers if worker.is_busy]
         num_left = self.num_given_up + len(busy) + sum(len(part.waiting) for part in self.parts)
         now_s = time.monotonic()
         left_s = [
-            part.seconds_left([now_s - worker.begin_s for worker in busy if worker.device in part.devices])
+            part.estimate_seconds_left([now_s - worker.begin_s for worker in busy if worker.device in part.devices])
             for part in self.parts
         ]
         known_s = [seconds for seconds in left_s if seconds is not None]

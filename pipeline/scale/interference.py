@@ -49,8 +49,8 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     devices = select_free(request, devices_option, "beside", of_one_model=True)
     if len(devices) < 2:
         raise ConfigError(
-            "hydra/launcher=beside measures a GPU alone and while others work, and here is one free GPU only: "
-            f"{devices[0].name} ({devices[0].uuid}); leave the launcher out to measure it alone"
+            f"hydra/launcher=beside needs two free GPUs, and only {devices[0].name} ({devices[0].uuid}) is free; "
+            "leave the launcher out to measure it alone"
         )
     refuse_taken_ports(request, devices)
     company = (0, len(devices) - 1)
@@ -64,13 +64,13 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
         groups = stored_results.open_store(request, leg.plan, inventory)[0]
         legs.append(dataclasses.replace(leg, numbers=tuple(units.of(groups))))
     fleet = PairedFleet(request, devices, legs)
-    fleet.say_what_is_to_run()
+    fleet.announce()
     try:
         fleet.run()
     finally:
         with interrupts.held():
             is_whole = stored_results.show_all(request, [leg.plan for leg in legs])
-    return fleet.status(is_whole=is_whole)
+    return fleet.compute_exit_status(is_whole=is_whole)
 
 
 def _make_leg(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
@@ -99,11 +99,11 @@ class PairedFleet(Fleet):
         self.worker_of: dict[int, WorkerProcess] = {}
         self.measured: WorkerProcess | None = None
 
-    def say_what_is_to_run(self) -> None:
+    def announce(self) -> None:
         company = ", ".join(f"GPU {device.index}" for device in self.others)
         words.say(
-            f"{counted(len(self.steps), 'measurement')} of units on GPU {self.measured_on.index}, alone or with "
-            f"{company} at work, whose own rows go to experiment {self._experiment}"
+            f"{counted(len(self.steps), 'measurement')} of units on GPU {self.measured_on.index}, alone and with "
+            f"{company} at work; the rows of {company} go to experiment {self._experiment}"
         )
 
     def start_more(self, selector: selectors.BaseSelector) -> bool:
@@ -131,12 +131,12 @@ class PairedFleet(Fleet):
                 measuring = self.worker_of.get(leg.beside)
                 if measuring is None or not measuring.takes_units:
                     decided = {"gpu.beside": str(leg.beside), "plan_file": leg.plan_file}
-                    measuring = self.start(self.measured_on, decided | self.in_the_time_left(), selector)
+                    measuring = self.start(self.measured_on, decided | self.decide_limits(), selector)
                 self.measured = self.worker_of[leg.beside] = measuring
                 measuring.give(f"unit {number} {'in company' if leg.beside else 'alone'}", number)
         return self.measured is not None or bool(self.company)
 
-    def ended(self, worker: WorkerProcess, status: int) -> None:
+    def handle_end(self, worker: WorkerProcess, status: int) -> None:
         """End the company of a finished measurement. If company ends first, end the measurement and the study."""
         if worker is self.measured:
             words.say(f"{worker.name} | ended with exit status {status}")
@@ -147,7 +147,7 @@ class PairedFleet(Fleet):
             return
         elif self.step is not None:
             words.say(f"{worker.name} | {worker.last_message}")
-            words.say(f"error: GPU {worker.device.index}, which was to keep company, ended with exit status {status}")
+            words.say(f"error: the company on GPU {worker.device.index} ended early with exit status {status}")
             self.count(status or 1)
             self.steps.clear()
         else:

@@ -49,7 +49,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     refuse_mode_switches(of_gpus, "name one GPU with 'hydra.launcher.devices=[0]'")
     if request.config.dry_run:
         status = preview(*((study, *planned) for study, planned in zip(of_models, plans_made, strict=True)))
-        words.say(f"its units go to {_list_names(devices)}; the time is that of one GPU")
+        words.say(f"the units run on {_list_names(devices)}; the time is that of one GPU")
         return status
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans_made, strict=True):
@@ -68,7 +68,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     finally:
         with interrupts.held():
             is_whole = stored_results.show_all(request, [plan for _, plan in plans_made])
-    return fleet.status(is_whole=is_whole)
+    return fleet.compute_exit_status(is_whole=is_whole)
 
 
 def _list_names(devices: Sequence[Device]) -> str:
@@ -101,8 +101,8 @@ def refuse_mode_switches(planned: Sequence[tuple[Sequence[Device], Plan]], inste
         switched = [device for device in devices if is_divided and not device.mig_enabled and _needs_reset(device)]
         if switched:
             raise ConfigError(
-                f"MIG mode of {switched[0].name} ({switched[0].uuid}) is switched by a reset, which any other process "
-                f"that speaks to the driver prevents, as workers on several GPUs do; {instead}"
+                f"MIG mode of {switched[0].name} ({switched[0].uuid}) is switched by a reset, which fails while other "
+                f"workers use the driver; {instead}"
             )
 
 
@@ -122,18 +122,16 @@ def select_free(
     """
     config = request.config.gpu
     if config.kind is GpuKind.cpu:
-        raise ConfigError(
-            f"hydra/launcher={launcher} runs a study on several GPUs, and gpu=cpu was chosen; leave one of them out"
-        )
+        raise ConfigError(f"hydra/launcher={launcher} does not work with gpu=cpu; leave one of them out")
     worker_command.refuse_decided_keys(request.configs, launcher)
     if request.config.wait:
         raise ConfigError(
-            f"wait=true: hydra/launcher={launcher} takes the GPUs that are free now, and waits for none; leave it out"
+            f"wait=true has no effect with hydra/launcher={launcher}, which waits for none of the GPUs; leave it out"
         )
     if request.simulated is not None and config.machine is None:
         raise ConfigError(
-            f"hydra/launcher={launcher} on simulated GPUs needs a machine that all workers see: gpu.machine=FILE, with "
-            "as many GPUs as gpu.count=NUMBER says"
+            f"hydra/launcher={launcher} needs a simulated machine that its workers share; add gpu.machine=FILE and "
+            "gpu.count=NUMBER"
         )
     present = _list_present(request)
     if not present:
@@ -144,14 +142,16 @@ def select_free(
     named = [] if devices_option == ALL else _parse_devices(devices_option)
     asked_for = [chosen.choose("hydra.launcher.devices", name, present) for name in named] or list(present)
     if twice := [device for device in asked_for if asked_for.count(device) > 1]:
-        raise ConfigError(f"hydra.launcher.devices={devices_option} names {twice[0].name} {twice[0].uuid} twice")
+        raise ConfigError(
+            f"hydra.launcher.devices={devices_option} names {twice[0].name} {twice[0].uuid} twice; name it once"
+        )
     folder = Path(config.lock_dir)
     if not request.config.dry_run:
         plans.end_leftovers(request.root)  # it is no stranger's
     taken = {device: _explain_busy(device, folder, config.tolerate) for device in asked_for}
     model = next((device.name for device in asked_for if not taken[device]), "")
     taken |= {
-        device: f"it is another model than the {model} that the study runs on"
+        device: f"its model is not {model}, on which the study runs"
         for device in asked_for
         if of_one_model and not taken[device] and device.name != model
     }
@@ -171,7 +171,9 @@ def _parse_devices(devices_option: Any) -> list[str]:
         else [devices_option]
     )
     if not names or not all(isinstance(one, int | str) for one in names):
-        raise ConfigError(f"hydra.launcher.devices={devices_option}: give a list of GPUs by index or UUID, or {ALL}")
+        raise ConfigError(
+            f"hydra.launcher.devices={devices_option} names no GPUs; give a list of GPUs by index or UUID, or {ALL}"
+        )
     return [str(one) for one in names]
 
 

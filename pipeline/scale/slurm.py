@@ -88,7 +88,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
         return 0
     assert request.sender is not None
     request.sender.open(experiment, request.root, uri, request.config.tracking.series_points)
-    request.sender.store()  # before a task waits for hours to find that there is none
+    request.sender.wait_for_store()  # before a task waits for hours to find that there is none
     jobs: dict[str, str] = {}
     where = ("status", "--experiment", experiment, "--uri", mask_text(uri))
     status = entry_points.spell("tracking", *where, python=spell_python())
@@ -127,7 +127,7 @@ def _note_arrays(request: StudyRequest, plan: Plan, arrays: list[str], folder: P
     assert request.sender is not None
     try:
         new = Submission(
-            command_line=request.invocation.masked,
+            command_line=request.invocation.masked_command,
             plan_any_gpu=plan.any_gpu_digest,
             num_units=len(plan.unit_sizes),
             cluster=squeue.cluster(),
@@ -135,9 +135,9 @@ def _note_arrays(request: StudyRequest, plan: Plan, arrays: list[str], folder: P
             time_ms=now_ms,
             folder=str(folder),
         )
-        request.sender.submitted(request.config.tracking.experiment, new)
+        request.sender.note_arrays(request.config.tracking.experiment, new)
     except (CommandError, TrackingError) as error:
-        words.say(f"warning: tasks that wait will not be seen by pipeline.tracking status: {error}")
+        words.say(f"warning: pipeline.tracking status will not show waiting tasks: {error}")
 
 
 def list_gres(options: SlurmOptions) -> Sequence[str | None]:
@@ -147,10 +147,10 @@ def list_gres(options: SlurmOptions) -> Sequence[str | None]:
         return (gres,)
     if not isinstance(gres, list) or not gres or not all(isinstance(gpu, str) for gpu in gres):
         raise ConfigError(
-            f"hydra.launcher.gres={gres}: give the gres of a task, gpu:1, or a list: [gpu:h100:1,gpu:a100:1]"
+            f"hydra.launcher.gres={gres} is neither a gres nor a list of them; give gpu:1 or [gpu:h100:1,gpu:a100:1]"
         )
     if twice := [gpu for gpu in gres if gres.count(gpu) > 1]:
-        raise ConfigError(f"hydra.launcher.gres names {twice[0]} twice: each is another model of GPU")
+        raise ConfigError(f"hydra.launcher.gres names {twice[0]} twice; name each GPU model once")
     return gres
 
 
@@ -222,18 +222,18 @@ def _check_request(request: StudyRequest, options: SlurmOptions) -> str:
     worker_command.refuse_decided_keys(request.configs, "slurm")
     if (exporter := request.config.exporter.name) != schema.NO_EXPORTER:
         raise ConfigError(
-            f"hydra/launcher=slurm: tasks on one host would take the same port for exporter={exporter}; leave it out"
+            f"hydra/launcher=slurm: tasks on one host would share the port of exporter={exporter}; leave it out"
         )
     if (uri := request.config.tracking.uri) is None:
         raise ConfigError(
-            "hydra/launcher=slurm: workers on several hosts need a tracking server, and a local store is for one "
-            "machine; add tracking=server tracking.uri=http://HOST:PORT"
+            "hydra/launcher=slurm needs a tracking server, as a local store is for one machine; add tracking=server "
+            "tracking.uri=http://HOST:PORT"
         )
     if request.config.dry_run == check.JSON:
-        raise ConfigError("dry_run=json: hydra/launcher=slurm shows a batch script, which is no JSON; use dry_run=true")
+        raise ConfigError("dry_run=json does not work with hydra/launcher=slurm; use dry_run=true")
     if options.timeout_min is not None and options.timeout_min * 60 <= options.signal_delay_s:
         raise ConfigError(
-            f"hydra.launcher.timeout_min={options.timeout_min} leaves no time to measure: tasks give up their groups "
+            f"hydra.launcher.timeout_min={options.timeout_min} leaves no time to measure: tasks end "
             f"hydra.launcher.signal_delay_s={options.signal_delay_s} s before; give "
             f"hydra.launcher.timeout_min={options.signal_delay_s // 60 + 1} or more, or a shorter signal_delay_s"
         )
@@ -254,7 +254,7 @@ def _make_unknown_device(gpu: GpuConfig) -> Device:
 
 def _check_one_line(key: str, value: object) -> str:
     if "\n" in str(value):
-        raise ConfigError(f"hydra.launcher: {key} spans several lines; an option of sbatch is one")
+        raise ConfigError(f"hydra.launcher: {key} spans several lines; give it on one")
     return str(value)
 
 
@@ -275,7 +275,7 @@ def _submit(script: str, folder: Path) -> str:
 
 def _run_slurm(*argv: str) -> Completed:
     if shutil.which(argv[0]) is None:
-        raise ConfigError(f"hydra/launcher=slurm: there is no {argv[0]} on PATH, so no Slurm here")
+        raise ConfigError(f"hydra/launcher=slurm found no {argv[0]} on PATH; run it on a host with Slurm")
     try:
         return run_program(argv, timeout_s=_LIMIT_S, check=False)
     except CommandError as error:
@@ -322,7 +322,7 @@ def _select_units(request: StudyRequest, uri: str, plan: Plan, num_models: int) 
         else _read_overview(uri, request.config.tracking.experiment, _ask_queue)
     )
     if progress is not None and progress.unasked:
-        words.say(f"warning: units that wait elsewhere are submitted here as well: {progress.unasked}")
+        words.say(f"warning: units in the queue of another cluster are submitted here as well: {progress.unasked}")
     if progress is None or progress.plan_any_gpu != plan.any_gpu_digest:  # as of a program that has changed since
         return list(numbers), 0
     done = _find_done(progress, num_models)

@@ -42,7 +42,7 @@ def run(configs: Sequence[DictConfig]) -> int:
         try:
             for line in requests:
                 if not (line.strip() or "0").isdecimal():
-                    words.say(f"error: {line.strip()!r} is no unit; give the number of one on each line of the input")
+                    words.say(f"error: {line.strip()!r} is no unit; give one number on each line of the input")
                     return 2
                 tracker = tracker.renew()
                 elapsed_s = time.monotonic() - begin_s

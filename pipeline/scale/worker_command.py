@@ -39,10 +39,10 @@ def refuse_decided_keys(configs: Sequence[Config], launcher: str) -> None:
     for config in configs:
         if config.gpu.device != AUTO_DEVICE:
             raise ConfigError(
-                f"gpu.device={config.gpu.device} and hydra/launcher={launcher} both say where to run: "
-                f"{_INSTEAD[launcher]}, or leave the launcher out"
+                f"gpu.device={config.gpu.device} conflicts with hydra/launcher={launcher}; {_INSTEAD[launcher]}, "
+                "or leave the launcher out"
             )
         if config.unit is not None:
             raise ConfigError(
-                f"unit and hydra/launcher={launcher} exclude each other: the launcher hands out the units"
+                f"unit conflicts with hydra/launcher={launcher}, which assigns the units; leave one of them out"
             )

@@ -78,7 +78,7 @@ class WorkerProcess:
 
     @property
     def takes_units(self) -> bool:
-        """Whether it can be given a shard now."""
+        """True if it can be given a shard now."""
         return not (self.is_busy or self._requests.closed or self._answers.closed)
 
     @property

@@ -47,7 +47,7 @@ def _ran_before(request: StudyRequest) -> Sequence[PastGroup]:
     if request.sender is None:
         return ()
     try:
-        return request.sender.groups_that_ran(request.config.tracking.uri or str(request.root))
+        return request.sender.find_past_groups(request.config.tracking.uri or str(request.root))
     except TrackingError as error:
         words.say(f"no estimate from groups that ran before: {error}")
         return ()

@@ -163,14 +163,14 @@ class Study:
         Of a unit, what earlier attempts left running is closed: their host may have died, which no lock here tells.
         """
         try:
-            self.sender.store()
+            self.sender.wait_for_store()
             if self.config.unit is not None:
                 for name in self.sender.close_lost(self.plan, self.config.unit):
                     words.say(f"closed as interrupted: {name} of an earlier attempt of unit {self.config.unit}")
         except TrackingError as error:
             if self.config.plan_file is None or self.config.resume != Resume.NO:
                 raise
-            words.say(f"warning: {error}; what is measured waits in the spool")
+            words.say(f"warning: {error}; results wait in the spool")
 
     def _send_what_others_left(self) -> None:
         for folder in self.unsent:
@@ -230,7 +230,7 @@ class Study:
     def _finish(self) -> None:
         try:
             if self.rows:
-                latest = [self.comparison.latest(row) for row in self.rows]
+                latest = [self.comparison.get_latest(row) for row in self.rows]
                 summary.show(self.plan.experiment, latest, self.request.reproduction)  # while the last of them are sent
         finally:
             self._send_what_is_left()
@@ -240,7 +240,7 @@ class Study:
             failed = {
                 run: row.group.name
                 for row in self.rows
-                if row.result.mlflow_status == "FAILED" and (run := self.spool.run_of(row))
+                if row.result.mlflow_status == "FAILED" and (run := self.spool.find_run(row))
             }
             summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root, failed)
         self._say_how_to_resume()
@@ -254,7 +254,7 @@ class Study:
                 for folder in list(self.sender.unsent):
                     self.sender.send(folder)  # the server may be back
                 self.sender.rest(until_s)
-                for file in self.spool.unsent_amendments():
+                for file in self.spool.list_unsent_amendments():
                     self.sender.amend(file)
                 self.sender.rest(until_s)
         except Interrupted as error:
@@ -264,7 +264,7 @@ class Study:
 
     def _say_what_waits(self) -> bool:
         """Say what is not in the store yet, and how it gets there; returns whether all of this study is."""
-        unsent, late = len(self.sender.unsent), len(self.spool.unsent_amendments())
+        unsent, late = len(self.sender.unsent), len(self.spool.list_unsent_amendments())
         of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
         if unsent or late:
             command = entry_points.spell("tracking", "flush", "--root", str(self.root), python=sys.executable)
@@ -277,7 +277,7 @@ class Study:
         return unsent == len(of_others) and not late
 
     def _error_log(self, row: GroupResult, index: int) -> str:
-        where = self.spool.where_job_is(row, index)
+        where = self.spool.locate_job(row, index)
         if isinstance(where, Path) and where.is_relative_to(Path.cwd()):
             where = where.relative_to(Path.cwd())
         return f"{where}/{layout.STDERR}"
@@ -291,7 +291,7 @@ class Study:
             all_groups = counted(len(self.plan.groups), "group")
             invocation = self.request.invocation
             # Else its launcher says how.
-            how = "" if invocation.has_launcher else f"; to run them: {invocation.masked_to_resume}"
+            how = "" if invocation.has_launcher else f"; to run them: {invocation.masked_resume_command}"
             words.say(f"of {all_groups}, {' and '.join(parts)}{how}")
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:

@@ -58,7 +58,7 @@ def show_where(
 
 def _how_to_open(sender: Sender, root: Path, failed: Mapping[str, str]) -> list[str]:
     try:
-        store = sender.store()
+        store = sender.wait_for_store()
     except TrackingError as error:  # it was in order when the study began; the groups wait in the spool
         return [f"error: {error}"]
     experiment_id = store["experiment_id"]

@@ -225,13 +225,13 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
     [
         (["hydra.launcher.devices=[0,0]"], "names NVIDIA A100-SXM4-40GB GPU-.* twice"),
         (["hydra.launcher.devices=[2]"], "hydra.launcher.devices='2' matches 0 GPUs"),
-        (["gpu.device=1"], "gpu.device=1 and hydra/launcher=gpus both say where to run"),
-        (["unit=1"], "unit and hydra/launcher=gpus exclude each other"),
+        (["gpu.device=1"], "gpu.device=1 conflicts with hydra/launcher=gpus; name the GPUs"),
+        (["unit=1"], "unit conflicts with hydra/launcher=gpus, which assigns the units"),
         (
             ["hydra/launcher=beside", "hydra.launcher.devices=[1]"],
-            "while others work, and here is one free",
+            "needs two free GPUs, and only ",
         ),
-        (["gpu.machine=null"], "needs a machine that all workers see: gpu.machine=FILE"),
+        (["gpu.machine=null"], "needs a simulated machine that its workers share; add gpu.machine=FILE"),
     ],
 )
 def test_what_no_worker_can_run_is_refused_in_one_line(study_of, tmp_path, arguments, words):

@@ -63,22 +63,22 @@ class GroupSeries:
 
     def read(self) -> list[Metric]:
         """Return the present values, without those that were not renewed for a while."""
-        return [self._info(), *self._progress(), *self._sampled()]
+        return [self._read_info(), *self._read_progress(), *self._read_samples()]
 
-    def _info(self) -> Metric:
+    def _read_info(self) -> Metric:
         group = self._group
         labels = (*LABELS, "device", "window", "block", "degree")
         of_group = (group.settings["device"], group.window.words, str(group.block), str(group.degree))
-        values = {(*self._labels(None, is_of_device=True), *of_group): 1.0}
+        values = {(*self._make_labels(None, is_of_device=True), *of_group): 1.0}
         return Metric(INFO, "The group that runs, and on what.", labels, values=values)
 
-    def _progress(self) -> Iterator[Metric]:
+    def _read_progress(self) -> Iterator[Metric]:
         phase = Metric(PHASE, "What the job does: 1 for the phase that it is in.", (*LABELS, "phase"))
         work = Metric(WORK, "Work done since the job started, in its unit.", (*LABELS, "unit"), is_counter=True)
         rate = Metric(RATE, "Work a second, over the last seconds.", (*LABELS, "unit"))
         epoch = Metric(EPOCH, "The epoch that the job is in.")
         for now in self._jobs.read():
-            labels, unit = self._labels(now.job), now.job.workload.unit
+            labels, unit = self._make_labels(now.job), now.job.workload.unit
             phase.values[*labels, now.phase] = 1.0
             for metric, value in ((work, now.total), (rate, now.per_s)):
                 if value is not None:
@@ -87,17 +87,17 @@ class GroupSeries:
                 epoch.values[labels] = now.epoch
         yield from (phase, work, rate, epoch)
 
-    def _sampled(self) -> Iterator[Metric]:
+    def _read_samples(self) -> Iterator[Metric]:
         metrics: dict[str, Metric] = {}
-        for (source, quantity, job, gi_id), value in self._newest():
+        for (source, quantity, job, gi_id), value in self._select_newest():
             name, known = name_metric(source, quantity), self._fields.get((source, quantity))
             text = f"{known.source_id}, in {known.unit}" if known else ""
             metric = metrics.setdefault(name, Metric(name, text))
             of_job = None if job is None else self._group.jobs[job]
-            metric.values[self._labels(of_job, gi_id, is_of_device=source not in self._of_machine)] = value
+            metric.values[self._make_labels(of_job, gi_id, is_of_device=source not in self._of_machine)] = value
         yield from metrics.values()
 
-    def _newest(self) -> Iterator[tuple[_Series, float]]:
+    def _select_newest(self) -> Iterator[tuple[_Series, float]]:
         """Yield the last value of each series, unless it was not renewed for some readings."""
         samples = self._live.samples
         end = len(samples)  # listeners go on appending
@@ -111,7 +111,7 @@ class GroupSeries:
             if now_ns - t_ns <= _MISSED * interval_ns + _LATE_NS:
                 yield series, value
 
-    def _labels(self, job: Job | None, gi_id: int | None = None, *, is_of_device: bool = True) -> tuple[str, ...]:
+    def _make_labels(self, job: Job | None, gi_id: int | None = None, *, is_of_device: bool = True) -> tuple[str, ...]:
         group = self._group
         if job is not None:
             gi_id, is_of_device = self._live.slots[job.index].gi_id, True

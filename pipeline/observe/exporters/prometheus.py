@@ -46,8 +46,8 @@ class PrometheusExporter:
             raise ConfigError("exporter.address is empty: give 127.0.0.1, or 0.0.0.0 to be scraped from other hosts")
         if importlib.util.find_spec("prometheus_client") is None:
             raise ConfigError(
-                "exporter=prometheus needs prometheus_client, which is not installed: "
-                "pip install 'gpu-collocation[exporter]', or leave the exporter out"
+                "exporter=prometheus needs prometheus_client; run pip install 'gpu-collocation[exporter]', "
+                "or leave the exporter out"
             )
         self.port, self.address = port, address
 

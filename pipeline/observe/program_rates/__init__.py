@@ -1,1 +1,1 @@
-"""What programs that know nothing of us say of themselves: through MLflow, in TensorBoard files, in their output."""
+"""Rates that scripts log by themselves: through MLflow, in TensorBoard files, and in their output."""

@@ -32,8 +32,7 @@ _MOST_VALUES = 1 << 20
 """Of a metric; of more, every second stands for the one before as well."""
 
 _NOTHING_CAME = (
-    "no metric came, through MLflow or in TensorBoard files; what a program logs after mlflow.set_tracking_uri goes "
-    "elsewhere"
+    "no metric was logged through MLflow or in TensorBoard files; remove mlflow.set_tracking_uri from the program"
 )
 
 
@@ -85,7 +84,7 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: 
         if metrics
     ]
     if unknown := [path for path, index in in_directory.items() if index is None]:
-        came.append(f"nobody knows which job wrote {unknown[0].name}: write to {{output_dir}}")
+        came.append(f"{unknown[0].name} may be of any job: write it to {{output_dir}}")
     return LoggedRate(absence=f"workload.metric={rate.metric} never came; {'; '.join(came) or _NOTHING_CAME}")
 
 
@@ -149,7 +148,7 @@ def _read_event_files(files: Sequence[Path]) -> dict[str, list[tuple[int, float]
 def _place_points(state: JobState, clock: ClockRecord, came: Points, source: str) -> LoggedRate:
     """Convert points from wall time, in the order in which they were logged."""
     rate = state.job.workload.rate
-    instants_ns = clock.in_order_ns(wall_ns for wall_ns, _ in came)
+    instants_ns = clock.convert_in_order_ns(wall_ns for wall_ns, _ in came)
     points = [(t_ns, value) for t_ns, (_, value) in zip(instants_ns, came, strict=True)]
     begin_ns = state.started.at_ns - _ROUNDING_NS if state.started is not None else 0
     end_ns = state.ended.at_ns + _ROUNDING_NS if state.ended.at_ns is not None else math.inf

@@ -28,7 +28,7 @@ def close_shard(store: Store, experiment: str, plan: str, unit: int, programs: C
     of_plan = [run for run in running if of_unit <= facts_of(run.data.tags).items()]
     alike = [run for run in running if run.data.tags.get(Tag.PROGRAM_DIGEST) in programs and run not in of_plan]
     of_other_plans = [(run, group_runs.convert_run(run)) for run in alike]
-    queued = QueueState.of([group for _, group in of_other_plans], squeue.states_on)
+    queued = QueueState.read([group for _, group in of_other_plans], squeue.states_on)
     return _close(store, experiment, [*of_plan, *(run for run, group in of_other_plans if queued.is_gone(group))])
 
 

@@ -95,13 +95,13 @@ class Overview:
         if self.num_unsent:
             text.append(f"{words.counted(self.num_unsent, 'group')} in the spool, not sent yet")
         if self.unasked:
-            text.append(f"as the store says, without Slurm's queue: {self.unasked}")
+            text.append(f"states are those of the store, without Slurm's queue: {self.unasked}")
         if not self.is_done and self.command:
             goes_on = states[RUNNING] or states[WAITING]
-            text.append(f"begun by: {self.command}" if goes_on else self._how_to_resume())
+            text.append(f"begun by: {self.command}" if goes_on else self._describe_resume())
         return "\n".join(text)
 
-    def _how_to_resume(self) -> str:
+    def _describe_resume(self) -> str:
         typed = content.split_command(self.command)
         if typed is None:
             return f"begun by: {self.command}"
@@ -130,13 +130,15 @@ def read_overview(where: Path | str, experiment: str, queue: Queue | None = None
     of_models = _select_plans(where, experiment, spooled)
     submitted = slurm_arrays.read(str(where), experiment) if is_server(where) and queue is not None else None
     if not of_models and submitted is None:
-        raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
+        raise TrackingError(
+            f"experiment {experiment!r} in {where} has no planned group; check that its study has begun"
+        )
     newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms, default=None)
     if submitted is not None and (newest is None or _is_another(submitted, newest, queue)):
         of_models, newest = [], _make_pending_run(submitted)
     assert newest is not None
     submitted = submitted if submitted is not None and submitted.study == _find_study_command(newest) else None
-    queued = QueueState.of([*itertools.chain(*of_models)], queue, submitted)
+    queued = QueueState.read([*itertools.chain(*of_models)], queue, submitted)
     parts = _make_parts(of_models or [[]], newest, queued)
     if any(unit.state == LOST for units, _ in parts for unit in units):  # unless it ended between the two questions
         of_models = _select_plans(where, experiment, spooled)
@@ -204,8 +206,7 @@ def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunR
     is_beside = _has_company(newest)
     if is_beside and "unit" not in newest:
         raise TrackingError(
-            f"experiment {experiment!r} holds what kept a GPU company, of which nothing is left to run; what that GPU "
-            "measured is in the experiment without _company"
+            f"experiment {experiment!r} holds only company of a measured GPU; name the experiment without _company"
         )
     study = _identify_study(newest)
     plans: dict[str, list[GroupRun]] = defaultdict(list)
@@ -245,7 +246,7 @@ def _is_another(submitted: Submission, newest: GroupRun, queue: Queue | None) ->
         return True
     has_changed = submitted.plan_any_gpu not in ("", newest.facts.get("plan_any_gpu"))
     # No group tells of tasks that found all done, as where the plan is another one on the nodes than where it is typed.
-    return has_changed and bool(QueueState.of([], queue, submitted).states)
+    return has_changed and bool(QueueState.read([], queue, submitted).states)
 
 
 def _make_pending_run(submitted: Submission) -> GroupRun:

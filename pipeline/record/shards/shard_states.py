@@ -77,7 +77,7 @@ class QueueState:
     unasked: str = ""
 
     @classmethod
-    def of(cls, runs: Sequence[GroupRun], queue: Queue | None, submitted: Submission | None = None) -> QueueState:
+    def read(cls, runs: Sequence[GroupRun], queue: Queue | None, submitted: Submission | None = None) -> QueueState:
         """Ask for the arrays of these runs and those submitted; of several clusters, on the newest."""
         begun = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _parse_task(run))]
         tasks = [*begun, *((submitted.cluster, array) for array in submitted.arrays)] if submitted else begun
@@ -90,7 +90,7 @@ class QueueState:
         except CommandError as error:
             return cls(unasked=str(error))
 
-    def seen(self, unit: Shard, runs: Sequence[GroupRun], arrays: Collection[str]) -> Shard:
+    def update(self, unit: Shard, runs: Sequence[GroupRun], arrays: Collection[str]) -> Shard:
         """Return a shard with the state of its tasks in these arrays: several if it was submitted again."""
         tasks = (squeue.task_of(array, unit.number) for array in sorted(arrays))
         states = {task: self.states[task] for task in tasks if task in self.states}
@@ -131,7 +131,7 @@ def read_shards(sizes: Sequence[int], runs: Sequence[GroupRun], queued: QueueSta
     model = find_model(runs)
     arrays = select_arrays(runs, queued)
     units = (_make_shard(number, model, size, by_unit[number]) for number, size in enumerate(sizes, start=1))
-    return [queued.seen(unit, by_unit[unit.number], arrays) for unit in units]
+    return [queued.update(unit, by_unit[unit.number], arrays) for unit in units]
 
 
 def select_arrays(runs: Sequence[GroupRun], queued: QueueState) -> set[str]:

@@ -34,7 +34,7 @@ class Submission:
 
     @property
     def study(self) -> str:
-        """What all starts of the study have in common."""
+        """The part of the command line that all starts of the study share."""
         return identify_study(self.command_line)
 
 
@@ -53,7 +53,7 @@ def note(store: Store, experiment: str, new: Submission) -> None:
     if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
         new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])
     with translate_errors(f"the job arrays cannot be noted in {store.uri}"):
-        store.client.set_experiment_tag(store.experiment_id(experiment), TAG, json.dumps(dataclasses.asdict(new)))
+        store.client.set_experiment_tag(store.open_experiment(experiment), TAG, json.dumps(dataclasses.asdict(new)))
 
 
 def read(uri: str, experiment: str) -> Submission | None:

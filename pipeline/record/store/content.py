@@ -96,7 +96,7 @@ class RunContent:
         for key, value in run.tags.items():
             self.add_tag(_avoid_taken(run.prefix + key, self.tags), _mask_logged(key, value))
 
-    def batches(self, known: RunContent | None = None) -> Iterator[LogBatch]:
+    def make_batches(self, known: RunContent | None = None) -> Iterator[LogBatch]:
         """Yield everything but known params and tags, in as few calls as MLflow allows."""
         known = known or RunContent()
         params = {key: value for key, value in self.params.items() if known.params.get(key) != value}

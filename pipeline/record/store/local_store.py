@@ -67,7 +67,7 @@ class Store:
     inode: int | None = None
     _experiments: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
 
-    def experiment_id(self, name: str, counted: Collection[str] = ()) -> str:
+    def open_experiment(self, name: str, counted: Collection[str] = ()) -> str:
         """Return the id of an experiment, which is created if need be; its page shows the `counted` units of work.
 
         Raises:
@@ -95,8 +95,8 @@ class Store:
             return
         if self.inode is not None and self.inode != _read_inode(self.root / DATABASE):
             raise TrackingError(
-                f"{self.root / DATABASE} was removed or replaced while the study ran; what is measured waits in the "
-                "spool until the next start"
+                f"{self.root / DATABASE} was removed or replaced while the study ran; its results wait in the spool "
+                "until the next start"
             )
         # sqlite has locks on the database, which a process that opens and closes it as a file would lose; on this none.
         ahead = self.root / f"{DATABASE}-wal"
@@ -174,8 +174,8 @@ def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) ->
         client = MlflowClient(tracking_uri=local_uri)
     except (OSError, sqlite3.Error, SQLAlchemyError, MlflowException) as error:
         raise TrackingError(
-            f"could not open the tracking store in {root}: {describe_error(error)}; if that is no store of MLflow's "
-            f"that you may write, {_OTHER_FOLDER}"
+            f"could not open the tracking store in {root}: {describe_error(error)}; "
+            f"make it a store that you may write, or {_OTHER_FOLDER}"
         ) from error
     return Store(client=client, uri=local_uri, root=root, inode=_read_inode(root / DATABASE))
 

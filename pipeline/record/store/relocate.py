@@ -48,7 +48,9 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(f"could not relocate the tracking store in {root}: {error}") from error
     if not counts and elsewhere:
-        raise TrackingError(f"no artifact path begins with {old}, but some with {', '.join(map(str, elsewhere))}")
+        raise TrackingError(
+            f"no artifact path begins with {old}; name another --from: {', '.join(map(str, elsewhere))}"
+        )
     return counts
 
 
@@ -62,6 +64,6 @@ def _find_old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
     if len(roots) > 1:
         places = ", ".join(map(str, roots))
         raise TrackingError(
-            f"the store in {root} names several old places ({places}): choose one with --from, then repeat"
+            f"the store in {root} was in several folders before ({places}); choose one with --from, then repeat"
         )
     return roots[0] if roots else None

@@ -110,7 +110,9 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
 
     store = open_if_there(root_or_uri)
     if store is None:
-        raise TrackingError(f"there is no store in {root_or_uri}; give the one that holds run {run_id}: tracking.root")
+        raise TrackingError(
+            f"there is no store in {root_or_uri}; name the one that holds run {run_id} with tracking.root"
+        )
     try:
         run = store.client.get_run(run_id)
         parent_id = run.data.tags.get(Tag.PARENT_RUN)
@@ -123,7 +125,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
             ) from error
         raise TrackingError(
             f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); "
-            "the store is the one of tracking.root or tracking.uri"
+            "name its store with tracking.root or tracking.uri"
         ) from error
     if (role := run.data.tags.get(Tag.ROLE)) != GROUP:
         seen = f"it is a {role}" if role else f"it has no tag {Tag.ROLE}"
@@ -215,7 +217,7 @@ def find_experiment(store: Store, name: str) -> Any | None:
 
 def read_runs(store: Store, experiment: str, role: str) -> list[Any]:
     """Return every MLflow run of one role in an open store, oldest first; none if there is no such experiment."""
-    remedy = "check that the study is there: tracking.root or tracking.uri of run.py, --root or --uri of other programs"
+    remedy = "check tracking.root or tracking.uri of run.py, or --root or --uri of another command"
     with translate_errors(f"the runs of experiment {experiment!r} cannot be read from {store.uri}", remedy):
         stored = store.client.get_experiment_by_name(experiment)
         # MLflow makes an object of every tag, param and metric: collecting took 60 % of reading 3,000 runs.

@@ -72,7 +72,7 @@ def _open_copy(root: Path) -> Store:
             shutil.copyfile(root / STORE_LOCK, copy / STORE_LOCK)
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(
-            f"the tracking store in {root} may only be read, and a copy of it cannot be made in {copy}: {error}; "
+            f"the tracking store in {root} is read-only, and copying it to {copy} failed: {error}; "
             "copy the folder to a place where you may write, and name that"
         ) from error
     with suppress(TrackingError):  # what is read by a copy is often mounted where it was not written

@@ -130,8 +130,8 @@ def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds
                 described=begun.described if begun is not None else {},
             )
             for child in record.children:
-                upload.child(child, runs.children[child.index])
-            upload.parent(runs.parent)
+                upload.send_child(child, runs.children[child.index])
+            upload.send_parent(runs.parent)
         for child in record.children:
             if child.status == "FAILED":
                 runs.failed[child.index] = store.client.get_run(runs.children[child.index]).info.artifact_uri
@@ -152,7 +152,7 @@ def amend(store: Store, file: Path) -> None:
     if not file.exists():
         return
     amendment = group_folder.read_amendment(file)
-    all_runs = _find_runs(store, store.experiment_id(amendment.experiment), amendment.spool_id)
+    all_runs = _find_runs(store, store.open_experiment(amendment.experiment), amendment.spool_id)
     runs = [run for run in all_runs if run.data.tags.get(Tag.ROLE) == GROUP]
     if not runs or runs[0].info.status == "RUNNING":  # its end, which is still to be sent, would overwrite this
         raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
@@ -185,7 +185,7 @@ def log_files(
     from mlflow.exceptions import MlflowException
 
     try:
-        run = store.client.create_run(store.experiment_id(experiment), tags=tags, run_name=run_name)
+        run = store.client.create_run(store.open_experiment(experiment), tags=tags, run_name=run_name)
         run_id = str(run.info.run_id)
         try:
             for name in files:
@@ -223,12 +223,12 @@ class _Upload:
     described: Mapping[str, RunContent]
     left_out: list[Path] = field(default_factory=list)
 
-    def child(self, child: ChildRecord, run_id: str) -> None:
+    def send_child(self, child: ChildRecord, run_id: str) -> None:
         content = _describe_run(child)
         self._add_metrics(content, child, child.series)
         for name, points in child.series.items():
             few = thinned(points, self.series_points)
-            content.add_metric(name, [(step, self._ms(t_ns), value) for step, t_ns, value in few])
+            content.add_metric(name, [(step, self._to_ms(t_ns), value) for step, t_ns, value in few])
         self._add_sampled(content, sample_series.select_child_series(self.samples, child, self.fields))
         folder = self.folder / child.folder
         scripts = read_script_runs(folder / layout.SCRIPT_STORE)
@@ -246,7 +246,7 @@ class _Upload:
         self._log_below(run_id, content, places, without)
         self._finish(run_id, child, content)
 
-    def parent(self, run_id: str) -> None:
+    def send_parent(self, run_id: str) -> None:
         content = _describe_run(self.record.parent)
         self._add_metrics(content, self.record.parent, {})
         self._add_sampled(content, {key.metric: one for key, one in self.samples.items() if key.job is None})
@@ -258,20 +258,22 @@ class _Upload:
             self.store.client.log_artifact(run_id, str(table))
         self._finish(run_id, self.record.parent, content)
 
-    def _ms(self, t_ns: int) -> int:
+    def _to_ms(self, t_ns: int) -> int:
         return self.record.clock.to_wall_ms(t_ns)
 
-    def _end_ms(self, run: RunRecord) -> int:
-        return self._ms(run.start_ns if run.end_ns is None else run.end_ns)
+    def _find_end_ms(self, run: RunRecord) -> int:
+        return self._to_ms(run.start_ns if run.end_ns is None else run.end_ns)
 
     def _add_metrics(self, content: RunContent, run: RunRecord, series_names: Mapping[str, object]) -> None:
         for name, value in run.metrics.items():
             # A figure beside a series of the same name would look like one more point of it.
-            content.add_metric(f"summary/{name}" if name in series_names else name, [(0, self._end_ms(run), value)])
+            content.add_metric(
+                f"summary/{name}" if name in series_names else name, [(0, self._find_end_ms(run), value)]
+            )
 
     def _add_sampled(self, content: RunContent, sampled: Mapping[str, Series]) -> None:
         for name, one in sampled.items():
-            points = [(step, self._ms(t_ns), value) for step, t_ns, value in one.thinned(self.series_points)]
+            points = [(step, self._to_ms(t_ns), value) for step, t_ns, value in one.thin(self.series_points)]
             content.add_metric(name, points)
 
     def move_left_out_files(self) -> None:
@@ -306,7 +308,7 @@ class _Upload:
                 num_files, num_bytes = num_files + 1, num_bytes + size
                 if not self._is_taken(run_id, path, Path(target) / path.relative_to(folder)):
                     refused[_NOT_TAKEN].append(path)
-        if summary := "; ".join(self._named(reason, paths) for reason, paths in refused.items() if paths):
+        if summary := "; ".join(self._name_files(reason, paths) for reason, paths in refused.items() if paths):
             content.add_tag(Tag.LEFT_OUT, summary)
             log.warning("%s: left out of the artifacts: %s", self.folder.name, summary)
         self.left_out.extend(path for reason in _KEPT for path in refused[reason])
@@ -325,7 +327,7 @@ class _Upload:
             raise
         return True
 
-    def _named(self, what: str, paths: Sequence[Path]) -> str:
+    def _name_files(self, what: str, paths: Sequence[Path]) -> str:
         names = [path.relative_to(self.folder).as_posix() for path in paths]
         return escape_to_utf8(f"{list_first(names, MAX_NAMED)} ({what})")
 
@@ -335,7 +337,7 @@ class _Upload:
             path = self.scratch / layout.LONG_VALUES
             path.write_text(json.dumps(content.long_values, indent=2), encoding="utf-8")
             self.store.client.log_artifact(run_id, str(path))
-        self.store.client.set_terminated(run_id, status=run.status, end_time=self._end_ms(run))
+        self.store.client.set_terminated(run_id, status=run.status, end_time=self._find_end_ms(run))
 
 
 def _describe_samples(record: Record) -> About:
@@ -363,7 +365,7 @@ def _describe_run(run: RunRecord) -> RunContent:
 def _log(store: Store, run_id: str, content: RunContent, known: RunContent | None = None) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
-    for batch in content.batches(known):
+    for batch in content.make_batches(known):
         store.client.log_batch(
             run_id,
             metrics=[Metric(key, value, t_ms, step) for key, (step, t_ms, value) in batch.metrics],
@@ -374,7 +376,7 @@ def _log(store: Store, run_id: str, content: RunContent, known: RunContent | Non
 
 def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     counted = {child.params.get(units.PARAM, units.SAMPLES) for child in record.children}
-    experiment_id = store.experiment_id(record.experiment, counted)
+    experiment_id = store.open_experiment(record.experiment, counted)
     known = _find_known_runs(store, folder, record, experiment_id)
 
     def keep() -> None:

@@ -171,7 +171,7 @@ def _lines(
             assert field.chart is not None
             title, scale = field.chart.title, 0.01 if field.unit == "%" else 1.0
             was_cut |= len(series.t_ns) > POINTS
-            points = list(series.thinned(POINTS))
+            points = list(series.thin(POINTS))
             t_s = tuple((t_ns - begin) / _S for _, t_ns, _ in points)
             values = tuple(value * scale for *_, value in points)
             instance = "" if gi_id is None else f"{profiles.get(str(gi_id), 'GPU instance')} ({gi_id})"

@@ -110,7 +110,7 @@ def _damaged(group: Original, why: str) -> str:
 
 
 def _not_understood(group: Original, why: str) -> str:
-    commit = group.fact("git_commit") or "unknown"
+    commit = group.get_fact("git_commit") or "unknown"
     return (
         f"the configuration of run {group.run_id} cannot be used by this version of the project: {why}; "
         f"the run was made by commit {commit}"

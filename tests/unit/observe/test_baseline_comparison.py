@@ -33,7 +33,7 @@ def test_figures_follow_when_the_baseline_runs_last():
     changed = comparison.add(row(group("a", sequential=True), 100))
     by_name = {c.group.name: c.metrics["speedup_vs_serial_ratio"] for c in changed}
     assert by_name == {"naive-a+a": pytest.approx(1.2), "naive-a": pytest.approx(1.0)}
-    assert comparison.latest(pair).metrics["speedup_vs_serial_ratio"] == pytest.approx(1.2)
+    assert comparison.get_latest(pair).metrics["speedup_vs_serial_ratio"] == pytest.approx(1.2)
 
 
 def test_a_baseline_of_another_block_or_window_does_not_count():
@@ -147,7 +147,7 @@ def test_a_block_that_was_begun_in_another_state_of_the_machine_begins_again(pla
     assert left(plan, *first[:3]) == [3, 4]  # block 1 is complete, block 2 was cut
     again, _ = resume.select_remaining(plan, first[:3])
     (line,) = resume.describe_restarts(again, first[:3])
-    assert line == f"resume: 1 result of unfinished blocks not used, these begin again: {change}"
+    assert line == f"resume: unfinished blocks start again, without 1 earlier result: {change}"
     assert resume.describe_restarts(again, [entry(g, **STATE) for g in plan.groups]) == []
     assert left(plan, first[2], entry(plan.groups[3], **STATE)) == [1, 2, 3]
 
@@ -175,7 +175,7 @@ def test_rows_are_compared_with_baselines_of_their_state_only(plan, fact, baseli
     changed = [c for each in ((old, new) if baseline_first else (new, old)) for c in comparison.add(each)]
     assert [c.group.name for c in changed] == ["naive-a"]  # itself alone
     comparison.add(row(dataclasses.replace(serial, digest="again"), 50))
-    assert comparison.latest(new).metrics["speedup_vs_serial_ratio"] == pytest.approx(2.4)
+    assert comparison.get_latest(new).metrics["speedup_vs_serial_ratio"] == pytest.approx(2.4)
 
 
 def test_a_row_after_a_change_in_the_middle_of_a_study_is_not_compared_with_those_before(plan):
@@ -284,7 +284,7 @@ def test_a_group_that_learns_otherwise_than_its_baseline_has_wrong_results(basel
     comparison = Comparison()
     changed = [c for each in (both if baseline_first else both[::-1]) for c in comparison.add(each)]
     assert [(c.group.name, c.result) for c in changed if c.result is not Result.OK] == [("naive-a+a", "wrong_results")]
-    final = comparison.latest(wrong)
+    final = comparison.get_latest(wrong)
     assert final.result is Result.WRONG_RESULTS
     assert final.reason == "the losses of job 1-a differ from its solo run: loss 2.5 instead of 2.2 in step 2"
     assert "speedup_vs_serial_ratio" not in final.metrics
@@ -316,9 +316,11 @@ def test_other_answers_than_alone_are_wrong_results():
     comparison.add(asked(group("a", sequential=True), 2.0))
     right, wrong = asked(group("a", "a"), 2.0, 1.99), asked(group("a", "a", "a"), 2.0, 2.0, 1.9)
     comparison.add(right), comparison.add(wrong)
-    assert comparison.latest(right).result is Result.OK
-    assert comparison.latest(wrong).result is Result.WRONG_RESULTS
-    assert "the answers of job 2-a differ from its solo run: norm 1.9 instead of 2" in comparison.latest(wrong).reason
+    assert comparison.get_latest(right).result is Result.OK
+    assert comparison.get_latest(wrong).result is Result.WRONG_RESULTS
+    assert (
+        "the answers of job 2-a differ from its solo run: norm 1.9 instead of 2" in comparison.get_latest(wrong).reason
+    )
 
 
 def test_losses_outlive_a_resume(plan):
@@ -350,9 +352,9 @@ def test_equal_jobs_of_a_serial_mix_stand_for_their_mean_until_one_has_run_alone
         for each in rows:
             comparison.add(each)
             if each is in_turn and rows[0] is together:
-                assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 11)
-        assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 15)
-        assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(42 / 40)
+                assert comparison.get_latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 11)
+        assert comparison.get_latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 15)
+        assert comparison.get_latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(42 / 40)
 
 
 def test_a_job_that_never_ran_alone_is_compared_with_its_turns_in_mixes():
@@ -361,9 +363,9 @@ def test_a_job_that_never_ran_alone_is_compared_with_its_turns_in_mixes():
     comparison.add(together)
     comparison.add(worked(group("a", "a", "c", kind=WindowKind.WORK, sequential=True), 50, 10, 14, 20))
     comparison.add(worked(group("b", "c", kind=WindowKind.WORK, sequential=True), 40, 20, 20))
-    assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(30 / 12)
+    assert comparison.get_latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(30 / 12)
     comparison.add(worked(group("a", "b", kind=WindowKind.WORK, sequential=True), 35, 15, 16))
-    assert comparison.latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(40 / 16)
+    assert comparison.get_latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(40 / 16)
 
 
 def test_a_mix_is_compared_with_its_own_order_where_that_ran():
@@ -371,6 +373,6 @@ def test_a_mix_is_compared_with_its_own_order_where_that_ran():
     together = worked(group("a", "b", kind=WindowKind.WORK), 20, 20, 20)
     comparison.add(together)
     comparison.add(worked(group("b", "a", kind=WindowKind.WORK, sequential=True), 30, 10, 20))
-    assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(30 / 20)
+    assert comparison.get_latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(30 / 20)
     comparison.add(worked(group("a", "b", kind=WindowKind.WORK, sequential=True), 32, 11, 21))
-    assert comparison.latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(32 / 20)
+    assert comparison.get_latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(32 / 20)

@@ -33,7 +33,7 @@ def run(progress, clock, the_group, takes_s, result=Result.OK):
 
 def test_before_anything_ran_the_windows_are_the_least_that_it_takes():
     progress = Progress([group("a"), group("a", "b", sequential=True)], clock=Clock())
-    assert progress.left_s() == (11 + 2 * 11, False)
+    assert progress.estimate_left_s() == (11 + 2 * 11, False)
     assert progress.summary() == "0 s elapsed, more than 33 s left"
 
 
@@ -43,16 +43,16 @@ def test_a_group_takes_what_its_like_took():
     again = [dataclasses.replace(each, block=2) for each in (seven, alone, pair)]
     progress = Progress([pair, seven, alone, *again], clock=clock)
     run(progress, clock, pair, 20)
-    assert progress.left_s() == (5 * 20, True)
+    assert progress.estimate_left_s() == (5 * 20, True)
     run(progress, clock, seven, 60)
     run(progress, clock, alone, 15)
-    assert progress.left_s() == (20 + 60 + 15, True)
+    assert progress.estimate_left_s() == (20 + 60 + 15, True)
     assert progress.position(alone) == "[3/6] block 1 of 2"
     progress.begin(again[0])
     clock.now_s += 50
-    assert progress.left_s()[0] == 20 + 10 + 15
+    assert progress.estimate_left_s()[0] == 20 + 10 + 15
     clock.now_s += 50  # longer than it should: it takes nothing from the others
-    assert progress.left_s()[0] == 20 + 15
+    assert progress.estimate_left_s()[0] == 20 + 15
 
 
 def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
@@ -70,12 +70,13 @@ def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
         ),
     ]
     seven = group(*"aaaaaaa", number=2)  # nothing closer than the same workload in the same window on the same device
-    assert forecast([pair, seven], past).words == "takes about 70 s, as groups like these did before"
+    assert forecast([pair, seven], past).words == "takes about 70 s, as similar groups did before"
     skipped = dataclasses.replace(group("c", number=3), skip_reason="does not fit")
     unknown = forecast([pair, other, skipped], past)
     assert unknown.of_each == {1: 20.0, 3: 0.0}
     assert (
-        unknown.words == "takes at least 20 s (the windows) and at most 35 s (limits.*): 1 of 2 groups have no like yet"
+        unknown.words
+        == "takes at least 20 s (the windows) and at most 35 s (limits.*): 1 of 2 groups have no similar run yet"
     )
     assert forecast([group("c", "c")], past).num_unknown == 1, "of no study that ran other workloads only"
 
@@ -101,9 +102,9 @@ def of_script(**changes):
 def test_a_script_with_other_packages_takes_as_long():
     the_group, same = of_script()
     _, packages = of_script(key="other packages", on_top_s=40.0)
-    assert forecast([the_group], [packages, same]).words == "takes about 60 s, as groups like these did before"
+    assert forecast([the_group], [packages, same]).words == "takes about 60 s, as similar groups did before"
     with_packages = forecast([the_group], [packages])
-    assert with_packages.words == "takes about 40 s, as groups like these did before; 1 of 1 with other packages"
+    assert with_packages.words == "takes about 40 s, as similar groups did before; 1 of 1 with other packages"
 
 
 def test_a_script_with_other_arguments_takes_about_as_long_as_the_newest_and_it_is_named():
@@ -112,7 +113,7 @@ def test_a_script_with_other_arguments_takes_about_as_long_as_the_newest_and_it_
     again = dataclasses.replace(newest, on_top_s=34.0)
     found = forecast([the_group], [newest, *older, again])
     assert found.words == (
-        "takes about 32 s, as groups like these did before; 1 of 1 with other arguments or code: a --epochs 3"
+        "takes about 32 s, as similar groups did before; 1 of 1 with other arguments or code: a --epochs 3"
     )
     elsewhere = [
         dataclasses.replace(newest, **change)
@@ -128,7 +129,7 @@ def test_one_slow_group_and_failures_do_not_decide():
     for each, takes_s in zip(blocks, (20, 600, 22), strict=False):
         run(progress, clock, each, takes_s)
     run(progress, clock, blocks[3], 5000, Result.TIMEOUT)
-    assert progress.left_s() == (22, True)
+    assert progress.estimate_left_s() == (22, True)
 
 
 def test_a_skipped_group_takes_no_time_and_work_is_measured():
@@ -137,7 +138,7 @@ def test_a_skipped_group_takes_no_time_and_work_is_measured():
     skipped = dataclasses.replace(group("c", "c", kind=WindowKind.WORK), skip_reason="does not fit")
     progress = Progress([work[0], skipped, work[1]], clock=clock)
     run(progress, clock, work[0], 42)
-    assert progress.left_s() == (42, True)
+    assert progress.estimate_left_s() == (42, True)
 
 
 def test_what_an_earlier_start_found_is_counted():

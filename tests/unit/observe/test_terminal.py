@@ -214,6 +214,6 @@ def test_the_live_view_shows_the_memory_of_a_job_from_the_best_listener():
         Sample(source="host", t_ns=2, values={"rss_mib": 50.0, "pss_mib": 40.0}, job=1),
         Sample(source="host", t_ns=3, values={"rss_mib": 60.0}, job=0),
     ]
-    assert [FIELDS.live_memory_mib(samples, job) for job in (0, 1, 2)] == [None, 70.0, None]
+    assert [FIELDS.read_live_memory_mib(samples, job) for job in (0, 1, 2)] == [None, 70.0, None]
     without_gpu = Fields(table for table in FIELDS.tables if table.source == "host")
-    assert [without_gpu.live_memory_mib(samples, job) for job in (0, 1, 2)] == [60.0, 40.0, None]
+    assert [without_gpu.read_live_memory_mib(samples, job) for job in (0, 1, 2)] == [60.0, 40.0, None]

@@ -22,7 +22,7 @@ pytest_plugins = ["tests.support.tracking_fixtures"]
 def store(root):
     """A store with three groups of two units, each with a job; the last one has ended."""
     store = open_store(root)
-    experiment_id = store.experiment_id("e")
+    experiment_id = store.open_experiment("e")
     for number, (unit, name) in enumerate([(1, "first"), (2, "second"), (1, "ended")]):
         tags = {Tag.ROLE: "group", fact_tag("plan"): "p", Tag.PLAN_UNIT: str(unit), Tag.PROGRAM_DIGEST: f"of {name}"}
         tags |= {fact_tag("slurm_task"): f"c1/9_{unit}", fact_tag("user"): host.user_name()}

@@ -54,7 +54,7 @@ def recorded(tmp_path_factory) -> Iterator[Mapping[str, str]]:
     plan = planning.build_plan(configs, inventory_of(configs), is_sweep=False)
     (group,) = plan.groups
     invocation = Invocation(words=["run.py", *overrides, "--", "train.py", *words])
-    facts, resume = provenance.collect({}, invocation), invocation.masked_to_resume
+    facts, resume = provenance.collect({}, invocation), invocation.masked_resume_command
     workload = group.jobs[0].workload
     origins = {workload.script: provenance.find_origin(workload)}
     spool = Spool(folder, Recorded(), facts, {"plan.txt": describe.as_text(plan)}, {}, configs[0].tracking.uri, origins)

@@ -136,7 +136,7 @@ def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(seen, later,
 
 def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
     store = open_store(root)
-    experiment = store.experiment_id("e")
+    experiment = store.open_experiment("e")
 
     def measured(digest: str, **told_by_it: object) -> str:
         facts = {"role": "group", **run(1, digest, plan="p1", plan_units="1x2").facts} | told_by_it
@@ -291,7 +291,7 @@ def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_pl
     slurm_arrays.note(store, "e", given("12", command_line="run.py degree=2 hydra/launcher=slurm"))
     found = slurm_arrays._read(store, "e")
     assert found is not None and list(found.arrays) == ["12"]
-    store.client.set_experiment_tag(store.experiment_id("e"), slurm_arrays.TAG, '{"of": "another version"}')
+    store.client.set_experiment_tag(store.open_experiment("e"), slurm_arrays.TAG, '{"of": "another version"}')
     assert slurm_arrays._read(store, "e") is slurm_arrays._read(store, "absent") is None
 
 
@@ -317,7 +317,9 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(seen) -> None:
 
     found = seen(task(1, "a", None), queue=queue)
     assert found.units[0].state == "running"
-    assert re.search("^as the store says, without Slurm's queue: .*not cluster c1$", found.as_text(NOW_S), re.MULTILINE)
+    assert re.search(
+        "^states are those of the store, without Slurm's queue: .*not cluster c1$", found.as_text(NOW_S), re.MULTILINE
+    )
 
 
 def test_simulated_gpus_are_named(seen) -> None:
@@ -360,7 +362,7 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
     found = seen(measured("p1", 0), measured("p2", 1, command_line=f"{command} resume=true"))
     assert [(unit.model, unit.state) for unit in found.units] == [("H100 alone", "done"), ("H100 in company", "done")]
     assert found.is_done
-    with pytest.raises(TrackingError, match="holds what kept a GPU company"):
+    with pytest.raises(TrackingError, match="holds only company of a measured GPU"):
         seen(run(1, "a", beside=1, command_line=command))
 
 
@@ -442,13 +444,13 @@ def test_many_messages_are_counted(seen_of_server, tmp_path) -> None:
 
 
 def test_a_store_that_says_nothing_of_units_is_an_error(seen) -> None:
-    with pytest.raises(TrackingError, match="says what was planned"):
+    with pytest.raises(TrackingError, match="has no planned group"):
         seen()
 
 
 def test_a_local_store_is_read_without_mlflow_as_through_it(root, monkeypatch) -> None:
     store = open_store(root)
-    experiment = store.experiment_id("e")
+    experiment = store.open_experiment("e")
     for number, role in enumerate(("group", "job", "group"), start=1):
         tags = {"collocation.role": role, "collocation.plan": "p", "collocation.result": "ok", "other": "x"}
         made = store.client.create_run(experiment, start_time=number, run_name=f"r{number}", tags=tags)

@@ -50,6 +50,6 @@ def test_a_thinned_series_keeps_its_ends(samples):
     long = Series()
     for index in range(1001):
         long.append(index, index / 2)
-    points = list(long.thinned(100))
+    points = list(long.thin(100))
     assert len(points) <= 100 and points[0] == (0, 0, 0.0) and points[-1] == (1000, 1000, 500.0)
-    assert [value for *_, value in samples[POWER].thinned(100)] == [70.5, 71.5, 72.5, 73.5]
+    assert [value for *_, value in samples[POWER].thin(100)] == [70.5, 71.5, 72.5, 73.5]

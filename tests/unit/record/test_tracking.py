@@ -160,7 +160,7 @@ def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
     folders = [make_spool(root, record((), number=n), name=f"000{n}-mig") for n in (1, 2)]
     with Sender() as sender:
         sender.open(EXPERIMENT, root, None, 100)
-        assert sender.store()["ok"]
+        assert sender.wait_for_store()["ok"]
         for folder in folders:
             os.kill(*sender.pids(), signal.SIGKILL)
             sender.send(folder)
@@ -179,7 +179,7 @@ def test_one_process_sends_for_one_study_after_another_and_each_begins_with_noth
         first.send(folders[0])
         first.send(root / "spool" / "study" / "no such group")
         first.rest()
-        assert first.runs and first.store()["ok"]
+        assert first.runs and first.wait_for_store()["ok"]
         second = first.renew()
     with second:  # the end of the first study has not ended its process
         assert second.pids() == pid and not second.runs and not second.unsent
@@ -195,7 +195,7 @@ def test_one_process_sends_for_one_study_after_another_and_each_begins_with_noth
         fourth = third.renew()
     with fourth:
         fourth.open(EXPERIMENT, root, None, 100)
-        assert fourth.store()["ok"]
+        assert fourth.wait_for_store()["ok"]
     assert sorted(by_name(client(root))) == ["group 1", "group 2"]
 
 
@@ -212,11 +212,11 @@ def test_an_interruption_while_a_sender_is_started_again_loses_no_request(root: 
 
     with Sender() as sender:
         sender.open(EXPERIMENT, root, None, 100)
-        assert sender.store()["ok"]
+        assert sender.wait_for_store()["ok"]
         os.kill(*sender.pids(), signal.SIGKILL)
         monkeypatch.setattr(Sender, "_read", interrupted_once)
         with pytest.raises(Interrupted):
-            sender.finished(EXPERIMENT)
+            sender.find_finished(EXPERIMENT)
         sender.send(folder)
         sender.rest()
     assert not folder.exists() and list(by_name(client(root))) == ["group 1"]

@@ -104,9 +104,9 @@ def test_a_refused_worker_whose_unit_another_gpu_ran_is_no_failure() -> None:
     for worker, status in ((first, 2), (second, 0)):
         end(fleet, worker, status)
     assert first.is_dismissed and not second.is_dismissed
-    assert (fleet.status(is_whole=True), fleet.status(is_whole=False)) == (0, 1)
+    assert (fleet.compute_exit_status(is_whole=True), fleet.compute_exit_status(is_whole=False)) == (0, 1)
     fleet.has_measured = False
-    assert fleet.status(is_whole=False) == 2
+    assert fleet.compute_exit_status(is_whole=False) == 2
 
 
 @dataclasses.dataclass
@@ -203,7 +203,7 @@ class Recorded(WorkerProcess):
 
 def end(fleet: fleets.Fleet, worker: WorkerProcess, status: int) -> None:
     worker.is_busy = False
-    fleet.ended(worker, status)
+    fleet.handle_end(worker, status)
 
 
 def fleet_of(devices: list[Device], units: Mapping[str, list[int]], limit_s: float | None = None) -> fleets.Fleet:
@@ -275,10 +275,10 @@ def test_a_gpu_goes_on_with_the_unit_that_it_has_begun() -> None:
     devices = devices_of("A", "A", "A")
     begun = {4: "GPU-1", 2: "GPU-2", 3: "GPU-gone"}
     part = fleets.Part(request=fleet_of([], {}).request, devices=devices, waiting=deque([2, 3, 4, 5]), begun=begun)
-    assert [device.uuid for device in part.in_turn()] == ["GPU-1", "GPU-2", "GPU-0"]
+    assert [device.uuid for device in part.sort_devices()] == ["GPU-1", "GPU-2", "GPU-0"]
     assert [part.take(devices[number]) for number in (1, 0, 2, 0)] == [4, 5, 2, 3]
     part = dataclasses.replace(part, waiting=deque([4]))
-    assert [device.uuid for device in part.in_turn()] == ["GPU-1", "GPU-0", "GPU-2"]
+    assert [device.uuid for device in part.sort_devices()] == ["GPU-1", "GPU-0", "GPU-2"]
     assert part.take(devices[0]) == 4  # its own GPU may be busy, and it need not wait for it
 
 
@@ -322,7 +322,7 @@ def test_a_study_whose_time_is_over_leaves_the_units_of_every_model(capsys: pyte
     nobody: Any = None
     assert not fleet.start_more(nobody)
     assert "time_limit_s=-1 is over: 3 units left" in capsys.readouterr().err
-    assert fleet._progress() == "0 of 3 units ended"
+    assert fleet._describe_progress() == "0 of 3 units ended"
     assert fleet.worst == 1 and not any(part.waiting for part in fleet.parts)
 
 
@@ -337,8 +337,8 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     request: Any = SimpleNamespace(config=config, configs=[config], simulated=None, root=tmp_path)
     assert local_gpus.select_free(request, "all", "gpus") == devices
     assert local_gpus.select_free(request, "all", "gpus", of_one_model=True) == [devices[0], devices[2]]
-    assert "left out: GPU 1 (GPU-1): it is another model than the A" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="it is another model than the A"):
+    assert "left out: GPU 1 (GPU-1): its model is not A, on which the study runs" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="its model is not A, on which the study runs"):
         local_gpus.select_free(request, ["0", "1"], "gpus", of_one_model=True)
     assert (
         local_gpus.select_free(request, 1, "gpus") == local_gpus.select_free(request, "GPU-1", "gpus") == [devices[1]]
@@ -347,7 +347,7 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
         with pytest.raises(ConfigError, match="give a list of GPUs by index or UUID, or all"):
             local_gpus.select_free(request, wanted, "gpus")
     config.wait = True
-    with pytest.raises(ConfigError, match="waits for none"):
+    with pytest.raises(ConfigError, match="waits for none of the GPUs; leave it out"):
         local_gpus.select_free(request, "all", "gpus")
 
 
@@ -362,7 +362,7 @@ def test_an_error_names_the_launcher_that_was_chosen(
     with pytest.raises(ConfigError, match=rf"^hydra/launcher={launcher} found no NVIDIA GPU; .* gpu=simulated_"):
         engine(request, None, "all")
     gpu.device = "0"
-    with pytest.raises(ConfigError, match=f"gpu.device=0 and hydra/launcher={launcher} both say"):
+    with pytest.raises(ConfigError, match=f"gpu.device=0 conflicts with hydra/launcher={launcher}"):
         engine(request, None, "all")
 
 

@@ -33,7 +33,7 @@ TYPED = ("run.py", "-m", "repeats=3", "hydra/launcher=slurm", "resume=true", "--
 
 def test_an_exporter_is_refused_as_tasks_on_one_host_would_want_its_port() -> None:
     config = SimpleNamespace(gpu=SimpleNamespace(device="auto"), unit=None, exporter=SimpleNamespace(name="prometheus"))
-    with pytest.raises(ConfigError, match="would take the same port for exporter=prometheus; leave it out"):
+    with pytest.raises(ConfigError, match="would share the port of exporter=prometheus; leave it out"):
         slurm.run(SimpleNamespace(configs=[config], config=config), UndoStack(), SlurmOptions())  # type: ignore[arg-type]
 
 
@@ -150,7 +150,7 @@ def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypa
     with pytest.raises(ConfigError, match=r"cannot tell which units .*timed out.*; resume once Slurm answers"):
         left(CommandError(["squeue"], 1, "Socket timed out"))
     assert left(CommandError(["scontrol"], 0, "this is not c1")) == ([1, 2], 0)
-    assert "warning: units that wait elsewhere are submitted here as well: " in capsys.readouterr().err
+    assert "warning: units in the queue of another cluster are submitted here as well: " in capsys.readouterr().err
 
 
 def test_of_several_models_a_unit_is_done_once_each_of_them_has_it(left) -> None:
@@ -165,7 +165,7 @@ def test_of_several_models_a_unit_is_done_once_each_of_them_has_it(left) -> None
             {},
             "timeout_min=2 leaves no time to measure: .*signal_delay_s=120 s before; give .*=3 or",
         ),
-        ({}, {"dry_run": "json"}, "dry_run=json: hydra/launcher=slurm shows a batch script"),
+        ({}, {"dry_run": "json"}, "dry_run=json does not work with hydra/launcher=slurm"),
     ],
 )
 def test_what_no_task_could_run_is_refused(config, options, changes, why) -> None:
@@ -207,7 +207,9 @@ def test_each_gres_of_a_list_is_another_model_of_gpu(gres, found) -> None:
     assert slurm.list_gres(SlurmOptions(gres=gres)) == found
 
 
-@pytest.mark.parametrize(("gres", "why"), [(["gpu:1"] * 2, "names gpu:1 twice"), ([], "give the gres"), ([1], "give")])
+@pytest.mark.parametrize(
+    ("gres", "why"), [(["gpu:1"] * 2, "names gpu:1 twice"), ([], "is neither a gres nor a list of them"), ([1], "give")]
+)
 def test_what_is_no_list_of_gres_is_refused(gres, why) -> None:
     with pytest.raises(ConfigError, match=why):
         slurm.list_gres(SlurmOptions(gres=gres))
@@ -271,7 +273,9 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamesp
         monkeypatch.setattr(slurm, "_plan", lambda _: plan)
         monkeypatch.setattr(slurm.squeue, "cluster", lambda: "c1")
         given = queue.given.append
-        sender = SimpleNamespace(open=lambda *_: None, store=lambda: None, submitted=lambda _, new: given(new))
+        sender = SimpleNamespace(
+            open=lambda *_: None, wait_for_store=lambda: None, note_arrays=lambda _, new: given(new)
+        )
         invocation = Invocation(words=TYPED)
         request: Any = SimpleNamespace(
             configs=[config], config=config, sender=sender, root=tmp_path, invocation=invocation
