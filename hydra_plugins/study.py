@@ -229,7 +229,7 @@ class GpusLauncher(StudyLauncher):
         """Run the study by an engine that starts workers on the GPUs."""
         from pipeline.study.execution import execute
 
-        return execute(configs, is_sweep=True, engine=functools.partial(engine, wanted=self.devices))
+        return execute(configs, is_sweep=True, engine=functools.partial(engine, devices_option=self.devices))
 
 
 class BesideLauncher(GpusLauncher):
