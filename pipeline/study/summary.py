@@ -11,11 +11,11 @@ from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.secrets import mask_text
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.table import table
+from pipeline.observe.table import format_table
 from pipeline.plan.schema import TrackingConfig
-from pipeline.record.invocation import python
-from pipeline.record.sender import Sender
+from pipeline.record.invocation import spell_python
 from pipeline.record.store import links
+from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce.reproduce import Reproduction
 
 _MOST_LINKS = 3
@@ -31,7 +31,7 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
     # A reproduction is one group without its block.
     found = closing(experiment, rows) if reproduction is None else Closing()
     sys.stdout.write(
-        "".join(f"{line}\n" for line in (table(rows, fields, found.fastest, found.notes), *found.sentences))
+        "".join(f"{line}\n" for line in (format_table(rows, fields, found.fastest, found.notes), *found.sentences))
     )
     if reproduction is not None:
         sys.stdout.write(f"{reproduction.side_by_side(rows[0])}\n")
@@ -51,20 +51,23 @@ def show_where(
     """
     where = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
     where = [] if where == [f"--root={TrackingConfig().root}"] else where
-    command = entry_points.spell("report", f"--experiment={experiment}", *where, python=python())
+    command = entry_points.spell("report", f"--experiment={experiment}", *where, python=spell_python())
     lines = [f"report: {command}", *_how_to_open(sender, root, failed or {})]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def _how_to_open(sender: Sender, root: Path, failed: Mapping[str, str]) -> list[str]:
     try:
-        store = sender.store()
+        store = sender.wait_for_store()
     except TrackingError as error:  # it was in order when the study began; the groups wait in the spool
         return [f"error: {error}"]
     experiment_id = store["experiment_id"]
     if store["kind"] == "local":
-        hint, server = links.ui_hint(root, experiment_id), None
+        hint, server = links.describe_local_ui(root, experiment_id), None
     else:
-        hint, server = links.hint_of(store["uri"], experiment_id), store["uri"]
+        hint, server = links.describe_ui(store["uri"], experiment_id), store["uri"]
     shown = list(failed.items())[:_MOST_LINKS]
-    return [f"open: {hint}", *(f"open {name}: {links.run_link(server, experiment_id, run)}" for run, name in shown)]
+    return [
+        f"open: {hint}",
+        *(f"open {name}: {links.make_run_link(server, experiment_id, run)}" for run, name in shown),
+    ]

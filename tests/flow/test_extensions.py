@@ -115,7 +115,7 @@ TRACER = """
 SCOREBOARD = """
     from contextlib import contextmanager
     from pathlib import Path
-    from pipeline.observe.exporters.series import GroupSeries
+    from pipeline.observe.exporters.live_series import GroupSeries
 
     class Scoreboard:
         def __init__(self, file):

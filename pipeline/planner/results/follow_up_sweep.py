@@ -59,7 +59,7 @@ def _rows(study: Study, advice: Advice) -> list[Row]:
 def _compose(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] = ()) -> str | None:
     """Return the newest command line of the rows, with these overrides and without some keys."""
     recorded = max(rows, key=lambda row: row.start_ms).facts.get("command_line", "")
-    words = content.words_of(recorded)
+    words = content.split_command(recorded)
     if not words:
         return None
     start, words = entry_points.divide(words)

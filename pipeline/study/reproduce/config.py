@@ -14,7 +14,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import option_classes, schema
 from pipeline.plan.workloads import WorkloadConfig
-from pipeline.record.original import Original
+from pipeline.record.stored_group import Original
 
 _KINDS: dict[str, type[Any]] = {
     "scenario": schema.ScenarioConfig,
@@ -110,7 +110,7 @@ def _damaged(group: Original, why: str) -> str:
 
 
 def _not_understood(group: Original, why: str) -> str:
-    commit = group.fact("git_commit") or "unknown"
+    commit = group.get_fact("git_commit") or "unknown"
     return (
         f"the configuration of run {group.run_id} cannot be used by this version of the project: {why}; "
         f"the run was made by commit {commit}"

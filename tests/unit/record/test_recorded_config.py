@@ -15,7 +15,7 @@ from pipeline.base.system import interrupts
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import plan as planning
 from pipeline.plan import read
-from pipeline.record.original import Original
+from pipeline.record.stored_group import Original
 from pipeline.study.reproduce import reproduce
 from pipeline.study.reproduce.config import config_of
 from pipeline.study.reproduce.differences import find
