@@ -30,6 +30,8 @@ from pipeline.prepare.mig.partitions import Instance, Layout
 from pipeline.prepare.mig.state import MigDevice
 from pipeline.simulation.machine.state import StateFile
 
+_NOTHING = "nothing was made by hand"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -93,7 +95,9 @@ def create(request: str, asked: Asked) -> Answer:
             before = target.control.read()
             division.refuse_what_is_not_ours(target.device, before)
         if asked.is_dry:
-            return _shown(target, division.commands(target.control, layout.in_creation_order, is_on=before.is_on).do)
+            commands = division.commands(target.control, layout.in_creation_order, is_on=before.is_on).do
+            lines = [f"would run: {shlex.join(words)}" for words in commands]
+            return _answer(target, {"commands": [list(words) for words in commands]}, lines)
         with UndoStack() as undo:
             made = division.divide(target.control, before, layout, target.left, undo)
             target.left.hand_over(target.made)  # from here on there is nothing that the stack could undo
@@ -104,8 +108,7 @@ def create(request: str, asked: Asked) -> Answer:
     if not before.is_on:
         lines.insert(0, "switched MIG mode on")
     lines.append(f"they stay until: {asked.destroy}; to use them: scenario=mig scenario.layout=existing")
-    data = {"has_switched_mode": not before.is_on, "instances": rows}
-    return Answer(data=_named(target) | data, text=_text(target, lines))
+    return _answer(target, {"has_switched_mode": not before.is_on, "instances": rows}, lines)
 
 
 def destroy(asked: Asked) -> Answer:
@@ -126,13 +129,13 @@ def destroy(asked: Asked) -> Answer:
             _refuse_users(target, asked)
         if asked.is_dry:
             planned = [in_words(step) for step in reversed(steps)]
-            return _answer(target, {"would_undo": planned}, [f"would undo: {each}" for each in planned])
+            return _answer(target, {"would_undo": planned}, [f"would undo: {each}" for each in planned] or [_NOTHING])
         undone, failed = journal.undo_all(target.made)
         done = [in_words(step) for step in undone]
         left = [{"undoing": in_words(step), "reason": str(error)} for step, error in failed]
         lines = [f"undone: {each}" for each in done]
         lines += [f"not undone: {each['undoing']}. {each['reason']}" for each in left]
-        return _answer(target, {"undone": done, "failed": left}, lines, status=int(bool(left)))
+        return _answer(target, {"undone": done, "failed": left}, lines or [_NOTHING], status=int(bool(left)))
 
 
 def _undo_leftovers(target: _Target) -> None:
@@ -142,23 +145,10 @@ def _undo_leftovers(target: _Target) -> None:
 
 
 def _answer(target: _Target, data: dict[str, Any], lines: Sequence[str], *, status: int = 0) -> Answer:
-    text = _text(target, lines or ["nothing was made by hand"])
-    return Answer(data=_named(target) | data, text=text, status=status)
-
-
-def _shown(target: _Target, commands: Sequence[Sequence[str]]) -> Answer:
-    lines = [shlex.join(words) for words in commands]
-    data = _named(target) | {"commands": [list(words) for words in commands]}
-    return Answer(data=data, text=_text(target, [f"would run: {line}" for line in lines]))
-
-
-def _named(target: _Target) -> dict[str, Any]:
-    return {"gpu": target.device.uuid, "name": target.device.name, "is_simulated": target.is_simulated}
-
-
-def _text(target: _Target, lines: Sequence[str]) -> str:
     name = f"simulated {target.name}" if target.is_simulated else target.name
-    return "\n".join(printable(line) for line in (name, *(f"   {line}" for line in lines)))
+    text = "\n".join(printable(line) for line in (name, *(f"   {line}" for line in lines)))
+    gpu = {"gpu": target.device.uuid, "name": target.device.name, "is_simulated": target.is_simulated}
+    return Answer(data=gpu | data, text=text, status=status)
 
 
 def _row(planned: Instance, name: str, device: MigDevice) -> dict[str, Any]:

@@ -140,8 +140,11 @@ def printable(text: str) -> str:
 
 
 def _gpu(device: Device, folder: Path) -> dict[str, Any]:
-    steps, trouble = _journal(device.uuid, folder)
-    by_hand, by_others = _by_hand(device.uuid, folder)
+    steps, trouble = _read(
+        device.uuid, Journal(folder, device.uuid), "user {} left steps to undo and must clean up: {}"
+    )
+    made = Journal(folder, device.uuid, suffix=BY_HAND)
+    by_hand, by_others = _read(device.uuid, made, "by user {}, who can undo it")
     holder = lease.holder(device.uuid, folder)
     data: dict[str, Any] = {
         "uuid": device.uuid,
@@ -168,24 +171,14 @@ def _gpu(device: Device, folder: Path) -> dict[str, Any]:
     return data
 
 
-def _journal(uuid: str, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
-    ours = Journal(folder, uuid)
+def _read(uuid: str, ours: Journal, words: str) -> tuple[tuple[Step, ...], list[str]]:
+    """The steps of a journal; and, in words, those of other users and what cannot be read."""
     others = [] if goes_with_its_study(uuid) else ours.others()
-    trouble = [f"user {found.owner} left steps to undo and must clean up: {found.path}" for found in others]
+    trouble = [words.format(found.owner, found.path) for found in others]
     try:
         return ours.steps(), trouble
     except CollocationError as error:
         return (), [str(error), *trouble]
-
-
-def _by_hand(uuid: str, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
-    """What `create` made and `destroy` will undo, and what is not ours, or cannot be read."""
-    made = Journal(folder, uuid, suffix=BY_HAND)
-    others = [f"by user {found.owner}, who can undo it" for found in made.others()]
-    try:
-        return made.steps(), others
-    except CollocationError as error:
-        return (), [str(error), *others]
 
 
 def _step(step: Step) -> dict[str, Any]:
