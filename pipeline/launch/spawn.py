@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.system import cpu_limit
@@ -34,12 +33,12 @@ class Process:
     reap: Callable[[], object]
 
 
-class Starter(Protocol):
-    """Starts processes of one interpreter."""
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Starts an interpreter for each job, below another program if words are put before its command."""
 
-    @property
-    def interpreter(self) -> Interpreter:
-        """What they run with."""
+    interpreter: Interpreter
+    prefix: tuple[str, ...] = ()
 
     def start(
         self,
@@ -57,24 +56,6 @@ class Starter(Protocol):
         Raises:
             LaunchError: it could not be started.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    """Starts an interpreter for each job, below another program if words are put before its command."""
-
-    interpreter: Interpreter
-    prefix: tuple[str, ...] = ()
-
-    def start(
-        self,
-        argv: Sequence[str],
-        environ: Mapping[str, str],
-        stdout: Path,
-        stderr: Path,
-        cpus: Sequence[int],
-        folder: Path | None = None,
-    ) -> Process:
         command = [*self.prefix, str(self.interpreter.python), *argv]
         with stdout.open("wb") as out, stderr.open("wb") as err:
             try:

@@ -24,7 +24,7 @@ from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.launch.environ import inherited_environ
-from pipeline.launch.spawn import Process, Spawn, Starter
+from pipeline.launch.spawn import Process, Spawn
 
 log = logging.getLogger(__name__)
 
@@ -215,3 +215,7 @@ class ForkServer:
         """Nothing that this server says from now on belongs to a question."""
         self._lost = what
         return LaunchError(what)
+
+
+Starter = Spawn | ForkServer
+"""Either way in which a job's process comes to life."""

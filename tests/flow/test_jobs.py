@@ -20,8 +20,8 @@ from pipeline.base.system.factory import Spec
 from pipeline.clean import processes
 from pipeline.launch import jobs
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
-from pipeline.launch.spawn import Spawn, Starter
-from pipeline.launch.warm_start import ForkServer
+from pipeline.launch.spawn import Spawn
+from pipeline.launch.warm_start import ForkServer, Starter
 from pipeline.observe import measure
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -22,7 +22,8 @@ from pipeline.base.system.errors import ConfigError, LaunchError, ListenerError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.selftest import load
 from pipeline.gpu.selftest.judge import Row
-from pipeline.gpu.selftest.steps import QUANTITIES, Load, Place, Step, plan
+from pipeline.gpu.selftest.rehearsed import RehearsedLoader
+from pipeline.gpu.selftest.steps import QUANTITIES, Place, Step, plan
 from pipeline.prepare.device import nvml
 from pipeline.prepare.mig import profiles
 
@@ -57,22 +58,7 @@ _FIELDS = {**{name: (name, 1.0) for name in QUANTITIES}, "utilization_ratio": ("
 _MIG_NAME = re.compile(r"\bMIG (?P<part>\d+c\.)?(?P<profile>(?P<slices>\d+)g[^,]*)")
 
 
-class Loading(Protocol):
-    """What loads one device, one load at a time; see `load.Loader`."""
-
-    facts: dict[str, Any]
-
-    def wait_for_device(self) -> None: ...
-
-    def begin(self, load: Load) -> None: ...
-
-    def wait_running(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def wait_done(self) -> dict[str, Any]: ...
-
-
+Loading = load.Loader | RehearsedLoader
 Start = Callable[[Device, Path], AbstractContextManager[Loading]]
 """Starts what loads a device, with a folder of its own; it is gone after the context."""
 

@@ -24,8 +24,8 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.launch import warm_start
 from pipeline.launch.environ import inherited_environ
-from pipeline.launch.spawn import Process, Spawn, Starter
-from pipeline.launch.warm_start import ForkServer, WarmStart
+from pipeline.launch.spawn import Process, Spawn
+from pipeline.launch.warm_start import ForkServer, Starter, WarmStart
 from tests.support.job_server import is_alive, wait_until
 from tests.support.rows import workload
 
