@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from pipeline.prepare.device.smi import Smi
 from pipeline.prepare.mig import existing
 from pipeline.prepare.mps import faulty_shares
 from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.control import CONTROL
+from pipeline.prepare.mps.control import CONTROL, Control
 from pipeline.prepare.mps.daemon import MpsDaemon, daemon
 
 # Clients that MPS takes on one GPU, since a version of CUDA. Source: MPS documentation, release 615, architecture.
@@ -44,10 +44,10 @@ class Mps:
         program: str | None = None,
     ) -> None:
         self._limits, self._priorities, self._program = pinned_mem_limit, priority, program
-        for limit in _each(pinned_mem_limit):
+        for limit in list_values(pinned_mem_limit):
             if not re.fullmatch(r"[1-9]\d*(G|M|GB|MB)", str(limit)):
                 raise ConfigError(f"scenario.pinned_mem_limit={limit}: a number with G or M, such as 10G")
-        for value in _each(priority):
+        for value in list_values(priority):
             if isinstance(value, bool) or value not in (0, 1):
                 raise ConfigError(f"scenario.priority={value}: 0 (normal) or 1 (below normal)")
 
@@ -81,6 +81,18 @@ class Mps:
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+        places = [Slot.on(device)] * group.degree
+        with (
+            self.server(device, group, scratch) as server,
+            self.clients(places, [server] * group.degree, group) as slots,
+        ):
+            yield slots
+
+    @contextmanager
+    def server(
+        self, device: Device, group: Group, scratch: Path, divide: Callable[[Control], None] | None = None
+    ) -> Iterator[MpsDaemon]:
+        """Run the daemon of the whole device, whose compute mode is set before if the group asks for that."""
         self.check(group)
         programs = of_group(group, {CONTROL: self._program})
         program = programs.find(CONTROL)
@@ -88,10 +100,7 @@ class Mps:
         with UndoStack() as stack:
             if group.gpu.exclusive_process:
                 stack.enter_context(compute_mode.exclusive(Smi.found(programs, device.uuid), journal))
-            server = stack.enter_context(daemon(device.uuid, scratch, program, journal))
-            places = [Slot.on(device)] * group.degree
-            with self.clients(places, [server] * group.degree, group) as slots:
-                yield slots
+            yield stack.enter_context(daemon(device.uuid, scratch, program, journal, divide))
 
     @contextmanager
     def clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:
@@ -115,8 +124,8 @@ class Mps:
 
     def variables(self, position: int, num_jobs: int) -> dict[str, str]:
         """What the client at a position gets in its environment."""
-        limit = _at("pinned_mem_limit", self._limits, position, num_jobs)
-        priority = _at("priority", self._priorities, position, num_jobs)
+        limit = value_at("pinned_mem_limit", self._limits, position, num_jobs)
+        priority = value_at("priority", self._priorities, position, num_jobs)
         return {
             # A daemon serves one device here, which its clients know as number 0.
             **({} if limit is None else {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}"}),
@@ -139,13 +148,13 @@ class MpsPercent(Mps):
     ) -> None:
         super().__init__(pinned_mem_limit, priority, program)
         self._shares_pct = active_thread_pct
-        for share in _each(active_thread_pct):
+        for share in list_values(active_thread_pct):
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 100:
                 raise ConfigError(f"scenario.active_thread_pct={share}: must be greater than 0 and at most 100")
 
     def share_pct(self, position: int, num_jobs: int) -> float:
         """The cap of the job at a position. Unit: per cent of the multiprocessors."""
-        share = _at("active_thread_pct", self._shares_pct, position, num_jobs)
+        share = value_at("active_thread_pct", self._shares_pct, position, num_jobs)
         return 100 / num_jobs if share is None else share
 
     def warnings(self, group: Group) -> tuple[str, ...]:
@@ -182,14 +191,14 @@ def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: 
         )
 
 
-def _each(option: object) -> Sequence[object]:
+def list_values(option: object) -> Sequence[object]:
     """The values of an option that is nothing, one value, or a list by position."""
     if option is None:
         return ()
     return option if isinstance(option, list | tuple) else (option,)
 
 
-def _at(key: str, option: Any, position: int, num_jobs: int) -> Any:
+def value_at(key: str, option: Any, position: int, num_jobs: int) -> Any:
     """The value of such an option for one job."""
     if not isinstance(option, list | tuple):
         return option

@@ -10,20 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.modes import PARTITION
-from pipeline.base.domain.programs import of_group
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Device, Group, Job, Slot
 from pipeline.base.system.errors import ConfigError, SharingError
-from pipeline.base.system.interrupts import UndoStack
-from pipeline.clean.journal import Journal
-from pipeline.prepare.device import compute_mode, refusals
-from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.device import refusals
 from pipeline.prepare.mps import partitions
 from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.control import CONTROL, Control
-from pipeline.prepare.mps.daemon import MpsDaemon, daemon
+from pipeline.prepare.mps.control import Control
+from pipeline.prepare.mps.daemon import MpsDaemon
 from pipeline.prepare.mps.partitions import Partition
-from pipeline.prepare.sharing.mps import Mps, numbers
+from pipeline.prepare.sharing.mps import Mps, list_values, numbers, value_at
 
 # Source: NVIDIA's MPS documentation, release 615: CUDA 13.1 brought static partitions, on Ampere and newer GPUs.
 _SINCE_CUDA, _SINCE_CAPABILITY = (13, 1), (8, 0)
@@ -77,7 +73,7 @@ class MpsStatic(Mps):
     ) -> None:
         super().__init__(pinned_mem_limit, priority, program)
         self._chunks = chunks
-        for number in chunks if isinstance(chunks, list | tuple) else () if chunks is None else (chunks,):
+        for number in list_values(chunks):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise ConfigError(f"scenario.chunks={number}: a whole number, at least 1")
 
@@ -114,19 +110,12 @@ class MpsStatic(Mps):
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        self.check(group)
-        programs = of_group(group, {CONTROL: self._program})
-        program = programs.find(CONTROL)
-        journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         made: list[Partition] = []
 
         def divide(control: Control) -> None:
             made.extend(partitions.divide(control, device.uuid, self._wanted(group.degree), group.degree))
 
-        with UndoStack() as stack:
-            if group.gpu.exclusive_process:
-                stack.enter_context(compute_mode.exclusive(Smi.found(programs, device.uuid), journal))
-            server = stack.enter_context(daemon(device.uuid, scratch, program, journal, divide))
+        with self.server(device, group, scratch, divide) as server:
             places = [_in_partition(Slot.on(device), partition) for partition in made]
             with self.clients(places, [server] * group.degree, group) as clients:
                 yield PartitionSlots(clients=clients, jobs=group.jobs, server=server, partitions=made)
@@ -135,10 +124,7 @@ class MpsStatic(Mps):
         """The chunks of each job; `None` for equal parts of all there are."""
         if self._chunks is None:
             return None
-        chunks = [self._chunks] * num_jobs if isinstance(self._chunks, int) else list(self._chunks)
-        if len(chunks) != num_jobs:
-            raise ConfigError(f"scenario.chunks has {len(chunks)} values for {num_jobs} jobs; give one for each job")
-        return chunks
+        return [value_at("chunks", self._chunks, position, num_jobs) for position in range(num_jobs)]
 
 
 def _in_partition(place: Slot, partition: Partition) -> Slot:
