@@ -30,7 +30,7 @@ def held(parent: Path, prefix: str, name: str | None = None) -> Iterator[Path]:
     The names of all such folders begin with the prefix; the rest is random if no name is given.
     """
     unnamed = Path(tempfile.mkdtemp(prefix=f"{prefix}{_UNNAMED}{os.getpid()}-", dir=parent))
-    lock = _open(unnamed)
+    lock = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         locks.take(lock)
         folder = unnamed.rename(parent / f"{prefix}{name or unnamed.name.rpartition('-')[2]}")
@@ -48,7 +48,7 @@ def find_abandoned(parent: Path, prefix: str, name: str) -> list[Path]:
     return [
         path
         for path in sorted(parent.glob(f"{prefix}*"))
-        if (named.fullmatch(path.name) or _was_never_named(path.name, prefix)) and _is_ours(path) and _is_free(path)
+        if (named.fullmatch(path.name) or _was_never_named(path.name, prefix)) and _is_ours_and_free(path)
     ]
 
 
@@ -59,18 +59,8 @@ def _was_never_named(name: str, prefix: str) -> bool:
     return name.startswith(start) and maker.isdecimal() and not Path("/proc", maker).exists()
 
 
-def _is_ours(path: Path) -> bool:
+def _is_ours_and_free(path: Path) -> bool:
     with suppress(OSError):  # just removed
         status = path.lstat()
-        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and locks.is_free(path)
     return False
-
-
-def _is_free(folder: Path) -> bool:
-    with suppress(OSError):  # just removed
-        return locks.is_free(folder)
-    return False
-
-
-def _open(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 MARK_VARIABLE = "COLLOCATION_GROUP"
@@ -34,24 +34,16 @@ def marks() -> frozenset[str]:
 
 
 def send_signal(mark: str, signum: int) -> int:
-    """Signal every process that carries the mark; returns how many there were.
-
-    A PID may be given to another program between the look and the signal. A process descriptor cannot: the mark is
-    read again while it is open.
-    """
-    count = 0
-    for pid in marked(mark):
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:
-            continue  # it has just ended
-        try:
-            if _carries(Path("/proc") / str(pid), mark):
+    """Signal every process that carries the mark; returns how many there were."""
+    count, opened = 0, dict[int, int]()
+    try:
+        _open_new(mark, opened)
+        for descriptor in opened.values():
+            with contextlib.suppress(OSError):  # it has just ended
                 signal.pidfd_send_signal(descriptor, signum)
                 count += 1
-        except OSError:
-            continue
-        finally:
+    finally:
+        for descriptor in opened.values():
             os.close(descriptor)
     return count
 
@@ -103,7 +95,11 @@ def _end_all(mark: str, opened: dict[int, int], signum: int, limit_s: float) -> 
 
 
 def _open_new(mark: str, opened: dict[int, int]) -> None:
-    """Open a descriptor of each process that carries the mark and has none; the mark is read again while it is open."""
+    """Open a descriptor of each process that carries the mark and has none.
+
+    A PID may be given to another program after the look. A process descriptor cannot: the mark is read again while it
+    is open.
+    """
     for pid in marked(mark):
         if pid in opened:
             continue
@@ -117,15 +113,11 @@ def _open_new(mark: str, opened: dict[int, int]) -> None:
 
 def _list_alive(opened: dict[int, int]) -> set[int]:
     """The PIDs of these descriptors whose processes have not ended; a zombie has."""
-    ended = {descriptor for descriptor, _ in _poll(opened.values())}
-    return {pid for pid, descriptor in opened.items() if descriptor not in ended}
-
-
-def _poll(descriptors: Iterable[int]) -> list[tuple[int, int]]:
     poller = select.poll()
-    for descriptor in descriptors:
+    for descriptor in opened.values():
         poller.register(descriptor, select.POLLIN)
-    return poller.poll(0)
+    ended = {descriptor for descriptor, _ in poller.poll(0)}
+    return {pid for pid, descriptor in opened.items() if descriptor not in ended}
 
 
 def _entries() -> Iterator[Path]:
