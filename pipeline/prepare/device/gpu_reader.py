@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -73,9 +74,11 @@ class GpuReader:
 
     def __init__(self, uuid: str) -> None:
         handle = nvml.ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        is_mig_device = uuid.startswith(nvml.MIG_PREFIX)
-        self._process_handles = [handle] if is_mig_device else _process_handles(handle)
-        self._instances = {} if is_mig_device else _instances(handle)
+        parts = None if uuid.startswith(nvml.MIG_PREFIX) else _mig_handles(handle)
+        # Of a GPU in MIG mode, the process lists of its MIG devices need no privilege.
+        self._process_handles = [handle] if parts is None else parts
+        with nvml.asking("the MIG devices"):  # those of one GPU instance share its memory
+            self._instances = {pynvml.nvmlDeviceGetGpuInstanceId(part): part for part in parts or ()}
         self._quantities: dict[str, Callable[[], Any]] = {
             "nvmlDeviceGetMemoryInfo_v2": partial(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2),
             "nvmlDeviceGetUtilizationRates": partial(pynvml.nvmlDeviceGetUtilizationRates, handle),
@@ -127,17 +130,12 @@ class GpuReader:
             pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
             pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
         )
-        found: Counter[int] = Counter()
+        used_bytes: Counter[int] = Counter()
         for handle in self._process_handles:
-            found.update(
-                {
-                    entry.pid: entry.usedGpuMemory
-                    for processes_of in lists
-                    for entry in nvml.ask_if_offered("the memory of processes", processes_of, handle) or ()
-                    if entry.usedGpuMemory is not None
-                }
-            )
-        return dict(found)
+            listed = [nvml.ask_if_offered("the memory of processes", function, handle) or () for function in lists]
+            running = itertools.chain(*listed)
+            used_bytes.update({each.pid: each.usedGpuMemory for each in running if each.usedGpuMemory is not None})
+        return dict(used_bytes)
 
     def listed_processes(self) -> dict[int, tuple[str, int | None]]:
         """PID to kind and memory in bytes.
@@ -170,21 +168,13 @@ def _performance_state(handle: object) -> int | None:
     return None if state == pynvml.NVML_PSTATE_UNKNOWN else state
 
 
-def _process_handles(handle: object) -> list[object]:
-    """The handles whose process lists need no privilege: the GPU or, under MIG, its MIG devices."""
+def _mig_handles(handle: object) -> list[object] | None:
+    """The MIG devices of a GPU; `None` unless MIG mode is on."""
     mode = nvml.ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     if mode is None or mode[0] == 0:
-        return [handle]
+        return None
     with nvml.asking("the MIG devices"):
         return list(nvml.mig_handles(handle))
-
-
-def _instances(handle: object) -> dict[int, object]:
-    """Id of each GPU instance to the handle of one of its MIG devices, which share its memory; none without MIG."""
-    if not ((mode := nvml.ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)) and mode[0]):
-        return {}
-    with nvml.asking("the MIG devices"):
-        return {pynvml.nvmlDeviceGetGpuInstanceId(device): device for device in nvml.mig_handles(handle)}
 
 
 def _name(pid: int) -> str | None:

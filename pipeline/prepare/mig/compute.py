@@ -8,14 +8,14 @@ of `partitions`. Source of the widths: `mig_table.ci_profiles`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain import mig_names, mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import counted
 from pipeline.prepare.mig import partitions
-from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
+from pipeline.prepare.mig.partitions import Instance, Layout
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 
 
@@ -74,22 +74,11 @@ def resolve(gpu: MigGpu, request: str) -> Share:
     return Share(profile=profile, slices=slices)
 
 
-def choose(
-    gpu: MigGpu,
-    sizes: Sequence[str | None],
-    *,
-    profiles: Sequence[str] = (),
-    profile: str = AUTO,
-    size_profile: Mapping[str, str] = SIZE_PROFILE,
-) -> tuple[Share, ...]:
-    """The share of each job, from what was asked for, as `partitions.requests` has it; ConfigError if there is none.
-
-    `auto` of equal jobs is `partitions.auto_profile`.
-    """
-    asked = partitions.requests(sizes, profiles=profiles, profile=profile, size_profile=size_profile)
-    if None in asked:
-        return (Share(profile=partitions.auto_profile(gpu, len(sizes))),) * len(sizes)
-    return tuple(resolve(gpu, str(request)) for request in asked)
+def choose(gpu: MigGpu, requests: Sequence[str | None]) -> tuple[Share, ...]:
+    """The share of each job, from the requests of `partitions.requests`; ConfigError if there is none."""
+    if None in requests:
+        return (Share(profile=partitions.auto_profile(gpu, len(requests))),) * len(requests)
+    return tuple(resolve(gpu, str(request)) for request in requests)
 
 
 def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
@@ -132,14 +121,12 @@ _Divided = tuple[Profile, tuple[int, ...]]
 def _grouped(shares: Sequence[Share]) -> list[_Divided]:
     made: list[_Divided] = []
     for share in shares:
-        if share.slices is None:
-            made.append((share.profile, ()))
-            continue
+        slices = () if share.slices is None else (share.slices,)
         last, parts = made[-1] if made else (None, ())
-        if parts and last == share.profile and sum(parts) + share.slices <= share.profile.compute_slices:
-            made[-1] = (share.profile, (*parts, share.slices))
+        if parts and slices and last == share.profile and sum(parts + slices) <= share.profile.compute_slices:
+            made[-1] = (share.profile, parts + slices)
         else:
-            made.append((share.profile, (share.slices,)))
+            made.append((share.profile, slices))
     return made
 
 

@@ -71,11 +71,6 @@ def divide(control: Control, before: MigState, layout: Layout, journal: Journal,
     if not before.is_on:
         stack.enter_context(journal.undoing("mig_mode", **control.recorded_mode()))
         control.switch_on()
-    return _make(control, layout, journal, stack)
-
-
-def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) -> list[MigDevice]:
-    """Make the instances, larger first, each in the journal before it is made; gives them in the order of the jobs."""
     made: dict[int, GpuInstance] = {}
     parts: dict[int, list[MigDevice]] = {}
     for instance in layout.in_creation_order:

@@ -105,7 +105,11 @@ def auto_profile(gpu: MigGpu, degree: int) -> Profile:
 
 
 def requests(
-    sizes: Sequence[str | None], *, profiles: Sequence[str], profile: str, size_profile: Mapping[str, str]
+    sizes: Sequence[str | None],
+    *,
+    profiles: Sequence[str] = (),
+    profile: str = AUTO,
+    size_profile: Mapping[str, str] = SIZE_PROFILE,
 ) -> list[str | None]:
     """What each job asks for; the first of the arguments that says something decides.
 

@@ -169,13 +169,15 @@ class Mig:
 
     def _existing(self, group: Group) -> tuple[Slot, ...]:
         """The MIG devices that are there, as `divided` gives those that it makes."""
-        asked = partitions.requests(
-            self.sizes(group), profiles=self._profiles, profile=self._profile, size_profile=self._size_profile
-        )
-        found = existing.assigned(group.device, asked)
+        found = existing.assigned(group.device, self._requests(group))
         self._refuse_parts_of_one([device.gi_id for device in found])
         return tuple(
             dataclasses.replace(Slot.on(each), facts=(("mig_profile", existing.profile_of(each)),)) for each in found
+        )
+
+    def _requests(self, group: Group) -> list[str | None]:
+        return partitions.requests(
+            self.sizes(group), profiles=self._profiles, profile=self._profile, size_profile=self._size_profile
         )
 
     def sizes(self, group: Group) -> Sequence[str | None]:
@@ -191,14 +193,7 @@ class Mig:
 
     def _plan_layout(self, group: Group) -> Layout:
         gpu = profiles.read_gpu(group.device)
-        chosen = compute.choose(
-            gpu,
-            self.sizes(group),
-            profiles=self._profiles,
-            profile=self._profile,
-            size_profile=self._size_profile,
-        )
-        layout = compute.plan_layout(gpu, chosen)
+        layout = compute.plan_layout(gpu, compute.choose(gpu, self._requests(group)))
         self._refuse_parts_of_one([instance.job for instance, _ in layout.devices])
         return layout
 

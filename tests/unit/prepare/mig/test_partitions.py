@@ -231,7 +231,7 @@ def test_a_request_names_slices_or_a_profile() -> None:
 
 def test_a_list_wins_over_one_profile_over_the_sizes_over_auto() -> None:
     def chosen(*sizes: str | None, **asked: Any) -> list[str]:
-        return [profile.name for profile in compute.choose(A100, sizes, **asked)]
+        return [profile.name for profile in compute.choose(A100, partitions.requests(sizes, **asked))]
 
     assert chosen(None, None, None) == ["2g.10gb"] * 3
     assert chosen("L", "S", "M") == ["3g.20gb", "1g.5gb", "2g.10gb"]
