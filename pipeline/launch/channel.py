@@ -32,8 +32,6 @@ _MAX_CONNECTIONS = 16  # of one job at a time, or of processes that are of no jo
 _SHOWN_BYTES = 20
 _CREDENTIALS = struct.Struct("3i")  # PID, user and group. Source: struct ucred, unix(7)
 
-_OF_NO_JOB = "a process that is of no job %s; the connection was closed"
-
 log = logging.getLogger(__name__)
 
 Message = dict[str, object]
@@ -189,7 +187,7 @@ class Channel:
         if message.get("type") != "hello":
             return None if connection.index is not None else "spoke over its control socket before it said hello"
         if type(index) is not int or index not in self._jobs.values():
-            return f"said hello over its control socket as job {_abbreviate(index)}, which is none"
+            return f"said hello over its control socket as job {repr(index)[:_SHOWN_BYTES]}, which is none"
         speaker = connection.owner if connection.index is None else connection.index
         if speaker not in (None, index):
             return f"said hello over its control socket as job {index}"
@@ -202,7 +200,8 @@ class Channel:
         index = connection.index if connection.owner is None else connection.owner
         self._drop(connection)
         if index is None:
-            log.log(logging.WARNING if self._refused_strangers == 0 else logging.DEBUG, _OF_NO_JOB, connection.fault)
+            level = logging.WARNING if self._refused_strangers == 0 else logging.DEBUG
+            log.log(level, "a process that is of no job %s; the connection was closed", connection.fault)
             self._refused_strangers += 1
             return
         self._refused.add(index)
@@ -254,7 +253,3 @@ def _parse_message(line: bytes) -> Message | None:
     except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
-
-
-def _abbreviate(value: object) -> str:
-    return repr(value)[:_SHOWN_BYTES]

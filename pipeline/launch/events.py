@@ -12,6 +12,7 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,24 +115,21 @@ def read_progress(path: Path) -> JobProgress:
 
 def last_lines(path: Path, num_bytes: int = 4096) -> list[bytes]:
     """The lines in the last bytes of a file, the first of which may be cut; none of a file that cannot be read."""
-    try:
-        with os.fdopen(regular_files.opened(path), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
-            return file.read().splitlines()
-    except OSError:
-        return []
+    return _read_end(path, num_bytes).splitlines()
 
 
 def last_shown(path: Path, num_bytes: int = 4096) -> Sequence[str]:
     """Return the last lines of an output as a terminal shows them: of a progress bar, its last state; no blank ones."""
-    try:
-        with os.fdopen(regular_files.opened(path), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return []
+    lines = _read_end(path, num_bytes).decode(errors="replace").split("\n")
     states = ([state for state in line.split("\r") if state.strip()] for line in lines)
     return [shown[-1].rstrip() for shown in states if shown]
+
+
+def _read_end(path: Path, num_bytes: int) -> bytes:
+    with suppress(OSError), os.fdopen(regular_files.opened(path), "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
+        return file.read()
+    return b""
 
 
 def whole(value: Any) -> int:

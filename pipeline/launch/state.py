@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.records import Job, Result
 from pipeline.base.system import regular_files, secrets
-from pipeline.launch.lifetime import Lifetime
+from pipeline.launch.lifetime import WHOLE_TIME, Lifetime
 from pipeline.launch.spawn import Process
 
 
@@ -105,10 +105,11 @@ class JobState:
     def lifetime(self) -> Lifetime:
         """Lifetime of the job: its end is measured after it, the others before what they are of."""
         ends = [t_ns for t_ns in (self.said.bye_ns, self.ended.at_ns) if t_ns is not None]
-        bounds = Lifetime(begin_ns=self.started.at_ns if self.started is not None else 0)
-        if self.released_ns is not None:
-            bounds = replace(bounds, released_ns=self.released_ns)
-        return replace(bounds, end_ns=min(ends)) if ends else bounds
+        return Lifetime(
+            begin_ns=0 if self.started is None else self.started.at_ns,
+            released_ns=self.released_ns or 0,
+            end_ns=min(ends, default=WHOLE_TIME.end_ns),
+        )
 
     @property
     def working_pid(self) -> int | None:
