@@ -22,7 +22,7 @@ from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.paths import expanded
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal
-from pipeline.gpu.status import command, driver, in_words, is_of, printable, whole_gpu
+from pipeline.gpu.status import command, driver, in_words, is_of, printable, undo, undo_lines, whole_gpu
 from pipeline.prepare.device import gpu_reader, lease
 from pipeline.prepare.mig import compute, division, profiles
 from pipeline.prepare.mig.control import Control
@@ -63,8 +63,6 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Target:
-    """The GPU, its nvidia-smi, the journal of what is to be undone, and that of what was made by hand."""
-
     device: Device
     is_simulated: bool
     control: Control
@@ -130,12 +128,8 @@ def destroy(asked: Asked) -> Answer:
         if asked.is_dry:
             planned = [in_words(step) for step in reversed(steps)]
             return _answer(target, {"would_undo": planned}, [f"would undo: {each}" for each in planned] or [_NOTHING])
-        undone, failed = journal.undo_all(target.made)
-        done = [in_words(step) for step in undone]
-        left = [{"undoing": in_words(step), "reason": str(error)} for step, error in failed]
-        lines = [f"undone: {each}" for each in done]
-        lines += [f"not undone: {each['undoing']}. {each['reason']}" for each in left]
-        return _answer(target, {"undone": done, "failed": left}, lines or [_NOTHING], status=int(bool(left)))
+        data = undo(target.made)
+        return _answer(target, data, undo_lines(data) or [_NOTHING], status=int(bool(data["failed"])))
 
 
 def _undo_leftovers(target: _Target) -> None:
@@ -191,12 +185,10 @@ def _target(asked: Asked) -> Iterator[_Target]:
 
 
 def _recorded_admin(made: Journal) -> Sequence[str]:
-    """What `create` put before its commands: instances may be shown to administrators only."""
     return next((step.arguments["admin"] for step in made.steps() if "admin" in step.arguments), ())
 
 
 def _own(asked: Asked) -> dict[str, str] | None:
-    """The programs of a simulated machine; `None` for those of this one."""
     if asked.machine is None:
         return None
     file = StateFile(expanded("--machine", asked.machine).resolve())

@@ -11,9 +11,9 @@ from pipeline.base.domain.programs import Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import CollocationError
 from pipeline.base.system.paths import expanded
-from pipeline.clean import journal, leftovers
+from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal
-from pipeline.gpu.status import driver, in_words, is_there, printable, targets
+from pipeline.gpu.status import driver, in_words, is_there, printable, targets, undo, undo_lines
 from pipeline.prepare.device import lease
 from pipeline.simulation.machine.state import StateFile, goes_with_its_study
 
@@ -54,9 +54,8 @@ def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -
             if not is_kept and goes_with_its_study(device.uuid):
                 gone = ours.device_is_gone()
                 gpu["undone"] = [f"{in_words(step)}: went with its simulated machine" for step in gone]
-            undone, failed = journal.undo_all(ours)
-            gpu["undone"] += [in_words(step) for step in undone]
-            gpu["failed"] = [{"undoing": in_words(step), "reason": str(error)} for step, error in failed]
+            data = undo(ours)
+            gpu["undone"], gpu["failed"] = gpu["undone"] + data["undone"], data["failed"]
             ours.refuse_those_of_others()
     except CollocationError as error:
         gpu["refused"] = str(error)
@@ -69,7 +68,5 @@ def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -
 
 
 def _lines(gpu: dict[str, Any]) -> list[str]:
-    lines = [f"undone: {what}" for what in gpu["undone"]]
-    lines += [f"not undone: {each['undoing']}. {each['reason']}" for each in gpu["failed"]]
-    named = [f"{gpu['name']} ({gpu['uuid']}): {line}" for line in lines]
+    named = [f"{gpu['name']} ({gpu['uuid']}): {line}" for line in undo_lines(gpu)]
     return named if gpu["refused"] is None else [*named, gpu["refused"]]

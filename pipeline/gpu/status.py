@@ -96,6 +96,19 @@ def in_words(step: Step) -> str:
     return f"{journal.in_words(step)}{' (gone with a restart of the machine)' if is_gone else ''}"
 
 
+def undo(steps: Journal) -> dict[str, Any]:
+    """Undo the steps of a journal and describe each step; a failed one has a reason."""
+    undone, failed = journal.undo_all(steps)
+    left = [{"undoing": in_words(step), "reason": str(error)} for step, error in failed]
+    return {"undone": [in_words(step) for step in undone], "failed": left}
+
+
+def undo_lines(data: dict[str, Any]) -> list[str]:
+    """The lines of `undo`."""
+    left = (f"not undone: {failed['undoing']}. {failed['reason']}" for failed in data["failed"])
+    return [*(f"undone: {step}" for step in data["undone"]), *left]
+
+
 def is_of(step: Step, instance: GpuInstance) -> bool:
     """Whether a step undoes the making of an instance that is there."""
     said = step.arguments
@@ -114,7 +127,9 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
     left = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
     is_clean = all(each["is_clean"] for each in gpus) and not left
     lines = [line for each in gpus for line in _lines(each)] or ["there is no NVIDIA GPU on this machine"]
-    lines += [_left_line(path, pids) for path, pids in left.items()]
+    for path, pids in left.items():
+        running = f", with processes {', '.join(map(str, pids))}" if pids else ""
+        lines.append(f"left by a killed orchestrator: {path}{running}")
     is_left = bool(left) or any(not each["is_clean"] and each["holder"] is None for each in gpus)
     in_use = "not clean: a study is running and undoes this itself"
     lines.append("clean" if is_clean else f"not clean: {command('clean', folder, machine)}" if is_left else in_use)
@@ -290,8 +305,3 @@ def _process_lines(gpu: dict[str, Any]) -> list[str]:
         + ("memory not reported by the driver" if p["memory_mib"] is None else f"{p['memory_mib']:.0f} MiB")
         for p in gpu["processes"]
     ] or ["process:   none"]
-
-
-def _left_line(path: str, pids: list[int]) -> str:
-    running = f", with processes {', '.join(map(str, pids))}" if pids else ""
-    return f"left by a killed orchestrator: {path}{running}"
