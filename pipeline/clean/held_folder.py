@@ -53,7 +53,6 @@ def find_abandoned(parent: Path, prefix: str, name: str) -> list[Path]:
 
 
 def _was_never_named(name: str, prefix: str) -> bool:
-    """Whether the maker was killed before it could give the folder its name."""
     start = prefix + _UNNAMED
     maker = name.removeprefix(start).partition("-")[0]
     return name.startswith(start) and maker.isdecimal() and not Path("/proc", maker).exists()

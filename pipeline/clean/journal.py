@@ -157,7 +157,6 @@ class Journal:
         own_file.append(self.path, {"undone": step.step_id})
 
     def forget(self) -> None:
-        """Remove the file, whatever steps it holds."""
         own_file.remove(self.path)
 
     def others(self) -> list[Found]:

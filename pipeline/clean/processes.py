@@ -77,7 +77,6 @@ def end(mark: str, grace_s: float) -> int:
 
 
 def _end_all(mark: str, opened: dict[int, int], signum: int, limit_s: float) -> bool:
-    """Signal each process once, and wait for the end of all; adds descriptors of those that were not seen before."""
     deadline, signalled, num_empty_looks = time.monotonic() + limit_s, set[int](), 0
     while True:
         _open_new(mark, opened)

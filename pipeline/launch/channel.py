@@ -116,7 +116,6 @@ class Channel:
         self._refused_strangers = 0
 
     def watch(self, index: int, pid: int) -> None:
-        """Wake up when this process, which leads the job, ends."""
         self._jobs[pid] = index
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, index)
 
@@ -182,7 +181,6 @@ class Channel:
         return messages is not None and connection.socket.fileno() != -1
 
     def _check_message(self, connection: Connection, message: Message) -> str | None:
-        """Take note of who speaks; return what is wrong with the message, in words."""
         index = message.get("index")
         if message.get("type") != "hello":
             return None if connection.index is not None else "spoke over its control socket before it said hello"
@@ -245,7 +243,6 @@ class Channel:
 
 
 def _parse_message(line: bytes) -> Message | None:
-    """Return the message that a line is, if it is one."""
     if len(line) > _MAX_LINE_BYTES:
         return None
     try:

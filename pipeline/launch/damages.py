@@ -32,7 +32,6 @@ class Damages:
         return self.reasons.total()
 
     def add(self, reason: str, number: int, times: int = 1) -> None:
-        """Count what is wrong with the line of this number."""
         if times:
             self.reasons[reason] += times
             self.first = self.first or number

@@ -55,12 +55,7 @@ _OUTSIDE = "an instant outside the life of the job"
 
 
 def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
-    """Return the events of a job that has ended; a job that wrote none has an empty record.
-
-    Args:
-        path: of the events.
-        lifetime: of the job, as the orchestrator saw it.
-    """
+    """Return the events of a job that has ended; a job that wrote none has an empty record."""
     events = Events()
     reader = _Reader(events, path, lifetime)
     try:
@@ -69,8 +64,9 @@ def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
         events.errors.append({"type": "RequestFileError", "message": str(error)})
     try:
         if (size := regular_files.size_of(path)) > MOST_BYTES:
-            limit = f"{MOST_BYTES / 2**30:g} GiB"
-            events.errors.append({"type": "EventFileError", "message": _too_large(path, size, limit)})
+            sizes = f"{size / 2**30:.3g} GiB, and at most {MOST_BYTES / 2**30:g} GiB are read"
+            message = f"{path.name} has {sizes}; report larger steps"
+            events.errors.append({"type": "EventFileError", "message": message})
         else:
             reader.read(path)
     except FileNotFoundError:
@@ -78,10 +74,6 @@ def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
     except OSError as error:
         events.errors.append({"type": "EventFileError", "message": f"{path.name} cannot be read: {error.strerror}"})
     return events
-
-
-def _too_large(path: Path, size: int, limit: str) -> str:
-    return f"{path.name} has {size / 2**30:.3g} GiB, and at most {limit} are read; report larger steps"
 
 
 class _Reader:
@@ -109,7 +101,6 @@ class _Reader:
         }
 
     def read(self, path: Path) -> None:
-        """Add the lines of a file."""
         self._is_large = regular_files.size_of(path) >= _LARGE_BYTES
         for block in regular_files.line_blocks(path, _BLOCK_BYTES):
             begin = self._no_many_until = 0
@@ -230,12 +221,8 @@ class _Reader:
             self._epoch_end_ns = max(self._epoch_end_ns, min(last_ns + validated_ns, t_ns))
 
     def _metric(self, event: dict[str, Any]) -> None:
-        name, step, t_ns, value = (
-            str(event["name"]),
-            whole(event["step"]),
-            self._instant(event),
-            _number(event["value"]),
-        )
+        name, step = str(event["name"]), whole(event["step"])
+        t_ns, value = self._instant(event), _number(event["value"])
         if name in _LOOPS and not 0 < value * 1e6 <= t_ns - self._lifetime.begin_ns:
             raise DamagedError("a time that cannot be")
         series = self._events.metrics.get(name)
@@ -308,7 +295,6 @@ def _number(value: Any) -> float:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of an output; no limit if it cannot be read."""
     try:
         return regular_files.size_of(path)
     except OSError:

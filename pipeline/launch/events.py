@@ -37,7 +37,6 @@ class Epoch:
 
     @property
     def whole_s(self) -> float:
-        """Seconds of training and validation."""
         return self.seconds + self.metrics.get("validation_s", 0.0)
 
 

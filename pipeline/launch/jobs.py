@@ -164,7 +164,6 @@ class JobGroup:
         return any(state.went_wrong for state in self.states)
 
     def _release(self, states: Sequence[JobState]) -> int:
-        """Let jobs begin at one instant, which is returned."""
         start_ns = time.monotonic_ns() + _START_DELAY_NS
         for state in states:
             state.released_ns = start_ns
@@ -172,7 +171,6 @@ class JobGroup:
         return start_ns
 
     def _are_under_way(self, neighbours: Sequence[JobState]) -> bool:
-        """Let neighbours begin, and wait until each has done a part of its work; returns whether they have."""
         self._release(neighbours)
         limit_ns, idle = _deadline(self._limits.ready_s), list(neighbours)
         while idle and not self._any_left() and time.monotonic_ns() < limit_ns:
@@ -191,7 +189,6 @@ class JobGroup:
         self._wait_end(states, self._limits.stop_s, f"limits.stop_s={self._limits.stop_s:g} s of being told to stop")
 
     def _wait_end(self, states: Sequence[JobState], limit_s: float, limit: str) -> None:
-        """Wait until these jobs have ended, one has gone wrong, or another one that still ran has left."""
         waited_for = {state.job.index for state in states}
         others = [each for each in self.states if each.job.index not in waited_for and not each.has_left]
 
@@ -257,7 +254,6 @@ class JobGroup:
         self._channel.watch(job.index, process.pid)
 
     def _argv(self, job: Job, output: Path) -> list[str]:
-        """The arguments of the interpreter, with what differs between the jobs filled in."""
         values = {"output_dir": output, "job": job.index, "degree": len(self._starts)}
         script = job.workload.script
         return [word if word == script else placeholders.filled(word, values) for word in job.workload.argv]

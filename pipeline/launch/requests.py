@@ -83,10 +83,6 @@ class Requests:
 def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Requests | None:
     """Return all requests of a job; `None` of a job that recorded none, or whose file cannot be read.
 
-    Args:
-        path: of the records.
-        lifetime: of the job, outside which no instant can be.
-
     Raises:
         ValueError: there are more than `MOST_REQUESTS`.
     """
@@ -102,7 +98,6 @@ def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Requests | None:
 
 
 def _read(path: Path, num_records: int, lifetime: Lifetime) -> Requests:
-    """Read so many records in portions, by column: a record of 48 bytes is in memory once."""
     import numpy as np
 
     columns = {name: np.empty(num_records, kind) for name, kind in RECORD}

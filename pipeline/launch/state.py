@@ -138,12 +138,10 @@ class JobState:
 
     @property
     def went_wrong(self) -> bool:
-        """Whether it will not, or did not, end well."""
         return self.ended.noticed is not None or (self.has_ended and not self.ended_well)
 
     @property
     def bytes_to_read(self) -> int:
-        """Bytes of what it wrote that are read for its figures."""
         is_output_read = self.job.workload.rate.pattern is not None
         num_bytes = 0
         for name in (layout.EVENTS, layout.REQUESTS, *([layout.STDOUT, layout.STDERR] if is_output_read else [])):

@@ -71,7 +71,6 @@ class Steps:
         return len(self.t_ns)
 
     def begins_epoch(self, number: int) -> bool:
-        """Return whether a step, which is not the first, is of another epoch than the one before."""
         return self.epoch[number] != self.epoch[number - 1]
 
     def sorted_times_ms(self, first: int = 1, until: int | None = None) -> Sequence[float]:
@@ -123,7 +122,6 @@ class StepChain:
         self._lost += 1
 
     def add(self, step: Step) -> None:
-        """Add the step of the next line."""
         is_after_gap = False
         if self._goes_on(self._held, step, self._lost + (self._rival is not None)):
             self._leave_out_rival()
@@ -178,11 +176,7 @@ class StepChain:
         return self._held.t_ns if self._held.epoch == epoch else None
 
     def finish(self, later_ns: int | None) -> Steps:
-        """Return the steps, when there are no more lines.
-
-        Args:
-            later_ns: the last instant that was written after the last step; `None` if nothing was.
-        """
+        """Return the steps; `later_ns` is the last instant that was written after them, `None` if nothing was."""
         self._leave_out_rival()
         if later_ns is not None and self._held.t_ns > later_ns + _JITTER_NS:
             self._damage(_LATER, self._held.line)
@@ -192,7 +186,6 @@ class StepChain:
         return self._steps
 
     def _goes_on(self, before: Step, step: Step, num_lost: int) -> bool:
-        """Return whether a step is the next one, if so many were lost in between."""
         if step.t_ns < before.t_ns:
             return False
         if step.samples is None and step.t_ns == before.t_ns:
@@ -233,7 +226,6 @@ class StepChain:
         self._commit(rival)
 
     def _commit(self, step: Step) -> None:
-        """Keep a step for good."""
         if step is self._base:
             return
         steps, total = self._steps, step.total - self._offset

@@ -74,7 +74,6 @@ class WarmStart:
             self._ready(key)
 
     def _ready(self, key: tuple[Interpreter, str]) -> ForkServer | None:
-        """The server, once it has imported; `None` if jobs cannot be forked from it."""
         server = self._servers[key]
         if server is not None:
             try:

@@ -99,7 +99,6 @@ def _measured(device: Device, folder: Path, gpu: str, machine: str | None) -> Me
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder while this runs; also removes those that killed self-tests left."""
     with ExitStack() as stack:
         try:
             there = Path(tempfile.gettempdir())
@@ -125,7 +124,6 @@ def _held(device: Device, folder: Path) -> Iterator[None]:
 
 
 def _unchecked(device: Device) -> str | None:
-    """Why the counters are not looked at; `None` if they are."""
     devices = devices_of(device)
     if device.is_simulated and not all(map(rehearsed.multiprocessors_of, devices)):
         return _UNKNOWN
@@ -173,14 +171,11 @@ def _health_lines(items: Sequence[Item]) -> list[str]:
 def _counter_lines(device: Device, measured: Measured, findings: Sequence[Finding], unchecked: str | None) -> list[str]:
     lines = [] if unchecked is None else [f"counters: {unchecked}"]
     if measured.rows:
-        lines += [f"counters, expected in parentheses{_of_whom(device)}", *_table(measured.rows, findings)]
+        model = "; simulated, by a model of the load" if device.is_simulated else ""
+        lines += [f"counters, expected in parentheses{model}", *_table(measured.rows, findings)]
         lines.append("   32 threads are a warp, the least that is launched; one thread counts as much")
     lines += [f"   {name} is left out: {why}" for name, why in measured.absent.items()]
     return lines
-
-
-def _of_whom(device: Device) -> str:
-    return "; simulated, by a model of the load" if device.is_simulated else ""
 
 
 def _table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:

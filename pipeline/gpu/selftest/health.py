@@ -30,13 +30,7 @@ class Item:
 
 
 def items(health: Health, before: Health, now_s: float) -> tuple[Item, ...]:
-    """Everything that is told of the health.
-
-    Args:
-        health: the reading after the load.
-        before: the one before it: XIDs that are not there came with the load.
-        now_s: when the later one was made, in seconds of CLOCK_MONOTONIC.
-    """
+    """Everything that is told of the health, read after a load and `before` it; `now_s` is of CLOCK_MONOTONIC."""
     return (
         _ecc(health),
         _rows(health),

@@ -147,7 +147,6 @@ def _impossible(row: Row, values: Mapping[str, float], rows: Sequence[Row]) -> I
 
 
 def _far_off(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> tuple[str, float]:
-    """What is wrong with a reading outside its limits, and the weight of that."""
     assert row.place is not None and row.load is not None
     name, must = _NAMES[quantity], row.expected[quantity]
     if row.load.blocks == 0:
@@ -162,7 +161,6 @@ def _far_off(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> tupl
 
 
 def _capped_at(row: Row, value: float, rows: Sequence[Row]) -> Place | None:
-    """The smaller instance whose size explains a reading that is too low."""
     own = row.place
     assert own is not None
     if own.gi_id is None or own.counted is None or row.expected["smact_ratio"] < 1:
@@ -178,7 +176,6 @@ def _capped_at(row: Row, value: float, rows: Sequence[Row]) -> Place | None:
 
 
 def _stuck(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Counters that say the same of an idle and of a full place."""
     for source, quantity in product(_sources(rows), QUANTITIES):
         for where in dict.fromkeys(row.where for row in rows):
             seen = [

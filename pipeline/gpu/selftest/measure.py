@@ -22,7 +22,7 @@ from pipeline.base.system.errors import ConfigError, LaunchError, ListenerError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.selftest import load
 from pipeline.gpu.selftest.judge import Row
-from pipeline.gpu.selftest.rehearsed import RehearsedLoader
+from pipeline.gpu.selftest.rehearsed import RehearsedLoader, multiprocessors_of
 from pipeline.gpu.selftest.steps import QUANTITIES, Place, Step, plan
 from pipeline.prepare.device import nvml
 from pipeline.prepare.mig import profiles
@@ -90,8 +90,6 @@ class _Watch:
 
 
 class _Samples:
-    """What listeners read, and a way to wait for more of it."""
-
     def __init__(self) -> None:
         self._samples: list[Sample] = []
         self._changed = threading.Condition()
@@ -134,7 +132,7 @@ def devices_of(gpu: Device) -> tuple[Device, ...]:
     largest: dict[int | None, Device] = {}
     for device in nvml.list_mig_devices(gpu):
         other = largest.get(device.gi_id)
-        if other is None or _multiprocessors(device) > _multiprocessors(other):
+        if other is None or (multiprocessors_of(device) or 0) > (multiprocessors_of(other) or 0):
             largest[device.gi_id] = device
     return tuple(largest[gi_id] for gi_id in sorted(largest, key=lambda each: each or 0))
 
@@ -187,7 +185,6 @@ def _go_through(gpu: Device, scratch: Path, start: Start, pace: Pace, measured: 
 def _carry_out(
     step: Step, loaders: Mapping[int | None, Loading], samples: _Samples, pace: Pace, measured: Measured
 ) -> list[Sample]:
-    """What was read while all loads of the step ran and had settled."""
     working = {place.name: (loaders[place.gi_id], load) for place, load in step.loads if load.blocks}
     for loader, each in working.values():
         loader.begin(each)
@@ -215,7 +212,6 @@ def _rows(step: Step, samples: Sequence[Sample]) -> Iterator[Row]:
 
 
 def _readings(samples: Sequence[Sample], gi_id: int | None) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-    """Listener to quantity to its mean, as a share; and listener to number of samples."""
     of_place = [sample for sample in samples if sample.gi_id == gi_id and sample.job is None]
     readings: dict[str, dict[str, float]] = {}
     for source in dict.fromkeys(sample.source for sample in of_place):
@@ -261,7 +257,3 @@ def _multiprocessors_of(gpu: Device, profile: str) -> int | None:
         known = {each.name: each.multiprocessors for each in profiles.read_gpu(gpu).profiles}
         return known.get(profile)
     return None
-
-
-def _multiprocessors(device: Device) -> int:
-    return int(dict(device.details).get("multiprocessors", "0"))

@@ -73,7 +73,6 @@ def _words(programs: Programs, what: str) -> tuple[str, ...]:
 
 
 def _tell(words: Sequence[str]) -> bool:
-    """Returns whether a host engine was there to hear it."""
     try:
         done = command.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
     except CommandError as error:

@@ -85,7 +85,6 @@ class _Nsight:
         return str(Path(path).absolute())
 
     def _installed(self) -> list[str]:
-        """Where it may be installed, the newest version first."""
         paths = [str(path) for place in self.places for path in Path("/").glob(place.lstrip("/"))]
         return sorted(paths, key=lambda path: [int(number) for number in re.findall(r"\d+", path)], reverse=True)
 

@@ -57,7 +57,6 @@ def all_granted(devices: Sequence[Device]) -> Sequence[Device]:
 
 
 def _grant() -> tuple[str, list[str]] | None:
-    """The variable that says what this process may use, and what it names; `None` if there is none."""
     for variable in _GRANTS:
         if (value := os.environ.get(variable)) is not None:
             return variable, [each.strip() for each in value.split(",")]

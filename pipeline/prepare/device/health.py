@@ -196,7 +196,6 @@ def _retired_pages(handle: object) -> int | None:
 
 
 def _recovery_action(handle: object) -> str | None:
-    """What the driver wants done; `None` of one that is too old to say so (before R570), or to know the field."""
     what = "the recovery action"
     try:
         values = nvml.ask_if_offered(what, pynvml.nvmlDeviceGetFieldValues, handle, [RECOVERY_ACTION])

@@ -52,7 +52,6 @@ class Smi:
         return {"uuid": self.uuid, "admin": [*(Path(word).name for word in first), *rest]}
 
     def words(self, *arguments: str) -> tuple[str, ...]:
-        """A command that needs an administrator."""
         return (*self.admin, self.program, *arguments)
 
     def compute_mode(self, mode: str) -> tuple[str, ...]:
@@ -62,7 +61,6 @@ class Smi:
         return self.words("compute-policy", "-i", self.uuid, _SET_TIME_SLICE, str(number))
 
     def listing_of_policies(self) -> tuple[str, ...]:
-        """Needs no administrator."""
         return (self.program, "compute-policy", "-i", self.uuid, "-l")
 
     def run(self, words: Sequence[str]) -> command.Completed:

@@ -18,9 +18,6 @@ class Patience:
     Args:
         limit_s: `wait_limit_s`.
         time_limit_s: of the study, which the wait is a part of; `None` if it has none.
-
-    Attributes:
-        waited_s: for how long it has waited.
     """
 
     def __init__(self, *, is_wanted: bool, limit_s: float, time_limit_s: float | None = None) -> None:

@@ -115,7 +115,6 @@ class Cache:
                 )
 
     def _look(self, recipe: Recipe) -> Interpreter | str:
-        """The environment if it is whole and as it was built, else what is wrong with it."""
         folder, prefix = self._folder(recipe), self.prefix(recipe)
         if not folder.exists():
             return "is not built yet"
@@ -184,7 +183,6 @@ def default_root() -> Path:
 
 
 def _fingerprint(prefix: Path, probed: Probe) -> str:
-    """Changes when somebody installs or removes something."""
     conda = sorted(path.name for path in (prefix / "conda-meta").glob("*.json"))
     return _sha256(json.dumps([probed.python, sorted(p.requirement() for p in probed.packages), conda]))
 

@@ -46,7 +46,6 @@ def _folder(package: Distribution, place: str) -> Path | None:
 
 
 def _content(folder: Path) -> str:
-    """Digest of every module below the folder, by its place there."""
     digest = hashlib.sha256()
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(

@@ -71,7 +71,6 @@ def _described(python: Path, given: str) -> Interpreter:
 
 
 def _conda_lock(probed: Probe, packages: Sequence[Distribution]) -> Lock:
-    """The packages of conda, and those of Python that none of these brought."""
     records = conda_meta.records(probed.prefix)
     brought = {str(probed.prefix / file) for record in records for file in record.get("files", ())}
     by_pip = [each for each in packages if f"{probed.places[each.name]}/METADATA" not in brought]

@@ -26,15 +26,7 @@ print(json.dumps({"prefix": sys.prefix, "executable": sys.executable, "python": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """An interpreter that starts.
-
-    Attributes:
-        python: its version.
-        executable: its path, as it knows it itself.
-        prefix: folder of its environment.
-        packages: what is installed, by name.
-        places: where the metadata of each package lies, by its name.
-    """
+    """An interpreter that starts; `places` is the folder of the metadata of each package, by its name."""
 
     python: str
     executable: Path

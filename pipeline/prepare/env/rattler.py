@@ -53,7 +53,6 @@ async def _build(task: dict[str, Any]) -> None:
 
 
 def _pin(record: Any, package: dict[str, str]) -> None:
-    """Let only the recorded content of a package be installed."""
     for name in ("sha256", "md5"):
         if name not in package:
             continue

@@ -94,7 +94,6 @@ def parse(lines: Iterable[str], file: Path) -> Requirements:
 
 
 def _explain_editable(place: str) -> str:
-    """Say what to write instead of a package that can be edited: the address without `-e`, or a wheel of the folder."""
     unquoted = place.strip("\"'")
     if (scp := _AS_SCP.match(unquoted)) is not None:
         unquoted = f"git+ssh://{scp['user']}/{scp['path']}"
@@ -121,7 +120,6 @@ def with_absolute_place(line: str, folder: Path) -> str:
 
 
 def _archives(line: str) -> list[str]:
-    """The archives in the folder that a line names, each with what changes if it is replaced."""
     try:
         files = [file for file in sorted(Path(_split(line)[1]).iterdir()) if _ARCHIVE.search(file.name)]
         return [f"{file.name} {(found := file.stat()).st_size} {found.st_mtime_ns}" for file in files]
@@ -130,7 +128,6 @@ def _archives(line: str) -> list[str]:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """An option and its value; both may be one word."""
     match = re.match(r"(--[a-z-]+|-[a-z])[\s=]*(.*)", line)
     return (match.group(1), match.group(2).strip()) if match else ("", line)
 

@@ -131,7 +131,6 @@ def _grouped(shares: Sequence[Share]) -> list[_Divided]:
 
 
 def _instance(profile: Profile, parts: tuple[int, ...]) -> Instance:
-    """One that has no place yet, to be named."""
     return Instance(job=0, profile=profile, start=0, parts=parts)
 
 

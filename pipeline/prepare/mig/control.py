@@ -48,11 +48,9 @@ class Control(Smi):
         return self.words("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", *whole)
 
     def part_creation(self, gi_id: int | str, profile_id: int) -> tuple[str, ...]:
-        """A compute instance in a GPU instance, where the driver chooses."""
         return self.words("mig", "-i", self.uuid, "-gi", str(gi_id), "-cci", str(profile_id))
 
     def destruction(self, gi_id: int | str, ci_id: int | str | None = None) -> tuple[str, ...]:
-        """Of a compute instance, or without one of the GPU instance."""
         if ci_id is None:
             return self.words("mig", "-dgi", "-i", self.uuid, "-gi", str(gi_id))
         return self.words("mig", "-dci", "-i", self.uuid, "-gi", str(gi_id), "-ci", str(ci_id))
@@ -102,7 +100,6 @@ class Control(Smi):
         return made[0]
 
     def _listed_by_program(self) -> tuple[GpuInstance, ...]:
-        """The instances for whoever NVML does not show them to."""
         completed = self.run(self.words("mig", "-i", self.uuid, "-lgi"))
         rows = _INSTANCE_ROW.findall(completed.stdout)
         if not rows and "No GPU instances found" not in completed.stdout:
@@ -259,7 +256,6 @@ def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: Contr
 
 
 def _holders(uuid: str) -> str:
-    """Who keeps a GPU in use, and what to do."""
     if names := ", ".join(map(str, gpu_reader.processes(uuid))):
         return f"{names} holds it: end it"
     return (

@@ -101,7 +101,6 @@ def divide(control: Control, before: MigState, layout: Layout, journal: Journal,
 def _make_parts(
     control: Control, planned: Instance, instance: GpuInstance, journal: Journal, stack: UndoStack
 ) -> list[MigDevice]:
-    """Make the compute instances of a divided GPU instance, each in the journal before; in the order of the jobs."""
     made: dict[int, MigDevice] = {}
     for position in compute.in_creation_order(planned.parts):
         slices, beside = planned.parts[position], [each.ci_id for each in made.values()]

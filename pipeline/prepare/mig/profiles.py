@@ -187,7 +187,6 @@ def _read_profiles(device: Device) -> list[Profile]:
 
 def _profile(info: Any, placements: list[tuple[int, int]]) -> Profile:
     name = info.name.decode() if isinstance(info.name, bytes) else info.name
-    is_counted = info.multiprocessorCount != pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value
     return Profile(
         name=name.removeprefix("MIG "),
         profile_id=info.id,
@@ -195,7 +194,7 @@ def _profile(info: Any, placements: list[tuple[int, int]]) -> Profile:
         memory_slices=placements[0][1],
         starts=tuple(sorted(start for start, _ in placements)),
         max_instances=info.instanceCount,
-        multiprocessors=info.multiprocessorCount if is_counted else None,
+        multiprocessors=nvml.counted_multiprocessors(info),
         memory_mib=info.memorySizeMB,
     )
 

@@ -57,7 +57,6 @@ class MigState:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no change of the mode waits for a reset."""
         return self.is_on == self.is_pending_on
 
 
@@ -102,7 +101,6 @@ def _profiles(uuid: str) -> tuple[tuple[int, int], ...]:
 
 
 def _instances(uuid: str, handle: object) -> tuple[GpuInstance, ...] | None:
-    """Every GPU instance; `None` if NVML shows them to administrators only."""
     found = []
     try:
         for profile_id, most in _profiles(uuid):
@@ -116,17 +114,14 @@ def _instances(uuid: str, handle: object) -> tuple[GpuInstance, ...] | None:
 
 
 def _devices(handle: object) -> tuple[MigDevice, ...]:
-    found = []
-    for device in nvml.mig_handles(handle):
-        gi_id, ci_id = pynvml.nvmlDeviceGetGpuInstanceId(device), pynvml.nvmlDeviceGetComputeInstanceId(device)
-        has = pynvml.nvmlDeviceGetAttributes_v2(device)
-        found.append(
-            MigDevice(
-                uuid=pynvml.nvmlDeviceGetUUID(device),
-                gi_id=gi_id,
-                ci_id=ci_id,
-                compute_slices=has.computeInstanceSliceCount,
-                multiprocessors=nvml.counted_multiprocessors(has),
-            )
+    return tuple(
+        MigDevice(
+            uuid=pynvml.nvmlDeviceGetUUID(device),
+            gi_id=pynvml.nvmlDeviceGetGpuInstanceId(device),
+            ci_id=pynvml.nvmlDeviceGetComputeInstanceId(device),
+            compute_slices=attributes.computeInstanceSliceCount,
+            multiprocessors=nvml.counted_multiprocessors(attributes),
         )
-    return tuple(found)
+        for device in nvml.mig_handles(handle)
+        for attributes in [pynvml.nvmlDeviceGetAttributes_v2(device)]
+    )

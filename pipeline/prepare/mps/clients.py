@@ -72,7 +72,6 @@ class MpsSlots:
                 return
 
     def _not_clients(self, pids: Mapping[int, int]) -> dict[int, int]:
-        """Those of the jobs of which no process is a client now."""
         if not pids:
             return {}
         clients = {server.server: server.clients() for server in {self._servers[index] for index in pids}}

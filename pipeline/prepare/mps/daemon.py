@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from pipeline.base.domain.programs import Programs
@@ -45,7 +44,6 @@ class MpsDaemon:
     server: int
 
     def clients(self) -> set[int]:
-        """PIDs of the processes that are clients now."""
         try:
             return set(self.control.list_pids(f"get_client_list {self.server}"))
         except CommandError as error:
@@ -217,7 +215,7 @@ def _quit(control: Control) -> None:
     for server in control.list_pids("get_server_list"):
         listing = f"get_client_list {server}"
         with suppress(SharingError):  # the server has ended meanwhile
-            if not _wait(partial(_has_none, control, listing), _CLIENTS_END_S):
+            if not _wait(lambda listing=listing: not control.list_pids(listing), _CLIENTS_END_S):
                 # A client killed by a signal while its kernels run leaves the server in an undefined state.
                 for client in control.list_pids(listing):
                     control.ask(f"terminate_client {server} {client}")
@@ -228,12 +226,7 @@ def _quit(control: Control) -> None:
             raise  # else it quits: the exit status is that of its servers
 
 
-def _has_none(control: Control, listing: str) -> bool:
-    return not control.list_pids(listing)
-
-
 def _mark(pipes: Path) -> str:
-    """What daemon and server carry in their environment, which a server inherits from its daemon."""
     return f"mps:{pipes}"
 
 

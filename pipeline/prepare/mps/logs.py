@@ -40,11 +40,9 @@ class MpsLogs:
         return bool(self._read("control.log"))
 
     def says_ready(self, server: int) -> bool:
-        """Tell whether the daemon wrote that this server accepts clients."""
         return f"NEW SERVER {server}: Ready" in self._read("control.log")
 
     def says_ended(self) -> bool:
-        """Tell whether the daemon wrote that a server of it ended or hit a fatal exception."""
         return any(_END.match(line) for line in self._read("control.log"))
 
     def explain(self) -> str:
@@ -62,7 +60,6 @@ class MpsLogs:
         return words
 
     def _read(self, name: str) -> list[str]:
-        """Return the texts of the lines, without instant, process and PID."""
         with suppress(OSError):
             lines = (self.folder / name).read_text(errors="replace").splitlines()
             return [_PREFIX.sub("", line).strip() for line in lines]

@@ -47,16 +47,8 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A line of `lspart`: of a GPU, where it has no `partition`, or of a partition.
-
-    Attributes:
-        gpu: the beginning of a UUID.
-        free: chunks in no partition, of a GPU.
-        used: chunks of the partition, or of all.
-    """
-
-    gpu: str
-    partition: str | None
+    gpu: str  # the beginning of a UUID
+    partition: str | None  # `None` in the line of the GPU itself
     free: int
     used: int
     multiprocessors: int
@@ -109,7 +101,6 @@ def _add(control: Control, uuid: str, chunks: int) -> str:
 
 
 def _listed(control: Control, uuid: str) -> list[_Row]:
-    """The lines of a GPU, its own one among them."""
     lines = _ask(control, "lspart")
     rows = [row for line in lines if (row := _row(line)) is not None and uuid.startswith(row.gpu)]
     if sum(row.partition is None for row in rows) != 1:

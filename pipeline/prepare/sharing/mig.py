@@ -168,7 +168,6 @@ class Mig:
             yield _places(control, made, layout)
 
     def _existing(self, group: Group) -> tuple[Slot, ...]:
-        """The MIG devices that are there, as `divided` gives those that it makes."""
         found = existing.assigned(group.device, self._requests(group))
         self._refuse_parts_of_one([device.gi_id for device in found])
         return tuple(
@@ -188,7 +187,6 @@ class Mig:
         return of_group(group, {"nvidia-smi": self._program})
 
     def _layout(self, group: Group) -> Layout:
-        """Return the layout that was planned for the group, or plan it if nobody has."""
         return group.layout if isinstance(group.layout, Layout) else self._plan_layout(group)
 
     def _plan_layout(self, group: Group) -> Layout:
@@ -249,12 +247,9 @@ def _facts(instance: Instance, name: str, device: MigDevice) -> tuple[tuple[str,
 def _told(state: MigState) -> str:
     hidden = "instances that only administrators see"
     instances = hidden if state.instances is None else f"instances {division.listed(state.instances)}"
-    pending = "" if state.is_on == state.is_pending_on else f", {_switched(state.is_pending_on)} after a reset"
-    return f"MIG mode {_switched(state.is_on)}{pending}, {instances}, {len(state.devices)} MIG devices"
-
-
-def _switched(is_on: bool) -> str:
-    return "on" if is_on else "off"
+    now, then = ("on" if is_on else "off" for is_on in (state.is_on, state.is_pending_on))
+    pending = "" if state.is_settled else f", {then} after a reset"
+    return f"MIG mode {now}{pending}, {instances}, {len(state.devices)} MIG devices"
 
 
 def _compare(control: Control, before: MigState) -> None:

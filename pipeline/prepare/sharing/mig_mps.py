@@ -110,6 +110,5 @@ class MigMps(Mig):
                 yield MigMpsSlots(clients=clients, jobs=group.jobs)
 
     def _dealt(self, group: Group) -> Sequence[int]:
-        """Position of the instance of each job."""
         num_instances = len(self.sizes(group))
         return self._instance_of or [index % num_instances for index in range(group.degree)]

@@ -123,7 +123,6 @@ class Mps:
         under_mps.check_scripts()
 
     def variables(self, position: int, num_jobs: int) -> dict[str, str]:
-        """What the client at a position gets in its environment."""
         limit = value_at("pinned_mem_limit", self._limits, position, num_jobs)
         priority = value_at("priority", self._priorities, position, num_jobs)
         return {

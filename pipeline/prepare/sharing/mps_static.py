@@ -121,7 +121,6 @@ class MpsStatic(Mps):
                 yield PartitionSlots(clients=clients, jobs=group.jobs, server=server, partitions=made)
 
     def _wanted(self, num_jobs: int) -> list[int] | None:
-        """The chunks of each job; `None` for equal parts of all there are."""
         if self._chunks is None:
             return None
         return [value_at("chunks", self._chunks, position, num_jobs) for position in range(num_jobs)]
