@@ -18,11 +18,11 @@ from pipeline.base.domain import mig_table
 from pipeline.base.domain.records import Device, Result, Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import expanded
-from pipeline.clean import held_folder
-from pipeline.launch.state import JobState
+from pipeline.clean import temporary_folder
+from pipeline.launch.job_state import JobState
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
 from pipeline.prepare.device import nvml
-from pipeline.prepare.device.chosen import choose, granted, with_mig_devices
+from pipeline.prepare.device.device_choice import choose, granted, with_mig_devices
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
@@ -239,7 +239,7 @@ def _own_folder() -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             remove_abandoned()
-            folder = stack.enter_context(held_folder.held(Path(tempfile.gettempdir()), _PREFIX))
+            folder = stack.enter_context(temporary_folder.held(Path(tempfile.gettempdir()), _PREFIX))
         except OSError as error:
             raise ConfigError(f"there is no place for the files of a simulated machine: {error}") from error
         yield folder
@@ -247,5 +247,5 @@ def _own_folder() -> Iterator[Path]:
 
 def remove_abandoned() -> None:
     """Remove the machines of killed studies that were to go with them."""
-    for folder in held_folder.find_abandoned(Path(tempfile.gettempdir()), _PREFIX, _RANDOM):
+    for folder in temporary_folder.find_abandoned(Path(tempfile.gettempdir()), _PREFIX, _RANDOM):
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 A journal is one append-only file of JSON lines a device. A line adds a step, says more about one, or says that one was
 undone. The file is there exactly as long as something is left to undo, so a device whose journal file does not exist is
-clean. Lines decide what root ends and destroys: `own_file` believes only what this user wrote; what others left is
+clean. Lines decide what root ends and destroys: `journal_file` believes only what this user wrote; what others left is
 named and never carried out. No line says what is run: `kinds` knows that, and programs are looked for when needed.
 
 Only the holder of the device's lease (`pipeline.prepare.device.lease`) may write its journal.
@@ -26,8 +26,8 @@ from pipeline.base.domain.programs import Programs
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import CollocationError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.clean import kinds, own_file
-from pipeline.clean.own_file import JournalError
+from pipeline.clean import journal_file, kinds
+from pipeline.clean.journal_file import JournalError
 
 _FOLDER = f"{SHARED_PREFIX}journals-"
 _FOLDER_NAME = re.compile(rf"{_FOLDER}\d+")
@@ -91,7 +91,7 @@ class Journal:
     def steps(self) -> tuple[Step, ...]:
         """What is left to undo, oldest first. Empty for a clean device."""
         steps: dict[str, Step] = {}
-        for line in own_file.read(self.path):
+        for line in journal_file.read(self.path):
             try:
                 record = json.loads(line)
                 if "undone" in record:
@@ -106,12 +106,12 @@ class Journal:
         """Put a step on disk; on return it survives a crash, so what it undoes may be done now."""
         assert kinds.find(kind) is not None, f"nothing undoes {kind}"
         step = Step(kind=kind, arguments=arguments)
-        own_file.append(self.path, asdict(step))
+        journal_file.append(self.path, asdict(step))
         return step
 
     def amend(self, step: Step, **arguments: Any) -> None:
         """Say more about a step, such as the id of what was made."""
-        own_file.append(self.path, asdict(replace(step, arguments=step.arguments | arguments)))
+        journal_file.append(self.path, asdict(replace(step, arguments=step.arguments | arguments)))
 
     def undo(self, step: Step) -> None:
         """Carry a step out as it was last amended, and forget it. Nothing happens if it was undone already.
@@ -144,7 +144,7 @@ class Journal:
 
     def hand_over(self, other: Journal) -> None:
         """Let another journal of the device, which is empty, have all steps, at once: this one undoes them no more."""
-        own_file.move(self.path, other.path)
+        journal_file.move(self.path, other.path)
 
     def device_is_gone(self) -> tuple[Step, ...]:
         """Forget the steps that change the device, which does not exist any more; those that end processes stay."""
@@ -154,10 +154,10 @@ class Journal:
         return tuple(gone)
 
     def _forget_step(self, step: Step) -> None:
-        own_file.append(self.path, {"undone": step.step_id})
+        journal_file.append(self.path, {"undone": step.step_id})
 
     def forget(self) -> None:
-        own_file.remove(self.path)
+        journal_file.remove(self.path)
 
     def others(self) -> list[Found]:
         """The files of this kind and device that other users left."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.base.domain.layout import SHARED_PREFIX
 from pipeline.base.system import words
-from pipeline.clean import held_folder, processes
+from pipeline.clean import processes, temporary_folder
 
 _GRACE_S = 2.0
 _PARENT = Path("/tmp")  # noqa: S108  a socket's path is limited to 107 bytes; names are random and folders private
@@ -29,7 +29,7 @@ def scratch_folder(spool_id: str) -> Path:
 
 def scratch(spool_id: str) -> AbstractContextManager[Path]:
     """Make the group's folder, hold it, and remove it."""
-    return held_folder.held(_PARENT, SHARED_PREFIX, spool_id[:12])
+    return temporary_folder.held(_PARENT, SHARED_PREFIX, spool_id[:12])
 
 
 def clear(spool_id: str) -> int:
@@ -41,7 +41,7 @@ def clear(spool_id: str) -> int:
 
 def find_abandoned() -> dict[Path, list[int]]:
     """The folders that killed orchestrators of this user left, each with the processes that its group left running."""
-    folders = held_folder.find_abandoned(_PARENT, SHARED_PREFIX, _ID.pattern)
+    folders = temporary_folder.find_abandoned(_PARENT, SHARED_PREFIX, _ID.pattern)
     marks = processes.marks() if folders else frozenset()
     return {
         folder: sorted(pid for mark in _marks_of(folder, marks) for pid in processes.marked(mark)) for folder in folders

@@ -21,7 +21,7 @@ from pipeline.base.system.errors import CollocationError, exit_status
 from pipeline.prepare.mig import compute, partitions, profiles
 
 if TYPE_CHECKING:
-    from pipeline.gpu import by_hand
+    from pipeline.gpu import manual_mig
 
 
 def show_profiles(arguments: argparse.Namespace) -> Answer:
@@ -86,28 +86,28 @@ def _clean_up(arguments: argparse.Namespace) -> Answer:
 
 
 def _create(arguments: argparse.Namespace) -> Answer:
-    from pipeline.gpu import by_hand
+    from pipeline.gpu import manual_mig
 
-    return by_hand.create(arguments.layout, _asked(arguments))
+    return manual_mig.create(arguments.layout, _asked(arguments))
 
 
 def _destroy(arguments: argparse.Namespace) -> Answer:
-    from pipeline.gpu import by_hand
+    from pipeline.gpu import manual_mig
 
-    return by_hand.destroy(_asked(arguments))
+    return manual_mig.destroy(_asked(arguments))
 
 
 def _check(arguments: argparse.Namespace) -> Answer:
-    from pipeline.gpu.selftest import command
+    from pipeline.gpu.selftest import gpu_selftest
 
     lock_dir, machine = Path(arguments.lock_dir), arguments.machine
-    return command.selftest(arguments.gpu, lock_dir, machine, is_only_health=arguments.health)
+    return gpu_selftest.selftest(arguments.gpu, lock_dir, machine, is_only_health=arguments.health)
 
 
-def _asked(arguments: argparse.Namespace) -> by_hand.Asked:
-    from pipeline.gpu import by_hand
+def _asked(arguments: argparse.Namespace) -> manual_mig.Asked:
+    from pipeline.gpu import manual_mig
 
-    return by_hand.Asked(
+    return manual_mig.Asked(
         gpu=arguments.gpu,
         folder=Path(arguments.lock_dir),
         machine=arguments.machine,

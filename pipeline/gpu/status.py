@@ -19,9 +19,9 @@ from pipeline.base.system.paths import expanded
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal, Step
 from pipeline.prepare.device import gpu_reader, lease, nvml
-from pipeline.prepare.device.chosen import choose
+from pipeline.prepare.device.device_choice import choose
 from pipeline.prepare.mig import profiles
-from pipeline.prepare.mig.state import GpuInstance, MigState, read_state
+from pipeline.prepare.mig.mig_state import GpuInstance, MigState, read_state
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.state import StateFile, goes_with_its_study
 

@@ -20,8 +20,8 @@ from pipeline.base.system import regular_files
 from pipeline.launch import requests
 from pipeline.launch.damages import DamagedError
 from pipeline.launch.events import Epoch, Events, amount, count, whole
+from pipeline.launch.job_steps import NO_EPOCH, Step, StepChain
 from pipeline.launch.lifetime import WHOLE_TIME, Lifetime
-from pipeline.launch.steps import NO_EPOCH, Step, StepChain
 
 MOST_BYTES = 1 << 34
 _BLOCK_BYTES = 1 << 20

@@ -22,8 +22,8 @@ from pipeline.base.domain.point_series import PointSeries
 from pipeline.base.system import regular_files
 from pipeline.launch import requests
 from pipeline.launch.damages import Damages
+from pipeline.launch.job_steps import Steps
 from pipeline.launch.requests import Requests
-from pipeline.launch.steps import Steps
 
 
 @dataclass(frozen=True, slots=True)

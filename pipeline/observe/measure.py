@@ -19,7 +19,7 @@ from pipeline.base.domain.records import Group, Result, WindowKind
 from pipeline.base.domain.tags import Tag
 from pipeline.launch import event_reader
 from pipeline.launch.events import Events
-from pipeline.launch.state import JobState
+from pipeline.launch.job_state import JobState
 from pipeline.observe import changed_files, endings, host, latency, phases, sampled, throughput, work
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.logged import metric

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pipeline.base.domain import units
 from pipeline.base.domain.records import WindowKind
 from pipeline.launch.events import Events
-from pipeline.launch.steps import Steps
+from pipeline.launch.job_steps import Steps
 from pipeline.observe.logged.metric import Points
 from pipeline.observe.sampled import Window
 

@@ -23,7 +23,7 @@ from pipeline.base.system.words import counted
 from pipeline.clean.journal import Journal
 from pipeline.plan import units
 from pipeline.plan.schema import GpuKind
-from pipeline.prepare.device import chosen, lease, nvml
+from pipeline.prepare.device import device_choice, lease, nvml
 from pipeline.scale import workers
 from pipeline.scale.fleet import Fleet, Part, ports_of
 from pipeline.study import plans, stored_results
@@ -141,7 +141,7 @@ def free(asked: StudyRequest, wanted: Any, launcher: str, *, of_one_model: bool 
             "gpu=simulated_h100_80gb gpu.count=2 gpu.machine=FILE"
         )
     named = [] if wanted == ALL else _named(wanted)
-    asked_for = [chosen.choose("hydra.launcher.devices", each, there) for each in named] or list(there)
+    asked_for = [device_choice.choose("hydra.launcher.devices", each, there) for each in named] or list(there)
     if twice := [device for device in asked_for if asked_for.count(device) > 1]:
         raise ConfigError(f"hydra.launcher.devices={wanted} names {twice[0].name} {twice[0].uuid} twice")
     folder = Path(config.lock_dir)
@@ -173,7 +173,7 @@ def _named(wanted: Any) -> list[str]:
 def _there(asked: StudyRequest) -> Sequence[Device]:
     """Every GPU that a worker could get; of a simulated machine those of the models that are asked for."""
     if asked.simulated is None:
-        return chosen.all_granted(nvml.list_devices())
+        return device_choice.all_granted(nvml.list_devices())
     asked_for = {mig_table.find(str(config.gpu.model)).name: config.gpu for config in asked.configs}.values()
     selected = [dataclasses.replace(gpu, device=str(index)) for gpu in asked_for for index in range(gpu.count)]
     return [dataclasses.replace(asked.simulated.find_device(gpu), index=index) for index, gpu in enumerate(selected)]

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from pipeline.base.system import interrupts, startup, study_cache, words
 from pipeline.base.system.errors import CollocationError, InUseError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.prepare.device.waiting import Patience
+from pipeline.prepare.device.device_wait import Patience
 from pipeline.record import sender
 from pipeline.record.sender import Sender
 from pipeline.study.plans import make_plan

@@ -30,9 +30,9 @@ from pipeline.base.system.factory import Spec
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import Journal, replay
-from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
+from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
+from pipeline.launch.job_state import JobState
 from pipeline.launch.spawn import Spawn
-from pipeline.launch.state import JobState
 from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import changed_files, endings, measure, phases, sampled
 from pipeline.observe.changed_files import Changed

@@ -15,7 +15,7 @@ from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal, replay
 from pipeline.plan.inventory import Inventory, take
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
-from pipeline.prepare.device import chosen, lease
+from pipeline.prepare.device import device_choice, lease
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Survey
 from pipeline.study.reproduce.agreement import agree
@@ -58,7 +58,7 @@ def find_device(gpu: GpuConfig) -> Device:
     if gpu.kind is GpuKind.cpu:
         return cpu_device()
     name = None if gpu.device == AUTO_DEVICE else gpu.device
-    return chosen.find_device(name, needs_gpu=gpu.kind is GpuKind.nvidia)
+    return device_choice.find_device(name, needs_gpu=gpu.kind is GpuKind.nvidia)
 
 
 def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path) -> bool:

@@ -18,8 +18,8 @@ from pipeline.base.domain.workload import Workload
 from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.factory import Spec
 from pipeline.clean import processes
-from pipeline.launch import jobs
-from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
+from pipeline.launch import job_group
+from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn
 from pipeline.launch.warm_start import ForkServer, Starter
 from pipeline.observe import measure
@@ -51,7 +51,7 @@ def starter(request) -> Iterator[Starter]:
 @pytest.fixture
 def impatient(monkeypatch):
     """What ignores SIGTERM is killed soon."""
-    monkeypatch.setattr(jobs, "_TERM_GRACE_S", 0.2)
+    monkeypatch.setattr(job_group, "_TERM_GRACE_S", 0.2)
 
 
 @pytest.fixture

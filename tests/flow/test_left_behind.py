@@ -18,7 +18,7 @@ import pytest
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import leftovers, processes
 from pipeline.prepare.device import lease, nvml
-from pipeline.prepare.mps import daemon
+from pipeline.prepare.mps import mps_daemon
 from pipeline.record import group_folder
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
@@ -46,7 +46,7 @@ del sys.argv[:2]
 STUDY = f"{PRELUDE}runpy.run_path(sys.argv[0], run_name='__main__')"
 COMMAND = f"{PRELUDE}runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 # It does not wait ten seconds for a GPU that stays in use.
-IMPATIENT = f"from pipeline.prepare.mig import control; control._RETRY_LIMIT_S, control._RETRY_S = 0.1, 0.02\n{STUDY}"
+IMPATIENT = f"from pipeline.prepare.mig import mig_smi; mig_smi._RETRY_LIMIT_S, mig_smi._RETRY_S = 0.1, 0.02\n{STUDY}"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -89,11 +89,11 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def foreign_daemon() -> Iterator[daemon.Control]:
+def foreign_daemon() -> Iterator[mps_daemon.Control]:
     """An MPS daemon that somebody else runs, with its server."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         program = write_program(Path(folder))
-        control = daemon.Control(program=str(program), pipes=Path(folder, "pipe"))
+        control = mps_daemon.Control(program=str(program), pipes=Path(folder, "pipe"))
         control.pipes.mkdir()
         subprocess.run([program, "-d"], env=control.environ(), check=True)
         try:
@@ -120,7 +120,7 @@ def kill_with_its_sender(study: forks.Fork) -> None:
 
 
 @pytest.mark.slow
-def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreign_daemon: daemon.Control) -> None:
+def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreign_daemon: mps_daemon.Control) -> None:
     before = a100.gpu
     servers = foreign_daemon.list_pids("get_server_list")
     a100.environ["CUDA_MPS_PIPE_DIRECTORY"] = str(foreign_daemon.pipes)

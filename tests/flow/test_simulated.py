@@ -22,7 +22,7 @@ from pipeline import rehearsal
 from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.launch.state import JobState, Started
+from pipeline.launch.job_state import JobState, Started
 from pipeline.plan import describe, read
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.prepare.device import lease

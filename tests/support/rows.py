@@ -15,7 +15,7 @@ from listeners.smi import SmiListener
 from pipeline.base.domain.records import GpuSettings, Group, Job, Limits, Window, WindowKind
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
-from pipeline.launch.state import Ended, JobState, Said, Started
+from pipeline.launch.job_state import Ended, JobState, Said, Started
 from pipeline.observe.fields import Fields
 from tests.conftest import GPU
 

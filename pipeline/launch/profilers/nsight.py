@@ -16,7 +16,7 @@ from pipeline.base.domain.records import Commands, Device, Group
 from pipeline.base.system import words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import expanded
-from pipeline.launch.profilers import dcgm
+from pipeline.launch.profilers import dcgm_pause
 
 _REPORT = "profile"
 
@@ -45,13 +45,13 @@ class _Nsight:
 
     def check(self, group: Group) -> None:
         self._found()
-        dcgm.check(group, self.name)
+        dcgm_pause.check(group, self.name)
 
     def privileged(self, group: Group) -> Commands:
-        return dcgm.commands(group)
+        return dcgm_pause.commands(group)
 
     def prepare(self, group: Group) -> AbstractContextManager[None]:
-        return dcgm.paused(group, self.name)
+        return dcgm_pause.paused(group, self.name)
 
     def notes(self, device: Device) -> tuple[str, ...]:
         cost = (

@@ -16,7 +16,7 @@ from pipeline.base.mlflow_internals.files import read_script_runs
 from pipeline.base.system import regular_files
 from pipeline.base.system.words import counted
 from pipeline.launch.events import Events, last_shown
-from pipeline.launch.state import JobState
+from pipeline.launch.job_state import JobState
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.logged import rate_text, tensorboard
 from pipeline.observe.logged.numbers import UnreadableError

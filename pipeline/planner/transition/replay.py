@@ -26,7 +26,7 @@ from pipeline.base.system import json_decoder
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.host import boot_id
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.clean import journal, own_file
+from pipeline.clean import journal, journal_file
 from pipeline.clean.journal import Journal
 from pipeline.planner import files
 from pipeline.planner.deployment import Gpu
@@ -37,7 +37,7 @@ from pipeline.planner.transition.rooms import Kind
 from pipeline.planner.transition.steps import Slice, Step, Transition
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mig import profiles
-from pipeline.prepare.mig.control import Control, destroy_instance, switch_off
+from pipeline.prepare.mig.mig_smi import Control, destroy_instance, switch_off
 from pipeline.simulation.machine.state import StateFile
 
 
@@ -92,7 +92,7 @@ class _Log:
 
     def __init__(self, machine: Path, transition: Transition) -> None:
         self._path = machine.with_name(f"{machine.name}.replay") / "steps.jsonl"
-        told = [json.loads(line) for line in own_file.read(self._path)]
+        told = [json.loads(line) for line in journal_file.read(self._path)]
         digest = hashlib.sha256(json.dumps(json_decoder.encode(transition), sort_keys=True).encode()).hexdigest()
         if told and told[0]["transition"] != digest:
             if "reached" not in told[-1]:
@@ -100,10 +100,10 @@ class _Log:
                     f"{machine} is in the middle of another transition: replay that one to its end, or remove "
                     f"{self._path.parent} to begin anew from whatever is there"
                 )
-            own_file.remove(self._path)
+            journal_file.remove(self._path)
             told = []
         if not told:
-            own_file.append(self._path, {"transition": digest})
+            journal_file.append(self._path, {"transition": digest})
         self.transition = transition
         self.done: set[str] = set()
         self.begun: str | None = None
@@ -113,7 +113,7 @@ class _Log:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Keep a line; on return it is on the disk."""
-        own_file.append(self._path, dict(line))
+        journal_file.append(self._path, dict(line))
         self._hear(line)
 
     def _hear(self, line: Mapping[str, Any]) -> None:

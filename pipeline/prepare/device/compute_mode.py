@@ -17,7 +17,7 @@ from pipeline.base.system.host import boot_id
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
 from pipeline.prepare.device import nvml
-from pipeline.prepare.device.smi import Smi, await_last_write
+from pipeline.prepare.device.smi_commands import Smi, await_last_write
 
 log = logging.getLogger(__name__)
 

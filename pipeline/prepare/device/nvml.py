@@ -1,4 +1,4 @@
-"""Reads NVML, but for `health`, `prepare.mig` and the counters of `listeners.gpm`; writes go through nvidia-smi.
+"""Reads NVML, but for `gpu_health`, `prepare.mig` and the counters of `listeners.gpm`; writes go through nvidia-smi.
 
 What a GPU, its driver or our permissions do not offer is absent from the answers; anything else that goes wrong is an
 error: `NvmlError` of a GPU that does not answer, `ConfigError` of a driver that does not work, which is never taken for

@@ -14,7 +14,7 @@ import yaml
 from pipeline.base.domain.records import EnvTool
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.env import activation, conda_file, conda_meta, lock, rattler, uv
-from pipeline.prepare.env.built import BuiltEnv
+from pipeline.prepare.env.built_env import BuiltEnv
 from pipeline.prepare.env.lock import Distribution, Lock
 from pipeline.prepare.env.probe import Probe, probe_new
 from pipeline.prepare.env.recipe import Builder, key_of, python_of

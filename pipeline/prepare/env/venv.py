@@ -10,7 +10,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import expanded
 from pipeline.prepare.env import lock, uv
 from pipeline.prepare.env import requirements as env_requirements
-from pipeline.prepare.env.built import BuiltEnv
+from pipeline.prepare.env.built_env import BuiltEnv
 from pipeline.prepare.env.lock import Lock
 from pipeline.prepare.env.probe import probe_new
 from pipeline.prepare.env.recipe import Builder, activated, key_of, python_of

@@ -15,9 +15,9 @@ from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import gpu_reader
 from pipeline.prepare.mig import compute
-from pipeline.prepare.mig.control import Control
+from pipeline.prepare.mig.mig_smi import Control
+from pipeline.prepare.mig.mig_state import GpuInstance, MigDevice, MigState
 from pipeline.prepare.mig.partitions import Instance, Layout
-from pipeline.prepare.mig.state import GpuInstance, MigDevice, MigState
 
 
 def refuse_what_is_not_ours(device: Device, state: MigState) -> None:

@@ -114,7 +114,7 @@ def look_up(selector: str) -> tuple[str, MigGpu | None]:
 
 
 def _chosen(selector: str) -> Device:
-    from pipeline.prepare.device.chosen import choose  # which imports Hydra; a model can be looked at without it
+    from pipeline.prepare.device.device_choice import choose  # which imports Hydra; a model can be looked at without it
 
     devices = nvml.list_devices()
     if not devices:

@@ -21,10 +21,10 @@ from pipeline.base.system.words import counted
 from pipeline.clean.journal import Journal
 from pipeline.clean.processes import tree_of
 from pipeline.prepare.device import compute_mode, refusals
-from pipeline.prepare.mig import compute, division, existing, partitions, profiles
-from pipeline.prepare.mig.control import Control
+from pipeline.prepare.mig import assignment, compute, division, partitions, profiles
+from pipeline.prepare.mig.mig_smi import Control
+from pipeline.prepare.mig.mig_state import MigDevice, MigState, processes_on
 from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
-from pipeline.prepare.mig.state import MigDevice, MigState, processes_on
 
 _EXISTING = "existing"
 """`scenario.layout`: the instances that are there are used, none is made."""
@@ -168,10 +168,10 @@ class Mig:
             yield _places(control, made, layout)
 
     def _existing(self, group: Group) -> tuple[Slot, ...]:
-        found = existing.assigned(group.device, self._requests(group))
+        found = assignment.assigned(group.device, self._requests(group))
         self._refuse_parts_of_one([device.gi_id for device in found])
         return tuple(
-            dataclasses.replace(Slot.on(each), facts=(("mig_profile", existing.profile_of(each)),)) for each in found
+            dataclasses.replace(Slot.on(each), facts=(("mig_profile", assignment.profile_of(each)),)) for each in found
         )
 
     def _requests(self, group: Group) -> list[str | None]:

@@ -20,9 +20,9 @@ from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.mig.partitions import AUTO, Layout
 from pipeline.prepare.mig.profiles import read_gpu
-from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.control import CONTROL
-from pipeline.prepare.mps.daemon import daemon
+from pipeline.prepare.mps.client_proof import MpsSlots
+from pipeline.prepare.mps.control_program import CONTROL
+from pipeline.prepare.mps.mps_daemon import daemon
 from pipeline.prepare.sharing.mig import Mig, check_places
 from pipeline.prepare.sharing.mps import Mps, MpsPercent, refuse_too_many
 

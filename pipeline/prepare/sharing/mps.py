@@ -21,12 +21,12 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import compute_mode, refusals
-from pipeline.prepare.device.smi import Smi
-from pipeline.prepare.mig import existing
+from pipeline.prepare.device.smi_commands import Smi
+from pipeline.prepare.mig import assignment
 from pipeline.prepare.mps import faulty_shares
-from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.control import CONTROL, Control
-from pipeline.prepare.mps.daemon import MpsDaemon, daemon
+from pipeline.prepare.mps.client_proof import MpsSlots
+from pipeline.prepare.mps.control_program import CONTROL, Control
+from pipeline.prepare.mps.mps_daemon import MpsDaemon, daemon
 
 # Clients that MPS takes on one GPU, since a version of CUDA. Source: MPS documentation, release 615, architecture.
 # On a MIG device the limit is reduced in proportion to its size (MIG User Guide, concepts). Neither says how that is
@@ -58,7 +58,7 @@ class Mps:
         if device.parent is None:
             refuse_too_many(group, group.degree)
         else:
-            refuse_too_many(group, group.degree, device.name, existing.share(device))
+            refuse_too_many(group, group.degree, device.name, assignment.share(device))
         compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
         if gpu.exclusive_process and device.parent is not None:

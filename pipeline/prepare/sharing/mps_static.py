@@ -14,11 +14,11 @@ from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Device, Group, Job, Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.prepare.device import refusals
-from pipeline.prepare.mps import partitions
-from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.control import Control
-from pipeline.prepare.mps.daemon import MpsDaemon
-from pipeline.prepare.mps.partitions import Partition
+from pipeline.prepare.mps import sm_partitions
+from pipeline.prepare.mps.client_proof import MpsSlots
+from pipeline.prepare.mps.control_program import Control
+from pipeline.prepare.mps.mps_daemon import MpsDaemon
+from pipeline.prepare.mps.sm_partitions import Partition
 from pipeline.prepare.sharing.mps import Mps, list_values, numbers, value_at
 
 # Source: NVIDIA's MPS documentation, release 615: CUDA 13.1 brought static partitions, on Ampere and newer GPUs.
@@ -51,7 +51,7 @@ class PartitionSlots:
             if job.index in pids and not job.workload.ends_by_itself
         }
         deadline = time.monotonic() + _PROOF_LIMIT_S
-        while due and (unused := partitions.unused(self.server.control, list(due))):
+        while due and (unused := sm_partitions.unused(self.server.control, list(due))):
             if time.monotonic() > deadline:
                 names = ", ".join(f"{due[each].name} (pid {pids[due[each].index]})" for each in unused)
                 raise SharingError(
@@ -103,7 +103,7 @@ class MpsStatic(Mps):
                 f"{what}: how many multiprocessors {device.name} has is not known, so a simulated one has none to "
                 "divide: choose another gpu.model"
             )
-        most = partitions.most_chunks(capability, int(details.get("multiprocessors", 0)))
+        most = sm_partitions.most_chunks(capability, int(details.get("multiprocessors", 0)))
         if "multiprocessors" in details and sum(wanted or [1] * group.degree) > most:
             asked = f"{sum(wanted)} are asked for" if wanted else f"there are {group.degree} jobs"
             raise ConfigError(f"{what}: {device.name} has at most {most} chunks of multiprocessors, and {asked}")
@@ -113,7 +113,7 @@ class MpsStatic(Mps):
         made: list[Partition] = []
 
         def divide(control: Control) -> None:
-            made.extend(partitions.divide(control, device.uuid, self._wanted(group.degree), group.degree))
+            made.extend(sm_partitions.divide(control, device.uuid, self._wanted(group.degree), group.degree))
 
         with self.server(device, group, scratch, divide) as server:
             places = [_in_partition(Slot.on(device), partition) for partition in made]

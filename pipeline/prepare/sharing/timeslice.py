@@ -11,7 +11,7 @@ from pipeline.base.domain.records import Commands, Device, Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import refusals, time_slice
-from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.naive import Naive, WholeDevice
 
 

@@ -199,7 +199,7 @@ def test_a_line_of_somebody_else_is_refused(journal, line):
 
 
 # A kind is a word, and no path of a function; those of another version may need other arguments.
-@pytest.mark.parametrize("kind", ["future", "file", "os.getpid", "pipeline.prepare.mps.daemon.end_daemon"])
+@pytest.mark.parametrize("kind", ["future", "file", "os.getpid", "pipeline.prepare.mps.mps_daemon.end_daemon"])
 def test_a_step_that_this_version_cannot_undo_is_kept(journal, kind):
     plant(journal, json.dumps({"step_id": "1", "kind": kind, "arguments": {}}).encode() + b"\n")
     with pytest.raises(JournalError, match=f"kind '{kind}' that this version cannot undo"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.records import Result, WindowKind
-from pipeline.launch import event_reader, steps
+from pipeline.launch import event_reader, job_steps
 from pipeline.launch.lifetime import Lifetime
 from pipeline.observe import measure
 from pipeline.observe.group_result import GroupResult
@@ -291,7 +291,7 @@ def test_of_more_steps_than_are_kept_the_rate_stays_and_step_times_go(tmp_path, 
     alone = group("a", kind=WindowKind.WORK)
     job = state(tmp_path, alone.jobs[0], [])
     write_steps(job.folder / "events.jsonl", 30_001)
-    monkeypatch.setattr(steps, "MOST_STEPS", 1000)
+    monkeypatch.setattr(job_steps, "MOST_STEPS", 1000)
     if not is_large:
         monkeypatch.setattr(event_reader, "_LARGE_BYTES", 2**63)
     row = measure.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))

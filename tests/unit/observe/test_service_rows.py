@@ -10,7 +10,7 @@ import pytest
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.workload import Objective
-from pipeline.launch.state import JobState
+from pipeline.launch.job_state import JobState
 from pipeline.observe import measure
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation

@@ -14,7 +14,7 @@ from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import compute_mode
-from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import gpu_reader, nvml
-from pipeline.prepare.device.chosen import choose
+from pipeline.prepare.device.device_choice import choose
 from pipeline.prepare.device.gpu_reader import GpuProcess
 from pipeline.simulation.machine.state import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill

@@ -25,8 +25,8 @@ from pipeline.clean.journal import Journal
 from pipeline.gpu import status
 from pipeline.gpu.__main__ import main
 from pipeline.prepare.device import lease, nvml
-from pipeline.prepare.mig import control as mig_control
-from pipeline.prepare.mps import daemon
+from pipeline.prepare.mig import mig_smi as mig_control
+from pipeline.prepare.mps import mps_daemon
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
@@ -320,7 +320,7 @@ def test_a_foreign_mps_daemon_lives_on(a100: Kept, scratch: Path) -> None:
     for whose in ("ours", "theirs"):
         pipes = scratch / whose
         pipes.mkdir()
-        daemons[whose] = control = daemon.Control(program=str(program), pipes=pipes)
+        daemons[whose] = control = mps_daemon.Control(program=str(program), pipes=pipes)
         mark = {processes.MARK_VARIABLE: f"mps:{pipes}"} if whose == "ours" else {}
         subprocess.run([program, "-d"], env=control.environ(**mark), check=True)
     try:

@@ -17,7 +17,7 @@ from pipeline.base.domain.records import Commands, Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import time_slice
-from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.timeslice import Timeslice
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.codes import NO_PERMISSION, NOT_SUPPORTED

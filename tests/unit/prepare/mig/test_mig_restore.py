@@ -20,11 +20,11 @@ import pytest
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.records import Group
 from pipeline.base.system import command
-from pipeline.prepare.device import nvml, smi
+from pipeline.prepare.device import nvml, smi_commands
 from pipeline.prepare.mig import compute, profiles
+from pipeline.prepare.mig.mig_state import read_state
 from pipeline.prepare.mig.partitions import Instance, Layout
 from pipeline.prepare.mig.profiles import Profile
-from pipeline.prepare.mig.state import read_state
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import placement
@@ -97,7 +97,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         return command.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
 
     monkeypatch.setattr(command, "run", run)
-    monkeypatch.setattr(smi, "_writers", lambda uuid: [])  # no other process: there is none to be looked for
+    monkeypatch.setattr(smi_commands, "_writers", lambda uuid: [])  # no other process: there is none to be looked for
     return machine
 
 

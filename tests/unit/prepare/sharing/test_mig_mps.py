@@ -13,7 +13,7 @@ import pytest
 from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
-from pipeline.prepare.mps import clients
+from pipeline.prepare.mps import client_proof
 from pipeline.prepare.sharing.mig_mps import MigMps
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.clients import Clients
@@ -69,7 +69,7 @@ def join(folder: Path, slot, pid: int) -> None:
 
 
 def test_jobs_share_instances_each_with_a_server_of_its_own_and_nothing_is_left(make, folder, sleepers, monkeypatch):
-    monkeypatch.setattr(clients, "_PROOF_LIMIT_S", 0.3)
+    monkeypatch.setattr(client_proof, "_PROOF_LIMIT_S", 0.3)
     group, before = make(3), gpu_of(folder)
     with MigMps(profiles=["3g.20gb", "2g.10gb"]).prepare(group.device, group, folder) as shared:
         slots = shared.slots

@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError, SharingError
-from pipeline.prepare.mps import control, partitions
-from pipeline.prepare.mps.control import Control
+from pipeline.prepare.mps import control_program, sm_partitions
+from pipeline.prepare.mps.control_program import Control
 from pipeline.prepare.sharing import mps_static
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.mps_static import MpsStatic
@@ -64,7 +64,7 @@ def test_jobs_get_equal_parts_of_the_gpu_and_are_proved_to_be_in_them(machine, m
 
 def test_the_commands_of_a_newer_protocol_are_not_those_that_are_used_here(machine, monkeypatch):
     """What makes the test above one that can fail."""
-    monkeypatch.setattr(control, "_PROTOCOL", "CUDA_MPS_PROTOCOL")
+    monkeypatch.setattr(control_program, "_PROTOCOL", "CUDA_MPS_PROTOCOL")
     monkeypatch.setattr(
         Control, "environ", lambda self, **more: os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes)} | more
     )
@@ -128,7 +128,7 @@ def test_a_program_that_starts_all_the_same_but_has_no_partitions_is_refused(mac
     monkeypatch.setattr(Control, "ask", lambda self, text, *_: ['Unknown command "lspart"'] if text == "lspart" else [])
     says = "static partitions need the control program of CUDA 13.1 .*It said: Unknown command"
     with pytest.raises(SharingError, match=says):
-        partitions.divide(Control(program="/x", pipes=Path("/p")), machine.device.uuid, None, 2)
+        sm_partitions.divide(Control(program="/x", pipes=Path("/p")), machine.device.uuid, None, 2)
 
 
 @pytest.mark.parametrize(
@@ -206,11 +206,11 @@ def test_the_answers_of_earlier_programs_are_read_as_well(monkeypatch):
     used: list[str] = []
     monkeypatch.setattr(Control, "ask", lambda _, text, *limit: books.answer(text.split(), used))
     control = Control(program="/x", pipes=Path("/p"))
-    made = partitions.divide(control, uuid, None, 2)
+    made = sm_partitions.divide(control, uuid, None, 2)
     assert [(each.chunks, each.multiprocessors) for each in made] == [(7, 56)] * 2
     assert control.ask("sm_partition add GPU 1")[0] == f"Partition {uuid}/D/79AgAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA created"
-    assert partitions.unused(control, made) == made
+    assert sm_partitions.unused(control, made) == made
     used.append(made[0].id)
-    assert partitions.unused(control, made) == made[1:]
+    assert sm_partitions.unused(control, made) == made[1:]
     with pytest.raises(SharingError, match="has 0 chunks of multiprocessors for 1 jobs, and each needs one"):
-        partitions.divide(control, uuid, None, 1)
+        sm_partitions.divide(control, uuid, None, 1)

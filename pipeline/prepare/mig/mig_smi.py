@@ -17,8 +17,8 @@ from pipeline.base.system.errors import SharingError
 from pipeline.base.system.host import boot_id
 from pipeline.clean.kinds import undoes
 from pipeline.prepare.device import gpu_reader, nvml
-from pipeline.prepare.device.smi import Smi, await_last_write
-from pipeline.prepare.mig.state import GpuInstance, MigDevice, MigState, read_state
+from pipeline.prepare.device.smi_commands import Smi, await_last_write
+from pipeline.prepare.mig.mig_state import GpuInstance, MigDevice, MigState, read_state
 
 # A GPU can report itself in use for a moment after its last process ended. Unit: s.
 _RETRY_LIMIT_S = 10.0

@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import ConfigError, LaunchError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.gpu.selftest.steps import Load
+from pipeline.gpu.selftest.load_plan import Load
 from pipeline.launch.environ import inherited_environ
 from pipeline.prepare.device import refusals
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pipeline.base.domain.programs import Programs
@@ -19,7 +20,7 @@ from pipeline.base.system.errors import CommandError, SharingError
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
-from pipeline.prepare.mps.control import CONTROL, Control
+from pipeline.prepare.mps.control_program import CONTROL, Control
 from pipeline.prepare.mps.logs import MpsLogs
 
 log = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ def _quit(control: Control) -> None:
     for server in control.list_pids("get_server_list"):
         listing = f"get_client_list {server}"
         with suppress(SharingError):  # the server has ended meanwhile
-            if not _wait(lambda listing=listing: not control.list_pids(listing), _CLIENTS_END_S):
+            if not _wait(partial(_has_no_client, control, listing), _CLIENTS_END_S):
                 # A client killed by a signal while its kernels run leaves the server in an undefined state.
                 for client in control.list_pids(listing):
                     control.ask(f"terminate_client {server} {client}")
@@ -224,6 +225,10 @@ def _quit(control: Control) -> None:
     except CommandError as error:
         if error.status is None:
             raise  # else it quits: the exit status is that of its servers
+
+
+def _has_no_client(control: Control, listing: str) -> bool:
+    return not control.list_pids(listing)
 
 
 def _mark(pipes: Path) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.gpu.selftest import health as judged
-from pipeline.prepare.device import health, nvml
-from pipeline.prepare.device.health import Health, Xid
+from pipeline.gpu.selftest import health_checks as judged
+from pipeline.prepare.device import gpu_health, nvml
+from pipeline.prepare.device.gpu_health import Health, Xid
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.state import Health as SimulatedHealth
@@ -40,7 +40,7 @@ def ill(machine: simulated.Machine, **what: Any) -> Health:
     with machine.file.changing() as cell:
         gpu = dataclasses.replace(cell.state.gpus[0], health=SimulatedHealth(**what))
         cell.state = cell.state.with_gpu(0, gpu)
-    return health.read(machine.rehearsed)
+    return gpu_health.read(machine.rehearsed)
 
 
 def troubles(read: Health, before: Health | None = None) -> dict[str, str]:
@@ -48,7 +48,7 @@ def troubles(read: Health, before: Health | None = None) -> dict[str, str]:
 
 
 def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Machine) -> None:
-    read = health.read(machine.rehearsed)
+    read = gpu_health.read(machine.rehearsed)
     assert (read.num_ecc_uncorrected_now, read.is_remap_pending, read.recovery_action) == (0, False, "none")
     assert (read.num_pages_retired, read.throttle_reasons, read.xids) == (None, None, None)
     assert troubles(read) == {}
@@ -83,7 +83,7 @@ def test_what_is_over_is_told_and_no_trouble(machine: simulated.Machine) -> None
 def test_a_mode_that_waits_for_a_reset_is_a_pending_reset(machine: simulated.Machine) -> None:
     machine.fail("nvmlDeviceSetMigMode", codes.IN_USE)
     machine.driver.set_mig_mode(0, is_on=True)
-    assert "MIG mode: off -> on" in troubles(health.read(machine.rehearsed))["pending resets"]
+    assert "MIG mode: off -> on" in troubles(gpu_health.read(machine.rehearsed))["pending resets"]
 
 
 @pytest.mark.parametrize("of_fields", [codes.NOT_SUPPORTED, codes.INVALID_ARGUMENT])
@@ -91,7 +91,7 @@ def test_what_the_driver_does_not_offer_is_not_told(machine: simulated.Machine, 
     for function in ("TotalEccErrors", "RemappedRows"):
         machine.fail(f"nvmlDeviceGet{function}", codes.NOT_SUPPORTED, times=None)
     machine.fail("nvmlDeviceGetFieldValues", of_fields, times=None)
-    read = health.read(machine.rehearsed)
+    read = gpu_health.read(machine.rehearsed)
     assert (read.num_ecc_uncorrected_now, read.has_remap_failed, read.recovery_action) == (None, None, None)
     items = {item.name: item for item in judged.items(read, read, 100.0)}
     assert not items["remapped rows"].is_known
@@ -101,15 +101,15 @@ def test_what_the_driver_does_not_offer_is_not_told(machine: simulated.Machine, 
 def test_a_gpu_that_does_not_answer_is_an_error(machine: simulated.Machine) -> None:
     machine.fail("nvmlDeviceGetRemappedRows", 15)
     with pytest.raises(nvml.NvmlError, match="remapped rows"):
-        health.read(machine.rehearsed)
+        gpu_health.read(machine.rehearsed)
 
 
 def test_xids_are_those_of_the_gpu() -> None:
-    found = health.xids_of("00000000:06:00.0", RECORDS)
+    found = gpu_health.xids_of("00000000:06:00.0", RECORDS)
     assert [(xid.number, xid.t_s) for xid in found] == [(31, 5.1409), (94, 9.5)]
     assert found[0].text.startswith("NVRM: Xid (PCI:0000:06:00): 31, pid=4711")
-    assert [xid.number for xid in health.xids_of("00000000:07:00.0", RECORDS)] == [79]
-    assert health.xids_of("00000000:08:00.0", RECORDS) == ()
+    assert [xid.number for xid in gpu_health.xids_of("00000000:07:00.0", RECORDS)] == [79]
+    assert gpu_health.xids_of("00000000:08:00.0", RECORDS) == ()
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_an_xid_of_a_program_is_trouble_only_if_it_came_with_the_load(
 
 
 def test_a_log_that_may_not_be_read_is_said(machine: simulated.Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "KERNEL_LOG", machine.folder / "none")
-    read = health.read(machine.device)
+    monkeypatch.setattr(gpu_health, "KERNEL_LOG", machine.folder / "none")
+    read = gpu_health.read(machine.device)
     assert read.xids is None
     assert "No such file" in str(read.xids_unread)
 
 
 def test_hardware_that_protects_itself_is_trouble_and_a_power_cap_is_not() -> None:
-    assert troubles(Health(throttle_reasons=health.in_words(0x1 | 0x4))) == {}
-    assert "heat (hardware)" in troubles(Health(throttle_reasons=health.in_words(0x40)))["throttled now"]
+    assert troubles(Health(throttle_reasons=gpu_health.in_words(0x1 | 0x4))) == {}
+    assert "heat (hardware)" in troubles(Health(throttle_reasons=gpu_health.in_words(0x40)))["throttled now"]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pipeline.base.domain.records import Job, Slot
 from pipeline.base.system.errors import SharingError
 from pipeline.clean.processes import tree_of
-from pipeline.prepare.mps.daemon import MpsDaemon
+from pipeline.prepare.mps.mps_daemon import MpsDaemon
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from pipeline.base.domain.samples import Sample
 from pipeline.base.system import factory, words
 from pipeline.base.system.errors import ConfigError, LaunchError, ListenerError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.gpu.selftest import load
-from pipeline.gpu.selftest.judge import Row
-from pipeline.gpu.selftest.rehearsed import RehearsedLoader, multiprocessors_of
-from pipeline.gpu.selftest.steps import QUANTITIES, Place, Step, plan
+from pipeline.gpu.selftest import load_process
+from pipeline.gpu.selftest.load_plan import QUANTITIES, Place, Step, plan
+from pipeline.gpu.selftest.plausibility import Row
+from pipeline.gpu.selftest.simulated_load import RehearsedLoader, multiprocessors_of
 from pipeline.prepare.device import nvml
 from pipeline.prepare.mig import profiles
 
@@ -58,7 +58,7 @@ _FIELDS = {**{name: (name, 1.0) for name in QUANTITIES}, "utilization_ratio": ("
 _MIG_NAME = re.compile(r"\bMIG (?P<part>\d+c\.)?(?P<profile>(?P<slices>\d+)g[^,]*)")
 
 
-Loading = load.Loader | RehearsedLoader
+Loading = load_process.Loader | RehearsedLoader
 Start = Callable[[Device, Path], AbstractContextManager[Loading]]
 """Starts what loads a device, with a folder of its own; it is gone after the context."""
 
@@ -149,7 +149,7 @@ def listeners(interval_ms: int) -> dict[str, Listener]:
     return found
 
 
-def measure(gpu: Device, scratch: Path, start: Start = load.started, pace: Pace = PACE) -> Measured:
+def measure(gpu: Device, scratch: Path, start: Start = load_process.started, pace: Pace = PACE) -> Measured:
     """Go through the steps. `scratch` is a short-lived folder.
 
     Raises:

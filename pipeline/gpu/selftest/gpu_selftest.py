@@ -19,15 +19,15 @@ from pipeline.base.domain.answer import Answer
 from pipeline.base.domain.records import Device
 from pipeline.base.system import entry_points, words
 from pipeline.base.system.errors import ConfigError, GpuBusyError, InUseError
-from pipeline.clean import held_folder
-from pipeline.gpu.selftest import health as healthy
-from pipeline.gpu.selftest import judge, rehearsed
-from pipeline.gpu.selftest.health import Item
-from pipeline.gpu.selftest.judge import Finding, Row
-from pipeline.gpu.selftest.measure import REHEARSED_PACE, Measured, devices_of, measure
-from pipeline.gpu.selftest.steps import QUANTITIES
+from pipeline.clean import temporary_folder
+from pipeline.gpu.selftest import health_checks as healthy
+from pipeline.gpu.selftest import plausibility, simulated_load
+from pipeline.gpu.selftest.health_checks import Item
+from pipeline.gpu.selftest.load_measurement import REHEARSED_PACE, Measured, devices_of, measure
+from pipeline.gpu.selftest.load_plan import QUANTITIES
+from pipeline.gpu.selftest.plausibility import Finding, Row
 from pipeline.gpu.status import driver, printable, whole_gpu
-from pipeline.prepare.device import health as device_health
+from pipeline.prepare.device import gpu_health as device_health
 from pipeline.prepare.device import lease, nvml
 
 _PREFIX, _RANDOM = "colloc-selftest-", "[a-z0-9_]+"  # as tempfile makes names
@@ -64,7 +64,7 @@ def selftest(gpu: str, folder: Path, machine: str | None, *, is_only_health: boo
         items = healthy.items(health, before, time.monotonic())
     if unchecked is None and not any(row.readings for row in measured.rows):
         unchecked = _NO_SOURCE
-    findings = judge.find(measured.rows)
+    findings = plausibility.find(measured.rows)
     trouble = _trouble(measured, findings, items)
     data = {
         "gpu": device.uuid,
@@ -93,7 +93,7 @@ def _measured(device: Device, folder: Path, gpu: str, machine: str | None) -> Me
         scratch = stack.enter_context(_scratch())
         if not device.is_simulated:
             return measure(device, scratch)
-        rehearsal = stack.enter_context(rehearsed.copied(gpu, machine, scratch))
+        rehearsal = stack.enter_context(simulated_load.copied(gpu, machine, scratch))
         return measure(rehearsal.simulated(device), scratch, rehearsal.started, REHEARSED_PACE)
 
 
@@ -102,9 +102,9 @@ def _scratch() -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             there = Path(tempfile.gettempdir())
-            for folder in held_folder.find_abandoned(there, _PREFIX, _RANDOM):
+            for folder in temporary_folder.find_abandoned(there, _PREFIX, _RANDOM):
                 shutil.rmtree(folder, ignore_errors=True)
-            scratch = stack.enter_context(held_folder.held(there, _PREFIX))
+            scratch = stack.enter_context(temporary_folder.held(there, _PREFIX))
         except OSError as error:
             raise ConfigError(f"there is no place for the files of a self-test: {error}") from error
         yield scratch
@@ -125,7 +125,7 @@ def _held(device: Device, folder: Path) -> Iterator[None]:
 
 def _unchecked(device: Device) -> str | None:
     devices = devices_of(device)
-    if device.is_simulated and not all(map(rehearsed.multiprocessors_of, devices)):
+    if device.is_simulated and not all(map(simulated_load.multiprocessors_of, devices)):
         return _UNKNOWN
     return None if devices else _NO_INSTANCE
 

@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.base.system.errors import GpuBusyError, InUseError
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.prepare.device import waiting
-from pipeline.prepare.device.waiting import Patience
+from pipeline.prepare.device import device_wait
+from pipeline.prepare.device.device_wait import Patience
 
 
 def in_use(*looks: bool, by: str = "alice") -> InUseError:
@@ -19,7 +19,7 @@ def in_use(*looks: bool, by: str = "alice") -> InUseError:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(waiting, "_LOOK_S", 0.001)
+    monkeypatch.setattr(device_wait, "_LOOK_S", 0.001)
 
 
 def test_it_waits_until_the_device_is_free_and_says_once_for_whom(capsys):

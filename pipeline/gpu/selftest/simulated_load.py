@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.base.domain.records import Device
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import expanded
-from pipeline.gpu.selftest.steps import IDLE, Load
+from pipeline.gpu.selftest.load_plan import IDLE, Load
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import occupied
 from pipeline.simulation.machine.state import StateFile
@@ -55,7 +55,7 @@ class Rehearsal:
 
 
 class RehearsedLoader:
-    """As `load.Loader`, but that nothing runs."""
+    """As `load_process.Loader`, but that nothing runs."""
 
     def __init__(self, rehearsal: Rehearsal, device: Device) -> None:
         self._rehearsal, self._device = rehearsal, device

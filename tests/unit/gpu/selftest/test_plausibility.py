@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pipeline.gpu.selftest import judge
-from pipeline.gpu.selftest.judge import Finding, Row
-from pipeline.gpu.selftest.steps import QUANTITIES, Load, Place, plan
+from pipeline.gpu.selftest import plausibility
+from pipeline.gpu.selftest.load_plan import QUANTITIES, Load, Place, plan
+from pipeline.gpu.selftest.plausibility import Finding, Row
 
 GPU = Place(multiprocessors=132, counted=132, threads_each=2048)
 # The instances of an H100 80GB in 3g + 2g + 1g.
@@ -33,7 +33,7 @@ def table(places: Sequence[Place], change: Change | None = None, source: str = "
 
 
 def found(places: Sequence[Place], change: Change) -> dict[tuple[str, str], Finding]:
-    findings = judge.find(table(places, change))
+    findings = plausibility.find(table(places, change))
     assert {each.source for each in findings} == {"dcgm"}
     return {(each.where, each.quantity): each for each in findings}
 
@@ -64,7 +64,7 @@ def test_a_full_multiprocessor_is_full_whatever_it_holds(threads_each: int) -> N
 
 @pytest.mark.parametrize("places", [(GPU,), INSTANCES])
 def test_what_can_be_is_believed(places: Sequence[Place]) -> None:
-    assert judge.find(table(places)) == ()
+    assert plausibility.find(table(places)) == ()
 
 
 def test_a_low_smact_beside_a_full_gract_is_no_contradiction() -> None:
@@ -73,7 +73,7 @@ def test_a_low_smact_beside_a_full_gract_is_no_contradiction() -> None:
         Row(step="one", readings={"dcgm": {"gract_ratio": 0.909, "smact_ratio": 0.002, "utilization_ratio": 0.91}}),
         Row(step="many", readings={"dcgm": {"gract_ratio": 0.985, "smact_ratio": 0.226, "smocc_ratio": 0.004}}),
     ]
-    assert judge.find(rows) == ()
+    assert plausibility.find(rows) == ()
 
 
 def test_smact_above_gract_cannot_be() -> None:
@@ -155,7 +155,7 @@ def test_a_source_that_does_not_offer_a_counter_is_not_accused() -> None:
     def without(_: Row, right: dict[str, float]) -> dict[str, float]:
         return {"utilization_ratio": right["utilization_ratio"]}
 
-    assert judge.find(table([GPU], without)) == ()
+    assert plausibility.find(table([GPU], without)) == ()
 
 
 def test_of_a_part_of_an_instance_only_time_is_judged_unless_its_size_is_known() -> None:
@@ -168,6 +168,6 @@ def test_of_a_part_of_an_instance_only_time_is_judged_unless_its_size_is_known()
 
 def test_the_whole_gpu_under_mig_is_judged_by_itself_only() -> None:
     rows = [Row(step="full", readings={"gpm": dict.fromkeys(QUANTITIES, 0.82)})]
-    assert judge.find(rows) == ()
-    (wrong,) = judge.find([Row(step="full", readings={"gpm": {"gract_ratio": 0.3, "smact_ratio": 0.8}})])
+    assert plausibility.find(rows) == ()
+    (wrong,) = plausibility.find([Row(step="full", readings={"gpm": {"gract_ratio": 0.3, "smact_ratio": 0.8}})])
     assert (wrong.where, wrong.quantity) == ("GPU", "smact_ratio")

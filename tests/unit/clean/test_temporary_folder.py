@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.clean import held_folder
+from pipeline.clean import temporary_folder
 
 PREFIX = "kept-"
 NAME = "[a-z0-9_]+"
@@ -20,10 +20,10 @@ NAME = "[a-z0-9_]+"
 MAKER = """
 import fcntl, os, signal, sys, time
 from pathlib import Path
-from pipeline.clean import held_folder
+from pipeline.clean import temporary_folder
 if sys.argv[2] == "unnamed":
     fcntl.flock = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-with held_folder.held(Path(sys.argv[1]), "kept-") as folder:
+with temporary_folder.held(Path(sys.argv[1]), "kept-") as folder:
     (folder / "file").touch()
     print(folder, flush=True)
     time.sleep(60)
@@ -31,7 +31,7 @@ with held_folder.held(Path(sys.argv[1]), "kept-") as folder:
 
 
 def abandoned(parent: Path) -> list[Path]:
-    return held_folder.find_abandoned(parent, PREFIX, NAME)
+    return temporary_folder.find_abandoned(parent, PREFIX, NAME)
 
 
 def make(parent: Path, how: str) -> subprocess.Popen[str]:
@@ -41,7 +41,7 @@ def make(parent: Path, how: str) -> subprocess.Popen[str]:
 
 
 def test_it_is_private_and_goes_with_its_context(tmp_path):
-    with held_folder.held(tmp_path, PREFIX, "named") as folder:
+    with temporary_folder.held(tmp_path, PREFIX, "named") as folder:
         assert folder == tmp_path / "kept-named"
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert abandoned(tmp_path) == []

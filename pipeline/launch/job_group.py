@@ -24,7 +24,7 @@ from pipeline.clean import processes
 from pipeline.launch import events
 from pipeline.launch.channel import PROTOCOL, Channel
 from pipeline.launch.environ import inherited_environ, share_of_cpus
-from pipeline.launch.state import JobState, Started
+from pipeline.launch.job_state import JobState, Started
 from pipeline.launch.warm_start import Starter
 
 # From "everybody is ready" to the common start: long enough that the slowest process is asleep waiting for it.

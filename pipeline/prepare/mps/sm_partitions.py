@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.base.system.errors import CommandError, SharingError
-from pipeline.prepare.mps.control import Control
+from pipeline.prepare.mps.control_program import Control
 
 # Multiprocessors of a chunk, from a compute capability on. Source: MPS documentation, Static SM Partitioning; one chunk
 # of an L40S (8.9) was told to have four.

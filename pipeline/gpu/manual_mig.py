@@ -25,9 +25,9 @@ from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.status import command, driver, in_words, is_of, printable, undo, undo_lines, whole_gpu
 from pipeline.prepare.device import gpu_reader, lease
 from pipeline.prepare.mig import compute, division, profiles
-from pipeline.prepare.mig.control import Control
+from pipeline.prepare.mig.mig_smi import Control
+from pipeline.prepare.mig.mig_state import MigDevice
 from pipeline.prepare.mig.partitions import Instance, Layout
-from pipeline.prepare.mig.state import MigDevice
 from pipeline.simulation.machine.state import StateFile
 
 _NOTHING = "nothing was made by hand"

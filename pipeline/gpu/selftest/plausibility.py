@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from pipeline.base.system.words import counted
-from pipeline.gpu.selftest.steps import QUANTITIES, Load, Place
+from pipeline.gpu.selftest.load_plan import QUANTITIES, Load, Place
 
 RELATIVE, ABSOLUTE = 0.15, 0.05
 """How far a counter may be from what is expected: by this part of that, and by this much more. Chosen, not measured."""

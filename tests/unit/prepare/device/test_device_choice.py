@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.prepare.device import chosen, nvml
+from pipeline.prepare.device import device_choice, nvml
 from tests.conftest import GPU
 
 FOUR = [dataclasses.replace(GPU, index=index, uuid=f"GPU-{index}{index}") for index in range(4)]
@@ -35,22 +35,22 @@ def _four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_is_the_gpu_that_is_granted(environ, uuid, monkeypatch) -> None:
     for variable, value in environ.items():
         monkeypatch.setenv(variable, value)
-    assert chosen.find_device(None, needs_gpu=False).uuid == uuid
-    assert chosen.find_device("2", needs_gpu=False).uuid == "GPU-22"
+    assert device_choice.find_device(None, needs_gpu=False).uuid == uuid
+    assert device_choice.find_device("2", needs_gpu=False).uuid == "GPU-22"
 
 
 @pytest.mark.parametrize("nothing", ["", "-1", "NoDevFiles"])
 def test_a_grant_of_nothing_is_the_cpus_or_an_error(nothing, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", nothing)
-    assert chosen.find_device(None, needs_gpu=False).kind == "cpu"
+    assert device_choice.find_device(None, needs_gpu=False).kind == "cpu"
     with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES=.* grants no GPU"):
-        chosen.find_device(None, needs_gpu=True)
-    assert chosen.find_device("2", needs_gpu=False).uuid == "GPU-22"
+        device_choice.find_device(None, needs_gpu=True)
+    assert device_choice.find_device("2", needs_gpu=False).uuid == "GPU-22"
 
 
 def test_no_device_at_all_is_said_as_such() -> None:
     with pytest.raises(ConfigError, match=r"^--gpu=0: there is no NVIDIA GPU here; check that `nvidia-smi` lists one"):
-        chosen.choose("--gpu", "0", [])
+        device_choice.choose("--gpu", "0", [])
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_no_device_at_all_is_said_as_such() -> None:
 def test_a_grant_that_is_no_whole_gpu_of_this_machine_is_refused(granted, words, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", granted)
     with pytest.raises(ConfigError, match=words):
-        chosen.find_device(None, needs_gpu=False)
+        device_choice.find_device(None, needs_gpu=False)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from pipeline.base.system.words import counted, duration
-from pipeline.prepare.device.health import Health
+from pipeline.prepare.device.gpu_health import Health
 
 _UNKNOWN = "not told by the driver"
 

@@ -19,8 +19,8 @@ from pipeline.clean import leftovers, processes
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.__main__ import main
 from pipeline.prepare.device import gpu_reader, lease, nvml
-from pipeline.prepare.mig import control as mig_control
-from pipeline.prepare.mig import existing
+from pipeline.prepare.mig import assignment
+from pipeline.prepare.mig import mig_smi as mig_control
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.clients import Clients
@@ -124,7 +124,7 @@ def test_what_is_made_stays_is_marked_and_is_undone_with_the_mode(a100: Kept) ->
     assert a100.gpu == there
     uuids = [each["uuid"] for each in made["instances"]]
     with installed(a100.file.path):
-        found = existing.assigned(gpu_of(a100), ["3g", "1g"])
+        found = assignment.assigned(gpu_of(a100), ["3g", "1g"])
     assert [each.uuid for each in found] == [uuids[1], uuids[0]]
     told = a100.told("destroy")
     assert (told["undone"][-1], told["failed"]) == ("switch MIG mode off", [])
@@ -298,7 +298,7 @@ def test_what_another_user_made_by_hand_is_named_and_left(a100: Kept, monkeypatc
 def test_after_a_restart_nothing_of_it_is_taken_for_ours(a100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     a100.driver.set_mig_mode(0, is_on=True)
     a100.run("create", "3g")
-    for module in ("pipeline.gpu.status", "pipeline.prepare.mig.control"):
+    for module in ("pipeline.gpu.status", "pipeline.prepare.mig.mig_smi"):
         monkeypatch.setattr(f"{module}.boot_id", lambda: "another")
     told = a100.gpu_told()
     assert [each["is_made_by_hand"] for each in told["gpu_instances"]] == [False]
