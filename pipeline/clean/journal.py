@@ -38,7 +38,7 @@ BY_HAND = ".by-hand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class UndoStep:
     """One thing to undo.
 
     Attributes:
@@ -52,9 +52,9 @@ class Step:
     step_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
-def in_words(step: Step) -> str:
+def describe(step: UndoStep) -> str:
     """What undoing a step does."""
-    kind = kinds.find(step.kind)
+    kind = kinds.find_kind(step.kind)
     with suppress(KeyError):  # of an argument that another version wrote
         if kind is not None:
             return kind.words.format(**step.arguments)
@@ -62,7 +62,7 @@ def in_words(step: Step) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class JournalFile:
     """A journal that is there, of whichever user; `is_ours` tells whether this user may carry it out."""
 
     path: Path
@@ -88,32 +88,32 @@ class Journal:
         name = re.sub("[^A-Za-z0-9-]", "_", device_uuid)
         self.path = folder / f"{_FOLDER}{os.geteuid()}" / f"{name}{suffix}"
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[UndoStep, ...]:
         """What is left to undo, oldest first. Empty for a clean device."""
-        steps: dict[str, Step] = {}
+        steps: dict[str, UndoStep] = {}
         for line in journal_file.read(self.path):
             try:
                 record = json.loads(line)
                 if "undone" in record:
                     del steps[record["undone"]]
                 else:
-                    steps[record["step_id"]] = Step(**record)
+                    steps[record["step_id"]] = UndoStep(**record)
             except (ValueError, KeyError, TypeError) as error:
                 raise JournalError(f"the journal {self.path} has a line that is not ours: {line!r}") from error
         return tuple(steps.values())
 
-    def add(self, kind: str, **arguments: Any) -> Step:
+    def add(self, kind: str, **arguments: Any) -> UndoStep:
         """Put a step on disk; on return it survives a crash, so what it undoes may be done now."""
-        assert kinds.find(kind) is not None, f"nothing undoes {kind}"
-        step = Step(kind=kind, arguments=arguments)
+        assert kinds.find_kind(kind) is not None, f"nothing undoes {kind}"
+        step = UndoStep(kind=kind, arguments=arguments)
         journal_file.append(self.path, asdict(step))
         return step
 
-    def amend(self, step: Step, **arguments: Any) -> None:
+    def amend(self, step: UndoStep, **arguments: Any) -> None:
         """Say more about a step, such as the id of what was made."""
         journal_file.append(self.path, asdict(replace(step, arguments=step.arguments | arguments)))
 
-    def undo(self, step: Step) -> None:
+    def undo(self, step: UndoStep) -> None:
         """Carry a step out as it was last amended, and forget it. Nothing happens if it was undone already.
 
         Raises:
@@ -123,7 +123,7 @@ class Journal:
         current = {known.step_id: known for known in self.steps()}.get(step.step_id)
         if current is None:
             return
-        kind = kinds.find(current.kind)
+        kind = kinds.find_kind(current.kind)
         if kind is None or not kind.takes(current.arguments):
             raise JournalError(
                 f"{self.path} holds a step of kind {current.kind!r} that this version cannot undo; "
@@ -132,48 +132,48 @@ class Journal:
         try:
             kind.undo(self._programs, **current.arguments)
         except OSError as error:
-            what = f"not done: {in_words(current)}: {error}"
+            what = f"not done: {describe(current)}: {error}"
             raise JournalError(f"{what}; when that is mended: {entry_points.spell('gpu', 'clean')}") from error
-        self.keep(step)
+        self.discard(step)
 
-    def keep(self, step: Step) -> None:
+    def discard(self, step: UndoStep) -> None:
         """Forget a step without undoing it: what it has made is complete, and is to stay."""
         self._forget_step(step)
         if not self.steps():
             self.forget()
 
-    def hand_over(self, other: Journal) -> None:
+    def move_to(self, other: Journal) -> None:
         """Let another journal of the device, which is empty, have all steps, at once: this one undoes them no more."""
         journal_file.move(self.path, other.path)
 
-    def device_is_gone(self) -> tuple[Step, ...]:
+    def forget_device_steps(self) -> tuple[UndoStep, ...]:
         """Forget the steps that change the device, which does not exist any more; those that end processes stay."""
-        gone = [step for step in self.steps() if not ((kind := kinds.find(step.kind)) and kind.ends_processes)]
+        gone = [step for step in self.steps() if not ((kind := kinds.find_kind(step.kind)) and kind.ends_processes)]
         for step in gone:
             self._forget_step(step)
         return tuple(gone)
 
-    def _forget_step(self, step: Step) -> None:
+    def _forget_step(self, step: UndoStep) -> None:
         journal_file.append(self.path, {"undone": step.step_id})
 
     def forget(self) -> None:
         journal_file.remove(self.path)
 
-    def others(self) -> list[Found]:
+    def list_foreign(self) -> list[JournalFile]:
         """The files of this kind and device that other users left."""
-        found = find(self.path.parent.parent, self.path.suffix)
-        return [each for each in found if each.path.name == self.path.name and not each.is_ours]
+        journals = find_journals(self.path.parent.parent, self.path.suffix)
+        return [journal for journal in journals if journal.path.name == self.path.name and not journal.is_ours]
 
-    def refuse_those_of_others(self) -> None:
+    def refuse_foreign(self) -> None:
         """Raise JournalError if another user has left something to undo on this device, and must clean up."""
-        for found in self.others():
+        for other in self.list_foreign():
             raise JournalError(
-                f"the journal {found.path} holds steps that are not ours to undo: user {found.owner} left them and "
+                f"the journal {other.path} holds steps that are not ours to undo: user {other.owner} left them and "
                 f"must clean up: {entry_points.spell('gpu', 'clean')}"
             )
 
     @contextmanager
-    def undoing(self, kind: str, **arguments: Any) -> Iterator[Step]:
+    def guard(self, kind: str, **arguments: Any) -> Iterator[UndoStep]:
         """Journal a step, let the body take it, and undo it at the end. An error of the body is never hidden.
 
         Raises:
@@ -185,9 +185,9 @@ class Journal:
             yield step
 
 
-def find(folder: Path, suffix: str = _LEFT) -> tuple[Found, ...]:
+def find_journals(folder: Path, suffix: str = _LEFT) -> tuple[JournalFile, ...]:
     """Every journal below a folder, of every user, in the order of the devices. Nothing in them is read."""
-    found = []
+    journals = []
     for path in sorted(folder.glob(f"{_FOLDER}*/*{suffix}"), key=lambda path: path.name):
         name = path.name.removesuffix(suffix)
         if not _DEVICE.fullmatch(name) or not _FOLDER_NAME.fullmatch(path.parent.name):
@@ -195,17 +195,17 @@ def find(folder: Path, suffix: str = _LEFT) -> tuple[Found, ...]:
         with suppress(OSError):
             uid = path.parent.lstat().st_uid
             is_ours = uid == os.geteuid() and path.parent.name == f"{_FOLDER}{uid}"
-            found.append(Found(path=path, device_uuid=name, owner=_user_name(uid), is_ours=is_ours))
-    return tuple(found)
+            journals.append(JournalFile(path=path, device_uuid=name, owner=_user_name(uid), is_ours=is_ours))
+    return tuple(journals)
 
 
-def undo_all(journal: Journal) -> tuple[list[Step], list[tuple[Step, CollocationError]]]:
+def undo_all(journal: Journal) -> tuple[list[UndoStep], list[tuple[UndoStep, CollocationError]]]:
     """Undo what a killed process left, newest first; what was undone, and what failed. For the holder of the lease.
 
     A step that cannot be undone stays in the journal, and the older ones are tried all the same.
     """
-    undone: list[Step] = []
-    failed: list[tuple[Step, CollocationError]] = []
+    undone: list[UndoStep] = []
+    failed: list[tuple[UndoStep, CollocationError]] = []
     for step in reversed(journal.steps()):
         try:
             journal.undo(step)
@@ -219,14 +219,14 @@ def undo_all(journal: Journal) -> tuple[list[Step], list[tuple[Step, Collocation
     return undone, failed
 
 
-def replay(journal: Journal) -> tuple[Step, ...]:
+def replay(journal: Journal) -> tuple[UndoStep, ...]:
     """As `undo_all`, for whoever goes on only when nothing is left; returns what was undone.
 
     Raises:
         JournalError: another user has left something on the device.
         CollocationError: the first error of a step; those of further steps are its notes.
     """
-    journal.refuse_those_of_others()
+    journal.refuse_foreign()
     undone, failed = undo_all(journal)
     if failed:
         (_, first), *further = failed

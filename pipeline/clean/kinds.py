@@ -19,7 +19,7 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class StepKind:
     """A kind of step; see `undoes`."""
 
     undo: Callable[..., None]
@@ -35,7 +35,7 @@ class Kind:
         return True
 
 
-_KINDS: dict[str, Kind] = {}
+_KINDS: dict[str, StepKind] = {}
 _F = TypeVar("_F", bound=Callable[..., None])
 
 
@@ -53,13 +53,13 @@ def undoes(kind: str, words: str, *, ends_processes: bool = False) -> Callable[[
 
     def take(function: _F) -> _F:
         assert kind not in _KINDS, f"two functions undo {kind}"
-        _KINDS[kind] = Kind(undo=function, words=words, ends_processes=ends_processes)
+        _KINDS[kind] = StepKind(undo=function, words=words, ends_processes=ends_processes)
         return function
 
     return take
 
 
-def find(kind: str) -> Kind | None:
+def find_kind(kind: str) -> StepKind | None:
     """The kind of this name; `None` if this version does not know it."""
     if kind not in _KINDS:
         for package in map(importlib.import_module, _PACKAGES):

@@ -22,29 +22,30 @@ _PARENT = Path("/tmp")  # noqa: S108  a socket's path is limited to 107 bytes; n
 _ID = re.compile("[0-9a-f]{12}")
 
 
-def scratch_folder(spool_id: str) -> Path:
+def scratch_path(spool_id: str) -> Path:
     """The group's folder for sockets and pipes."""
     return _PARENT / f"{SHARED_PREFIX}{spool_id[:12]}"
 
 
-def scratch(spool_id: str) -> AbstractContextManager[Path]:
+def hold_scratch(spool_id: str) -> AbstractContextManager[Path]:
     """Make the group's folder, hold it, and remove it."""
-    return temporary_folder.held(_PARENT, SHARED_PREFIX, spool_id[:12])
+    return temporary_folder.hold(_PARENT, SHARED_PREFIX, spool_id[:12])
 
 
 def clear(spool_id: str) -> int:
     """End what the group left running and remove its folder; returns how many processes there were."""
     ended = processes.end(spool_id, _GRACE_S)
-    _remove(scratch_folder(spool_id), [spool_id])
+    _remove(scratch_path(spool_id), [spool_id])
     return ended
 
 
 def find_abandoned() -> dict[Path, list[int]]:
     """The folders that killed orchestrators of this user left, each with the processes that its group left running."""
     folders = temporary_folder.find_abandoned(_PARENT, SHARED_PREFIX, _ID.pattern)
-    marks = processes.marks() if folders else frozenset()
+    marks = processes.list_marks() if folders else frozenset()
     return {
-        folder: sorted(pid for mark in _marks_of(folder, marks) for pid in processes.marked(mark)) for folder in folders
+        folder: sorted(pid for mark in _marks_of(folder, marks) for pid in processes.list_marked(mark))
+        for folder in folders
     }
 
 
@@ -53,14 +54,14 @@ def clear_abandoned(folder: Path) -> list[int]:
 
     Returns the PIDs of what does not end: then the folder stays, so that the next start finds them.
     """
-    marks = _marks_of(folder, processes.marks())
+    marks = _marks_of(folder, processes.list_marks())
     for mark in marks:
         processes.end(mark, _GRACE_S)
     return _remove(folder, marks)
 
 
 def _remove(folder: Path, marks: Sequence[str]) -> list[int]:
-    hanging = sorted(pid for mark in marks for pid in processes.marked(mark))
+    hanging = sorted(pid for mark in marks for pid in processes.list_marked(mark))
     if hanging:
         pids = ", ".join(map(str, hanging))
         words.say(f"warning: processes {pids} do not end, not even by SIGKILL; {folder} stays until they are gone")

@@ -21,12 +21,12 @@ _LOOK_S = 0.02
 _EMPTY_LOOKS = 2  # a child that is just being made may replace its program at the first
 
 
-def marked(mark: str) -> list[int]:
+def list_marked(mark: str) -> list[int]:
     """PIDs of the living processes that carry the mark, other than this one."""
     return [int(entry.name) for entry in _entries() if _carries(entry, mark)]
 
 
-def marks() -> frozenset[str]:
+def list_marks() -> frozenset[str]:
     """Every mark that a living process carries whose environment we may read."""
     prefix = f"{MARK_VARIABLE}=".encode()
     variables = (item for entry in _entries() for item in _environ(entry))
@@ -99,7 +99,7 @@ def _open_new(mark: str, opened: dict[int, int]) -> None:
     A PID may be given to another program after the look. A process descriptor cannot: the mark is read again while it
     is open.
     """
-    for pid in marked(mark):
+    for pid in list_marked(mark):
         if pid in opened:
             continue
         with contextlib.suppress(OSError):  # it has just ended
@@ -120,10 +120,10 @@ def _list_alive(opened: dict[int, int]) -> set[int]:
 
 
 def _entries() -> Iterator[Path]:
-    own = str(os.getpid())
+    own_pid = str(os.getpid())
     with os.scandir("/proc") as entries:
         for entry in entries:
-            if entry.name.isdigit() and entry.name != own:
+            if entry.name.isdigit() and entry.name != own_pid:
                 yield Path(entry.path)
 
 
@@ -139,7 +139,7 @@ def _environ(entry: Path) -> list[bytes]:
         return []
 
 
-def tree_of(pid: int) -> set[int]:
+def list_tree(pid: int) -> set[int]:
     """The process and all its descendants; what has just ended is not among them."""
     import psutil
 

@@ -24,7 +24,7 @@ _UNNAMED = "new-"
 
 
 @contextmanager
-def held(parent: Path, prefix: str, name: str | None = None) -> Iterator[Path]:
+def hold(parent: Path, prefix: str, name: str | None = None) -> Iterator[Path]:
     """Make a folder that only this user may enter, hold it, and remove it.
 
     The names of all such folders begin with the prefix; the rest is random if no name is given.

@@ -38,7 +38,7 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
             "multiprocessors": profile.multiprocessors,
             "ideal_ratio": gpu.ideal_ratio(profile),
             "memory_mib": profile.memory_mib,
-            "compute_instances": [mig_names.name_of(profile.name, slices) for slices in compute.widths(profile)],
+            "compute_instances": [mig_names.name_of(profile.name, slices) for slices in compute.list_widths(profile)],
         }
         for profile in gpu.profiles
     ]
@@ -51,7 +51,7 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
     }
     head = ["profile", "id", "compute", "memory", "starts", "max", "SMs", "of GPU", "MiB", "parts"]
     cells = [[_cell(value) for name, value in row.items() if name != "compute_instances"] for row in rows]
-    parts = [",".join(f"{slices}c" for slices in compute.widths(profile)) or "-" for profile in gpu.profiles]
+    parts = [",".join(f"{slices}c" for slices in compute.list_widths(profile)) or "-" for profile in gpu.profiles]
     lines = [head, *([*row, names] for row, names in zip(cells, parts, strict=True))]
     table = "\n".join(words.aligned(lines, left=range(len(head))))
     return Answer(data=data, text=f"{gpu.name}: {_slices(gpu)}\n{table}")
@@ -60,9 +60,9 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
 def show_partitions(arguments: argparse.Namespace) -> Answer:
     """Every maximal legal combination of the profiles that `1g`, `2g`, ... name, and their number."""
     gpu = profiles.find_gpu(arguments.gpu)
-    pool = partitions.plain_profiles(gpu) if arguments.double_memory else partitions.slice_profiles(gpu)
-    combinations = partitions.maximal_combinations(gpu, pool)
-    num_layouts = len(partitions.maximal_layouts(gpu, pool))
+    pool = partitions.list_plain_profiles(gpu) if arguments.double_memory else partitions.list_slice_profiles(gpu)
+    combinations = partitions.list_maximal_combinations(gpu, pool)
+    num_layouts = len(partitions.list_maximal_layouts(gpu, pool))
     data = {
         "gpu": gpu.name,
         "count": len(combinations),

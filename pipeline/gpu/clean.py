@@ -27,20 +27,24 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
         abandoned = leftovers.find_abandoned()
         hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
         rehearsal.remove_abandoned()
-        own = {} if machine is None else rehearsal.programs_beside(StateFile(expanded("--machine", machine).resolve()))
+        programs = (
+            {} if machine is None else rehearsal.programs_beside(StateFile(expanded("--machine", machine).resolve()))
+        )
         # A process on a MIG device, as a daemon that is ended with its journal, keeps the instances of its GPU.
         meant.sort(key=lambda device: device.parent is None)
         # What is gone, or simulated and gone with its study, has no programs: real ones must not be asked about it.
-        simulated = Programs(own={name: str(path) for name, path in own.items()}, admin=())
+        simulated = Programs(own={name: str(path) for name, path in programs.items()}, admin=())
         gpus = [
-            _clean(each, folder, Programs() if is_real and is_there(each) else simulated, is_kept=machine is not None)
-            for each in meant
+            _clean(
+                device, folder, Programs() if is_real and is_there(device) else simulated, is_kept=machine is not None
+            )
+            for device in meant
         ]
     ended = {str(path): pids for path, pids in abandoned.items() if str(path) not in hanging}
     lines = [f"removed {path}" + (f" and ended processes {pids}" if pids else "") for path, pids in ended.items()]
-    lines += [line for each in gpus for line in _lines(each)]
+    lines += [line for gpu_report in gpus for line in _lines(gpu_report)]
     lines += [f"left {path}: processes {pids} do not end, not even by SIGKILL" for path, pids in hanging.items()]
-    is_left = bool(hanging) or any(each["failed"] or each["refused"] for each in gpus)
+    is_left = bool(hanging) or any(gpu_report["failed"] or gpu_report["refused"] for gpu_report in gpus)
     text = "\n".join(map(printable, lines)) or "nothing to clean"
     data = {"gpus": gpus, "abandoned": ended, "hanging": hanging, "is_clean": not is_left}
     return Answer(data=data, text=text, status=int(is_left))
@@ -48,21 +52,21 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
 
 def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -> dict[str, Any]:
     gpu: dict[str, Any] = {"uuid": device.uuid, "name": device.name, "undone": [], "failed": [], "refused": None}
-    ours = Journal(folder, device.uuid, programs)
+    device_journal = Journal(folder, device.uuid, programs)
     try:
         with lease.hold(device, folder):
             if not is_kept and goes_with_its_study(device.uuid):
-                gone = ours.device_is_gone()
+                gone = device_journal.forget_device_steps()
                 gpu["undone"] = [f"{in_words(step)}: went with its simulated machine" for step in gone]
-            data = undo(ours)
+            data = undo(device_journal)
             gpu["undone"], gpu["failed"] = gpu["undone"] + data["undone"], data["failed"]
-            ours.refuse_those_of_others()
+            device_journal.refuse_foreign()
     except CollocationError as error:
         gpu["refused"] = str(error)
     if gpu["failed"] and not is_there(device):
         gpu["refused"] = (
             f"the GPU is not there: add --machine FILE for a simulated one; if it left this machine for good, "
-            f"remove {ours.path}"
+            f"remove {device_journal.path}"
         )
     return gpu
 

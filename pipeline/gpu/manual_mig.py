@@ -25,7 +25,7 @@ from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.status import command, driver, in_words, is_of, printable, undo, undo_lines, whole_gpu
 from pipeline.prepare.device import gpu_reader, lease
 from pipeline.prepare.mig import compute, division, profiles
-from pipeline.prepare.mig.mig_smi import Control
+from pipeline.prepare.mig.mig_smi import MigSmi
 from pipeline.prepare.mig.mig_state import MigDevice
 from pipeline.prepare.mig.partitions import Instance, Layout
 from pipeline.simulation.machine.state import StateFile
@@ -65,7 +65,7 @@ class Asked:
 class _Target:
     device: Device
     is_simulated: bool
-    control: Control
+    control: MigSmi
     left: Journal
     made: Journal
 
@@ -74,7 +74,7 @@ class _Target:
         return f"{self.device.name} ({self.device.uuid})"
 
 
-def create(request: str, asked: Asked) -> Answer:
+def create(layout_request: str, request: Asked) -> Answer:
     """Make the instances of a layout, `3g,2g,1g`, to stay until `destroy`; MIG mode is switched on if it was off.
 
     Raises:
@@ -83,33 +83,33 @@ def create(request: str, asked: Asked) -> Answer:
     """
     with ExitStack() as stack:
         with _refused_as_it_is():
-            target = stack.enter_context(_target(asked))
-            layout = _layout(target.device, request)
-            _refuse_made(target, asked)
-            stack.enter_context(_held(target, asked))
-        if not asked.is_dry:
+            target = stack.enter_context(_target(request))
+            layout = _layout(target.device, layout_request)
+            _refuse_made(target, request)
+            stack.enter_context(_held(target, request))
+        if not request.is_dry:
             _undo_leftovers(target)
         with _refused_as_it_is():
             before = target.control.read()
-            division.refuse_what_is_not_ours(target.device, before)
-        if asked.is_dry:
-            commands = division.commands(target.control, layout.in_creation_order, is_on=before.is_on).do
+            division.refuse_unready(target.device, before)
+        if request.is_dry:
+            commands = division.list_commands(target.control, layout.in_creation_order, is_on=before.is_on).do
             lines = [f"would run: {shlex.join(words)}" for words in commands]
             return _answer(target, {"commands": [list(words) for words in commands]}, lines)
         with UndoStack() as undo:
-            made = division.divide(target.control, before, layout, target.left, undo)
-            target.left.hand_over(target.made)  # from here on there is nothing that the stack could undo
-        rows = [_row(instance, name, each) for each, (instance, name) in zip(made, layout.devices, strict=True)]
+            devices = division.divide(target.control, before, layout, target.left, undo)
+            target.left.move_to(target.made)  # from here on there is nothing that the stack could undo
+        rows = [_row(instance, name, device) for device, (instance, name) in zip(devices, layout.devices, strict=True)]
     lines = [f"made {row['profile']} at {row['start']}:{row['size']}: {row['uuid']}" for row in rows]
-    if any(each.parts for each in layout.instances):
+    if any(instance.parts for instance in layout.instances):
         lines.insert(0, f"the GPU instances are {', '.join(map(str, layout.instances))}")
     if not before.is_on:
         lines.insert(0, "switched MIG mode on")
-    lines.append(f"they stay until: {asked.destroy}; to use them: scenario=mig scenario.layout=existing")
+    lines.append(f"they stay until: {request.destroy}; to use them: scenario=mig scenario.layout=existing")
     return _answer(target, {"has_switched_mode": not before.is_on, "instances": rows}, lines)
 
 
-def destroy(asked: Asked) -> Answer:
+def destroy(request: Asked) -> Answer:
     """Undo what `create` did, and nothing else; the status is 1 when some of it is left.
 
     Raises:
@@ -117,17 +117,21 @@ def destroy(asked: Asked) -> Answer:
     """
     with ExitStack() as stack:
         with _refused_as_it_is():
-            target = stack.enter_context(_target(asked))
-            stack.enter_context(_held(target, asked))
-        if not asked.is_dry:
+            target = stack.enter_context(_target(request))
+            stack.enter_context(_held(target, request))
+        if not request.is_dry:
             _undo_leftovers(target)
         with _refused_as_it_is():
-            _refuse_of_others(target, asked)
+            _refuse_of_others(target, request)
             steps = target.made.steps()
-            _refuse_users(target, asked)
-        if asked.is_dry:
+            _refuse_users(target, request)
+        if request.is_dry:
             planned = [in_words(step) for step in reversed(steps)]
-            return _answer(target, {"would_undo": planned}, [f"would undo: {each}" for each in planned] or [_NOTHING])
+            return _answer(
+                target,
+                {"would_undo": planned},
+                [f"would undo: {planned_step}" for planned_step in planned] or [_NOTHING],
+            )
         data = undo(target.made)
         return _answer(target, data, undo_lines(data) or [_NOTHING], status=int(bool(data["failed"])))
 
@@ -162,81 +166,87 @@ def _refused_as_it_is() -> Iterator[None]:
 
 
 @contextmanager
-def _target(asked: Asked) -> Iterator[_Target]:
-    with driver(asked.gpu, asked.machine) as selector:
-        if asked.is_model and not asked.is_dry:
-            raise ConfigError(f"{asked.gpu} is a model: add --dry-run, or name a simulated machine with --machine FILE")
-        device = whole_gpu(selector, asked.folder)
+def _target(request: Asked) -> Iterator[_Target]:
+    with driver(request.gpu, request.machine) as selector:
+        if request.is_model and not request.is_dry:
+            raise ConfigError(
+                f"{request.gpu} is a model: add --dry-run, or name a simulated machine with --machine FILE"
+            )
+        device = whole_gpu(selector, request.folder)
         # Nobody becomes an administrator for a simulated GPU.
-        programs = Programs(what="MIG by hand", own=_own(asked), admin=asked.admin if asked.machine is None else ())
-        made = Journal(asked.folder, device.uuid, programs, BY_HAND)
-        if asked.is_model:
-            control = Control(uuid=device.uuid, program="nvidia-smi", admin=asked.admin or ())
+        programs = Programs(
+            what="MIG by hand", own=_own(request), admin=request.admin if request.machine is None else ()
+        )
+        by_hand = Journal(request.folder, device.uuid, programs, BY_HAND)
+        if request.is_model:
+            control = MigSmi(uuid=device.uuid, program="nvidia-smi", admin=request.admin or ())
         else:
-            control = Control.found(programs, device.uuid, _recorded_admin(made))
+            control = MigSmi.of_device(programs, device.uuid, _recorded_admin(by_hand))
             refuse_absent_admin(control.admin, f"--admin {','.join(control.admin)}", "--admin sudo,-n")
         yield _Target(
             device=device,
-            is_simulated=asked.is_model or asked.machine is not None,
+            is_simulated=request.is_model or request.machine is not None,
             control=control,
-            left=Journal(asked.folder, device.uuid, programs),
-            made=made,
+            left=Journal(request.folder, device.uuid, programs),
+            made=by_hand,
         )
 
 
-def _recorded_admin(made: Journal) -> Sequence[str]:
-    return next((step.arguments["admin"] for step in made.steps() if "admin" in step.arguments), ())
+def _recorded_admin(by_hand: Journal) -> Sequence[str]:
+    return next((step.arguments["admin"] for step in by_hand.steps() if "admin" in step.arguments), ())
 
 
-def _own(asked: Asked) -> dict[str, str] | None:
-    if asked.machine is None:
+def _own(request: Asked) -> dict[str, str] | None:
+    if request.machine is None:
         return None
-    file = StateFile(expanded("--machine", asked.machine).resolve())
+    file = StateFile(expanded("--machine", request.machine).resolve())
     return {name: str(path) for name, path in rehearsal.programs_beside(file).items()}
 
 
 def _layout(device: Device, request: str) -> Layout:
     gpu = profiles.read_gpu(device)
-    return compute.plan_layout(gpu, [compute.resolve(gpu, each) for each in request.split(",")])
+    return compute.plan_layout(gpu, [compute.resolve(gpu, name) for name in request.split(",")])
 
 
 @contextmanager
-def _held(target: _Target, asked: Asked) -> Iterator[None]:
+def _held(target: _Target, request: Asked) -> Iterator[None]:
     """Hold the GPU; a dry run only looks who does."""
-    if asked.is_model:
+    if request.is_model:
         yield  # it exists for this command only
         return
-    target.left.refuse_those_of_others()
-    if not asked.is_dry:
-        with lease.hold(target.device, asked.folder):
+    target.left.refuse_foreign()
+    if not request.is_dry:
+        with lease.hold(target.device, request.folder):
             yield
         return
-    if (holder := lease.held_by(target.device, asked.folder)) is not None:
+    if (holder := lease.describe_holder(target.device, request.folder)) is not None:
         raise InUseError("", f"{target.name}, which is held by {holder}", lambda: False)
     yield
 
 
-def _refuse_made(target: _Target, asked: Asked) -> None:
-    _refuse_of_others(target, asked)
+def _refuse_made(target: _Target, request: Asked) -> None:
+    _refuse_of_others(target, request)
     if steps := target.made.steps():
         raise ConfigError(
-            f"{target.name} was divided by hand before ({len(steps)} steps to undo): first {asked.destroy}, or use "
+            f"{target.name} was divided by hand before ({len(steps)} steps to undo): first {request.destroy}, or use "
             "what is there: scenario=mig scenario.layout=existing"
         )
 
 
-def _refuse_of_others(target: _Target, asked: Asked) -> None:
-    for found in target.made.others():
-        raise ConfigError(f"{target.name} was divided by hand by user {found.owner}, who can undo it: {asked.destroy}")
+def _refuse_of_others(target: _Target, request: Asked) -> None:
+    for other in target.made.list_foreign():
+        raise ConfigError(
+            f"{target.name} was divided by hand by user {other.owner}, who can undo it: {request.destroy}"
+        )
 
 
-def _refuse_users(target: _Target, asked: Asked) -> None:
+def _refuse_users(target: _Target, request: Asked) -> None:
     """Refuse to take instances from processes that use them, also from those that a killed study left on one."""
     state, steps = target.control.read(), target.made.steps()
-    ours = {each.gi_id for each in state.instances or () if any(is_of(step, each) for step in steps)}
+    created = {instance.gi_id for instance in state.instances or () if any(is_of(step, instance) for step in steps)}
     for device in state.devices:
-        if device.gi_id in ours and (users := gpu_reader.staying_processes(device.uuid, lambda process: True)):
+        if device.gi_id in created and (users := gpu_reader.list_staying_processes(device.uuid, lambda process: True)):
             listed = ", ".join(map(str, users))
-            is_left = Journal(asked.folder, device.uuid).steps()
-            how = f"first {command('clean', asked.folder, asked.machine)}" if is_left else "end them first"
+            is_left = Journal(request.folder, device.uuid).steps()
+            how = f"first {command('clean', request.folder, request.machine)}" if is_left else "end them first"
             raise ConfigError(f"{device.uuid} of {target.name} is in use by {listed}: {how}")

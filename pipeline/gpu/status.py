@@ -17,7 +17,7 @@ from pipeline.base.system.errors import CollocationError, ConfigError, SharingEr
 from pipeline.base.system.host import boot_id
 from pipeline.base.system.paths import expanded
 from pipeline.clean import journal, leftovers
-from pipeline.clean.journal import BY_HAND, Journal, Step
+from pipeline.clean.journal import BY_HAND, Journal, UndoStep
 from pipeline.prepare.device import gpu_reader, lease, nvml
 from pipeline.prepare.device.device_choice import choose
 from pipeline.prepare.mig import profiles
@@ -70,19 +70,23 @@ def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Device
     if no GPU or more than one matches, there is no such folder, or the driver does not work.
     """
     _refuse_absent(folder)
-    known = [each for each in journal.find(folder) if each.is_ours or not goes_with_its_study(each.device_uuid)]
-    uuids = dict.fromkeys(each.device_uuid for each in known)
+    known = [
+        leftover
+        for leftover in journal.find_journals(folder)
+        if leftover.is_ours or not goes_with_its_study(leftover.device_uuid)
+    ]
+    uuids = dict.fromkeys(leftover.device_uuid for leftover in known)
     gpus = nvml.list_devices()
-    found = [
-        each for gpu in gpus for each in (gpu, *(part for part in nvml.list_mig_devices(gpu) if part.uuid in uuids))
+    devices = [
+        device for gpu in gpus for device in (gpu, *(part for part in nvml.list_mig_devices(gpu) if part.uuid in uuids))
     ]
     if is_real:
-        there = {device.uuid for device in found}
-        found += [Device(kind="nvidia", uuid=uuid, name=ABSENT) for uuid in uuids if uuid not in there]
+        listed = {device.uuid for device in devices}
+        devices += [Device(kind="nvidia", uuid=uuid, name=ABSENT) for uuid in uuids if uuid not in listed]
     if selector is None:
-        return found
-    chosen = choose("--gpu", selector, gpus if selector.isdecimal() else found)
-    return [each for each in found if chosen.uuid in (each.uuid, each.parent)]
+        return devices
+    chosen = choose("--gpu", selector, gpus if selector.isdecimal() else devices)
+    return [device for device in devices if chosen.uuid in (device.uuid, device.parent)]
 
 
 def _refuse_absent(folder: Path) -> None:
@@ -90,30 +94,30 @@ def _refuse_absent(folder: Path) -> None:
         raise ConfigError(f"{folder} is not a folder; give --lock-dir the gpu.lock_dir of the studies")
 
 
-def in_words(step: Step) -> str:
+def in_words(step: UndoStep) -> str:
     """What undoing a step does, or that a restart has done it."""
     is_gone = step.arguments.get("boot", boot_id()) != boot_id()
-    return f"{journal.in_words(step)}{' (gone with a restart of the machine)' if is_gone else ''}"
+    return f"{journal.describe(step)}{' (gone with a restart of the machine)' if is_gone else ''}"
 
 
 def undo(steps: Journal) -> dict[str, Any]:
     """Undo the steps of a journal and describe each step; a failed one has a reason."""
     undone, failed = journal.undo_all(steps)
-    left = [{"undoing": in_words(step), "reason": str(error)} for step, error in failed]
-    return {"undone": [in_words(step) for step in undone], "failed": left}
+    failures = [{"undoing": in_words(step), "reason": str(error)} for step, error in failed]
+    return {"undone": [in_words(step) for step in undone], "failed": failures}
 
 
 def undo_lines(data: dict[str, Any]) -> list[str]:
     """The lines of `undo`."""
-    left = (f"not undone: {failed['undoing']}. {failed['reason']}" for failed in data["failed"])
-    return [*(f"undone: {step}" for step in data["undone"]), *left]
+    failures = (f"not undone: {failed['undoing']}. {failed['reason']}" for failed in data["failed"])
+    return [*(f"undone: {step}" for step in data["undone"]), *failures]
 
 
-def is_of(step: Step, instance: GpuInstance) -> bool:
+def is_of(step: UndoStep, instance: GpuInstance) -> bool:
     """Whether a step undoes the making of an instance that is there."""
-    said = step.arguments
-    is_place = (said.get("profile_id"), said.get("start")) == (instance.profile_id, instance.start)
-    return is_place and said.get("gi_id") in (None, instance.gi_id) and said.get("boot") == boot_id()
+    arguments = step.arguments
+    is_place = (arguments.get("profile_id"), arguments.get("start")) == (instance.profile_id, instance.start)
+    return is_place and arguments.get("gi_id") in (None, instance.gi_id) and arguments.get("boot") == boot_id()
 
 
 def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
@@ -124,16 +128,16 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
             {"is_simulated": not is_real, **_gpu(device, folder)}
             for device in targets(selector, folder, is_real=is_real)
         ]
-    left = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
-    is_clean = all(each["is_clean"] for each in gpus) and not left
-    lines = [line for each in gpus for line in _lines(each)] or ["there is no NVIDIA GPU on this machine"]
-    for path, pids in left.items():
+    abandoned = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
+    is_clean = all(report["is_clean"] for report in gpus) and not abandoned
+    lines = [line for report in gpus for line in _lines(report)] or ["there is no NVIDIA GPU on this machine"]
+    for path, pids in abandoned.items():
         running = f", with processes {', '.join(map(str, pids))}" if pids else ""
         lines.append(f"left by a killed orchestrator: {path}{running}")
-    is_left = bool(left) or any(not each["is_clean"] and each["holder"] is None for each in gpus)
+    is_left = bool(abandoned) or any(not report["is_clean"] and report["holder"] is None for report in gpus)
     in_use = "not clean: a study is running and undoes this itself"
     lines.append("clean" if is_clean else f"not clean: {command('clean', folder, machine)}" if is_left else in_use)
-    data = {"gpus": gpus, "abandoned": left, "is_clean": is_clean}
+    data = {"gpus": gpus, "abandoned": abandoned, "is_clean": is_clean}
     return Answer(data=data, text="\n".join(map(printable, lines)), status=int(not is_clean))
 
 
@@ -158,9 +162,9 @@ def _gpu(device: Device, folder: Path) -> dict[str, Any]:
     steps, trouble = _read(
         device.uuid, Journal(folder, device.uuid), "user {} left steps to undo and must clean up: {}"
     )
-    made = Journal(folder, device.uuid, suffix=BY_HAND)
-    by_hand, by_others = _read(device.uuid, made, "by user {}, who can undo it")
-    holder = lease.holder(device.uuid, folder)
+    manual = Journal(folder, device.uuid, suffix=BY_HAND)
+    by_hand, by_others = _read(device.uuid, manual, "by user {}, who can undo it")
+    holder = lease.find_holder(device.uuid, folder)
     data: dict[str, Any] = {
         "uuid": device.uuid,
         "name": device.name if is_there(device) else None,
@@ -179,32 +183,32 @@ def _gpu(device: Device, folder: Path) -> dict[str, Any]:
     }
     if is_there(device):
         try:
-            data["mig_devices_held_by"] = {u: str(who) for u, who in lease.part_holders(device, folder).items()}
+            data["mig_devices_held_by"] = {u: str(who) for u, who in lease.find_part_holders(device, folder).items()}
             data |= _reading(device, by_hand)
         except CollocationError as error:
             data["error"] = str(error)  # what the journal says is told all the same
     return data
 
 
-def _read(uuid: str, ours: Journal, words: str) -> tuple[tuple[Step, ...], list[str]]:
+def _read(uuid: str, device_journal: Journal, words: str) -> tuple[tuple[UndoStep, ...], list[str]]:
     """The steps of a journal; and, in words, those of other users and what cannot be read."""
-    others = [] if goes_with_its_study(uuid) else ours.others()
-    trouble = [words.format(found.owner, found.path) for found in others]
+    foreign = [] if goes_with_its_study(uuid) else device_journal.list_foreign()
+    trouble = [words.format(other.owner, other.path) for other in foreign]
     try:
-        return ours.steps(), trouble
+        return device_journal.steps(), trouble
     except CollocationError as error:
         return (), [str(error), *trouble]
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step(step: UndoStep) -> dict[str, Any]:
     return {"kind": step.kind, "undoing": in_words(step), "arguments": step.arguments}
 
 
-def _reading(device: Device, by_hand: Sequence[Step]) -> dict[str, Any]:
+def _reading(device: Device, by_hand: Sequence[UndoStep]) -> dict[str, Any]:
     details = dict(device.details)
     with nvml.session():
         reader = gpu_reader.GpuReader(device.gpu_uuid)
-        processes = gpu_reader.processes(device.uuid)
+        processes = gpu_reader.list_processes(device.uuid)
         mig: MigState | None = None
         if device.gi_id is None:
             used_bytes = reader.quantities().get("nvmlDeviceGetMemoryInfo_v2.used")
@@ -212,8 +216,8 @@ def _reading(device: Device, by_hand: Sequence[Step]) -> dict[str, Any]:
                 mig = read_state(device.uuid)
         else:
             used_bytes = reader.instance_memory_bytes().get(device.gi_id)
-    told = ("driver_version", "compute_mode", "mig_mode_current", "mig_mode_pending")
-    return {key: details.get(key) for key in told} | {
+    keys = ("driver_version", "compute_mode", "mig_mode_current", "mig_mode_pending")
+    return {key: details.get(key) for key in keys} | {
         "memory_mib": device.memory_mib,
         "memory_used_mib": None if used_bytes is None else used_bytes / _MIB,
         "gpu_instances": None if mig is None or mig.instances is None else _instances(device, mig, by_hand),
@@ -223,7 +227,7 @@ def _reading(device: Device, by_hand: Sequence[Step]) -> dict[str, Any]:
     }
 
 
-def _instances(device: Device, state: MigState, by_hand: Sequence[Step]) -> list[dict[str, Any]]:
+def _instances(device: Device, state: MigState, by_hand: Sequence[UndoStep]) -> list[dict[str, Any]]:
     try:
         known = {profile.profile_id: profile for profile in profiles.read_gpu(device).profiles}
     except ConfigError:
@@ -292,8 +296,8 @@ def _mig_lines(gpu: dict[str, Any]) -> list[str]:
         place = f"{instance['start']}:{instance['size'] or '?'}"
         parts = instance["compute_instances"]
         has_all = len(parts) == 1 and instance["compute_slices"] in (None, parts[0]["compute_slices"])
-        widths = ["" if has_all else f" ({each['compute_slices']}c)" for each in parts]
-        inside = ", ".join(f"CI {each['id']}{width} {each['uuid']}" for each, width in zip(parts, widths, strict=True))
+        widths = ["" if has_all else f" ({part['compute_slices']}c)" for part in parts]
+        inside = ", ".join(f"CI {part['id']}{width} {part['uuid']}" for part, width in zip(parts, widths, strict=True))
         mark = ", made by hand" if instance["is_made_by_hand"] else ""
         lines.append(f"instance:  GI {instance['id']} {profile} at {place}: {inside or 'no compute instance'}{mark}")
     return lines

@@ -15,9 +15,11 @@ _DROPPED = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", entry_po
 
 def inherited_environ(of_interpreter: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
     """What every job gets of our own environment, and of the variables that its interpreter brings."""
-    every = os.environ | startup.job_variables | dict(of_interpreter)
-    kept = {key: value for key, value in every.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED}
-    return kept | {"PYTHONUNBUFFERED": "1"}
+    variables = os.environ | startup.job_variables | dict(of_interpreter)
+    passed_on = {
+        key: value for key, value in variables.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED
+    }
+    return passed_on | {"PYTHONUNBUFFERED": "1"}
 
 
 def share_of_cpus(position: int, num_jobs: int) -> list[int]:

@@ -118,8 +118,8 @@ class _Reader:
         """Add the steps from here on if they are many, and as they should be; returns where they end."""
         if begin < self._no_many_until or len(block) - begin < _MANY_BYTES or not self._is_large or self._chain is None:
             return begin
-        found = _STEP_LINES.match(block, begin)
-        end = found.end() if found is not None else begin
+        match = _STEP_LINES.match(block, begin)
+        end = match.end() if match is not None else begin
         self._no_many_until = end
         if end - begin < _MANY_BYTES:
             return begin
@@ -137,8 +137,8 @@ class _Reader:
 
     def _add_line(self, line: bytes) -> None:
         try:
-            if (found := _STEP_LINE.fullmatch(line)) is not None:
-                t_ns, samples, total, epoch = found.groups()
+            if (match := _STEP_LINE.fullmatch(line)) is not None:
+                t_ns, samples, total, epoch = match.groups()
                 number = NO_EPOCH if epoch == b"null" else int(epoch)
                 self._add_step(Step(int(t_ns), float(samples), float(total), number, self._number))
             else:

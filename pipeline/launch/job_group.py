@@ -79,8 +79,8 @@ class JobGroup:
         self._starts, self._files, self._limits, self._pin_cpus = starts, files, limits, pin_cpus
         self._block, self._goes_on = block, go_on
         self.states = [
-            JobState(job=each.job, folder=files.folder / layout.job_path(each.job.index), profiler=each.profiler)
-            for each in starts
+            JobState(job=start.job, folder=files.folder / layout.job_path(start.job.index), profiler=start.profiler)
+            for start in starts
         ]
         self._by_index = {state.job.index: state for state in self.states}
 
@@ -190,11 +190,11 @@ class JobGroup:
 
     def _wait_end(self, states: Sequence[JobState], limit_s: float, limit: str) -> None:
         waited_for = {state.job.index for state in states}
-        others = [each for each in self.states if each.job.index not in waited_for and not each.has_left]
+        running = [state for state in self.states if state.job.index not in waited_for and not state.has_left]
 
         def is_over() -> bool:
             has_ended = all(state.has_ended for state in states if state.pid is not None)
-            return has_ended or any(each.has_left for each in others) or (self.went_wrong and not self._goes_on)
+            return has_ended or any(other.has_left for other in running) or (self.went_wrong and not self._goes_on)
 
         if not self._channel.pump(is_over, _deadline(limit_s)):
             for state in states:
@@ -213,7 +213,7 @@ class JobGroup:
         return all(state.has_ended for state in self.states if state.pid is not None)
 
     def _all_gone(self) -> bool:
-        return self._all_ended() and not processes.marked(self._files.mark)
+        return self._all_ended() and not processes.list_marked(self._files.mark)
 
     def _signal(self, signum: int) -> None:
         for state in self.states:
@@ -233,8 +233,8 @@ class JobGroup:
         output = state.folder / layout.OUTPUT
         output.mkdir(exist_ok=True)
         argv = self._argv(job, output)
-        told = secrets.mask_words(argv)  # for people: the file is among the artifacts
-        spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": told}
+        shown_argv = secrets.mask_words(argv)  # for people: the file is among the artifacts
+        spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": shown_argv}
         spec["block"] = self._block
         spec["watches_output"] = job.workload.rate.pattern is not None
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
@@ -286,7 +286,7 @@ class JobGroup:
         elif kind == "hello":
             pid = message.get("pid")
             # Anything could come over the socket; what we observe, and look for on the GPU, must be the group's.
-            if state.profiler is not None and type(pid) is int and pid in processes.marked(self._files.mark):
+            if state.profiler is not None and type(pid) is int and pid in processes.list_marked(self._files.mark):
                 state.said.pid = pid
         elif kind == "ready":
             state.said.is_ready = True

@@ -258,8 +258,8 @@ class StepChain:
         steps.t_ns.frombytes(t_ns[ends].tobytes())
         steps.total.frombytes(total[ends].tobytes())
         steps.epoch.frombytes(epoch[ends].tobytes())
-        left = count - num_lacking
-        self._in_last_entry = (left - 1) % per_entry + 1 if left else self._in_last_entry + num_lacking
+        num_after = count - num_lacking
+        self._in_last_entry = (num_after - 1) % per_entry + 1 if num_after else self._in_last_entry + num_lacking
         self._halve_if_many()
 
     def _halve_if_many(self) -> None:

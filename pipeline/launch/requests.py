@@ -127,19 +127,19 @@ def number_written(path: Path) -> int:
         return 0
 
 
-def _can_be(found: NDArray[np.void], lifetime: Lifetime) -> NDArray[np.bool_]:
+def _can_be(records: NDArray[np.void], lifetime: Lifetime) -> NDArray[np.bool_]:
     """Return whether the instants follow each other while the job lived, and the counts are counts.
 
     When an answer was begun, and when it began to come, is not known of every server.
     """
     import numpy as np
 
-    intended, sent, begun, first, done = (found[name] for name, _ in RECORD[:5])
+    intended, sent, begun, first, done = (records[name] for name, _ in RECORD[:5])
     follow = (intended > 0) & (intended <= sent)
     follow &= (intended >= lifetime.begin_ns) & (np.maximum(sent, np.maximum(begun, done)) <= lifetime.end_ns)
     begun_or_sent = np.where(begun > 0, begun, sent)
     follow &= np.where(begun > 0, sent <= begun, begun == 0)
     follow &= np.where(done > 0, begun_or_sent <= done, done == 0)
     follow &= np.where(first > 0, (begun_or_sent <= first) & ((first <= done) | (done == 0)), first == 0)
-    can: NDArray[np.bool_] = follow & (found["tokens"] >= 0) & (found["batch"] >= 1)
+    can: NDArray[np.bool_] = follow & (records["tokens"] >= 0) & (records["batch"] >= 1)
     return can

@@ -101,8 +101,8 @@ class ForkServer:
         self.interpreter = interpreter
         self._is_ready = False
         self._lost: str | None = None
-        self._control, theirs = socket.socketpair()
-        with theirs:
+        self._control, server_end = socket.socketpair()
+        with server_end:
             # As a job's environment, but that nothing may start threads or look for a GPU while it imports.
             environ = inherited_environ(interpreter.environ) | {
                 processes.MARK_VARIABLE: _NO_MARK,
@@ -112,12 +112,12 @@ class ForkServer:
             }
             try:
                 self._process = subprocess.Popen(
-                    [str(interpreter.python), str(_SERVER), str(theirs.fileno()), module],
+                    [str(interpreter.python), str(_SERVER), str(server_end.fileno()), module],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env=environ,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(server_end.fileno(),),
                     start_new_session=True,
                 )
             except OSError:

@@ -212,7 +212,7 @@ def _check_layout(gpu: Gpu, where: str) -> None:
         model, there = mig_gpu(gpu), placed(gpu)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    if (reason := partitions.why_misplaced(model, there)) is not None:
+    if (reason := partitions.explain_misplaced(model, there)) is not None:
         raise ConfigError(f"{where}: {_listed(there)} is not legal on {model.name}: {reason}. {_legal(model, there)}")
     for number, (instance, (profile, _)) in enumerate(zip(gpu.instances, there, strict=True)):
         if (instance.memory_mib or 0) > (profile.memory_mib or float("inf")):
@@ -238,7 +238,7 @@ def _legal(model: MigGpu, there: partitions.Placed) -> str:
     layout = partitions.place(model, asked)
     if layout is not None:
         return f"Legal: {_listed((instance.profile, instance.start) for instance in layout.instances)}"
-    near = [[partitions.resolve(model, name) for name in names] for names in partitions.nearest(model, asked)]
+    near = [[partitions.resolve(model, name) for name in names] for names in partitions.find_nearest(model, asked)]
     layouts = [partitions.plan_layout(model, each).instances for each in near]
     return f"Nearest: {'; '.join(_listed((i.profile, i.start) for i in layout) for layout in layouts)}"
 

@@ -173,7 +173,7 @@ def _named(wanted: Any) -> list[str]:
 def _there(asked: StudyRequest) -> Sequence[Device]:
     """Every GPU that a worker could get; of a simulated machine those of the models that are asked for."""
     if asked.simulated is None:
-        return device_choice.all_granted(nvml.list_devices())
+        return device_choice.select_granted(nvml.list_devices())
     asked_for = {mig_table.find(str(config.gpu.model)).name: config.gpu for config in asked.configs}.values()
     selected = [dataclasses.replace(gpu, device=str(index)) for gpu in asked_for for index in range(gpu.count)]
     return [dataclasses.replace(asked.simulated.find_device(gpu), index=index) for index, gpu in enumerate(selected)]
@@ -181,7 +181,7 @@ def _there(asked: StudyRequest) -> Sequence[Device]:
 
 def _why_not_free(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
     """Who holds or uses a GPU, in words; empty if nobody does."""
-    if (holder := lease.held_by(device, folder)) is not None:
+    if (holder := lease.describe_holder(device, folder)) is not None:
         return f"it is held by another study: {holder}"
     if Journal(folder, device.uuid).steps():
         return ""  # its worker undoes what a killed orchestrator left on it, and then looks for strangers itself

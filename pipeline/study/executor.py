@@ -137,7 +137,7 @@ def _in_the_state_of_now(group: Group, shared: Shared) -> Group:
     if not group.device.is_gpu or group.skip_reason is not None:
         return group
     try:
-        device = nvml.with_state_now(group.device)
+        device = nvml.refresh_state(group.device)
     except (ConfigError, NvmlError):  # the group meets the same, and its row says so
         return group
     if change := MachineState.now(device).changes(MachineState.now(group.device)):

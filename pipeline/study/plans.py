@@ -87,7 +87,7 @@ def undo_steps(device: Device, gpu: GpuConfig) -> None:
     """Undo the steps that a killed orchestrator noted in the journal of a device, and say so."""
     journal = Journal(Path(gpu.lock_dir), device.uuid, programs.of_device(device))
     if _goes(gpu):
-        journal.device_is_gone()  # the machine that it speaks of went with its study
+        journal.forget_device_steps()  # the machine that it speaks of went with its study
     if undone := replay(journal):
         words.say(f"undid {counted(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
 

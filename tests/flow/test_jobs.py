@@ -104,7 +104,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
                     running.measure(window)
         except LaunchError as error:
             reason = str(error)
-        assert processes.marked(mark) == []
+        assert processes.list_marked(mark) == []
         assert list(scratch.iterdir()) == []
         scratch.rmdir()
         return measure.judge(toys, Observation(batches=[running.states], samples=(), reason=reason))

@@ -81,7 +81,9 @@ def selftest(gpu: str, folder: Path, machine: str | None, *, is_only_health: boo
         "units": {**dict.fromkeys(QUANTITIES, "share, 0 to 1"), "t_s": "s since the machine was started"},
     }
     lines = [*_health_lines(items), *_counter_lines(device, measured, findings, unchecked)]
-    lines += [f"not ok: {each}" for each in trouble] or ["ok" if unchecked is None else "ok, as far as it was checked"]
+    lines += [f"not ok: {fault}" for fault in trouble] or [
+        "ok" if unchecked is None else "ok, as far as it was checked"
+    ]
     name = f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})"
     return Answer(data=data, text="\n".join(map(printable, [name, *lines])), status=int(bool(trouble)))
 
@@ -101,10 +103,10 @@ def _measured(device: Device, folder: Path, gpu: str, machine: str | None) -> Me
 def _scratch() -> Iterator[Path]:
     with ExitStack() as stack:
         try:
-            there = Path(tempfile.gettempdir())
-            for folder in temporary_folder.find_abandoned(there, _PREFIX, _RANDOM):
+            parent = Path(tempfile.gettempdir())
+            for folder in temporary_folder.find_abandoned(parent, _PREFIX, _RANDOM):
                 shutil.rmtree(folder, ignore_errors=True)
-            scratch = stack.enter_context(temporary_folder.held(there, _PREFIX))
+            scratch = stack.enter_context(temporary_folder.hold(parent, _PREFIX))
         except OSError as error:
             raise ConfigError(f"there is no place for the files of a self-test: {error}") from error
         yield scratch
@@ -189,7 +191,7 @@ def _table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:
     quantities = list(dict.fromkeys(quantity for quantity, _ in columns))
     head = ["", "step", "where", "blocks", "threads"]
     for quantity in quantities:
-        head += [_HEADS[quantity], *(source for each, source in columns if each == quantity)]
+        head += [_HEADS[quantity], *(source for column, source in columns if column == quantity)]
     lines = [[*head, "verdict"]]
     for number, row in enumerate(rows):
         place, load = row.place, row.load
@@ -198,7 +200,9 @@ def _table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:
         for quantity in quantities:
             must = row.expected.get(quantity)
             cells.append("" if place is None or must is None else f"({must:.3f})")
-            cells += [_cell(row.readings.get(source, {}).get(quantity)) for each, source in columns if each == quantity]
+            cells += [
+                _cell(row.readings.get(source, {}).get(quantity)) for column, source in columns if column == quantity
+            ]
         lines.append([*cells, _verdict(row, findings)])
     return words.aligned(lines, left=(0, 1, 2, len(lines[0]) - 1))
 

@@ -46,9 +46,9 @@ def _ecc(health: Health) -> Item:
     name = "uncorrected ECC errors"
     if now is None and ever is None:
         return Item(name=name, said=_UNKNOWN, is_known=False)
-    said = f"{_number(now)} since the driver was loaded, {_number(ever)} ever"
+    text = f"{_number(now)} since the driver was loaded, {_number(ever)} ever"
     trouble = "data was lost since the driver was loaded: let an administrator reset the GPU" if now else None
-    return Item(name=name, said=said, trouble=trouble)
+    return Item(name=name, said=text, trouble=trouble)
 
 
 def _rows(health: Health) -> Item:
@@ -56,16 +56,16 @@ def _rows(health: Health) -> Item:
     if health.is_remap_pending is None:
         return Item(name=name, said=_UNKNOWN, is_known=False)
     numbers = (health.num_rows_remapped_correctable, health.num_rows_remapped_uncorrectable)
-    said = f"{_number(numbers[0])} after correctable, {_number(numbers[1])} after uncorrectable errors"
+    text = f"{_number(numbers[0])} after correctable, {_number(numbers[1])} after uncorrectable errors"
     states = [
-        text for text, holds in (("pending", health.is_remap_pending), ("failed", health.has_remap_failed)) if holds
+        state for state, holds in (("pending", health.is_remap_pending), ("failed", health.has_remap_failed)) if holds
     ]
     trouble = None
     if health.has_remap_failed:
         trouble = "a row could not be remapped: the GPU is to be replaced"
     elif health.is_remap_pending:
         trouble = "rows wait to be remapped: let an administrator reset the GPU"
-    return Item(name=name, said=", ".join([said, *(states or ["none pending, none failed"])]), trouble=trouble)
+    return Item(name=name, said=", ".join([text, *(states or ["none pending, none failed"])]), trouble=trouble)
 
 
 def _pages(health: Health) -> Item:
@@ -78,10 +78,12 @@ def _pages(health: Health) -> Item:
 
 def _waiting(health: Health) -> Item:
     name, action = "pending resets", health.recovery_action
-    said = [f"the driver asks for: {action}"] if action not in (None, "none") else []
-    said += list(health.waiting)
-    if said:
-        return Item(name=name, said="; ".join(said), trouble=f"{'; '.join(said)}: an administrator must see to it")
+    changes = [f"the driver asks for: {action}"] if action not in (None, "none") else []
+    changes += list(health.waiting)
+    if changes:
+        return Item(
+            name=name, said="; ".join(changes), trouble=f"{'; '.join(changes)}: an administrator must see to it"
+        )
     return Item(name=name, said="none" if action == "none" else f"none by its settings; recovery action {_UNKNOWN}")
 
 
@@ -91,15 +93,15 @@ def _xids(health: Health, before: Health, now_s: float) -> Item:
         return Item(name=name, said=f"cannot be read: {health.xids_unread}", is_known=False)
     if not health.xids:
         return Item(name=name, said="none in the kernel's log")
-    told = Counter(xid.number for xid in health.xids)
-    said = ", ".join(f"{number}{'' if times == 1 else f' ({times} times)'}" for number, times in told.items())
+    counts = Counter(xid.number for xid in health.xids)
+    numbers = ", ".join(f"{number}{'' if times == 1 else f' ({times} times)'}" for number, times in counts.items())
     bad = [xid for xid in health.xids if xid.number in _OF_HARDWARE or xid not in (before.xids or ())]
     last = f"the last one {duration(max(0.0, now_s - health.xids[-1].t_s))} ago"
     trouble = None
     if bad:
         which = f"{counted(len(bad), 'XID event')} that no program causes, or during the self-test"
         trouble = f"{which}; the last: {bad[-1].text}"
-    return Item(name=name, said=f"{said} in the kernel's log, {last}", trouble=trouble)
+    return Item(name=name, said=f"{numbers} in the kernel's log, {last}", trouble=trouble)
 
 
 def _throttling(health: Health) -> Item:

@@ -111,10 +111,10 @@ class _Samples:
         since_ns = time.monotonic_ns()
         time.sleep(at_least_s)
         with self._changed:
-            alive = {_subject(each) for each in self._samples if since_ns - each.t_ns < limit_s * 1e9}
+            alive = {_subject(sample) for sample in self._samples if since_ns - sample.t_ns < limit_s * 1e9}
 
             def is_enough() -> bool:
-                read = Counter(_subject(each) for each in self._samples if each.t_ns > since_ns)
+                read = Counter(_subject(sample) for sample in self._samples if sample.t_ns > since_ns)
                 return all(read[subject] >= number for subject in alive)
 
             self._changed.wait_for(is_enough, limit_s)
@@ -134,19 +134,19 @@ def devices_of(gpu: Device) -> tuple[Device, ...]:
         other = largest.get(device.gi_id)
         if other is None or (multiprocessors_of(device) or 0) > (multiprocessors_of(other) or 0):
             largest[device.gi_id] = device
-    return tuple(largest[gi_id] for gi_id in sorted(largest, key=lambda each: each or 0))
+    return tuple(largest[gi_id] for gi_id in sorted(largest, key=lambda number: number or 0))
 
 
 def listeners(interval_ms: int) -> dict[str, Listener]:
     """Every listener of the project, a user's own among them, that reads a counter which is looked at; by name."""
-    found: dict[str, Listener] = {}
+    by_name: dict[str, Listener] = {}
     for path in sorted((PROJECT_DIR / "conf" / "listeners").glob("*.yaml")):
         for name, config in (OmegaConf.to_object(OmegaConf.load(path)) or {}).items():  # type: ignore[union-attr]
             spec = factory.spec_of(config, without=frozenset({"interval_ms", "required"}))
             listener: Listener = factory.instance(spec, interval_ms=interval_ms)
-            if {each.name for each in listener.table.fields} & {name for name, _ in _FIELDS.values()}:
-                found[str(name)] = listener
-    return found
+            if {field.name for field in listener.table.fields} & {name for name, _ in _FIELDS.values()}:
+                by_name[str(name)] = listener
+    return by_name
 
 
 def measure(gpu: Device, scratch: Path, start: Start = load_process.started, pace: Pace = PACE) -> Measured:
@@ -170,8 +170,8 @@ def _go_through(gpu: Device, scratch: Path, start: Start, pace: Pace, measured: 
         for device in devices:
             (folder := scratch / f"load-{device.gi_id}").mkdir()
             loaders[device.gi_id] = stack.enter_context(start(device, folder))
-        for each in loaders.values():
-            each.wait_for_device()
+        for loader in loaders.values():
+            loader.wait_for_device()
         places = [_place(device, loaders[device.gi_id].facts, gpu) for device in devices]
         watch = _Watch(device=gpu, slots=[Slot.on(device) for device in devices])
         for name, listener in listeners(pace.interval_ms).items():
@@ -186,8 +186,8 @@ def _carry_out(
     step: Step, loaders: Mapping[int | None, Loading], samples: _Samples, pace: Pace, measured: Measured
 ) -> list[Sample]:
     working = {place.name: (loaders[place.gi_id], load) for place, load in step.loads if load.blocks}
-    for loader, each in working.values():
-        loader.begin(each)
+    for loader, kernels in working.values():
+        loader.begin(kernels)
     for loader, _ in working.values():
         loader.wait_running()
     begin_ns = samples.wait(2, pace.settle_s, pace.limit_s)
@@ -206,9 +206,9 @@ def _rows(step: Step, samples: Sequence[Sample]) -> Iterator[Row]:
         readings, numbers = _readings(samples, None)
         if readings:
             yield Row(step=step.name, readings=readings, num_samples=numbers)
-    for place, each in step.loads:
+    for place, kernels in step.loads:
         readings, numbers = _readings(samples, place.gi_id)
-        yield Row(step=step.name, place=place, load=each, readings=readings, num_samples=numbers)
+        yield Row(step=step.name, place=place, load=kernels, readings=readings, num_samples=numbers)
 
 
 def _readings(samples: Sequence[Sample], gi_id: int | None) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
@@ -254,6 +254,6 @@ def _place(device: Device, facts: Mapping[str, Any], gpu: Device) -> Place:
 
 def _multiprocessors_of(gpu: Device, profile: str) -> int | None:
     with suppress(ConfigError):
-        known = {each.name: each.multiprocessors for each in profiles.read_gpu(gpu).profiles}
+        known = {row.name: row.multiprocessors for row in profiles.read_gpu(gpu).profiles}
         return known.get(profile)
     return None

@@ -86,7 +86,7 @@ def plan(places: Sequence[Place]) -> tuple[Step, ...]:
         ("a block on each", lambda place: Load(blocks=place.multiprocessors, threads=_WIDE)),
         ("full", full),
     ]
-    steps = [Step(name=name, loads=tuple((each, load(each)) for each in places)) for name, load in ladder]
+    steps = [Step(name=name, loads=tuple((place, load(place)) for place in places)) for name, load in ladder]
     if len(places) > 1:
         steps += [Step(name=f"only {full_one.name}", loads=_alone(full_one, places)) for full_one in places]
     return tuple(steps)
@@ -98,4 +98,4 @@ def full(place: Place) -> Load:
 
 
 def _alone(one: Place, places: Iterable[Place]) -> tuple[tuple[Place, Load], ...]:
-    return tuple((each, full(each) if each is one else IDLE) for each in places)
+    return tuple((place, full(place) if place is one else IDLE) for place in places)

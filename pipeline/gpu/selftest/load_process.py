@@ -102,9 +102,9 @@ class Loader:
                 while b"\n" in self._pending:
                     line, _, self._pending = self._pending.partition(b"\n")
                     with suppress(ValueError):  # a library may print what it likes
-                        said = json.loads(line)
-                        if isinstance(said, dict) and key in said:
-                            return cast(dict[str, Any], said[key])
+                        message = json.loads(line)
+                        if isinstance(message, dict) and key in message:
+                            return cast(dict[str, Any], message[key])
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise self._failure(f"said nothing of {key!r} for {limit_s:g} s")
                 if not (chunk := os.read(stdout.fileno(), 65536)):
@@ -128,7 +128,7 @@ def started(device: Device, scratch: Path) -> Iterator[Loader]:
 
     `scratch` is a folder of its own. LaunchError if it cannot be started.
     """
-    environ = inherited_environ() | dict(refusals.without_mps(scratch)) | {"CUDA_VISIBLE_DEVICES": device.uuid}
+    environ = inherited_environ() | dict(refusals.isolate_from_mps(scratch)) | {"CUDA_VISIBLE_DEVICES": device.uuid}
     with tempfile.TemporaryFile(dir=scratch) as errors:
         try:
             process = subprocess.Popen(

@@ -99,13 +99,13 @@ class Finding:
 def find(rows: Sequence[Row]) -> tuple[Finding, ...]:
     """Everything that cannot be, what is about all steps first."""
     general = [*_stuck(rows), *_missing(rows)]
-    known = {(each.source, each.quantity, each.where) for each in general}
+    known = {(finding.source, finding.quantity, finding.where) for finding in general}
     single: dict[tuple[str, str, str], list[_Single]] = {}
     for row in rows:
         for source, values in sorted(row.readings.items()):
-            for each in _impossible(row, values, rows):
-                single.setdefault((source, each.quantity, row.where), []).append(each)
-    return (*general, *(_together(key, found) for key, found in single.items() if key not in known))
+            for fault in _impossible(row, values, rows):
+                single.setdefault((source, fault.quantity, row.where), []).append(fault)
+    return (*general, *(_together(key, faults) for key, faults in single.items() if key not in known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +119,10 @@ class _Single:
     weight: float = 0.0
 
 
-def _together(key: tuple[str, str, str], found: Sequence[_Single]) -> Finding:
+def _together(key: tuple[str, str, str], faults: Sequence[_Single]) -> Finding:
     source, quantity, where = key
-    worst = max(found, key=lambda each: each.weight)
-    steps = dict.fromkeys([worst.step, *(each.step for each in found)])
+    worst = max(faults, key=lambda fault: fault.weight)
+    steps = dict.fromkeys([worst.step, *(fault.step for fault in faults)])
     return Finding(
         source=source, quantity=quantity, where=where, what=worst.what, value=worst.value, steps=tuple(steps)
     )
@@ -136,8 +136,8 @@ def _impossible(row: Row, values: Mapping[str, float], rows: Sequence[Row]) -> I
             wrong[quantity] = f"{_NAMES[quantity]} is {value:.3f}, outside 0 to 1", abs(value) + 1
     for inner, outer in _CONTAINED:
         if inner in values and outer in values and inner not in wrong and values[inner] > values[outer] + ABOVE:
-            said = f"{_NAMES[inner]} is {values[inner]:.3f}, above {_NAMES[outer]}, which is {values[outer]:.3f}"
-            wrong[inner] = said, 1 + values[inner] - values[outer]
+            text = f"{_NAMES[inner]} is {values[inner]:.3f}, above {_NAMES[outer]}, which is {values[outer]:.3f}"
+            wrong[inner] = text, 1 + values[inner] - values[outer]
     for quantity, value in values.items():
         limits = row.within(quantity)
         if quantity not in wrong and limits is not None and not limits[0] <= value <= limits[1]:
@@ -153,23 +153,23 @@ def _far_off(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> tupl
         return f"{name} is {value:.3f}, and nothing ran there", value
     blocks = counted(row.load.blocks, "block")
     ran = f"{blocks} of {row.load.threads} threads ran on {row.place.multiprocessors} SMs"
-    said = f"{name} is {value:.3f} where {must:.3f} was to be seen: {ran}"
+    text = f"{name} is {value:.3f} where {must:.3f} was to be seen: {ran}"
     neighbour = None if quantity == "smocc_ratio" else _capped_at(row, value, rows)
     if neighbour is None:
-        return said, abs(value - must)
-    return f"{said}; capped at the share of its neighbour {neighbour.name}, which has {neighbour.multiprocessors}", 1.0
+        return text, abs(value - must)
+    return f"{text}; capped at the share of its neighbour {neighbour.name}, which has {neighbour.multiprocessors}", 1.0
 
 
 def _capped_at(row: Row, value: float, rows: Sequence[Row]) -> Place | None:
-    own = row.place
-    assert own is not None
-    if own.gi_id is None or own.counted is None or row.expected["smact_ratio"] < 1:
+    place = row.place
+    assert place is not None
+    if place.gi_id is None or place.counted is None or row.expected["smact_ratio"] < 1:
         return None
-    others = {each.place for each in rows if each.place is not None and each.place != own}
-    for other in sorted(others, key=lambda place: place.multiprocessors, reverse=True):
-        shares = [other.multiprocessors / own.counted]
-        if other.compute_slices and own.compute_slices:
-            shares.append(other.compute_slices / own.compute_slices)
+    neighbours = {other_row.place for other_row in rows if other_row.place is not None and other_row.place != place}
+    for other in sorted(neighbours, key=lambda candidate: candidate.multiprocessors, reverse=True):
+        shares = [other.multiprocessors / place.counted]
+        if other.compute_slices and place.compute_slices:
+            shares.append(other.compute_slices / place.compute_slices)
         if any(share < 1 and abs(value - share) <= _NEAR_SHARE for share in shares):
             return other
     return None
@@ -193,10 +193,10 @@ def _missing(rows: Sequence[Row]) -> Iterator[Finding]:
     """Instances of which a source tells nothing that it tells of another one."""
     places = {row.place.name: row.place for row in rows if row.place is not None}
     for source, quantity in product(_sources(rows), QUANTITIES):
-        told = {row.where for row in rows if row.place is not None and quantity in row.readings.get(source, {})}
-        for name in places if told else ():
-            if name not in told:
-                what = f"no {_NAMES[quantity]}, which it tells of {', '.join(sorted(told))}"
+        covered = {row.where for row in rows if row.place is not None and quantity in row.readings.get(source, {})}
+        for name in places if covered else ():
+            if name not in covered:
+                what = f"no {_NAMES[quantity]}, which it tells of {', '.join(sorted(covered))}"
                 yield Finding(source=source, quantity=quantity, where=name, what=what)
 
 

@@ -56,7 +56,7 @@ def paused(group: Group, profiler: str) -> Iterator[None]:
         return
     programs = of_group(group)
     journal = Journal(group.gpu.lock_dir, group.device.uuid, programs)
-    with journal.undoing("dcgm_profiling"):
+    with journal.guard("dcgm_profiling"):
         if not _tell(_words(programs, "--pause")):
             _log.info("no host engine of DCGM answers: nothing is paused for %s", profiler)
         yield

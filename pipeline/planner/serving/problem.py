@@ -262,7 +262,7 @@ def _partitions(kinds: Sequence[Kind], models: Sequence[Model]) -> Iterator[Part
             yield Partition(model=number, counts={mine[WHOLE]: 1})
         pool = [partitions.resolve(model.mig, name) for name in mine if name != WHOLE] if model.mig else []
         if model.mig is not None and pool:
-            for names in partitions.maximal_combinations(model.mig, pool):
+            for names in partitions.list_maximal_combinations(model.mig, pool):
                 counts = Counter(mine[name] for name in names)
                 yield Partition(model=number, counts=dict(sorted(counts.items())))
 

@@ -74,7 +74,7 @@ def layouts(problem: Problem) -> list[Layout]:
             found.append(Layout(number, ((kinds[WHOLE], None),)))
         pool = [partitions.resolve(model.mig, name) for name in kinds if name != WHOLE] if model.mig else []
         if model.mig is not None and pool:
-            for placed in partitions.maximal_layouts(model.mig, pool):
+            for placed in partitions.list_maximal_layouts(model.mig, pool):
                 found.append(Layout(number, tuple((kinds[profile.name], start) for profile, start in placed)))
     return found
 

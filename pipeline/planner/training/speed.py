@@ -121,7 +121,7 @@ class Speeds:
     def alone(self, program: Program) -> Speed | None:
         """The speed of a process that has the GPU to itself, else the largest instance of which it is known."""
         speed = self.at(program, Place(mode=SERIAL.name))
-        profiles = partitions.slice_profiles(self.model.mig) if self.model.mig is not None else ()
+        profiles = partitions.list_slice_profiles(self.model.mig) if self.model.mig is not None else ()
         for each in reversed(profiles):
             speed = speed or self.at(program, Place(mode=MIG.name, instance_profile=each.name))
         return speed

@@ -37,7 +37,7 @@ from pipeline.planner.transition.rooms import Kind
 from pipeline.planner.transition.steps import Slice, Step, Transition
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mig import profiles
-from pipeline.prepare.mig.mig_smi import Control, destroy_instance, switch_off
+from pipeline.prepare.mig.mig_smi import MigSmi, destroy_instance, switch_off
 from pipeline.simulation.machine.state import StateFile
 
 
@@ -72,9 +72,9 @@ class _Held:
     names: Mapping[int, str]  # of its profiles, by id
 
     @property
-    def control(self) -> Control:
+    def control(self) -> MigSmi:
         """The MIG of this GPU."""
-        return Control.found(self.programs, self.device.uuid)
+        return MigSmi.of_device(self.programs, self.device.uuid)
 
     def slices(self) -> set[Slice]:
         """Its GPU instances, as the driver lists them."""
@@ -156,7 +156,7 @@ def replay(transition: Transition, machine: Path, locks: Path, told: Callable[[s
             names = {p.profile_id: p.name for p in profiles.load_model(gpu.model, gpu.driver_branch).profiles}
             held[name] = _Held(device=device, programs=own, journal=Journal(locks, device.uuid, own), names=names)
         for each in held.values():
-            outcome.put_back += [journal.in_words(step) for step in journal.replay(each.journal)]
+            outcome.put_back += [journal.describe(step) for step in journal.replay(each.journal)]
         log = _Log(machine, transition)
         outcome.earlier = len(log.done)
         _Replay(held, log, spare, most, outcome, told).run()
@@ -237,12 +237,12 @@ class _Replay:
         held = self._held[step.gpu]
         if step.kind == "repartition":
             for each in sorted(set(step.destroyed) & held.slices(), key=lambda each: each.start):
-                arguments: dict[str, Any] = {**held.control.recorded(), **held.place(each), "boot": boot_id()}
+                arguments: dict[str, Any] = {**held.control.to_record(), **held.place(each), "boot": boot_id()}
                 destroy_instance(held.programs, **arguments)
             if step.mode == "mig":
                 self._make(step.gpu, step.made)
             elif held.control.read().is_on:
-                switch_off(held.programs, **held.control.recorded())
+                switch_off(held.programs, **held.control.to_record())
         elif step.instance is not None and step.instance.start is not None and step.kind != "delete":
             needed = Slice(profile=str(step.instance.profile), start=step.instance.start)
             if needed not in held.slices():
@@ -254,12 +254,12 @@ class _Replay:
         """Make GPU instances, those that are there excepted, each in the journal until it is complete."""
         held = self._held[name]
         if not held.control.read().is_on:
-            with _until_complete(held.journal, "mig_mode", held.control.recorded()):
+            with _until_complete(held.journal, "mig_mode", held.control.to_record()):
                 held.control.switch_on()
         size = {profile.name: profile.size for profile in profiles.load_model(held.device.name).profiles}
         missing = set(wanted) - held.slices()
         for each in sorted(missing, key=lambda each: (size[each.profile], -each.start), reverse=True):  # larger first
-            arguments = {**held.control.recorded(), **held.place(each), "boot": boot_id()}
+            arguments = {**held.control.to_record(), **held.place(each), "boot": boot_id()}
             with _until_complete(held.journal, "mig_instance", arguments):
                 held.control.create(arguments["profile_id"], arguments["start"])
 
@@ -297,7 +297,7 @@ def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> I
         stack.callback(book.undo, step)
         yield
         stack.pop_all()
-        book.keep(step)
+        book.discard(step)
 
 
 def _models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:

@@ -24,7 +24,7 @@ def find_device(name: str | None, *, needs_gpu: bool) -> Device:
         ConfigError: there is no such GPU.
     """
     is_named = name is not None
-    key, selector = ("gpu.device", name) if name is not None else granted()
+    key, selector = ("gpu.device", name) if name is not None else read_grant()
     may_be_cpu = not needs_gpu and not is_named
     if selector in _NOTHING and not is_named:
         if may_be_cpu:
@@ -32,23 +32,23 @@ def find_device(name: str | None, *, needs_gpu: bool) -> Device:
         raise ConfigError(f"gpu=nvidia, but {key}={selector!r} grants no GPU; ask for one, or name it with gpu.device")
     devices = nvml.list_devices()
     if devices:
-        return choose(key, selector, with_mig_devices(selector, devices))
+        return choose(key, selector, list_selectable(selector, devices))
     if may_be_cpu:
         return cpu_device()
-    asked = f"gpu.device={selector!r} names a GPU" if is_named else "gpu=nvidia"
+    request = f"gpu.device={selector!r} names a GPU" if is_named else "gpu=nvidia"
     raise ConfigError(
-        f"{asked}, but NVML does not answer, so there is no NVIDIA driver or no GPU here; use gpu=cpu and no "
+        f"{request}, but NVML does not answer, so there is no NVIDIA driver or no GPU here; use gpu=cpu and no "
         "gpu.device, or check that `nvidia-smi` works"
     )
 
 
-def granted() -> tuple[str, str]:
+def read_grant() -> tuple[str, str]:
     """What says which GPU this process may use, and its index or UUID: of several the first; without a grant, 0."""
     variable, names = _grant() or ("gpu.device", ["0"])
     return variable, names[0]
 
 
-def all_granted(devices: Sequence[Device]) -> Sequence[Device]:
+def select_granted(devices: Sequence[Device]) -> Sequence[Device]:
     """Those of these GPUs that this process may use: all without a grant; ConfigError if there is no such GPU."""
     if (grant := _grant()) is None:
         return devices
@@ -59,15 +59,15 @@ def all_granted(devices: Sequence[Device]) -> Sequence[Device]:
 def _grant() -> tuple[str, list[str]] | None:
     for variable in _GRANTS:
         if (value := os.environ.get(variable)) is not None:
-            return variable, [each.strip() for each in value.split(",")]
+            return variable, [name.strip() for name in value.split(",")]
     return None
 
 
-def with_mig_devices(selector: str, devices: Sequence[Device]) -> Sequence[Device]:
+def list_selectable(selector: str, devices: Sequence[Device]) -> Sequence[Device]:
     """What a selector may mean: of a MIG device the MIG devices of these GPUs, else these."""
     if not selector.startswith(nvml.MIG_PREFIX):
         return devices
-    return [each for device in devices for each in nvml.list_mig_devices(device)]
+    return [mig_device for device in devices for mig_device in nvml.list_mig_devices(device)]
 
 
 def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "") -> Device:
@@ -85,8 +85,10 @@ def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "")
     else:
         matches = [device for device in devices if selector and device.uuid.startswith(selector)]
     if len(matches) != 1:
-        each = (f"{'-' if device.index is None else device.index}: {device.name} {device.uuid}" for device in devices)
+        choices = (
+            f"{'-' if device.index is None else device.index}: {device.name} {device.uuid}" for device in devices
+        )
         what = "MIG devices" if is_mig else "GPUs"
-        there = "; ".join(each) or "none: check that `nvidia-smi` lists one"
+        there = "; ".join(choices) or "none: check that `nvidia-smi` lists one"
         raise ConfigError(f"{key}={selector!r} matches {len(matches)} {what}, not one. There are {there}{remedy}")
     return matches[0]

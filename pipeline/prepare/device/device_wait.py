@@ -12,7 +12,7 @@ from pipeline.base.system.words import duration
 _LOOK_S = 1.0
 
 
-class Patience:
+class WaitBudget:
     """How long a start may wait for its devices, in all.
 
     Args:

@@ -105,7 +105,7 @@ def read(device: Device) -> Health:
         NvmlError: it does not answer.
     """
     with nvml.session():
-        with nvml.asking(f"GPU {device.gpu_uuid}"):
+        with nvml.translate_errors(f"GPU {device.gpu_uuid}"):
             handle = pynvml.nvmlDeviceGetHandleByUUID(device.gpu_uuid)
         ecc = nvml.ask_if_offered("the ECC mode", pynvml.nvmlDeviceGetEccMode, handle)
         mig = nvml.ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
@@ -144,31 +144,31 @@ def read(device: Device) -> Health:
             for what, modes in switches.items()
             if modes is not None and modes[0] != modes[1]
         ),
-        throttle_reasons=None if reasons is None else in_words(int(reasons)),
+        throttle_reasons=None if reasons is None else describe_reasons(int(reasons)),
         xids=xids,
         xids_unread=unread,
     )
 
 
-def in_words(reasons: int) -> tuple[str, ...]:
+def describe_reasons(reasons: int) -> tuple[str, ...]:
     """The reasons for the clocks in a bit mask of NVML."""
     return tuple(words for bit, words in THROTTLE_REASONS.items() if reasons & bit)
 
 
-def xids_of(bus_id: str, records: Iterable[str]) -> tuple[Xid, ...]:
+def parse_xids(bus_id: str, records: Iterable[str]) -> tuple[Xid, ...]:
     """What records of the kernel's log say of the GPU at a PCI address.
 
     A record is `6,1023,5140900,-;text`, with the time in us as its third number.
     """
-    found = []
+    xids = []
     for record in records:
         prefix, _, text = record.partition(";")
         match = _XID.search(text)
         fields = prefix.split(",")
         if match is not None and len(fields) > 2 and fields[2].isdecimal() and _place(match["bus"]) == _place(bus_id):
-            said = text.partition("\n")[0].strip()
-            found.append(Xid(number=int(match["number"]), t_s=int(fields[2]) / 1e6, text=said))
-    return tuple(found)
+            line = text.partition("\n")[0].strip()
+            xids.append(Xid(number=int(match["number"]), t_s=int(fields[2]) / 1e6, text=line))
+    return tuple(xids)
 
 
 def _switch(mode: int) -> str:
@@ -191,7 +191,7 @@ def _retired_pages(handle: object) -> int | None:
     )
     read_pages = pynvml.nvmlDeviceGetRetiredPages
     pages = [nvml.ask_if_offered("the retired pages", read_pages, handle, cause) for cause in causes]
-    known = [found for found in pages if found is not None]
+    known = [addresses for addresses in pages if addresses is not None]
     return sum(map(len, known)) if known else None
 
 
@@ -214,7 +214,7 @@ def _xids(device: Device) -> tuple[tuple[Xid, ...] | None, str | None]:
     if bus_id is None:
         return None, "the driver does not tell its PCI address"
     try:
-        return xids_of(bus_id, _kernel_log()), None
+        return parse_xids(bus_id, _kernel_log()), None
     except OSError as error:
         return None, f"{KERNEL_LOG}: {error.strerror} (administrators may read it, outside most containers)"
 

@@ -39,7 +39,7 @@ class GpuProcess:
         return f"{self.name or 'a program'} (pid {self.pid})"
 
 
-def processes(uuid: str) -> tuple[GpuProcess, ...]:
+def list_processes(uuid: str) -> tuple[GpuProcess, ...]:
     """Every process with a context on the GPU or, under MIG, on one of its MIG devices; in the order of PIDs.
 
     A list that cannot be had is an error, never empty.
@@ -51,18 +51,18 @@ def processes(uuid: str) -> tuple[GpuProcess, ...]:
         )
 
 
-def staying_processes(uuid: str, is_meant: Callable[[GpuProcess], bool]) -> list[GpuProcess]:
+def list_staying_processes(uuid: str, is_meant: Callable[[GpuProcess], bool]) -> list[GpuProcess]:
     """Those of the processes on a GPU that are meant and still there after two seconds; at once if there are none.
 
     A process that starts CUDA is listed on every GPU of the machine for a moment, whichever it will compute on: four
     studies on the four GPUs of one host saw each other's jobs.
     """
-    staying = {process.pid: process for process in processes(uuid) if is_meant(process)}
+    staying = {process.pid: process for process in list_processes(uuid) if is_meant(process)}
     until = time.monotonic() + _STARTS_WITHIN_S
     while staying and time.monotonic() < until:
         time.sleep(_LOOK_S)
-        there = {process.pid for process in processes(uuid)}
-        staying = {pid: process for pid, process in staying.items() if pid in there}
+        listed = {process.pid for process in list_processes(uuid)}
+        staying = {pid: process for pid, process in staying.items() if pid in listed}
     return list(staying.values())
 
 
@@ -77,7 +77,7 @@ class GpuReader:
         parts = None if uuid.startswith(nvml.MIG_PREFIX) else _mig_handles(handle)
         # Of a GPU in MIG mode, the process lists of its MIG devices need no privilege.
         self._process_handles = [handle] if parts is None else parts
-        with nvml.asking("the MIG devices"):  # those of one GPU instance share its memory
+        with nvml.translate_errors("the MIG devices"):  # those of one GPU instance share its memory
             self._instances = {pynvml.nvmlDeviceGetGpuInstanceId(part): part for part in parts or ()}
         self._quantities: dict[str, Callable[[], Any]] = {
             "nvmlDeviceGetMemoryInfo_v2": partial(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2),
@@ -114,12 +114,12 @@ class GpuReader:
 
     def instance_memory_bytes(self) -> dict[int, float]:
         """Id of each GPU instance to its memory in use, in bytes, as `quantities` counts it; those that tell it."""
-        found = {}
+        used_bytes = {}
         for gi_id, handle in self._instances.items():
             memory = nvml.ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
             if memory is not None:
-                found[gi_id] = float(memory.used)
-        return found
+                used_bytes[gi_id] = float(memory.used)
+        return used_bytes
 
     def process_memory_bytes(self) -> dict[int, int]:
         """PID (of the host) to GPU memory in bytes, for each computing process whose memory the driver tells.
@@ -134,7 +134,9 @@ class GpuReader:
         for handle in self._process_handles:
             listed = [nvml.ask_if_offered("the memory of processes", function, handle) or () for function in lists]
             running = itertools.chain(*listed)
-            used_bytes.update({each.pid: each.usedGpuMemory for each in running if each.usedGpuMemory is not None})
+            used_bytes.update(
+                {process.pid: process.usedGpuMemory for process in running if process.usedGpuMemory is not None}
+            )
         return dict(used_bytes)
 
     def listed_processes(self) -> dict[int, tuple[str, int | None]]:
@@ -152,12 +154,12 @@ class GpuReader:
         )
         listed: dict[int, tuple[str, int | None]] = {}
         for handle in self._process_handles:
-            here: dict[int, tuple[str, int | None]] = {}
+            on_device: dict[int, tuple[str, int | None]] = {}
             for kind, ask, function in lists:
                 for entry in ask(f"{kind} processes", function, handle) or ():
                     # pynvml turns NVML_VALUE_NOT_AVAILABLE into None.
-                    here[entry.pid] = (kind, entry.usedGpuMemory)
-            for pid, (kind, used) in here.items():
+                    on_device[entry.pid] = (kind, entry.usedGpuMemory)
+            for pid, (kind, used) in on_device.items():
                 _, elsewhere = listed.get(pid, (kind, 0))
                 listed[pid] = (kind, None if used is None or elsewhere is None else used + elsewhere)
         return listed
@@ -173,8 +175,8 @@ def _mig_handles(handle: object) -> list[object] | None:
     mode = nvml.ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     if mode is None or mode[0] == 0:
         return None
-    with nvml.asking("the MIG devices"):
-        return list(nvml.mig_handles(handle))
+    with nvml.translate_errors("the MIG devices"):
+        return list(nvml.list_mig_handles(handle))
 
 
 def _name(pid: int) -> str | None:

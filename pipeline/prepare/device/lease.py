@@ -72,26 +72,26 @@ def _held_alone(path: Path, device: Device) -> Iterator[None]:
         os.close(descriptor)
 
 
-def holder(device_uuid: str, folder: Path) -> Holder | None:
+def find_holder(device_uuid: str, folder: Path) -> Holder | None:
     """Who holds a device now; `None` if nobody does. Holds nothing itself."""
     return _in_the_way(_path(folder, device_uuid), is_shared=True)
 
 
-def held_by(device: Device, folder: Path) -> str | None:
+def describe_holder(device: Device, folder: Path) -> str | None:
     """Who holds a device, or MIG devices of a GPU, in words; `None` if nobody does."""
-    if (whole := holder(device.uuid, folder)) is not None:
-        return str(whole)
-    return "; ".join(f"{who} on {uuid}" for uuid, who in part_holders(device, folder).items()) or None
+    if (owner := find_holder(device.uuid, folder)) is not None:
+        return str(owner)
+    return "; ".join(f"{who} on {uuid}" for uuid, who in find_part_holders(device, folder).items()) or None
 
 
-def part_holders(device: Device, folder: Path) -> dict[str, Holder]:
+def find_part_holders(device: Device, folder: Path) -> dict[str, Holder]:
     """Who holds the MIG devices of a GPU, by their UUIDs. These keep others from the GPU without a name in its file."""
     if not device.mig_enabled:
         return {}
     from pipeline.prepare.device import nvml
 
-    found = {part.uuid: holder(part.uuid, folder) for part in nvml.list_mig_devices(device)}
-    return {uuid: who for uuid, who in found.items() if who is not None}
+    holders = {part.uuid: find_holder(part.uuid, folder) for part in nvml.list_mig_devices(device)}
+    return {uuid: who for uuid, who in holders.items() if who is not None}
 
 
 def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
@@ -100,10 +100,10 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
         return
 
     def strangers() -> Sequence[gpu_reader.GpuProcess]:
-        return gpu_reader.staying_processes(device.uuid, lambda process: process.name not in tolerate)
+        return gpu_reader.list_staying_processes(device.uuid, lambda process: process.name not in tolerate)
 
-    if found := strangers():
-        listed = ", ".join(map(str, found))
+    if processes := strangers():
+        listed = ", ".join(map(str, processes))
         raise InUseError(
             f"{device.name} ({device.uuid}) is in use by {listed}; end them, wait for their end with wait=true, choose "
             "another GPU with gpu.device, or let programs that hardly use it stay: 'gpu.tolerate=[NAME]'",
@@ -134,7 +134,7 @@ def _lock(path: Path, device: Device, *, is_shared: bool = False) -> int:
             if time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
                 continue
-            other = _in_the_way(path, is_shared=True) or held_by(device, path.parent) or Holder()
+            other = _in_the_way(path, is_shared=True) or describe_holder(device, path.parent) or Holder()
             raise InUseError(
                 f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); "
                 "wait for it with wait=true, or choose another device with gpu.device",
@@ -166,8 +166,8 @@ def _in_the_way(path: Path, *, is_shared: bool) -> Holder | None:
 def _read_holder(descriptor: int) -> Holder:
     """What the file says. Every user can write it, so it may be anything."""
     with suppress(OSError, ValueError, AttributeError):
-        said = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
-        pid, user, folder = (said.get(key) for key in ("pid", "user", "folder"))
+        content = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
+        pid, user, folder = (content.get(key) for key in ("pid", "user", "folder"))
         return Holder(pid=pid if isinstance(pid, int) else None, user=_printable(user), folder=_printable(folder))
     return Holder()
 

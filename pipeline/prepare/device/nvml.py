@@ -35,7 +35,7 @@ _CORES_PER_MULTIPROCESSOR = {
 }
 
 
-class _WhenUsed:
+class _LazyModule:
     """The module pynvml, imported when it is first used: reports and plans for CPUs do without."""
 
     @functools.cached_property
@@ -46,7 +46,7 @@ class _WhenUsed:
         return getattr(self._module, name)
 
 
-pynvml = _WhenUsed()
+pynvml = _LazyModule()
 
 
 class NvmlError(CollocationError):
@@ -97,7 +97,7 @@ def list_devices() -> tuple[Device, ...]:
         pynvml.nvmlShutdown()
 
 
-def with_state_now(device: Device) -> Device:
+def refresh_state(device: Device) -> Device:
     """The device with what an administrator may have changed since its details were read.
 
     Raises:
@@ -106,27 +106,29 @@ def with_state_now(device: Device) -> Device:
     """
     with session():
         state = _state(ask(f"GPU {device.gpu_uuid}", pynvml.nvmlDeviceGetHandleByUUID, device.gpu_uuid))
-    kept = {key: text for key, text in device.details if key not in state}
-    told = {key: text for key, text in state.items() if text is not None}
-    return dataclasses.replace(device, details=tuple((kept | told).items()))
+    unchanged = {key: text for key, text in device.details if key not in state}
+    known = {key: text for key, text in state.items() if text is not None}
+    return dataclasses.replace(device, details=tuple((unchanged | known).items()))
 
 
 def list_mig_devices(gpu: Device) -> tuple[Device, ...]:
     """The MIG devices of a GPU, each as a device of its own; in NVML's order. None unless MIG mode is on."""
     if not gpu.mig_enabled:
         return ()
-    with session(), asking(f"the MIG devices of {gpu.uuid}"):
-        return tuple(_mig_device(gpu, handle) for handle in mig_handles(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)))
+    with session(), translate_errors(f"the MIG devices of {gpu.uuid}"):
+        return tuple(
+            _mig_device(gpu, handle) for handle in list_mig_handles(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+        )
 
 
-def compute_mode(uuid: str) -> str:
+def read_compute_mode(uuid: str) -> str:
     """Who may compute on the GPU: `default`, `exclusive_process`, `exclusive_thread` or `prohibited`."""
     with session():
         handle = ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
         return _COMPUTE_MODES[ask("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)]
 
 
-def compute_capability(uuid: str) -> tuple[int, int]:
+def read_compute_capability(uuid: str) -> tuple[int, int]:
     """That of the GPU: (8, 0) of an A100, (9, 0) of an H100."""
     with session():
         handle = ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
@@ -167,7 +169,7 @@ def _has_nvidia_hardware() -> bool:
 
 
 @contextmanager
-def asking(what: str) -> Iterator[None]:
+def translate_errors(what: str) -> Iterator[None]:
     """Raise what NVML says against it as `NvmlError`."""
     try:
         yield
@@ -177,7 +179,7 @@ def asking(what: str) -> Iterator[None]:
 
 def ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:
     """Call a function of NVML; NvmlError, which says what was asked, if it fails."""
-    with asking(what):
+    with translate_errors(what):
         return function(*arguments)
 
 
@@ -195,7 +197,7 @@ def ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) 
         raise
 
 
-def mig_handles(handle: object) -> Iterator[object]:
+def list_mig_handles(handle: object) -> Iterator[object]:
     """The handle of each MIG device of a GPU, in NVML's order."""
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with suppress(pynvml.NVMLError_NotFound):
@@ -217,27 +219,27 @@ def _device(index: int, handle: object) -> Device:
     )
 
 
-def counted_multiprocessors(attributes: Any) -> int | None:
+def count_multiprocessors(attributes: Any) -> int | None:
     """Those of a MIG device, from what `nvmlDeviceGetAttributes_v2` says; `None` where the driver does not count."""
     count = int(attributes.multiprocessorCount)
     return None if count == pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value else count
 
 
 def _mig_device(gpu: Device, handle: object) -> Device:
-    found = pynvml.nvmlDeviceGetAttributes_v2(handle)
+    attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
     name = pynvml.nvmlDeviceGetName(handle)
     if " MIG " not in name:  # not every driver says more than the GPU's
-        is_part = found.computeInstanceSliceCount < found.gpuInstanceSliceCount
-        of_it = f"{found.computeInstanceSliceCount}c." if is_part else ""
-        name = f"{gpu.name} MIG {of_it}{found.gpuInstanceSliceCount}g, {found.memorySizeMB} MiB"
+        is_part = attributes.computeInstanceSliceCount < attributes.gpuInstanceSliceCount
+        of_it = f"{attributes.computeInstanceSliceCount}c." if is_part else ""
+        name = f"{gpu.name} MIG {of_it}{attributes.gpuInstanceSliceCount}g, {attributes.memorySizeMB} MiB"
     details = {key: value for key, value in gpu.details if key != "multiprocessors"}
-    if (multiprocessors := counted_multiprocessors(found)) is not None:
+    if (multiprocessors := count_multiprocessors(attributes)) is not None:
         details["multiprocessors"] = str(multiprocessors)
     return dataclasses.replace(
         gpu,
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         name=name,
-        memory_mib=int(found.memorySizeMB),
+        memory_mib=int(attributes.memorySizeMB),
         mig_enabled=False,
         details=tuple(details.items()),
         parent=gpu.uuid,

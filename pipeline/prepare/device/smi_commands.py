@@ -41,26 +41,26 @@ class Smi:
     admin: tuple[str, ...] = ()
 
     @classmethod
-    def found(cls, programs: Programs, uuid: str, admin: Sequence[str] = ()) -> Self:
+    def of_device(cls, programs: Programs, uuid: str, admin: Sequence[str] = ()) -> Self:
         """That of a device, with the `admin` of a journal if its programs do not say one."""
         prefix = tuple(admin) if programs.admin is None else programs.admin
         return cls(uuid=uuid, program=programs.find("nvidia-smi"), admin=prefix)
 
-    def recorded(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """What undoing needs to find this GPU again, for a journal: programs by name, never by path."""
         first, rest = self.admin[:1], self.admin[1:]
         return {"uuid": self.uuid, "admin": [*(Path(word).name for word in first), *rest]}
 
-    def words(self, *arguments: str) -> tuple[str, ...]:
+    def admin_command(self, *arguments: str) -> tuple[str, ...]:
         return (*self.admin, self.program, *arguments)
 
-    def compute_mode(self, mode: str) -> tuple[str, ...]:
-        return self.words("-i", self.uuid, "-c", mode.upper())
+    def compute_mode_command(self, mode: str) -> tuple[str, ...]:
+        return self.admin_command("-i", self.uuid, "-c", mode.upper())
 
-    def time_slice(self, number: int) -> tuple[str, ...]:
-        return self.words("compute-policy", "-i", self.uuid, _SET_TIME_SLICE, str(number))
+    def time_slice_command(self, number: int) -> tuple[str, ...]:
+        return self.admin_command("compute-policy", "-i", self.uuid, _SET_TIME_SLICE, str(number))
 
-    def listing_of_policies(self) -> tuple[str, ...]:
+    def policy_command(self) -> tuple[str, ...]:
         return (self.program, "compute-policy", "-i", self.uuid, "-l")
 
     def run(self, words: Sequence[str]) -> command.Completed:
@@ -101,5 +101,5 @@ def await_last_write(uuid: str) -> None:
 
 def _writers(uuid: str) -> list[int]:
     """PIDs of the programs that change this GPU, by their command line: sudo hides everything else of them."""
-    found = ((p.pid, p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
-    return [pid for pid, line in found if uuid in line and not _WRITES.isdisjoint(line)]
+    command_lines = ((p.pid, p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
+    return [pid for pid, line in command_lines if uuid in line and not _WRITES.isdisjoint(line)]

@@ -7,8 +7,8 @@ import dataclasses
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.system.paths import PROJECT_DIR, expanded, find_file
 from pipeline.prepare.env import lock
-from pipeline.prepare.env.cache import Cache, default_root
-from pipeline.prepare.env.recipe import Recipe, python_of
+from pipeline.prepare.env.cache import Cache, choose_default_root
+from pipeline.prepare.env.recipe import Recipe, find_interpreter
 
 
 class BuiltEnv(Recipe):
@@ -23,18 +23,18 @@ class BuiltEnv(Recipe):
 
     def __init__(self, file: str | None, cache_root: str | None) -> None:
         self.file = PROJECT_DIR / "workloads" / self.default if file is None else find_file("env.file", file)
-        self.cache = Cache(expanded("env.cache_root", cache_root).resolve() if cache_root else default_root())
+        self.cache = Cache(expanded("env.cache_root", cache_root).resolve() if cache_root else choose_default_root())
 
     def preview(self) -> Interpreter:
         """The environment if it is there; else where it would be."""
-        found = self.cache.find(self)
-        if isinstance(found, Interpreter):
-            return self._with_request(found)
+        state = self.cache.find(self)
+        if isinstance(state, Interpreter):
+            return self._with_request(state)
         self.check_tools()
         return Interpreter(
-            python=python_of(self.cache.prefix(self)),
+            python=find_interpreter(self.cache.prefix(self)),
             lock_digest=f"unbuilt-{self.key}",
-            to_build=f"{self.title} {found}, and is built by {self.tool} before the study starts",
+            to_build=f"{self.title} {state}, and is built by {self.tool} before the study starts",
             requested=self.requested,
         )
 
@@ -42,4 +42,4 @@ class BuiltEnv(Recipe):
         return self._with_request(self.cache.prepare(self))
 
     def _with_request(self, interpreter: Interpreter) -> Interpreter:
-        return dataclasses.replace(interpreter, lock=lock.with_request(interpreter.lock, self.requested))
+        return dataclasses.replace(interpreter, lock=lock.add_request(interpreter.lock, self.requested))

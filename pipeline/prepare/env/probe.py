@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.base.system import command
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env.lock import Distribution
-from pipeline.prepare.env.recipe import python_of
+from pipeline.prepare.env.recipe import find_interpreter
 
 _LIMIT_S = 120.0
 _PROGRAM = """
@@ -62,15 +62,15 @@ def ask(python: Path) -> Probe:
 
 def probe(prefix: Path) -> Probe:
     """The same of the interpreter of an environment; CommandError also if it belongs to another one."""
-    found = ask(python_of(prefix))
-    if found.prefix.resolve() != prefix.resolve():
-        raise CommandError([str(python_of(prefix))], 0, f"belongs to {found.prefix}, not to {prefix}")
-    return found
+    probed = ask(find_interpreter(prefix))
+    if probed.prefix.resolve() != prefix.resolve():
+        raise CommandError([str(find_interpreter(prefix))], 0, f"belongs to {probed.prefix}, not to {prefix}")
+    return probed
 
 
 def probe_new(prefix: Path, title: str) -> Probe:
     """The same for an environment that was just built; ConfigError if it cannot run jobs."""
-    if not python_of(prefix).exists():
+    if not find_interpreter(prefix).exists():
         raise ConfigError(f"{title} has no interpreter: add `python` to its dependencies")
     try:
         return probe(prefix)

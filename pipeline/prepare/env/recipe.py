@@ -78,17 +78,17 @@ class Builder:
             raise ConfigError(f"{self.title} cannot be built: {tool} says:\n    {words}") from error
 
 
-def python_of(prefix: Path) -> Path:
+def find_interpreter(prefix: Path) -> Path:
     """The interpreter of an environment."""
     return prefix / "bin" / "python"
 
 
-def key_of(*facts: object) -> str:
+def digest_facts(*facts: object) -> str:
     """Digest of what decides an environment."""
     return hashlib.sha256(json.dumps([FORMAT, *facts]).encode()).hexdigest()
 
 
-def activated(prefix: Path) -> dict[str, str]:
+def make_path_variables(prefix: Path) -> dict[str, str]:
     """Variables that put the programs of an environment first, and keep all packages but its own out of it.
 
     An empty value counts as none for Python.

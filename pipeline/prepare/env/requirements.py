@@ -52,7 +52,7 @@ def read(file: Path) -> Requirements:
     text = data.decode("utf-8", errors="replace")
     is_toml = file.suffix == ".toml" or file.name == "uv.lock"
     try:
-        parsed = parse(() if is_toml else _lines(text), file)
+        parsed = parse(() if is_toml else _iterate_lines(text), file)
     except RecursionError as error:
         raise ConfigError(f"{file} includes itself") from error
     places = (str(file.parent.resolve()),) if is_toml else ()
@@ -60,9 +60,9 @@ def read(file: Path) -> Requirements:
     return Requirements(
         content=content,
         options=parsed.options,
-        python=lock.python_of(text),
+        python=lock.read_python_version(text),
         packages=parsed.packages,
-        requested=lock.request_of(text.splitlines()),
+        requested=lock.read_request(text.splitlines()),
     )
 
 
@@ -83,8 +83,8 @@ def parse(lines: Iterable[str], file: Path) -> Requirements:
             options += included.options
             packages += included.packages
         elif word in _SOURCES:
-            options.append(with_absolute_place(line, folder))
-            content += _archives(options[-1]) if word in _FOLDERS else ()
+            options.append(make_place_absolute(line, folder))
+            content += _list_archives(options[-1]) if word in _FOLDERS else ()
         else:
             if not word:
                 packages.append(line)
@@ -108,7 +108,7 @@ def _explain_editable(place: str) -> str:
     return f"an editable package can change and cannot be recorded; leave -e out: {requirement}"
 
 
-def with_absolute_place(line: str, folder: Path) -> str:
+def make_place_absolute(line: str, folder: Path) -> str:
     """The line with its path, if it has one, as an absolute one."""
     word, place = _split(line)
     if word in (*_INCLUDES, *_SOURCES):
@@ -119,10 +119,10 @@ def with_absolute_place(line: str, folder: Path) -> str:
     return line
 
 
-def _archives(line: str) -> list[str]:
+def _list_archives(line: str) -> list[str]:
     try:
         files = [file for file in sorted(Path(_split(line)[1]).iterdir()) if _ARCHIVE.search(file.name)]
-        return [f"{file.name} {(found := file.stat()).st_size} {found.st_mtime_ns}" for file in files]
+        return [f"{file.name} {(status := file.stat()).st_size} {status.st_mtime_ns}" for file in files]
     except OSError:  # an address, or what uv will find no folder either
         return []
 
@@ -132,7 +132,7 @@ def _split(line: str) -> tuple[str, str]:
     return (match.group(1), match.group(2).strip()) if match else ("", line)
 
 
-def _lines(text: str) -> Iterator[str]:
+def _iterate_lines(text: str) -> Iterator[str]:
     for line in re.sub(r"\\\n", " ", text).splitlines():
         stripped = re.sub(r"(^|\s)#.*$", "", line).strip()
         if stripped:

@@ -10,18 +10,18 @@ from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
-from pipeline.prepare.mig.profiles import offered
+from pipeline.prepare.mig.profiles import list_offered
 
 _NAME = re.compile(r" MIG (?P<profile>(?:\d+c\.)?\d+g\S*)")
 
 
-def profile_of(device: Device) -> str:
+def read_profile(device: Device) -> str:
     """What of the GPU a MIG device has, as its name says it: `3g.20gb`, or `1c.3g.20gb` of a part of that."""
-    found = _NAME.search(device.name)
-    return "" if found is None else found["profile"].rstrip(",")
+    match = _NAME.search(device.name)
+    return "" if match is None else match["profile"].rstrip(",")
 
 
-def assigned(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
+def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
     """A MIG device for each job, by the profile it asks for (`2g`, `2g.10gb`, `1c.3g`), or the largest that is left.
 
     Parts of a GPU instance that follow each other in the requests, as they do where instances are made for them, come
@@ -30,53 +30,60 @@ def assigned(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
     Raises:
         ConfigError: the GPU is not divided, or lacks what is asked for; it says what is there.
     """
-    there = [device for device in nvml.list_mig_devices(gpu) if profile_of(device)]
-    left = sorted(there, key=_size)
-    found: dict[int, Device] = {}
+    devices = [device for device in nvml.list_mig_devices(gpu) if read_profile(device)]
+    unassigned = sorted(devices, key=_measure)
+    by_job: dict[int, Device] = {}
     # Who asks for more detail chooses first, so that nobody takes the only one that fits another.
-    for jobs in sorted(_together(requests), key=lambda jobs: (-len(jobs), -len(requests[jobs[0]] or ""))):
-        one = next((taken for gi_id in _instances(left) if (taken := _from(left, jobs, requests, gi_id))), None)
+    for jobs in sorted(_group_jobs(requests), key=lambda jobs: (-len(jobs), -len(requests[jobs[0]] or ""))):
+        one = next(
+            (
+                taken
+                for gi_id in _list_instances(unassigned)
+                if (taken := _assign_from_instance(unassigned, jobs, requests, gi_id))
+            ),
+            None,
+        )
         for job in jobs:
             request = requests[job]
-            fitting = [one[job]] if one else [device for device in left if _fits(device, request)]
+            fitting = [one[job]] if one else [device for device in unassigned if _fits(device, request)]
             if not fitting:
-                listed = ", ".join(profile_of(device) for device in there) or "none"
+                listed = ", ".join(read_profile(device) for device in devices) or "none"
                 such = "no MIG device" if request is None else f"no MIG device of {request}"
                 raise ConfigError(
                     f"scenario.layout=existing: {such} is left for job {job} on {gpu.name} ({gpu.uuid}); it has "
                     f"{listed}: choose among them with scenario.profiles, or let an administrator divide it"
                 )
-            found[job] = fitting[-1] if request is None else fitting[0]
-            left.remove(found[job])
-    return [found[job] for job in sorted(found)]
+            by_job[job] = fitting[-1] if request is None else fitting[0]
+            unassigned.remove(by_job[job])
+    return [by_job[job] for job in sorted(by_job)]
 
 
-def share(device: Device) -> float:
+def read_share(device: Device) -> float:
     """Which part of its GPU's compute slices a MIG device has: 1 if its name does not say it."""
-    with nvml.session(), nvml.asking(f"the MIG profiles of the GPU of {device.name}"):
+    with nvml.session(), nvml.translate_errors(f"the MIG profiles of the GPU of {device.name}"):
         gpu = pynvml.nvmlDeviceGetHandleByUUID(device.gpu_uuid)
-        of_gpu = max((profile.sliceCount for profile in offered(gpu)), default=0)
-    return _compute_slices(device) / of_gpu if of_gpu and _compute_slices(device) else 1.0
+        of_gpu = max((profile.sliceCount for profile in list_offered(gpu)), default=0)
+    return _count_compute_slices(device) / of_gpu if of_gpu and _count_compute_slices(device) else 1.0
 
 
-def _size(device: Device) -> tuple[int, int]:
+def _measure(device: Device) -> tuple[int, int]:
     """Memory, then compute slices: parts of a GPU instance have all of its memory, and so has the whole of it."""
-    return device.memory_mib or 0, _compute_slices(device)
+    return device.memory_mib or 0, _count_compute_slices(device)
 
 
-def _compute_slices(device: Device) -> int:
-    profile, slices = mig_names.split(profile_of(device))
-    return _slices(profile) if slices is None else slices
+def _count_compute_slices(device: Device) -> int:
+    profile, slices = mig_names.split(read_profile(device))
+    return _parse_slices(profile) if slices is None else slices
 
 
-def _together(requests: Sequence[str | None]) -> Iterator[list[int]]:
+def _group_jobs(requests: Sequence[str | None]) -> Iterator[list[int]]:
     """The positions of parts that one GPU instance would be made for, and every other one by itself."""
     jobs: list[int] = []
     of_jobs, used = "", 0
     for job, request in enumerate(requests):
         profile, slices = mig_names.split((request or "").strip().lower())
         is_alike = profile.startswith(of_jobs) or of_jobs.startswith(profile)  # `3g` may mean `3g.20gb`
-        if slices is not None and of_jobs and is_alike and used + slices <= _slices(profile):
+        if slices is not None and of_jobs and is_alike and used + slices <= _parse_slices(profile):
             jobs.append(job)
             used += slices
             continue
@@ -86,31 +93,31 @@ def _together(requests: Sequence[str | None]) -> Iterator[list[int]]:
     yield jobs
 
 
-def _slices(profile: str) -> int:
+def _parse_slices(profile: str) -> int:
     """Three of `3g.20gb`; none of what is no profile."""
     number = profile.partition("g")[0]
     return int(number) if number.isdecimal() else 0
 
 
-def _instances(devices: Sequence[Device]) -> list[int | None]:
+def _list_instances(devices: Sequence[Device]) -> list[int | None]:
     return list(dict.fromkeys(device.gi_id for device in devices))
 
 
-def _from(
-    left: Sequence[Device], jobs: Sequence[int], requests: Sequence[str | None], gi_id: int | None
+def _assign_from_instance(
+    unassigned: Sequence[Device], jobs: Sequence[int], requests: Sequence[str | None], gi_id: int | None
 ) -> dict[int, Device]:
     """A device of this GPU instance for each of the jobs; empty if it lacks one, or if there is only one job."""
-    inside = [device for device in left if device.gi_id == gi_id]
-    found: dict[int, Device] = {}
+    inside = [device for device in unassigned if device.gi_id == gi_id]
+    by_job: dict[int, Device] = {}
     for job in jobs if len(jobs) > 1 else ():
-        device = next((each for each in inside if _fits(each, requests[job])), None)
+        device = next((candidate for candidate in inside if _fits(candidate, requests[job])), None)
         if device is None:
             return {}
         inside.remove(device)
-        found[job] = device
-    return found
+        by_job[job] = device
+    return by_job
 
 
 def _fits(device: Device, request: str | None) -> bool:
-    profile, wanted = profile_of(device), (request or "").strip().lower()
-    return request is None or profile == wanted or profile.startswith(f"{wanted}.")
+    profile, name = read_profile(device), (request or "").strip().lower()
+    return request is None or profile == name or profile.startswith(f"{name}.")

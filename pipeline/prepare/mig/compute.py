@@ -31,17 +31,17 @@ class Share:
         return mig_names.name_of(self.profile.name, self.slices)
 
 
-def widths(profile: Profile) -> tuple[int, ...]:
+def list_widths(profile: Profile) -> tuple[int, ...]:
     """The compute slices that a part of a GPU instance can have, in rising order."""
-    return tuple(each.compute_slices for each in mig_table.ci_profiles(profile.compute_slices)[:-1])
+    return tuple(row.compute_slices for row in mig_table.ci_profiles(profile.compute_slices)[:-1])
 
 
-def profile_id(profile: Profile, slices: int) -> int:
+def find_profile_id(profile: Profile, slices: int) -> int:
     """What nvidia-smi takes to create a part of a GPU instance."""
     return next(p.id for p in mig_table.ci_profiles(profile.compute_slices) if p.compute_slices == slices)
 
 
-def in_creation_order(parts: Sequence[int]) -> list[int]:
+def order_for_creation(parts: Sequence[int]) -> list[int]:
     """Positions of the parts of a GPU instance, so that each finds room: those of an even width first, wider first.
 
     The driver chooses where they begin, and no source tells how. With this order any that fit by their sum find room
@@ -62,14 +62,20 @@ def resolve(gpu: MigGpu, request: str) -> Share:
     try:
         profile = partitions.resolve(gpu, of_instance)
     except ConfigError as error:
-        alike = [each for each in partitions.plain_profiles(gpu) if of_instance.startswith(f"{each.compute_slices}g.")]
-        near = ", ".join(mig_names.name_of(each.name, slices) for each in alike if slices in widths(each))
+        alike = [
+            candidate
+            for candidate in partitions.list_plain_profiles(gpu)
+            if of_instance.startswith(f"{candidate.compute_slices}g.")
+        ]
+        near = ", ".join(
+            mig_names.name_of(candidate.name, slices) for candidate in alike if slices in list_widths(candidate)
+        )
         raise ConfigError(f"{error}{f'; nearest to {request}: {near}' if near else ''}") from error
-    if slices not in widths(profile):
-        there = ", ".join([*(mig_names.name_of(profile.name, width) for width in widths(profile)), profile.name])
+    if slices not in list_widths(profile):
+        choices = ", ".join([*(mig_names.name_of(profile.name, width) for width in list_widths(profile)), profile.name])
         raise ConfigError(
             f"{gpu.name} has no compute instance '{request}': a {profile.name} has "
-            f"{counted(profile.compute_slices, 'compute slice')}; choose among {there}"
+            f"{counted(profile.compute_slices, 'compute slice')}; choose among {choices}"
         )
     return Share(profile=profile, slices=slices)
 
@@ -77,7 +83,7 @@ def resolve(gpu: MigGpu, request: str) -> Share:
 def choose(gpu: MigGpu, requests: Sequence[str | None]) -> tuple[Share, ...]:
     """The share of each job, from the requests of `partitions.requests`; ConfigError if there is none."""
     if None in requests:
-        return (Share(profile=partitions.auto_profile(gpu, len(requests))),) * len(requests)
+        return (Share(profile=partitions.choose_auto_profile(gpu, len(requests))),) * len(requests)
     return tuple(resolve(gpu, str(request)) for request in requests)
 
 
@@ -89,17 +95,20 @@ def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
     Raises:
         ConfigError: they do not fit; it says why, and what does.
     """
-    divided = _grouped(shares)
+    divided = _fill_instances(shares)
     profiles = [profile for profile, _ in divided]
     if all(share.slices is None for share in shares):
         return partitions.plan_layout(gpu, profiles)
     layout = partitions.place(gpu, profiles)
     if layout is None:
-        asked, into = ",".join(share.name for share in shares), ", ".join(str(_instance(*each)) for each in divided)
-        near = "; ".join(f"[{','.join(names)}]" for names in _nearest(gpu, divided))
+        request, into = (
+            ",".join(share.name for share in shares),
+            ", ".join(str(_make_instance(*pair)) for pair in divided),
+        )
+        near = "; ".join(f"[{','.join(names)}]" for names in _find_nearest(gpu, divided))
         raise ConfigError(
-            f"[{asked}], as the GPU instances {into}, does not fit on {gpu.name}: "
-            f"{partitions.why_illegal(gpu, profiles)}. Nearest: {near}"
+            f"[{request}], as the GPU instances {into}, does not fit on {gpu.name}: "
+            f"{partitions.explain_illegal(gpu, profiles)}. Nearest: {near}"
         )
     return Layout(
         instances=tuple(
@@ -109,53 +118,55 @@ def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
     )
 
 
-def idle_slices(gpu: MigGpu, layout: Layout) -> int:
+def count_idle_slices(gpu: MigGpu, layout: Layout) -> int:
     """Compute slices of the GPU that are in no MIG device of a layout."""
-    return gpu.compute_slices - sum(sum(each.parts) or each.profile.compute_slices for each in layout.instances)
+    return gpu.compute_slices - sum(
+        sum(instance.parts) or instance.profile.compute_slices for instance in layout.instances
+    )
 
 
 _Divided = tuple[Profile, tuple[int, ...]]
 """A GPU instance and the compute slices of its parts; none if it is not divided."""
 
 
-def _grouped(shares: Sequence[Share]) -> list[_Divided]:
-    made: list[_Divided] = []
+def _fill_instances(shares: Sequence[Share]) -> list[_Divided]:
+    divided: list[_Divided] = []
     for share in shares:
         slices = () if share.slices is None else (share.slices,)
-        last, parts = made[-1] if made else (None, ())
+        last, parts = divided[-1] if divided else (None, ())
         if parts and slices and last == share.profile and sum(parts + slices) <= share.profile.compute_slices:
-            made[-1] = (share.profile, parts + slices)
+            divided[-1] = (share.profile, parts + slices)
         else:
-            made.append((share.profile, slices))
-    return made
+            divided.append((share.profile, slices))
+    return divided
 
 
-def _instance(profile: Profile, parts: tuple[int, ...]) -> Instance:
+def _make_instance(profile: Profile, parts: tuple[int, ...]) -> Instance:
     return Instance(job=0, profile=profile, start=0, parts=parts)
 
 
-def _nearest(gpu: MigGpu, divided: Sequence[_Divided], limit: int = 3) -> list[tuple[str, ...]]:
+def _find_nearest(gpu: MigGpu, divided: Sequence[_Divided], limit: int = 3) -> list[tuple[str, ...]]:
     """The devices of legal layouts most like a request, nearest first; of as many devices if there are such."""
-    legal = partitions.nearest_by_job(gpu, [profile for profile, _ in divided], limit=None)
-    found = dict.fromkeys(
+    legal = partitions.find_nearest_by_job(gpu, [profile for profile, _ in divided], limit=None)
+    alike = dict.fromkeys(
         tuple(
             name
-            for job, profile in sorted(each.items())
-            for name in _instance(profile, _fitted(profile, divided[job][1])).device_names
+            for job, profile in sorted(layout.items())
+            for name in _make_instance(profile, _shrink_to_fit(profile, divided[job][1])).device_names
         )
-        for each in legal
+        for layout in legal
     )
     num_devices = sum(max(len(parts), 1) for _, parts in divided)
-    return sorted(found, key=lambda names: abs(len(names) - num_devices))[:limit]
+    return sorted(alike, key=lambda names: abs(len(names) - num_devices))[:limit]
 
 
-def _fitted(profile: Profile, parts: Sequence[int]) -> tuple[int, ...]:
+def _shrink_to_fit(profile: Profile, parts: Sequence[int]) -> tuple[int, ...]:
     """The first of the parts, each narrower if need be, that fit into a GPU instance; none for all of it."""
     if len(parts) == 1 and profile.compute_slices <= parts[0]:
         return ()
     fitted: list[int] = []
     for position, part in enumerate(parts):
-        left = profile.compute_slices - sum(fitted)
-        room = left - min(len(parts) - position - 1, max(left - 1, 0))  # without a slice for each that follows
-        fitted += [width for width in widths(profile) if width <= min(part, room)][-1:]
+        free = profile.compute_slices - sum(fitted)
+        room = free - min(len(parts) - position - 1, max(free - 1, 0))  # without a slice for each that follows
+        fitted += [width for width in list_widths(profile) if width <= min(part, room)][-1:]
     return tuple(fitted)

@@ -31,44 +31,44 @@ _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control(Smi):
+class MigSmi(Smi):
     """nvidia-smi for MIG on one GPU; what does not become what it should is a SharingError."""
 
-    def mode(self, *, is_on: bool) -> tuple[str, ...]:
-        return self.words("-i", self.uuid, "-mig", str(int(is_on)))
+    def mode_command(self, *, is_on: bool) -> tuple[str, ...]:
+        return self.admin_command("-i", self.uuid, "-mig", str(int(is_on)))
 
-    def recorded_mode(self) -> dict[str, Any]:
+    def to_mode_record(self) -> dict[str, Any]:
         """What undoing `switch_on` needs: with the boot, where a restart switches the mode off by itself."""
-        is_lost = nvml.compute_capability(self.uuid) >= _LOSES_MODE
-        return self.recorded() | ({"boot": boot_id()} if is_lost else {})
+        is_lost = nvml.read_compute_capability(self.uuid) >= _LOSES_MODE
+        return self.to_record() | ({"boot": boot_id()} if is_lost else {})
 
-    def creation(self, profile_id: int, start: int, *, is_divided: bool = False) -> tuple[str, ...]:
+    def creation_command(self, profile_id: int, start: int, *, is_divided: bool = False) -> tuple[str, ...]:
         """A GPU instance at a start, with a compute instance of its full width unless parts of it follow."""
-        whole = () if is_divided else ("-C",)
-        return self.words("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", *whole)
+        option = () if is_divided else ("-C",)
+        return self.admin_command("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", *option)
 
-    def part_creation(self, gi_id: int | str, profile_id: int) -> tuple[str, ...]:
-        return self.words("mig", "-i", self.uuid, "-gi", str(gi_id), "-cci", str(profile_id))
+    def part_creation_command(self, gi_id: int | str, profile_id: int) -> tuple[str, ...]:
+        return self.admin_command("mig", "-i", self.uuid, "-gi", str(gi_id), "-cci", str(profile_id))
 
-    def destruction(self, gi_id: int | str, ci_id: int | str | None = None) -> tuple[str, ...]:
+    def destruction_command(self, gi_id: int | str, ci_id: int | str | None = None) -> tuple[str, ...]:
         if ci_id is None:
-            return self.words("mig", "-dgi", "-i", self.uuid, "-gi", str(gi_id))
-        return self.words("mig", "-dci", "-i", self.uuid, "-gi", str(gi_id), "-ci", str(ci_id))
+            return self.admin_command("mig", "-dgi", "-i", self.uuid, "-gi", str(gi_id))
+        return self.admin_command("mig", "-dci", "-i", self.uuid, "-gi", str(gi_id), "-ci", str(ci_id))
 
     def read(self) -> MigState:
         """Mode, instances and MIG devices as they are now; the instances are never `None`."""
         state = read_state(self.uuid)
-        return state if state.instances is not None else replace(state, instances=self._listed_by_program())
+        return state if state.instances is not None else replace(state, instances=self._list_by_program())
 
     def switch_on(self) -> None:
         """Switch MIG mode on, at once or not at all: what stays pending is for the caller to take back."""
-        said = self.run(self.mode(is_on=True)).said
+        output = self.run(self.mode_command(is_on=True)).said
         if not self.read().is_on:
             raise SharingError(
                 f"MIG mode of {self.uuid} was not switched on: a client holds the GPU (a monitor such as DCGM, an "
                 "exporter or a display server), or it is passed through to a virtual machine. Stop the clients and try "
                 f"again, or let an administrator do it: nvidia-smi -i {self.uuid} -mig 1, then --gpu-reset. "
-                f"nvidia-smi said: {said}"
+                f"nvidia-smi said: {output}"
             )
 
     def create(self, profile_id: int, start: int, *, is_divided: bool = False) -> GpuInstance:
@@ -76,36 +76,36 @@ class Control(Smi):
 
         After an error some of it may be there.
         """
-        said = self.run(self.creation(profile_id, start, is_divided=is_divided)).said
+        output = self.run(self.creation_command(profile_id, start, is_divided=is_divided)).said
         state = self.read()
-        made = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
+        created = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
         num_parts = 0 if is_divided else 1
-        if len(made) != 1 or sum(device.gi_id == made[0].gi_id for device in state.devices) != num_parts:
+        if len(created) != 1 or sum(device.gi_id == created[0].gi_id for device in state.devices) != num_parts:
             amiss = "has one compute instance already" if is_divided else "has not one compute instance"
             raise SharingError(
                 f"a MIG instance of profile {profile_id} at slice {start} of {self.uuid} is not there, or {amiss}. "
-                f"nvidia-smi said: {said}. {_remedy(said)}"
+                f"nvidia-smi said: {output}. {_suggest_remedy(output)}"
             )
-        return made[0]
+        return created[0]
 
     def create_part(self, gi_id: int, profile_id: int, slices: int, beside: Collection[int]) -> MigDevice:
         """Make a compute instance of so many slices in a GPU instance, `beside` those with these ids."""
-        said = self.run(self.part_creation(gi_id, profile_id)).said
-        made = [each for each in self.read().devices if each.gi_id == gi_id and each.ci_id not in beside]
-        if len(made) != 1 or made[0].compute_slices != slices:
+        output = self.run(self.part_creation_command(gi_id, profile_id)).said
+        created = [device for device in self.read().devices if device.gi_id == gi_id and device.ci_id not in beside]
+        if len(created) != 1 or created[0].compute_slices != slices:
             raise SharingError(
                 f"a {slices}c compute instance in GPU instance {gi_id} of {self.uuid} is not there, or not the only "
-                f"new one. nvidia-smi said: {said}. {_remedy(said)}"
+                f"new one. nvidia-smi said: {output}. {_suggest_remedy(output)}"
             )
-        return made[0]
+        return created[0]
 
-    def _listed_by_program(self) -> tuple[GpuInstance, ...]:
-        completed = self.run(self.words("mig", "-i", self.uuid, "-lgi"))
+    def _list_by_program(self) -> tuple[GpuInstance, ...]:
+        completed = self.run(self.admin_command("mig", "-i", self.uuid, "-lgi"))
         rows = _INSTANCE_ROW.findall(completed.stdout)
         if not rows and "No GPU instances found" not in completed.stdout:
             raise SharingError(f"the MIG instances of {self.uuid} cannot be listed. nvidia-smi said: {completed.said}")
-        found = (GpuInstance(gi_id=int(gi), profile_id=int(profile), start=int(at)) for profile, gi, at in rows)
-        return tuple(sorted(found, key=lambda instance: instance.start))
+        instances = (GpuInstance(gi_id=int(gi), profile_id=int(profile), start=int(at)) for profile, gi, at in rows)
+        return tuple(sorted(instances, key=lambda instance: instance.start))
 
 
 @undoes("mig_mode", "switch MIG mode off")
@@ -119,7 +119,7 @@ def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | 
     """
     if boot not in (None, boot_id()):
         return
-    control = Control.found(programs, uuid, admin)
+    control = MigSmi.of_device(programs, uuid, admin)
     await_last_write(uuid)
     nvml.release()
 
@@ -133,7 +133,7 @@ def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | 
         return not state.is_on and state.is_settled
 
     def switch() -> str:
-        return control.run(control.mode(is_on=False)).said
+        return control.run(control.mode_command(is_on=False)).said
 
     _repeat(switch, is_done, control, f"switching MIG mode of {uuid} off")
 
@@ -160,30 +160,30 @@ def destroy_instance(
     """
     if boot != boot_id():
         return
-    control = Control.found(programs, uuid, admin)
+    control = MigSmi.of_device(programs, uuid, admin)
     await_last_write(uuid)
 
     what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
 
     def ours(state: MigState) -> list[int]:
-        found = (i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start))
-        return [instance.gi_id for instance in found if gi_id in (None, instance.gi_id)]
+        candidates = (i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start))
+        return [instance.gi_id for instance in candidates if gi_id in (None, instance.gi_id)]
 
     def inside(state: MigState, gi_id: int) -> list[int]:
         return [device.ci_id for device in state.devices if device.gi_id == gi_id]
 
     def destroy() -> str:
         state = control.read()
-        (there,) = ours(state)
-        if is_divided and (parts := inside(state, there)):
+        (target,) = ours(state)
+        if is_divided and (parts := inside(state, target)):
             raise SharingError(
                 f"{what}: it has the compute instances {', '.join(map(str, parts))}, which are not ours or could not "
                 f"be destroyed; when they are gone: {_CLEAN}"
             )
-        said = [control.run(control.destruction(there, ci_id)).said for ci_id in inside(state, there)]
-        if not inside(read_state(uuid), there):
-            said.append(control.run(control.destruction(there)).said)
-        return " / ".join(said)
+        outputs = [control.run(control.destruction_command(target, ci_id)).said for ci_id in inside(state, target)]
+        if not inside(read_state(uuid), target):
+            outputs.append(control.run(control.destruction_command(target)).said)
+        return " / ".join(outputs)
 
     _repeat(destroy, lambda: not ours(control.read()), control, what)
 
@@ -214,7 +214,7 @@ def destroy_part(
     """
     if boot != boot_id():
         return
-    control = Control.found(programs, uuid, admin)
+    control = MigSmi.of_device(programs, uuid, admin)
     await_last_write(uuid)
     what = f"destroying a {slices}c compute instance in GPU instance {gi_id} of {uuid}"
 
@@ -222,41 +222,45 @@ def destroy_part(
         state = control.read()
         if not any((i.gi_id, i.profile_id, i.start) == (gi_id, profile_id, start) for i in state.instances or ()):
             return []
-        there = [each.ci_id for each in state.devices if (each.gi_id, each.compute_slices) == (gi_id, slices)]
-        return [each for each in there if (each not in beside if ci_id is None else each == ci_id)]
+        candidates = [
+            device.ci_id for device in state.devices if (device.gi_id, device.compute_slices) == (gi_id, slices)
+        ]
+        return [
+            candidate for candidate in candidates if (candidate not in beside if ci_id is None else candidate == ci_id)
+        ]
 
     def destroy() -> str:
-        found = ours()
-        if len(found) > 1:
+        candidates = ours()
+        if len(candidates) > 1:
+            ids = ",".join(map(str, candidates))
             raise SharingError(
-                f"{what}: it is {' or '.join(map(str, found))}, and somebody else made the other; an administrator "
-                f"can destroy both: nvidia-smi mig -dci -i {uuid} -gi {gi_id} -ci {','.join(map(str, found))}; then: "
-                f"{_CLEAN}"
+                f"{what}: one of {ids} was made by somebody else; an administrator can destroy all of them: "
+                f"nvidia-smi mig -dci -i {uuid} -gi {gi_id} -ci {ids}; then: {_CLEAN}"
             )
-        return control.run(control.destruction(gi_id, found[0])).said
+        return control.run(control.destruction_command(gi_id, candidates[0])).said
 
     _repeat(destroy, lambda: not ours(), control, what)
 
 
-def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: Control, what: str) -> None:
+def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: MigSmi, what: str) -> None:
     """Take a step until reading back shows that it is done, for as long as the GPU says that it is in use."""
     deadline = time.monotonic() + _RETRY_LIMIT_S
     while not is_done():
-        said = step()
+        output = step()
         if is_done():
             return
-        if _IN_USE not in said.lower():
-            raise SharingError(f"{what} failed. nvidia-smi said: {said}. When that is fixed: {_CLEAN}")
+        if _IN_USE not in output.lower():
+            raise SharingError(f"{what} failed. nvidia-smi said: {output}. When that is fixed: {_CLEAN}")
         if time.monotonic() > deadline:
             raise SharingError(
-                f"{what} failed for {_RETRY_LIMIT_S:g} s. nvidia-smi said: {said}. "
-                f"{_holders(control.uuid)}; then: {_CLEAN}"
+                f"{what} failed for {_RETRY_LIMIT_S:g} s. nvidia-smi said: {output}. "
+                f"{_describe_holders(control.uuid)}; then: {_CLEAN}"
             )
         time.sleep(_RETRY_S)
 
 
-def _holders(uuid: str) -> str:
-    if names := ", ".join(map(str, gpu_reader.processes(uuid))):
+def _describe_holders(uuid: str) -> str:
+    if names := ", ".join(map(str, gpu_reader.list_processes(uuid))):
         return f"{names} holds it: end it"
     return (
         "No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it, or an administrator can "
@@ -264,7 +268,7 @@ def _holders(uuid: str) -> str:
     )
 
 
-def _remedy(said: str) -> str:
-    if "insufficient resources" in said.lower():
+def _suggest_remedy(output: str) -> str:
+    if "insufficient resources" in output.lower():
         return "There is no room for it: another program divides this GPU at the same time, or its driver is older"
     return "Try again when nobody else uses or monitors the GPU"

@@ -67,7 +67,7 @@ def read_state(uuid: str) -> MigState:
         SharingError: the GPU has no MIG.
         NvmlError: it does not answer.
     """
-    with nvml.session(), nvml.asking(f"the MIG state of {uuid}"):
+    with nvml.session(), nvml.translate_errors(f"the MIG state of {uuid}"):
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         try:
             current, pending = pynvml.nvmlDeviceGetMigMode(handle)
@@ -76,14 +76,14 @@ def read_state(uuid: str) -> MigState:
         return MigState(
             is_on=bool(current),
             is_pending_on=bool(pending),
-            instances=_instances(uuid, handle) if current else (),
-            devices=_devices(handle) if current else (),
+            instances=_list_instances(uuid, handle) if current else (),
+            devices=_list_devices(handle) if current else (),
         )
 
 
-def processes_on(device_uuid: str) -> frozenset[int]:
+def list_processes_on(device_uuid: str) -> frozenset[int]:
     """PIDs, as the host counts, of the processes on a MIG device; NvmlError where the list cannot be had."""
-    with nvml.session(), nvml.asking(f"the processes on {device_uuid}"):
+    with nvml.session(), nvml.translate_errors(f"the processes on {device_uuid}"):
         handle = pynvml.nvmlDeviceGetHandleByUUID(device_uuid)
         pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
         try:
@@ -94,34 +94,34 @@ def processes_on(device_uuid: str) -> frozenset[int]:
 
 
 @study_cache.cached
-def _profiles(uuid: str) -> tuple[tuple[int, int], ...]:
+def _list_profiles(uuid: str) -> tuple[tuple[int, int], ...]:
     """Id and most instances of each profile; a GPU has them for good, and asking takes most of the calls."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    return tuple((profile.id, profile.instanceCount) for profile in profiles.offered(handle))
+    return tuple((profile.id, profile.instanceCount) for profile in profiles.list_offered(handle))
 
 
-def _instances(uuid: str, handle: object) -> tuple[GpuInstance, ...] | None:
-    found = []
+def _list_instances(uuid: str, handle: object) -> tuple[GpuInstance, ...] | None:
+    instances = []
     try:
-        for profile_id, most in _profiles(uuid):
+        for profile_id, most in _list_profiles(uuid):
             room, count = (pynvml.c_nvmlGpuInstance_t * most)(), pynvml.c_uint(most)
             pynvml.nvmlDeviceGetGpuInstances(handle, profile_id, room, pynvml.byref(count))
             for info in map(pynvml.nvmlGpuInstanceGetInfo, room[: count.value]):
-                found.append(GpuInstance(gi_id=info.id, profile_id=info.profileId, start=info.placement.start))
+                instances.append(GpuInstance(gi_id=info.id, profile_id=info.profileId, start=info.placement.start))
     except pynvml.NVMLError_NoPermission:
         return None
-    return tuple(sorted(found, key=lambda instance: instance.start))
+    return tuple(sorted(instances, key=lambda instance: instance.start))
 
 
-def _devices(handle: object) -> tuple[MigDevice, ...]:
+def _list_devices(handle: object) -> tuple[MigDevice, ...]:
     return tuple(
         MigDevice(
             uuid=pynvml.nvmlDeviceGetUUID(device),
             gi_id=pynvml.nvmlDeviceGetGpuInstanceId(device),
             ci_id=pynvml.nvmlDeviceGetComputeInstanceId(device),
             compute_slices=attributes.computeInstanceSliceCount,
-            multiprocessors=nvml.counted_multiprocessors(attributes),
+            multiprocessors=nvml.count_multiprocessors(attributes),
         )
-        for device in nvml.mig_handles(handle)
+        for device in nvml.list_mig_handles(handle)
         for attributes in [pynvml.nvmlDeviceGetAttributes_v2(device)]
     )

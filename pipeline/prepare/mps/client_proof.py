@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from pipeline.base.domain.records import Job, Slot
 from pipeline.base.system.errors import SharingError
-from pipeline.clean.processes import tree_of
+from pipeline.clean.processes import list_tree
 from pipeline.prepare.mps.mps_daemon import MpsDaemon
 
 log = logging.getLogger(__name__)
@@ -37,17 +37,17 @@ class MpsSlots:
         """A script unchanged is looked for while it runs instead: it says nothing when it initialises CUDA."""
         due = {index: pid for index, pid in pids.items() if index not in self._late}
         deadline = time.monotonic() + _PROOF_LIMIT_S
-        while due := self._not_clients(due):
+        while due := self._find_bypassing(due):
             if time.monotonic() > deadline:
-                raise self._bypassed(due)
+                raise self._explain_bypass(due)
             time.sleep(_LOOK_S)
         self._unproved = {index: pid for index, pid in pids.items() if index in self._late}
         if self._unproved:
-            self._watcher = threading.Thread(target=self._watch, name="mps-clients", daemon=True)
+            self._watcher = threading.Thread(target=self._look_for_clients, name="mps-clients", daemon=True)
             self._watcher.start()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """The time in which `verify` may look for clients."""
         try:
             yield
@@ -59,27 +59,27 @@ class MpsSlots:
     def check_scripts(self) -> None:
         """Raise SharingError if a script that `verify` left to be looked for was never seen as a client."""
         if self._unproved:
-            raise self._bypassed(self._unproved)
+            raise self._explain_bypass(self._unproved)
 
-    def _watch(self) -> None:
+    def _look_for_clients(self) -> None:
         while not self._stop.wait(_WATCH_S):
             try:
-                self._unproved = self._not_clients(self._unproved)
+                self._unproved = self._find_bypassing(self._unproved)
             except SharingError as error:
                 log.debug("looking for MPS clients: %s", error)  # the check of the server's health says what is wrong
                 return
             if not self._unproved:
                 return
 
-    def _not_clients(self, pids: Mapping[int, int]) -> dict[int, int]:
+    def _find_bypassing(self, pids: Mapping[int, int]) -> dict[int, int]:
         if not pids:
             return {}
         clients = {server.server: server.clients() for server in {self._servers[index] for index in pids}}
         return {
-            index: pid for index, pid in pids.items() if clients[self._servers[index].server].isdisjoint(tree_of(pid))
+            index: pid for index, pid in pids.items() if clients[self._servers[index].server].isdisjoint(list_tree(pid))
         }
 
-    def _bypassed(self, pids: Mapping[int, int]) -> SharingError:
+    def _explain_bypass(self, pids: Mapping[int, int]) -> SharingError:
         jobs = ", ".join(f"{self._names[index]} (pid {pid})" for index, pid in pids.items())
         return SharingError(
             f"not under MPS: {jobs}; no process of it was a client of the MPS server that was started for it. "

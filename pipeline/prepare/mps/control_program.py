@@ -25,7 +25,7 @@ _UNKNOWN_STATUS = 'Unknown command "get_server_status"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
+class ControlProgram:
     """The control program, pointed at one daemon by its pipe folder. Without an answer it raises CommandError."""
 
     program: str
@@ -67,5 +67,7 @@ class Control:
 
         It asks for the commands that are used here: from release 615 on, the program has others besides (MPS v3).
         """
-        own = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_MPS_") and k != "CUDA_VISIBLE_DEVICES"}
-        return own | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes), _PROTOCOL: "2"} | further
+        inherited = {
+            k: v for k, v in os.environ.items() if not k.startswith("CUDA_MPS_") and k != "CUDA_VISIBLE_DEVICES"
+        }
+        return inherited | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes), _PROTOCOL: "2"} | further

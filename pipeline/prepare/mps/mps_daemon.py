@@ -20,7 +20,7 @@ from pipeline.base.system.errors import CommandError, SharingError
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
-from pipeline.prepare.mps.control_program import CONTROL, Control
+from pipeline.prepare.mps.control_program import CONTROL, ControlProgram
 from pipeline.prepare.mps.logs import MpsLogs
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _HELP = "docs/mps.md#when-mps-does-not-start"
 class MpsDaemon:
     """A running daemon whose server, of this PID, is ready for clients. What it does not answer is a SharingError."""
 
-    control: Control
+    control: ControlProgram
     logs: MpsLogs
     server: int
 
@@ -71,12 +71,12 @@ class MpsDaemon:
 
 
 @contextmanager
-def daemon(
+def run_daemon(
     visible_device: str,
     scratch: Path,
     program: str,
     journal: Journal,
-    divide: Callable[[Control], None] | None = None,
+    divide: Callable[[ControlProgram], None] | None = None,
     *,
     number: int | None = None,
 ) -> Iterator[MpsDaemon]:
@@ -94,7 +94,7 @@ def daemon(
         SharingError: it did not become ready, or did not end.
     """
     folder = scratch / ("mps" if number is None else f"mps-{number}")
-    control = Control(program=program, pipes=folder / "pipe")
+    control = ControlProgram(program=program, pipes=folder / "pipe")
     longest = os.fsencode(control.pipes / "control_privileged")
     if len(longest) > _LONGEST_SOCKET_PATH:
         raise SharingError(
@@ -103,7 +103,7 @@ def daemon(
     logs = MpsLogs(folder=folder / "log")
     for path in (control.pipes, logs.folder):
         path.mkdir(parents=True)
-    with journal.undoing("mps_daemon", pipes=str(control.pipes)):
+    with journal.guard("mps_daemon", pipes=str(control.pipes)):
         yield _start(control, logs, visible_device, divide)
 
 
@@ -117,27 +117,29 @@ def end_daemon(programs: Programs, pipes: str) -> None:
     Raises:
         SharingError: something of it is still alive.
     """
-    mark = _mark(Path(pipes))
-    if processes.marked(mark):
+    mark = _make_mark(Path(pipes))
+    if processes.list_marked(mark):
         try:
-            _quit(Control(program=programs.find(CONTROL), pipes=Path(pipes)))
-            _wait(lambda: not processes.marked(mark), _END_GRACE_S)  # the answer may come before both are gone
+            _quit(ControlProgram(program=programs.find(CONTROL), pipes=Path(pipes)))
+            _wait(lambda: not processes.list_marked(mark), _END_GRACE_S)  # the answer may come before both are gone
         except (CommandError, SharingError) as error:
             log.info("the MPS daemon in %s is ended by signals, because it did not quit: %s", pipes, error)
     processes.end(mark, _END_GRACE_S)
-    if left := processes.marked(mark):
-        pids = ", ".join(map(str, left))
+    if survivors := processes.list_marked(mark):
+        pids = ", ".join(map(str, survivors))
         raise SharingError(
             f"the MPS processes {pids} of {pipes} do not end, not even by SIGKILL: they hang in the driver; "
             f"when they are gone, or after a restart of the machine: {entry_points.spell('gpu', 'clean')}"
         )
 
 
-def _start(control: Control, logs: MpsLogs, visible_device: str, divide: Callable[[Control], None] | None) -> MpsDaemon:
+def _start(
+    control: ControlProgram, logs: MpsLogs, visible_device: str, divide: Callable[[ControlProgram], None] | None
+) -> MpsDaemon:
     environ = control.environ(
         CUDA_MPS_LOG_DIRECTORY=str(logs.folder),
         CUDA_VISIBLE_DEVICES=visible_device,
-        **{processes.MARK_VARIABLE: _mark(control.pipes)},
+        **{processes.MARK_VARIABLE: _make_mark(control.pipes)},
     )
     try:
         _start_daemon(control, environ, ["-d"] if divide is None else ["-d", "-S"])
@@ -149,7 +151,7 @@ def _start(control: Control, logs: MpsLogs, visible_device: str, divide: Callabl
     return MpsDaemon(control=control, logs=logs, server=server)
 
 
-def _start_daemon(control: Control, environ: Mapping[str, str], options: Sequence[str]) -> None:
+def _start_daemon(control: ControlProgram, environ: Mapping[str, str], options: Sequence[str]) -> None:
     """Start the daemon and wait until it answers. One that knows not all options may say so with exit status 0."""
     done = command.run([control.program, *options], environ=environ, timeout_s=_ANSWER_LIMIT_S)
     first_line = (done.stdout or done.stderr).partition("\n")[0].strip(" \0")
@@ -159,7 +161,7 @@ def _start_daemon(control: Control, environ: Mapping[str, str], options: Sequenc
         raise SharingError(f"the daemon does not answer{f'; it said: {first_line}' if first_line else ''}")
 
 
-def _answers(control: Control) -> bool:
+def _answers(control: ControlProgram) -> bool:
     try:
         control.ask("get_server_list")
     except CommandError as error:
@@ -169,7 +171,7 @@ def _answers(control: Control) -> bool:
     return True
 
 
-def _start_server(control: Control, logs: MpsLogs) -> int:
+def _start_server(control: ControlProgram, logs: MpsLogs) -> int:
     """Start the server before there is a client, whose time it would take; returns its PID when it accepts clients.
 
     Raises:
@@ -188,8 +190,8 @@ def _start_server(control: Control, logs: MpsLogs) -> int:
     while True:
         if logs.says_ended():
             raise SharingError(f"its server ended at once ({_HELP})")
-        servers = control.list_pids("get_server_list", _left(deadline))
-        status = control.read_status(servers[0], _left(deadline)) if len(servers) == 1 else ""
+        servers = control.list_pids("get_server_list", _limit_left(deadline))
+        status = control.read_status(servers[0], _limit_left(deadline)) if len(servers) == 1 else ""
         if status == "ACTIVE" or (status is None and logs.says_ready(servers[0])):
             return servers[0]
         if status is None and not logs.is_written:
@@ -198,20 +200,20 @@ def _start_server(control: Control, logs: MpsLogs) -> int:
                 f"use driver R550 or newer ({_HELP})"
             )
         if (not servers or status == "FAULT") and time.monotonic() > doubtful_until:
-            said = f"; start_server was answered with: {' / '.join(reply)}" if reply else ""
-            raise SharingError(f"{'its server is in FAULT' if servers else 'there is no server'}{said} ({_HELP})")
+            answer = f"; start_server was answered with: {' / '.join(reply)}" if reply else ""
+            raise SharingError(f"{'its server is in FAULT' if servers else 'there is no server'}{answer} ({_HELP})")
         if time.monotonic() > deadline:
             untold = "; this control program knows no get_server_status" if status is None else ""
             raise SharingError(f"its server was not ready within {_START_LIMIT_S:g} s{untold} ({_HELP})")
         time.sleep(_LOOK_S)
 
 
-def _left(deadline: float) -> float:
+def _limit_left(deadline: float) -> float:
     """Return the time until then, but enough for an answer: a daemon may be silent while its server initialises."""
     return max(_ANSWER_LIMIT_S, deadline - time.monotonic())
 
 
-def _quit(control: Control) -> None:
+def _quit(control: ControlProgram) -> None:
     """Ask the daemon to end. It waits for its clients, so those that stay are disconnected first."""
     for server in control.list_pids("get_server_list"):
         listing = f"get_client_list {server}"
@@ -227,11 +229,11 @@ def _quit(control: Control) -> None:
             raise  # else it quits: the exit status is that of its servers
 
 
-def _has_no_client(control: Control, listing: str) -> bool:
+def _has_no_client(control: ControlProgram, listing: str) -> bool:
     return not control.list_pids(listing)
 
 
-def _mark(pipes: Path) -> str:
+def _make_mark(pipes: Path) -> str:
     return f"mps:{pipes}"
 
 

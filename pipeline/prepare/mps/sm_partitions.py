@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.base.system.errors import CommandError, SharingError
-from pipeline.prepare.mps.control_program import Control
+from pipeline.prepare.mps.control_program import ControlProgram
 
 # Multiprocessors of a chunk, from a compute capability on. Source: MPS documentation, Static SM Partitioning; one chunk
 # of an L40S (8.9) was told to have four.
@@ -55,44 +55,44 @@ class _Row:
     is_in_use: bool
 
 
-def most_chunks(compute_capability: tuple[int, int], multiprocessors: int) -> int:
+def count_chunks(compute_capability: tuple[int, int], multiprocessors: int) -> int:
     """The chunks that a GPU has at most; it may have some fewer, and none before Ampere."""
     return next((multiprocessors // size for since, size in _CHUNK if compute_capability >= since), 0)
 
 
-def divide(control: Control, uuid: str, asked: Sequence[int] | None, num_jobs: int) -> list[Partition]:
+def divide(control: ControlProgram, uuid: str, request: Sequence[int] | None, num_jobs: int) -> list[Partition]:
     """Make a partition for each job, with so many chunks, or of equal size where nothing is asked for.
 
     Raises:
         SharingError: the daemon makes no partitions, or not these. Those made so far end with the daemon.
     """
-    (free,) = [row.free for row in _listed(control, uuid) if row.partition is None]
-    chunks = list(asked or [free // num_jobs] * num_jobs)
+    (free,) = [row.free for row in _list_rows(control, uuid) if row.partition is None]
+    chunks = list(request or [free // num_jobs] * num_jobs)
     if sum(chunks) > free or not all(chunks):
-        asked_for = f"{sum(chunks)} are asked for" if asked else "each needs one"
+        asked_for = f"{sum(chunks)} are asked for" if request else "each needs one"
         raise SharingError(
             f"{uuid} has {free} chunks of multiprocessors for {num_jobs} jobs, and {asked_for}: choose fewer with "
             "scenario.chunks, or fewer jobs"
         )
     names = [_add(control, uuid, number) for number in chunks]
-    there = {row.partition: row for row in _listed(control, uuid)}
-    made = []
+    rows = {row.partition: row for row in _list_rows(control, uuid)}
+    partitions = []
     for name, number in zip(names, chunks, strict=True):
-        row = there.get(name.partition("/")[2])
+        row = rows.get(name.partition("/")[2])
         if row is None or row.used != number:
-            raise SharingError(f"the MPS daemon does not list the partition {name} with {number} chunks: {there}")
-        made.append(Partition(name=name, chunks=number, multiprocessors=row.multiprocessors))
-    return made
+            raise SharingError(f"the MPS daemon does not list the partition {name} with {number} chunks: {rows}")
+        partitions.append(Partition(name=name, chunks=number, multiprocessors=row.multiprocessors))
+    return partitions
 
 
-def unused(control: Control, partitions: Sequence[Partition]) -> list[Partition]:
+def list_unused(control: ControlProgram, partitions: Sequence[Partition]) -> list[Partition]:
     """Those of the partitions that no client is in."""
     uuid = partitions[0].name.partition("/")[0]
-    used = {row.partition for row in _listed(control, uuid) if row.is_in_use}
+    used = {row.partition for row in _list_rows(control, uuid) if row.is_in_use}
     return [partition for partition in partitions if partition.id not in used]
 
 
-def _add(control: Control, uuid: str, chunks: int) -> str:
+def _add(control: ControlProgram, uuid: str, chunks: int) -> str:
     reply = " / ".join(_ask(control, f"sm_partition add {uuid} {chunks}"))
     name = _NAME.search(reply)
     if name is None:
@@ -100,9 +100,9 @@ def _add(control: Control, uuid: str, chunks: int) -> str:
     return f"{uuid}/{name[1]}"
 
 
-def _listed(control: Control, uuid: str) -> list[_Row]:
+def _list_rows(control: ControlProgram, uuid: str) -> list[_Row]:
     lines = _ask(control, "lspart")
-    rows = [row for line in lines if (row := _row(line)) is not None and uuid.startswith(row.gpu)]
+    rows = [row for line in lines if (row := _parse_row(line)) is not None and uuid.startswith(row.gpu)]
     if sum(row.partition is None for row in rows) != 1:
         raise SharingError(
             f"the MPS daemon lists no chunks of multiprocessors of {uuid}: static partitions need the control program "
@@ -112,7 +112,7 @@ def _listed(control: Control, uuid: str) -> list[_Row]:
     return rows
 
 
-def _row(line: str) -> _Row | None:
+def _parse_row(line: str) -> _Row | None:
     gpu, *cells = [cell for cell in line.split() if cell != "-"] or [""]
     if not gpu.startswith("GPU-"):
         return None
@@ -128,7 +128,7 @@ def _row(line: str) -> _Row | None:
     return None
 
 
-def _ask(control: Control, text: str) -> list[str]:
+def _ask(control: ControlProgram, text: str) -> list[str]:
     try:
         return control.ask(text, _LIMIT_S)
     except CommandError as error:

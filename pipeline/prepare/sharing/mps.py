@@ -25,8 +25,8 @@ from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.mig import assignment
 from pipeline.prepare.mps import faulty_shares
 from pipeline.prepare.mps.client_proof import MpsSlots
-from pipeline.prepare.mps.control_program import CONTROL, Control
-from pipeline.prepare.mps.mps_daemon import MpsDaemon, daemon
+from pipeline.prepare.mps.control_program import CONTROL, ControlProgram
+from pipeline.prepare.mps.mps_daemon import MpsDaemon, run_daemon
 
 # Clients that MPS takes on one GPU, since a version of CUDA. Source: MPS documentation, release 615, architecture.
 # On a MIG device the limit is reduced in proportion to its size (MIG User Guide, concepts). Neither says how that is
@@ -58,7 +58,7 @@ class Mps:
         if device.parent is None:
             refuse_too_many(group, group.degree)
         else:
-            refuse_too_many(group, group.degree, device.name, assignment.share(device))
+            refuse_too_many(group, group.degree, device.name, assignment.read_share(device))
         compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
         if gpu.exclusive_process and device.parent is not None:
@@ -68,29 +68,29 @@ class Mps:
         if gpu.exclusive_process:
             refusals.refuse_without_admin(group, f"gpu.exclusive_process changes a setting of {device.name}")
         for position in range(group.degree):
-            self.variables(position, group.degree)
+            self.list_variables(position, group.degree)
 
     def warnings(self, group: Group) -> tuple[str, ...]:
         return ()
 
     def privileged(self, group: Group) -> Commands:
-        found = dict(group.device.details).get("compute_mode", "default")
-        if not group.gpu.exclusive_process or found == compute_mode.EXCLUSIVE:
+        previous = dict(group.device.details).get("compute_mode", "default")
+        if not group.gpu.exclusive_process or previous == compute_mode.EXCLUSIVE:
             return Commands()
-        return compute_mode.commands(Smi.found(of_group(group), group.device.uuid), found)
+        return compute_mode.list_commands(Smi.of_device(of_group(group), group.device.uuid), previous)
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
         places = [Slot.on(device)] * group.degree
         with (
-            self.server(device, group, scratch) as server,
-            self.clients(places, [server] * group.degree, group) as slots,
+            self.run_server(device, group, scratch) as server,
+            self.as_clients(places, [server] * group.degree, group) as slots,
         ):
             yield slots
 
     @contextmanager
-    def server(
-        self, device: Device, group: Group, scratch: Path, divide: Callable[[Control], None] | None = None
+    def run_server(
+        self, device: Device, group: Group, scratch: Path, divide: Callable[[ControlProgram], None] | None = None
     ) -> Iterator[MpsDaemon]:
         """Run the daemon of the whole device, whose compute mode is set before if the group asks for that."""
         self.check(group)
@@ -99,30 +99,30 @@ class Mps:
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         with UndoStack() as stack:
             if group.gpu.exclusive_process:
-                stack.enter_context(compute_mode.exclusive(Smi.found(programs, device.uuid), journal))
-            yield stack.enter_context(daemon(device.uuid, scratch, program, journal, divide))
+                stack.enter_context(compute_mode.hold_exclusive(Smi.of_device(programs, device.uuid), journal))
+            yield stack.enter_context(run_daemon(device.uuid, scratch, program, journal, divide))
 
     @contextmanager
-    def clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:
+    def as_clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:
         """The places of the jobs as clients of their servers, both in the order of the jobs.
 
         At the end, a server that is not healthy, or a job that was never seen as its client, is a SharingError.
         """
         slots = []
         for position, (place, server) in enumerate(zip(places, servers, strict=True)):
-            variables = self.variables(position, group.degree)
+            variables = self.list_variables(position, group.degree)
             pipes = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MPS_PIPE_DIRECTORY": str(server.control.pipes)}
             facts = (*place.facts, *((name.removeprefix("CUDA_").lower(), value) for name, value in variables.items()))
             environ = dict(place.environ) | pipes | variables
             slots.append(dataclasses.replace(place, environ=tuple(environ.items()), facts=facts))
         under_mps = MpsSlots(slots, servers, group.jobs)
-        with under_mps.watching():
+        with under_mps.watch():
             yield under_mps
         for server in dict.fromkeys(servers):
             server.check_health()
         under_mps.check_scripts()
 
-    def variables(self, position: int, num_jobs: int) -> dict[str, str]:
+    def list_variables(self, position: int, num_jobs: int) -> dict[str, str]:
         limit = value_at("pinned_mem_limit", self._limits, position, num_jobs)
         priority = value_at("priority", self._priorities, position, num_jobs)
         return {
@@ -160,15 +160,16 @@ class MpsPercent(Mps):
         return tuple(
             warning
             for position, job in enumerate(group.jobs)
-            if (warning := faulty_shares.warning(job, group.device, self.share_pct(position, group.degree))) is not None
+            if (warning := faulty_shares.describe_fault(job, group.device, self.share_pct(position, group.degree)))
+            is not None
         )
 
-    def variables(self, position: int, num_jobs: int) -> dict[str, str]:
+    def list_variables(self, position: int, num_jobs: int) -> dict[str, str]:
         share = f"{self.share_pct(position, num_jobs):g}"
-        return super().variables(position, num_jobs) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": share}
+        return super().list_variables(position, num_jobs) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": share}
 
 
-def numbers(version: str) -> tuple[int, int]:
+def parse_version(version: str) -> tuple[int, int]:
     """The two of a version, `13.1`."""
     major, _, minor = version.partition(".")
     return int(major), int(minor or 0)
@@ -181,7 +182,7 @@ def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: 
     """
     if (cuda := dict(group.device.details).get("cuda_version")) is None:
         return
-    most = math.ceil(share * next(most for since, most in _MOST_CLIENTS if numbers(cuda) >= since))
+    most = math.ceil(share * next(most for since, most in _MOST_CLIENTS if parse_version(cuda) >= since))
     if num_jobs > most:
         larger = "" if share == 1 else " or larger MIG devices"
         raise ConfigError(

@@ -36,7 +36,7 @@ class Timeslice(Naive):
         if not device.details:  # it was not read: what it can do is not known before it is
             return
         try:
-            why_not = time_slice.refusal(self._smi(group))
+            why_not = time_slice.explain_refusal(self._smi(group))
         except SharingError as error:
             raise ConfigError(str(error)) from error
         if why_not is not None:
@@ -44,16 +44,16 @@ class Timeslice(Naive):
 
     def privileged(self, group: Group) -> Commands:
         smi = self._smi(group)
-        found = time_slice.read(smi) if group.device.details else time_slice.VALUES[0]  # of a GPU that was not read
-        return time_slice.commands(smi, self._timeslice, found)
+        previous = time_slice.read(smi) if group.device.details else time_slice.VALUES[0]  # of a GPU that was not read
+        return time_slice.list_commands(smi, self._timeslice, previous)
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
         self.check(group)
         smi = self._smi(group)
         journal = Journal(group.gpu.lock_dir, device.uuid, of_group(group, {"nvidia-smi": self._program}))
-        with time_slice.of(self._timeslice, smi, journal), super().prepare(device, group, scratch) as slots:
+        with time_slice.hold(self._timeslice, smi, journal), super().prepare(device, group, scratch) as slots:
             yield slots
 
     def _smi(self, group: Group) -> Smi:
-        return Smi.found(of_group(group, {"nvidia-smi": self._program}), group.device.uuid)
+        return Smi.of_device(of_group(group, {"nvidia-smi": self._program}), group.device.uuid)

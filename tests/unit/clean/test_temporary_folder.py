@@ -23,7 +23,7 @@ from pathlib import Path
 from pipeline.clean import temporary_folder
 if sys.argv[2] == "unnamed":
     fcntl.flock = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-with temporary_folder.held(Path(sys.argv[1]), "kept-") as folder:
+with temporary_folder.hold(Path(sys.argv[1]), "kept-") as folder:
     (folder / "file").touch()
     print(folder, flush=True)
     time.sleep(60)
@@ -41,7 +41,7 @@ def make(parent: Path, how: str) -> subprocess.Popen[str]:
 
 
 def test_it_is_private_and_goes_with_its_context(tmp_path):
-    with temporary_folder.held(tmp_path, PREFIX, "named") as folder:
+    with temporary_folder.hold(tmp_path, PREFIX, "named") as folder:
         assert folder == tmp_path / "kept-named"
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert abandoned(tmp_path) == []

@@ -124,7 +124,7 @@ def test_what_is_made_stays_is_marked_and_is_undone_with_the_mode(a100: Kept) ->
     assert a100.gpu == there
     uuids = [each["uuid"] for each in made["instances"]]
     with installed(a100.file.path):
-        found = assignment.assigned(gpu_of(a100), ["3g", "1g"])
+        found = assignment.assign(gpu_of(a100), ["3g", "1g"])
     assert [each.uuid for each in found] == [uuids[1], uuids[0]]
     told = a100.told("destroy")
     assert (told["undone"][-1], told["failed"]) == ("switch MIG mode off", [])
@@ -220,7 +220,7 @@ def myself() -> str:
 @pytest.mark.parametrize("command", [["create", "1g"], ["destroy"]])
 def test_a_job_that_a_killed_study_left_is_ended_first_but_by_no_dry_run(a100: Kept, command: list[str]) -> None:
     mark = uuid.uuid4().hex
-    leftovers.scratch_folder(mark).mkdir()
+    leftovers.scratch_path(mark).mkdir()
     environ = {processes.MARK_VARIABLE: mark}
     with subprocess.Popen(["sleep", "60"], env=environ) as job, subprocess.Popen(["sleep", "60"]) as other:
         Clients(a100.file).hold(a100.gpu.uuid, job.pid, "train", 100)
@@ -229,7 +229,7 @@ def test_a_job_that_a_killed_study_left_is_ended_first_but_by_no_dry_run(a100: K
         status, text = a100.run(*command)
         assert (status, job.wait(10)) == (0, -15)
         assert f"ending processes that a killed orchestrator left: {job.pid}" in text
-        assert not leftovers.scratch_folder(mark).exists()
+        assert not leftovers.scratch_path(mark).exists()
         assert other.poll() is None
         other.kill()
 

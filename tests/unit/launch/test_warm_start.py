@@ -141,11 +141,11 @@ def test_it_and_its_children_are_found_by_their_mark(server, tmp_path):
     code = "import os, time; os.fork(); print('here', flush=True); time.sleep(60)"
     process, mark, out, _ = start(server, tmp_path / "job", code)
     assert wait_until(lambda: out.read_text().count("here") == 2)
-    assert len(processes.marked(mark)) == 2
-    assert process.pid in processes.marked(mark)
+    assert len(processes.list_marked(mark)) == 2
+    assert process.pid in processes.list_marked(mark)
     assert processes.end(mark, 5.0) == 2
     assert end(process) == -signal.SIGTERM
-    assert processes.marked(mark) == []
+    assert processes.list_marked(mark) == []
 
 
 def test_random_numbers_differ_between_jobs_that_do_not_seed(tmp_path):
@@ -295,7 +295,7 @@ time.sleep(60)
     os.kill(pids[0], signal.SIGCONT)
     try:
         assert wait_until(lambda: not any(map(is_alive, pids)))
-        assert wait_until(lambda: not any(map(processes.marked, marks)))
+        assert wait_until(lambda: not any(map(processes.list_marked, marks)))
     finally:
         for mark in marks:
             processes.end(mark, 0.1)

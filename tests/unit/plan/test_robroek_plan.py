@@ -29,7 +29,7 @@ def instances_of(group: Group) -> str:
         return ""
     options = dict(group.sharing.options)
     gpu = profiles.read_gpu(group.device)
-    requests = partitions.requests(
+    requests = partitions.list_requests(
         [job.size for job in group.jobs],
         profile=str(options["profile"]),
         size_profile=dict(options["size_profile"]),  # type: ignore[call-overload]

@@ -208,7 +208,7 @@ def test_making_a_layout_and_destroying_it_changes_nothing(state_file: StateFile
 def test_planner_and_driver_agree_on_what_fits(name: str) -> None:
     """Every maximal combination that the project plans fits where it plans it, and nothing fits beside it."""
     model, gpu = mig_table.find(name), profiles.load_model(name)
-    combinations = partitions.maximal_combinations(gpu, partitions.plain_profiles(gpu))
+    combinations = partitions.list_maximal_combinations(gpu, partitions.list_plain_profiles(gpu))
     assert combinations
     for names in combinations:
         by_name = {profile.name: profile for profile in gpu.profiles}

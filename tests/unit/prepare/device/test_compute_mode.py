@@ -29,14 +29,14 @@ from tests.support.rows import group as make_group
 class Machine(simulated.Machine):
     @property
     def smi(self) -> Smi:
-        return Smi.found(of_device(self.rehearsed), self.device.uuid)
+        return Smi.of_device(of_device(self.rehearsed), self.device.uuid)
 
     @property
     def mode(self) -> int:
         return self.gpu.compute_mode
 
     def exclusive(self):
-        return compute_mode.exclusive(self.smi, self.journal)
+        return compute_mode.hold_exclusive(self.smi, self.journal)
 
     def group(self, *jobs: str, mode: str = "default", **gpu) -> Group:
         details = dict(self.rehearsed.details) | {"compute_mode": mode}

@@ -9,7 +9,7 @@ import pytest
 from pipeline.base.system.errors import GpuBusyError, InUseError
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.prepare.device import device_wait
-from pipeline.prepare.device.device_wait import Patience
+from pipeline.prepare.device.device_wait import WaitBudget
 
 
 def in_use(*looks: bool, by: str = "alice") -> InUseError:
@@ -23,7 +23,7 @@ def quick(monkeypatch):
 
 
 def test_it_waits_until_the_device_is_free_and_says_once_for_whom(capsys):
-    patience = Patience(is_wanted=True, limit_s=60.0)
+    patience = WaitBudget(is_wanted=True, limit_s=60.0)
     patience.wait(in_use(False, False, True))
     patience.wait(in_use(False, True))  # taken again before we came
     patience.wait(in_use(True, by="bob"))
@@ -36,7 +36,7 @@ def test_it_waits_until_the_device_is_free_and_says_once_for_whom(capsys):
 
 
 def test_the_limit_is_for_all_waits_together():
-    patience = Patience(is_wanted=True, limit_s=0.05)
+    patience = WaitBudget(is_wanted=True, limit_s=0.05)
     with pytest.raises(GpuBusyError, match=r"waited 0 s \(wait_limit_s\) in vain: busy"):
         patience.wait(in_use(False))
     with pytest.raises(GpuBusyError, match="in vain"):
@@ -44,7 +44,7 @@ def test_the_limit_is_for_all_waits_together():
 
 
 def test_the_time_limit_of_the_study_holds_while_it_waits_and_counts_what_was_waited():
-    patience = Patience(is_wanted=True, limit_s=60.0, time_limit_s=0.05)
+    patience = WaitBudget(is_wanted=True, limit_s=60.0, time_limit_s=0.05)
     with pytest.raises(GpuBusyError, match=r"waited 0 s \(time_limit_s\) in vain: busy"):
         patience.wait(in_use(False))
     assert patience.waited_s >= 0.05
@@ -55,7 +55,7 @@ def test_a_signal_ends_the_wait_which_is_said(capsys):
         raise Interrupted(signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        Patience(is_wanted=True, limit_s=60.0).wait(InUseError("busy", "GPU 0, which is held by alice", look))
+        WaitBudget(is_wanted=True, limit_s=60.0).wait(InUseError("busy", "GPU 0, which is held by alice", look))
     *_, line = capsys.readouterr().err.splitlines()
     assert line == "interrupted by SIGTERM after waiting 0 s for GPU 0, which is held by alice"
 
@@ -63,5 +63,5 @@ def test_a_signal_ends_the_wait_which_is_said(capsys):
 def test_who_does_not_want_to_wait_is_refused():
     error = in_use(True)
     with pytest.raises(InUseError) as refused:
-        Patience(is_wanted=False, limit_s=60.0).wait(error)
+        WaitBudget(is_wanted=False, limit_s=60.0).wait(error)
     assert refused.value is error

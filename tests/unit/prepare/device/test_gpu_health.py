@@ -105,11 +105,11 @@ def test_a_gpu_that_does_not_answer_is_an_error(machine: simulated.Machine) -> N
 
 
 def test_xids_are_those_of_the_gpu() -> None:
-    found = gpu_health.xids_of("00000000:06:00.0", RECORDS)
+    found = gpu_health.parse_xids("00000000:06:00.0", RECORDS)
     assert [(xid.number, xid.t_s) for xid in found] == [(31, 5.1409), (94, 9.5)]
     assert found[0].text.startswith("NVRM: Xid (PCI:0000:06:00): 31, pid=4711")
-    assert [xid.number for xid in gpu_health.xids_of("00000000:07:00.0", RECORDS)] == [79]
-    assert gpu_health.xids_of("00000000:08:00.0", RECORDS) == ()
+    assert [xid.number for xid in gpu_health.parse_xids("00000000:07:00.0", RECORDS)] == [79]
+    assert gpu_health.parse_xids("00000000:08:00.0", RECORDS) == ()
 
 
 @pytest.mark.parametrize(
@@ -136,5 +136,5 @@ def test_a_log_that_may_not_be_read_is_said(machine: simulated.Machine, monkeypa
 
 
 def test_hardware_that_protects_itself_is_trouble_and_a_power_cap_is_not() -> None:
-    assert troubles(Health(throttle_reasons=gpu_health.in_words(0x1 | 0x4))) == {}
-    assert "heat (hardware)" in troubles(Health(throttle_reasons=gpu_health.in_words(0x40)))["throttled now"]
+    assert troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x1 | 0x4))) == {}
+    assert "heat (hardware)" in troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x40)))["throttled now"]

@@ -29,10 +29,10 @@ from tests.support.rows import group as make_group
 class Machine(simulated.Machine):
     @property
     def smi(self) -> Smi:
-        return Smi.found(of_device(self.rehearsed), self.device.uuid)
+        return Smi.of_device(of_device(self.rehearsed), self.device.uuid)
 
     def sliced(self, wanted: str) -> AbstractContextManager[None]:
-        return time_slice.of(wanted, self.smi, self.journal)
+        return time_slice.hold(wanted, self.smi, self.journal)
 
     def group(self, *jobs: str, **changes) -> Group:
         return make_group(*jobs, device=self.rehearsed, gpu=gpu_settings(lock_dir=self.locks), **changes)
@@ -67,7 +67,7 @@ def test_jobs_run_on_the_whole_gpu_with_the_time_slice_which_is_put_back(machine
 
 def test_a_time_slice_that_is_there_is_not_touched(machine):
     machine.driver.set_timeslice(0, 2)
-    assert time_slice.commands(machine.smi, "medium", "medium") == Commands()
+    assert time_slice.list_commands(machine.smi, "medium", "medium") == Commands()
     with machine.sliced("medium"):
         assert machine.journal.steps() == ()
     assert machine.gpu.timeslice == 2

@@ -74,7 +74,7 @@ def layouts(model: mig_table.Model) -> list[Places]:
 
 def some_parts(profile: Profile, number: int) -> tuple[int, ...]:
     """One way to divide a GPU instance, or not to, another one for each number: all of it in parts of one width."""
-    width = (None, *compute.widths(profile))[number % (len(compute.widths(profile)) + 1)]
+    width = (None, *compute.list_widths(profile))[number % (len(compute.list_widths(profile)) + 1)]
     return () if width is None else (width,) * (profile.compute_slices // width)
 
 

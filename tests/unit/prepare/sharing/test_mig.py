@@ -244,7 +244,7 @@ def test_a_compute_instance_whose_id_nobody_wrote_down_is_the_one_that_came(h100
 
     for other in ({"gi_id": gi_id + 1}, {"slices": 2}, {"boot": "an earlier one"}, {"ci_id": 5}, {"beside": [0, 1]}):
         assert undo(**other) == [0, 1]
-    with pytest.raises(SharingError, match="it is 0 or 1, and somebody else made the other"):
+    with pytest.raises(SharingError, match="one of 0,1 was made by somebody else"):
         undo()
     assert undo(beside=[0]) == [0]
     assert undo(beside=[0]) == [0]
@@ -596,7 +596,7 @@ def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, m
         sharing.check(group)
         assert sharing.privileged(group) == Commands()
         with (
-            temporary_folder.held(Path("/tmp"), "colloc-") as scratch,
+            temporary_folder.hold(Path("/tmp"), "colloc-") as scratch,
             sharing.prepare(device, group, scratch) as slots,
         ):
             for slot in slots.slots:
@@ -667,6 +667,6 @@ def test_parts_that_follow_each_other_come_from_the_gpu_instance_that_has_them_a
     for width in (0, 1):
         h100.driver.create_compute_instance(0, second, width)
     device = nvml.list_devices()[0]
-    assert [each.gi_id for each in assignment.assigned(device, ["1c.3g", "2c.3g"])] == [second, second]
-    assert [each.gi_id for each in assignment.assigned(device, ["1c.3g", "2c.3g", "1c.3g"])] == [second, second, first]
-    assert [each.gi_id for each in assignment.assigned(device, ["1c.3g", "1c.3g"])] == [first, second]
+    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "2c.3g"])] == [second, second]
+    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "2c.3g", "1c.3g"])] == [second, second, first]
+    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "1c.3g"])] == [first, second]

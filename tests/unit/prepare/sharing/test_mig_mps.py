@@ -106,9 +106,9 @@ def test_compute_instances_of_one_gpu_instance_have_servers_of_their_own(make, f
 
 
 def test_as_many_instances_as_jobs_at_most(make):
-    assert len(MigMps().sizes(make(1))) == 1
-    assert len(MigMps().sizes(make(5))) == 2
-    assert len(MigMps(num_instances=3).sizes(make(5))) == 3
+    assert len(MigMps().list_sizes(make(1))) == 1
+    assert len(MigMps().list_sizes(make(5))) == 2
+    assert len(MigMps(num_instances=3).list_sizes(make(5))) == 3
     MigMps(num_instances=3).check(make(5))
 
 

@@ -33,7 +33,7 @@ from pipeline.prepare.mps import client_proof as mps_clients
 from pipeline.prepare.mps import control_program as mps_control
 from pipeline.prepare.mps import mps_daemon
 from pipeline.prepare.mps.client_proof import MpsSlots
-from pipeline.prepare.mps.control_program import Control
+from pipeline.prepare.mps.control_program import ControlProgram
 from pipeline.prepare.sharing.mps import Mps, MpsPercent
 from pipeline.simulation.mps.control import connect, write_program
 from tests.conftest import GPU
@@ -42,7 +42,7 @@ from tests.support.rows import gpu_settings, workload
 from tests.support.rows import group as make_group
 
 H100 = dataclasses.replace(GPU, details=(("compute_capability", "9.0"), ("multiprocessors", "132")))
-LOGS, environ = "CUDA_MPS_LOG_DIRECTORY", Control.environ
+LOGS, environ = "CUDA_MPS_LOG_DIRECTORY", ControlProgram.environ
 CLIENT = """
 import os, sys, time
 from pipeline.simulation.mps.control import connect
@@ -96,13 +96,13 @@ def prepared(
         yield slots
 
 
-def control_of(slots: MpsSlots) -> mps_daemon.Control:
+def control_of(slots: MpsSlots) -> mps_daemon.ControlProgram:
     """What a user would ask the daemon of the slots with."""
     pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
-    return mps_daemon.Control(program=str(pipes.parents[1] / mps_daemon.CONTROL), pipes=pipes)
+    return mps_daemon.ControlProgram(program=str(pipes.parents[1] / mps_daemon.CONTROL), pipes=pipes)
 
 
-def served_by(control: mps_daemon.Control) -> str:
+def served_by(control: mps_daemon.ControlProgram) -> str:
     """The device that the daemon was started for."""
     pid = int((control.pipes / "nvidia-cuda-mps-control.pid").read_text())
     return psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"]
@@ -155,7 +155,7 @@ def test_jobs_get_a_ready_server_of_their_own_and_nothing_is_left(folder, monkey
         pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
         assert pipes.is_relative_to(folder)
         assert [step.kind for step in journal.steps()] == ["mps_daemon"]
-        control = mps_daemon.Control(program=str(folder / "nvidia-cuda-mps-control"), pipes=pipes)
+        control = mps_daemon.ControlProgram(program=str(folder / "nvidia-cuda-mps-control"), pipes=pipes)
         (server,) = control.list_pids("get_server_list")
         assert control.ask(f"get_server_status {server}") == ["ACTIVE"]
         assert served_by(control) == GPU.uuid
@@ -307,7 +307,7 @@ def test_a_server_that_no_program_tells_to_be_ready_is_refused(folder, monkeypat
 
 
 def test_without_status_and_log_nothing_is_waited_for(folder, monkeypatch):
-    monkeypatch.setattr(Control, "environ", lambda self, **more: environ(self, **more) | {LOGS: "/nonexistent"})
+    monkeypatch.setattr(ControlProgram, "environ", lambda self, **more: environ(self, **more) | {LOGS: "/nonexistent"})
     group = group_in(folder, "a")
     says = r"knows no get_server_status, and no control\.log says when its server is ready; use driver R550 or newer"
     with pytest.raises(SharingError, match=says), prepared(folder, group, branch="535"):
@@ -415,7 +415,7 @@ def test_several_daemons_run_at_once(folder):
     with prepared(folder, group_in(folder, "a")) as first:
         journal = Journal(folder, "MIG-1")
         program = str(folder / "nvidia-cuda-mps-control")
-        with mps_daemon.daemon("MIG-1", folder, program, journal, number=1) as second:
+        with mps_daemon.run_daemon("MIG-1", folder, program, journal, number=1) as second:
             assert second.server != server_of(first)
             assert served_by(second.control) == "MIG-1"
         assert not journal.path.exists()
@@ -494,7 +494,7 @@ def test_a_process_that_got_the_pid_of_the_daemon_is_not_ended(folder):
 
 
 def variables(sharing: Mps, group: Group, position: int) -> dict[str, str]:
-    control = mps_daemon.Control(program="/x", pipes=Path("/p"))
+    control = mps_daemon.ControlProgram(program="/x", pipes=Path("/p"))
     server = mps_daemon.MpsDaemon(control=control, logs=Path("/l"), server=1)
     places = [Slot(visible_devices=GPU.uuid)] * group.degree
     clients = sharing.clients(places, [server] * group.degree, group)
@@ -659,5 +659,5 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
             running.measure(window)
         assert [state.ended_well for state in running.states] == [True] * 2
         assert control_of(slots).ask(f"get_server_status {server_of(slots)}") == ["ACTIVE"]
-    assert processes.marked(folder.name) == []
+    assert processes.list_marked(folder.name) == []
     assert daemons(folder) == []
