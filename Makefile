@@ -6,7 +6,7 @@ ARGS ?=
 .PHONY: run test test-all test-changed lint
 # Tests start hundreds of Python programs, which keep nothing that they compile where the environment forbids it.
 COMPILE = $(VENV)/bin/python -m compileall -q pipeline listeners workloads hydra_plugins tests
-PYTEST = $(VENV)/bin/python -m pytest -n 3 --dist worksteal
+PYTEST = $(VENV)/bin/python -m pytest -n 4 --dist worksteal
 run: $(VENV)/.installed
 	$(VENV)/bin/python run.py $(or $(ARGS),window.seconds=5)
 

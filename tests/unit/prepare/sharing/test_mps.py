@@ -497,7 +497,7 @@ def variables(sharing: Mps, group: Group, position: int) -> dict[str, str]:
     control = mps_daemon.ControlProgram(program="/x", pipes=Path("/p"))
     server = mps_daemon.MpsDaemon(control=control, logs=Path("/l"), server=1)
     places = [Slot(visible_devices=GPU.uuid)] * group.degree
-    clients = sharing.clients(places, [server] * group.degree, group)
+    clients = sharing.as_clients(places, [server] * group.degree, group)
     return dict(clients.__enter__().slots[position].environ)
 
 
