@@ -1,4 +1,4 @@
-"""What must be undone on a device, on disk before it is done.
+"""Journal of the steps to undo on a device; each is on disk before its change is made.
 
 A journal is one append-only file of JSON lines a device. A line adds a step, says more about one, or says that one was
 undone. The file is there exactly as long as something is left to undo, so a device whose journal file does not exist is
@@ -41,10 +41,7 @@ BY_HAND = ".by-hand"
 class UndoStep:
     """One thing to undo.
 
-    Attributes:
-        kind: as a function took it with `kinds.undoes`.
-        arguments: of that function; everything that JSON can hold, and no path of a program.
-        step_id: unique.
+    `arguments` are those of the function that undoes its kind: anything that JSON can hold, and no path of a program.
     """
 
     kind: str
@@ -53,7 +50,7 @@ class UndoStep:
 
 
 def describe(step: UndoStep) -> str:
-    """What undoing a step does."""
+    """Describe what undoing a step does."""
     kind = kinds.find_kind(step.kind)
     with suppress(KeyError):  # of an argument that another version wrote
         if kind is not None:
@@ -63,7 +60,7 @@ def describe(step: UndoStep) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalFile:
-    """A journal that is there, of whichever user; `is_ours` tells whether this user may carry it out."""
+    """Journal on disk, of any user; `is_ours` tells whether this user may carry it out."""
 
     path: Path
     device_uuid: str
@@ -72,15 +69,12 @@ class JournalFile:
 
 
 class Journal:
-    """The undo steps of one device that are still to be carried out.
+    """Undo steps of one device that are still to be carried out.
 
     Every method raises JournalError where the file cannot be trusted, understood or written.
 
-    Args:
-        folder: below which journals lie; the same for every user and every start, or a leftover would not be found.
-        device_uuid: which device.
-        programs: what its settings are put back with.
-        suffix: which of the files of a device: that of a study's steps, or `BY_HAND`.
+    `folder` is the same for every user and every start, or a leftover would not be found. `suffix` tells the steps of
+    a study from those made `BY_HAND`.
     """
 
     def __init__(self, folder: Path, device_uuid: str, programs: Programs | None = None, suffix: str = _LEFT) -> None:
@@ -89,7 +83,7 @@ class Journal:
         self.path = folder / f"{_FOLDER}{os.geteuid()}" / f"{name}{suffix}"
 
     def steps(self) -> tuple[UndoStep, ...]:
-        """What is left to undo, oldest first. Empty for a clean device."""
+        """Read the steps still to undo, oldest first; none for a clean device."""
         steps: dict[str, UndoStep] = {}
         for line in journal_file.read(self.path):
             try:
@@ -99,11 +93,11 @@ class Journal:
                 else:
                     steps[record["step_id"]] = UndoStep(**record)
             except (ValueError, KeyError, TypeError) as error:
-                raise JournalError(f"the journal {self.path} has a line that is not ours: {line!r}") from error
+                raise JournalError(f"the journal {self.path} has an invalid line: {line!r}") from error
         return tuple(steps.values())
 
     def add(self, kind: str, **arguments: Any) -> UndoStep:
-        """Put a step on disk; on return it survives a crash, so what it undoes may be done now."""
+        """Put a step on disk; on return it survives a crash, so the change may be made now."""
         assert kinds.find_kind(kind) is not None, f"nothing undoes {kind}"
         step = UndoStep(kind=kind, arguments=arguments)
         journal_file.append(self.path, asdict(step))
@@ -137,17 +131,17 @@ class Journal:
         self.discard(step)
 
     def discard(self, step: UndoStep) -> None:
-        """Forget a step without undoing it: what it has made is complete, and is to stay."""
+        """Forget a step without undoing it, because what it made is complete and stays."""
         self._forget_step(step)
         if not self.steps():
             self.forget()
 
     def move_to(self, other: Journal) -> None:
-        """Let another journal of the device, which is empty, have all steps, at once: this one undoes them no more."""
+        """Move all steps at once to another, empty journal of the device; this one undoes them no more."""
         journal_file.move(self.path, other.path)
 
     def forget_device_steps(self) -> tuple[UndoStep, ...]:
-        """Forget the steps that change the device, which does not exist any more; those that end processes stay."""
+        """Forget the steps that change a device which no longer exists; keep those that end processes."""
         gone = [step for step in self.steps() if not ((kind := kinds.find_kind(step.kind)) and kind.ends_processes)]
         for step in gone:
             self._forget_step(step)
@@ -160,7 +154,7 @@ class Journal:
         journal_file.remove(self.path)
 
     def list_foreign(self) -> list[JournalFile]:
-        """The files of this kind and device that other users left."""
+        """List the files of this kind and device that other users left."""
         journals = find_journals(self.path.parent.parent, self.path.suffix)
         return [journal for journal in journals if journal.path.name == self.path.name and not journal.is_ours]
 
@@ -168,13 +162,13 @@ class Journal:
         """Raise JournalError if another user has left something to undo on this device, and must clean up."""
         for other in self.list_foreign():
             raise JournalError(
-                f"the journal {other.path} holds steps that are not ours to undo: user {other.owner} left them and "
-                f"must clean up: {entry_points.spell('gpu', 'clean')}"
+                f"the journal {other.path} holds steps of user {other.owner}, who must clean up: "
+                f"{entry_points.spell('gpu', 'clean')}"
             )
 
     @contextmanager
     def guard(self, kind: str, **arguments: Any) -> Iterator[UndoStep]:
-        """Journal a step, let the body take it, and undo it at the end. An error of the body is never hidden.
+        """Journal a step, let the body make the change, and undo it at the end; the body's error is never hidden.
 
         Raises:
             CollocationError: undoing failed and the body did not; otherwise the body's error carries it as a note.
@@ -186,7 +180,7 @@ class Journal:
 
 
 def find_journals(folder: Path, suffix: str = _LEFT) -> tuple[JournalFile, ...]:
-    """Every journal below a folder, of every user, in the order of the devices. Nothing in them is read."""
+    """Find every journal below a folder, of every user, in the order of the devices; read none."""
     journals = []
     for path in sorted(folder.glob(f"{_FOLDER}*/*{suffix}"), key=lambda path: path.name):
         name = path.name.removesuffix(suffix)
@@ -195,12 +189,12 @@ def find_journals(folder: Path, suffix: str = _LEFT) -> tuple[JournalFile, ...]:
         with suppress(OSError):
             uid = path.parent.lstat().st_uid
             is_ours = uid == os.geteuid() and path.parent.name == f"{_FOLDER}{uid}"
-            journals.append(JournalFile(path=path, device_uuid=name, owner=_user_name(uid), is_ours=is_ours))
+            journals.append(JournalFile(path=path, device_uuid=name, owner=_find_user_name(uid), is_ours=is_ours))
     return tuple(journals)
 
 
 def undo_all(journal: Journal) -> tuple[list[UndoStep], list[tuple[UndoStep, CollocationError]]]:
-    """Undo what a killed process left, newest first; what was undone, and what failed. For the holder of the lease.
+    """Undo what a killed process left, newest first, as holder of the lease; return what was undone and what failed.
 
     A step that cannot be undone stays in the journal, and the older ones are tried all the same.
     """
@@ -220,7 +214,7 @@ def undo_all(journal: Journal) -> tuple[list[UndoStep], list[tuple[UndoStep, Col
 
 
 def replay(journal: Journal) -> tuple[UndoStep, ...]:
-    """As `undo_all`, for whoever goes on only when nothing is left; returns what was undone.
+    """Undo all steps as `undo_all` does, for a caller that goes on only if none is left; return what was undone.
 
     Raises:
         JournalError: another user has left something on the device.
@@ -236,7 +230,7 @@ def replay(journal: Journal) -> tuple[UndoStep, ...]:
     return tuple(undone)
 
 
-def _user_name(uid: int) -> str:
+def _find_user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""A file of JSON lines that only its user can have written, each line on the disk before its writer goes on.
+"""File of JSON lines that only its user can have written, each on disk before its writer goes on.
 
 It lies in a folder that only this user can write: not even a file of root's own can be moved there by somebody else.
 Others may read it, to see that something is left. All that goes wrong is a `JournalError`.
@@ -20,7 +20,7 @@ from pipeline.base.system.errors import CollocationError
 # dir_cleanup; XDG Base Directory Specification, XDG_RUNTIME_DIR.
 _FILE_MODE = 0o1644
 _REMOVE = (
-    f"Look at it, and remove it: {entry_points.spell('gpu', 'clean')} undoes nothing that others could have written"
+    f"Look at it, then remove it; {entry_points.spell('gpu', 'clean')} undoes only steps that nobody else can write"
 )
 
 
@@ -29,13 +29,13 @@ class JournalError(CollocationError):
 
 
 def read(path: Path) -> list[bytes]:
-    """The complete lines; none where there is no file."""
+    """Read the complete lines; none if there is no file."""
     try:
         descriptor = _open(path, os.O_RDONLY)
     except FileNotFoundError:
         return []
     try:
-        return _complete_lines(descriptor).splitlines()
+        return _read_complete_lines(descriptor).splitlines()
     finally:
         os.close(descriptor)
 
@@ -50,7 +50,7 @@ def append(path: Path, record: dict[str, Any]) -> None:
     try:
         os.fchmod(descriptor, _FILE_MODE)
         # A process killed while it wrote leaves half a line, of a step that it did not take.
-        length = len(_complete_lines(descriptor))
+        length = len(_read_complete_lines(descriptor))
         os.ftruncate(descriptor, length)
         if os.write(descriptor, line) != len(line):
             os.ftruncate(descriptor, length)
@@ -96,7 +96,7 @@ def _open(path: Path, flags: int) -> int:
     finally:
         os.close(folder)
     status = os.fstat(descriptor)
-    if not (stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and _only_we_write(status)):
+    if not (stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and _is_private(status)):
         os.close(descriptor)
         raise JournalError(f"the journal {path} is not a plain file that only we can write. {_REMOVE}")
     return descriptor
@@ -114,17 +114,17 @@ def _open_folder(folder: Path, *, is_made: bool) -> int:
         raise
     except OSError as error:
         raise JournalError(f"cannot open the folder {folder} of the journals: {error.strerror}. {_REMOVE}") from error
-    if not _only_we_write(os.fstat(descriptor)):
+    if not _is_private(os.fstat(descriptor)):
         os.close(descriptor)
         raise JournalError(f"the folder {folder} is not one that only we can write. {_REMOVE}")
     return descriptor
 
 
-def _only_we_write(status: os.stat_result) -> bool:
+def _is_private(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
-def _complete_lines(descriptor: int) -> bytes:
+def _read_complete_lines(descriptor: int) -> bytes:
     content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     return content[: content.rfind(b"\n") + 1]
 

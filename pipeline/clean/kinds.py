@@ -1,4 +1,4 @@
-"""Which function undoes which kind of step: a journal names kinds, and nothing that is run. Knows no GPU."""
+"""Kinds of undo steps and their functions: a journal names a kind, never a program. Knows no GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StepKind:
     ends_processes: bool
 
     def takes(self, arguments: dict[str, Any]) -> bool:
-        """Whether the function has these arguments: another version may have written others."""
+        """Return whether the function has these arguments; another version may have written others."""
         try:
             inspect.signature(self.undo).bind(Programs(), **arguments)
         except TypeError:
@@ -60,7 +60,7 @@ def undoes(kind: str, words: str, *, ends_processes: bool = False) -> Callable[[
 
 
 def find_kind(kind: str) -> StepKind | None:
-    """The kind of this name; `None` if this version does not know it."""
+    """Find the kind of this name; `None` if this version does not know it."""
     if kind not in _KINDS:
         for package in map(importlib.import_module, _PACKAGES):
             for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

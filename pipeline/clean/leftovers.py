@@ -1,4 +1,4 @@
-"""What a group keeps outside its spool folder while it runs, and how that is cleared when its orchestrator is gone.
+"""Processes and folders that a group keeps outside its spool folder, and their removal after a kill.
 
 Two things: processes, which carry the group's id as their mark, and one short-lived folder for sockets and pipes,
 whose paths must be short. Both can be found from the id alone, so nothing that is killed at any line is lost. The
@@ -23,7 +23,7 @@ _ID = re.compile("[0-9a-f]{12}")
 
 
 def scratch_path(spool_id: str) -> Path:
-    """The group's folder for sockets and pipes."""
+    """Return the group's folder for sockets and pipes."""
     return _PARENT / f"{SHARED_PREFIX}{spool_id[:12]}"
 
 
@@ -40,11 +40,11 @@ def clear(spool_id: str) -> int:
 
 
 def find_abandoned() -> dict[Path, list[int]]:
-    """The folders that killed orchestrators of this user left, each with the processes that its group left running."""
+    """Find the folders that killed orchestrators of this user left, with the processes still running."""
     folders = temporary_folder.find_abandoned(_PARENT, SHARED_PREFIX, _ID.pattern)
     marks = processes.list_marks() if folders else frozenset()
     return {
-        folder: sorted(pid for mark in _marks_of(folder, marks) for pid in processes.list_marked(mark))
+        folder: sorted(pid for mark in _select_marks(folder, marks) for pid in processes.list_marked(mark))
         for folder in folders
     }
 
@@ -54,7 +54,7 @@ def clear_abandoned(folder: Path) -> list[int]:
 
     Returns the PIDs of what does not end: then the folder stays, so that the next start finds them.
     """
-    marks = _marks_of(folder, processes.list_marks())
+    marks = _select_marks(folder, processes.list_marks())
     for mark in marks:
         processes.end(mark, _GRACE_S)
     return _remove(folder, marks)
@@ -78,6 +78,6 @@ def clear_all_abandoned() -> None:
         clear_abandoned(folder)
 
 
-def _marks_of(folder: Path, marks: frozenset[str]) -> list[str]:
+def _select_marks(folder: Path, marks: frozenset[str]) -> list[str]:
     start = folder.name.removeprefix(SHARED_PREFIX)
     return sorted(mark for mark in marks if _ID.fullmatch(start) and mark.startswith(start))

@@ -1,4 +1,4 @@
-"""Finding and ending everything that a group of jobs started, wherever it hides.
+"""Finding and ending every process that a group of jobs started, also outside its session.
 
 Every process of a group carries the group's mark in its environment, which children inherit. A process that left its
 session, or whose parent died, is found by it; a process of somebody else never carries it.
@@ -22,14 +22,14 @@ _EMPTY_LOOKS = 2  # a child that is just being made may replace its program at t
 
 
 def list_marked(mark: str) -> list[int]:
-    """PIDs of the living processes that carry the mark, other than this one."""
-    return [int(entry.name) for entry in _entries() if _carries(entry, mark)]
+    """List the PIDs of the living processes that carry the mark, without this one."""
+    return [int(entry.name) for entry in _iterate_processes() if _has_mark(entry, mark)]
 
 
 def list_marks() -> frozenset[str]:
-    """Every mark that a living process carries whose environment we may read."""
+    """List every mark that a living process carries whose environment we may read."""
     prefix = f"{MARK_VARIABLE}=".encode()
-    variables = (item for entry in _entries() for item in _environ(entry))
+    variables = (item for entry in _iterate_processes() for item in _read_environ(entry))
     return frozenset(os.fsdecode(item.removeprefix(prefix)) for item in variables if item.startswith(prefix))
 
 
@@ -37,7 +37,7 @@ def send_signal(mark: str, signum: int) -> int:
     """Signal every process that carries the mark; returns how many there were."""
     count, opened = 0, dict[int, int]()
     try:
-        _open_new(mark, opened)
+        _open_marked(mark, opened)
         for descriptor in opened.values():
             with contextlib.suppress(OSError):  # it has just ended
                 signal.pidfd_send_signal(descriptor, signum)
@@ -79,7 +79,7 @@ def end(mark: str, grace_s: float) -> int:
 def _end_all(mark: str, opened: dict[int, int], signum: int, limit_s: float) -> bool:
     deadline, signalled, num_empty_looks = time.monotonic() + limit_s, set[int](), 0
     while True:
-        _open_new(mark, opened)
+        _open_marked(mark, opened)
         alive = _list_alive(opened)
         num_empty_looks = 0 if alive else num_empty_looks + 1
         if num_empty_looks == _EMPTY_LOOKS:
@@ -93,7 +93,7 @@ def _end_all(mark: str, opened: dict[int, int], signum: int, limit_s: float) -> 
         time.sleep(_LOOK_S)
 
 
-def _open_new(mark: str, opened: dict[int, int]) -> None:
+def _open_marked(mark: str, opened: dict[int, int]) -> None:
     """Open a descriptor of each process that carries the mark and has none.
 
     A PID may be given to another program after the look. A process descriptor cannot: the mark is read again while it
@@ -104,14 +104,14 @@ def _open_new(mark: str, opened: dict[int, int]) -> None:
             continue
         with contextlib.suppress(OSError):  # it has just ended
             descriptor = os.pidfd_open(pid)
-            if _carries(Path("/proc") / str(pid), mark):
+            if _has_mark(Path("/proc") / str(pid), mark):
                 opened[pid] = descriptor
             else:
                 os.close(descriptor)
 
 
 def _list_alive(opened: dict[int, int]) -> set[int]:
-    """The PIDs of these descriptors whose processes have not ended; a zombie has."""
+    """List the PIDs whose processes have not ended; a zombie has."""
     poller = select.poll()
     for descriptor in opened.values():
         poller.register(descriptor, select.POLLIN)
@@ -119,7 +119,7 @@ def _list_alive(opened: dict[int, int]) -> set[int]:
     return {pid for pid, descriptor in opened.items() if descriptor not in ended}
 
 
-def _entries() -> Iterator[Path]:
+def _iterate_processes() -> Iterator[Path]:
     own_pid = str(os.getpid())
     with os.scandir("/proc") as entries:
         for entry in entries:
@@ -127,12 +127,12 @@ def _entries() -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def _carries(entry: Path, mark: str) -> bool:
-    return f"{MARK_VARIABLE}={mark}".encode() in _environ(entry)
+def _has_mark(entry: Path, mark: str) -> bool:
+    return f"{MARK_VARIABLE}={mark}".encode() in _read_environ(entry)
 
 
-def _environ(entry: Path) -> list[bytes]:
-    """The variables of a process; a zombie has none any more, and others' cannot be read."""
+def _read_environ(entry: Path) -> list[bytes]:
+    """Read the variables of a process; none of a zombie or of another user's process."""
     try:
         return (entry / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -140,7 +140,7 @@ def _environ(entry: Path) -> list[bytes]:
 
 
 def list_tree(pid: int) -> set[int]:
-    """The process and all its descendants; what has just ended is not among them."""
+    """List the process and all its descendants, without those that have just ended."""
     import psutil
 
     try:

@@ -43,16 +43,16 @@ def hold(parent: Path, prefix: str, name: str | None = None) -> Iterator[Path]:
 
 
 def find_abandoned(parent: Path, prefix: str, name: str) -> list[Path]:
-    """The folders of this user whose maker is gone; `name` is a regular expression of what follows the prefix."""
+    """Find the folders of this user whose maker is gone; `name` is a regular expression of what follows the prefix."""
     named = re.compile(re.escape(prefix) + name)
     return [
         path
         for path in sorted(parent.glob(f"{prefix}*"))
-        if (named.fullmatch(path.name) or _was_never_named(path.name, prefix)) and _is_ours_and_free(path)
+        if (named.fullmatch(path.name) or _has_lost_maker(path.name, prefix)) and _is_ours_and_free(path)
     ]
 
 
-def _was_never_named(name: str, prefix: str) -> bool:
+def _has_lost_maker(name: str, prefix: str) -> bool:
     start = prefix + _UNNAMED
     maker = name.removeprefix(start).partition("-")[0]
     return name.startswith(start) and maker.isdecimal() and not Path("/proc", maker).exists()

@@ -1,4 +1,4 @@
-"""What can be asked of a GPU from the command line: `python -m pipeline.gpu COMMAND [--gpu GPU] [--json]`.
+"""Command `python -m pipeline.gpu COMMAND [--gpu GPU] [--json]`: questions about GPUs, and MIG by hand.
 
 The exit status is 2 when the question cannot be answered as it was put, or
 somebody uses the GPU, and nothing was touched; 1 when a GPU does not answer, or something that a study did to it is not
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def show_profiles(arguments: argparse.Namespace) -> Answer:
-    """The MIG profiles of a GPU, and the compute instances of each; what is not known is null, and `-` in the text."""
+    """Show the MIG profiles of a GPU and their compute instances; unknown values are null, and `-` in the text."""
     gpu = profiles.find_gpu(arguments.gpu)
     rows = [
         {
@@ -50,15 +50,15 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
         "profiles": rows,
     }
     head = ["profile", "id", "compute", "memory", "starts", "max", "SMs", "of GPU", "MiB", "parts"]
-    cells = [[_cell(value) for name, value in row.items() if name != "compute_instances"] for row in rows]
+    cells = [[_format_cell(value) for name, value in row.items() if name != "compute_instances"] for row in rows]
     parts = [",".join(f"{slices}c" for slices in compute.list_widths(profile)) or "-" for profile in gpu.profiles]
     lines = [head, *([*row, names] for row, names in zip(cells, parts, strict=True))]
     table = "\n".join(words.aligned(lines, left=range(len(head))))
-    return Answer(data=data, text=f"{gpu.name}: {_slices(gpu)}\n{table}")
+    return Answer(data=data, text=f"{gpu.name}: {_describe_slices(gpu)}\n{table}")
 
 
 def show_partitions(arguments: argparse.Namespace) -> Answer:
-    """Every maximal legal combination of the profiles that `1g`, `2g`, ... name, and their number."""
+    """Show every maximal legal combination of the profiles that `1g`, `2g`, ... name, and their number."""
     gpu = profiles.find_gpu(arguments.gpu)
     pool = partitions.list_plain_profiles(gpu) if arguments.double_memory else partitions.list_slice_profiles(gpu)
     combinations = partitions.list_maximal_combinations(gpu, pool)
@@ -88,26 +88,26 @@ def _clean_up(arguments: argparse.Namespace) -> Answer:
 def _create(arguments: argparse.Namespace) -> Answer:
     from pipeline.gpu import manual_mig
 
-    return manual_mig.create(arguments.layout, _asked(arguments))
+    return manual_mig.create(arguments.layout, _read_request(arguments))
 
 
 def _destroy(arguments: argparse.Namespace) -> Answer:
     from pipeline.gpu import manual_mig
 
-    return manual_mig.destroy(_asked(arguments))
+    return manual_mig.destroy(_read_request(arguments))
 
 
 def _check(arguments: argparse.Namespace) -> Answer:
     from pipeline.gpu.selftest import gpu_selftest
 
     lock_dir, machine = Path(arguments.lock_dir), arguments.machine
-    return gpu_selftest.selftest(arguments.gpu, lock_dir, machine, is_only_health=arguments.health)
+    return gpu_selftest.check_gpu(arguments.gpu, lock_dir, machine, is_only_health=arguments.health)
 
 
-def _asked(arguments: argparse.Namespace) -> manual_mig.Asked:
+def _read_request(arguments: argparse.Namespace) -> manual_mig.ManualMigRequest:
     from pipeline.gpu import manual_mig
 
-    return manual_mig.Asked(
+    return manual_mig.ManualMigRequest(
         gpu=arguments.gpu,
         folder=Path(arguments.lock_dir),
         machine=arguments.machine,
@@ -180,11 +180,12 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _slices(gpu: profiles.MigGpu) -> str:
-    return f"{gpu.compute_slices} compute slices, {gpu.memory_slices} memory slices, {_cell(gpu.multiprocessors)} SMs"
+def _describe_slices(gpu: profiles.MigGpu) -> str:
+    multiprocessors = _format_cell(gpu.multiprocessors)
+    return f"{gpu.compute_slices} compute slices, {gpu.memory_slices} memory slices, {multiprocessors} SMs"
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, float):

@@ -13,16 +13,16 @@ from pipeline.base.system.errors import CollocationError
 from pipeline.base.system.paths import expanded
 from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal
-from pipeline.gpu.status import driver, in_words, is_there, printable, targets, undo, undo_lines
+from pipeline.gpu.status import describe, find_targets, is_there, list_undone, make_printable, open_driver, undo
 from pipeline.prepare.device import lease
 from pipeline.simulation.machine.state import StateFile, goes_with_its_study
 
 
 def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
-    """Undo it on the GPUs that are meant (see `driver` and `targets`); the status is 1 when something is left."""
-    with driver(gpu, machine) as selector:
+    """Undo it on the selected GPUs (see `open_driver`, `find_targets`); the status is 1 when something is left."""
+    with open_driver(gpu, machine) as selector:
         is_real = machine is None and selector == gpu
-        meant = targets(selector, folder, is_real=is_real)
+        meant = find_targets(selector, folder, is_real=is_real)
         # Processes first, as a study does at its start: an instance with a process on it cannot be destroyed.
         abandoned = leftovers.find_abandoned()
         hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
@@ -42,10 +42,10 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
         ]
     ended = {str(path): pids for path, pids in abandoned.items() if str(path) not in hanging}
     lines = [f"removed {path}" + (f" and ended processes {pids}" if pids else "") for path, pids in ended.items()]
-    lines += [line for gpu_report in gpus for line in _lines(gpu_report)]
+    lines += [line for gpu_report in gpus for line in _list_lines(gpu_report)]
     lines += [f"left {path}: processes {pids} do not end, not even by SIGKILL" for path, pids in hanging.items()]
     is_left = bool(hanging) or any(gpu_report["failed"] or gpu_report["refused"] for gpu_report in gpus)
-    text = "\n".join(map(printable, lines)) or "nothing to clean"
+    text = "\n".join(map(make_printable, lines)) or "nothing to clean"
     data = {"gpus": gpus, "abandoned": ended, "hanging": hanging, "is_clean": not is_left}
     return Answer(data=data, text=text, status=int(is_left))
 
@@ -57,7 +57,7 @@ def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -
         with lease.hold(device, folder):
             if not is_kept and goes_with_its_study(device.uuid):
                 gone = device_journal.forget_device_steps()
-                gpu["undone"] = [f"{in_words(step)}: went with its simulated machine" for step in gone]
+                gpu["undone"] = [f"{describe(step)}: went with its simulated machine" for step in gone]
             data = undo(device_journal)
             gpu["undone"], gpu["failed"] = gpu["undone"] + data["undone"], data["failed"]
             device_journal.refuse_foreign()
@@ -71,6 +71,6 @@ def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -
     return gpu
 
 
-def _lines(gpu: dict[str, Any]) -> list[str]:
-    named = [f"{gpu['name']} ({gpu['uuid']}): {line}" for line in undo_lines(gpu)]
+def _list_lines(gpu: dict[str, Any]) -> list[str]:
+    named = [f"{gpu['name']} ({gpu['uuid']}): {line}" for line in list_undone(gpu)]
     return named if gpu["refused"] is None else [*named, gpu["refused"]]

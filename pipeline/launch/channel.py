@@ -70,7 +70,7 @@ class Connection:
         for line in lines:
             message = _parse_message(line)
             if message is None:
-                self.fault = f"sent what is no message over its control socket: {line[:_SHOWN_BYTES]!r}"
+                self.fault = f"sent an invalid message over its control socket: {line[:_SHOWN_BYTES]!r}"
                 return messages
             messages.append(message)
         if len(self._buffer) > _MAX_LINE_BYTES:
@@ -135,7 +135,7 @@ class Channel:
                 elif isinstance(key.data, Connection):
                     self._read(key.data)
                 else:
-                    self._ended(key)
+                    self._handle_exit(key)
         return True
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class Channel:
         if message.get("type") != "hello":
             return None if connection.index is not None else "spoke over its control socket before it said hello"
         if type(index) is not int or index not in self._jobs.values():
-            return f"said hello over its control socket as job {repr(index)[:_SHOWN_BYTES]}, which is none"
+            return f"said hello over its control socket as job {repr(index)[:_SHOWN_BYTES]}, which does not exist"
         speaker = connection.owner if connection.index is None else connection.index
         if speaker not in (None, index):
             return f"said hello over its control socket as job {index}"
@@ -214,8 +214,8 @@ class Channel:
         if connection.index is not None and self._connections.get(connection.index) is connection:
             del self._connections[connection.index]
 
-    def _ended(self, key: selectors.SelectorKey) -> None:
-        """A process has ended; what it said before that may still lie in its socket."""
+    def _handle_exit(self, key: selectors.SelectorKey) -> None:
+        """Handle the end of a process, whose last messages may still lie in its socket."""
         for connection in self._list_connections():
             if connection.index in (None, key.data):
                 while self._read(connection):

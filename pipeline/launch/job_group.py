@@ -23,8 +23,8 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.launch import events
 from pipeline.launch.channel import PROTOCOL, Channel
-from pipeline.launch.environ import inherited_environ, share_of_cpus
-from pipeline.launch.job_state import JobState, Started
+from pipeline.launch.environ import inherit_environ, share_cpus
+from pipeline.launch.job_state import JobState, ProcessStart
 from pipeline.launch.warm_start import Starter
 
 # From "everybody is ready" to the common start: long enough that the slowest process is asleep waiting for it.
@@ -86,7 +86,7 @@ class JobGroup:
 
     def __enter__(self) -> JobGroup:
         """Start all jobs, or none: those already started are ended if one cannot be."""
-        self._channel = Channel(self._socket, self._message, self._exited, self._note_fault)
+        self._channel = Channel(self._socket, self._handle_message, self._note_exit, self._note_fault)
         try:
             for position, (state, start) in enumerate(zip(self.states, self._starts, strict=True)):
                 self._start(state, start, position)
@@ -99,14 +99,14 @@ class JobGroup:
         """End every process group: TERM, then KILL after a grace period; also what ended jobs left behind."""
         try:
             for signum, limit_s in ((signal.SIGTERM, _TERM_GRACE_S), (signal.SIGKILL, processes.KILL_LIMIT_S)):
-                if self._all_gone():
+                if self._are_all_gone():
                     break
                 self._signal(signum)
-                deadline_ns = _deadline(limit_s)
+                deadline_ns = _compute_deadline(limit_s)
                 # A stray child wakes nobody up when it ends, so this looks now and then.
-                while not self._all_gone() and time.monotonic_ns() < deadline_ns:
-                    self._channel.pump(self._all_ended, min(deadline_ns, _deadline(0.05)))
-                    if self._all_ended():
+                while not self._are_all_gone() and time.monotonic_ns() < deadline_ns:
+                    self._channel.pump(self._have_all_ended, min(deadline_ns, _compute_deadline(0.05)))
+                    if self._have_all_ended():
                         time.sleep(0.01)
         finally:
             for state in self.states:
@@ -115,14 +115,14 @@ class JobGroup:
             self._channel.close()
 
     def pids(self) -> Mapping[int, int]:
-        """Job index to PID, for the jobs that are alive; below a profiler, of the process that it profiles."""
+        """Return the PID of each living job by its index; below a profiler, of the process that it profiles."""
         return {s.job.index: s.working_pid for s in self.states if s.working_pid is not None and not s.has_ended}
 
     def wait_ready(self) -> bool:
         """Wait until every job stands at the barrier; returns whether they do. If not, their states say why."""
         in_time = self._channel.pump(
-            lambda: self.went_wrong or self._any_left() or all(state.said.is_ready for state in self.states),
-            _deadline(self._limits.ready_s),
+            lambda: self.went_wrong or self._has_any_left() or all(state.said.is_ready for state in self.states),
+            _compute_deadline(self._limits.ready_s),
         )
         self._notice_early(self.states, "ended before it was ready")
         if not in_time:
@@ -148,8 +148,8 @@ class JobGroup:
         start_ns = self._release(measured)
         if window.kind is WindowKind.STEADY:
             length_ns = int((window.settle_s + window.seconds) * 1e9)
-            self._channel.pump(self._any_left, start_ns + length_ns)
-            if self._any_left():
+            self._channel.pump(self._has_any_left, start_ns + length_ns)
+            if self._has_any_left():
                 self._notice_early(self.states)
                 return
             self._stop(measured)
@@ -172,9 +172,9 @@ class JobGroup:
 
     def _are_under_way(self, neighbours: Sequence[JobState]) -> bool:
         self._release(neighbours)
-        limit_ns, idle = _deadline(self._limits.ready_s), list(neighbours)
-        while idle and not self._any_left() and time.monotonic_ns() < limit_ns:
-            self._channel.pump(self._any_left, _deadline(_LOOK_S))
+        limit_ns, idle = _compute_deadline(self._limits.ready_s), list(neighbours)
+        while idle and not self._has_any_left() and time.monotonic_ns() < limit_ns:
+            self._channel.pump(self._has_any_left, _compute_deadline(_LOOK_S))
             idle = [state for state in idle if events.read_progress(state.folder / layout.EVENTS).total is None]
         self._notice_early(self.states)
         for state in idle if not self.went_wrong else ():
@@ -196,7 +196,7 @@ class JobGroup:
             has_ended = all(state.has_ended for state in states if state.pid is not None)
             return has_ended or any(other.has_left for other in running) or (self.went_wrong and not self._goes_on)
 
-        if not self._channel.pump(is_over, _deadline(limit_s)):
+        if not self._channel.pump(is_over, _compute_deadline(limit_s)):
             for state in states:
                 if not state.has_ended:
                     state.notice(Result.TIMEOUT, f"did not end within {limit}")
@@ -206,14 +206,14 @@ class JobGroup:
             if state.has_left and not state.went_wrong:
                 state.notice(Result.FAILED, reason)
 
-    def _any_left(self) -> bool:
+    def _has_any_left(self) -> bool:
         return any(state.has_left for state in self.states)
 
-    def _all_ended(self) -> bool:
+    def _have_all_ended(self) -> bool:
         return all(state.has_ended for state in self.states if state.pid is not None)
 
-    def _all_gone(self) -> bool:
-        return self._all_ended() and not processes.list_marked(self._files.mark)
+    def _are_all_gone(self) -> bool:
+        return self._have_all_ended() and not processes.list_marked(self._files.mark)
 
     def _signal(self, signum: int) -> None:
         for state in self.states:
@@ -232,14 +232,14 @@ class JobGroup:
         state.folder.mkdir(parents=True, exist_ok=True)  # the record of the group may have begun it
         output = state.folder / layout.OUTPUT
         output.mkdir(exist_ok=True)
-        argv = self._argv(job, output)
+        argv = self._make_argv(job, output)
         shown_argv = secrets.mask_words(argv)  # for people: the file is among the artifacts
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": shown_argv}
         spec["block"] = self._block
         spec["watches_output"] = job.workload.rate.pattern is not None
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
-        cpus = share_of_cpus(position, len(self.states)) if self._pin_cpus else []
-        environ = self._environ(state, slot, starter.interpreter) | dict(slot.environ) | dict(job.workload.environ)
+        cpus = share_cpus(position, len(self.states)) if self._pin_cpus else []
+        environ = self._make_environ(state, slot, starter.interpreter) | dict(slot.environ) | dict(job.workload.environ)
         if job.workload.module_path:  # it needs `workloads` as well, which may lie elsewhere
             path = [*job.workload.module_path, environ.get("PYTHONPATH"), str(PROJECT_DIR)]
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
@@ -250,10 +250,10 @@ class JobGroup:
             process = starter.start(argv, environ, stdout, stderr, cpus, folder)
         except LaunchError as error:
             raise LaunchError(f"job {job.name}: {error}") from error
-        state.started = Started(process=process, at_ns=at_ns, cpus=cpus, oom_kills=oom_kills)
+        state.started = ProcessStart(process=process, at_ns=at_ns, cpus=cpus, oom_kills=oom_kills)
         self._channel.watch(job.index, process.pid)
 
-    def _argv(self, job: Job, output: Path) -> list[str]:
+    def _make_argv(self, job: Job, output: Path) -> list[str]:
         values = {"output_dir": output, "job": job.index, "degree": len(self._starts)}
         script = job.workload.script
         return [word if word == script else placeholders.filled(word, values) for word in job.workload.argv]
@@ -262,10 +262,10 @@ class JobGroup:
     def _socket(self) -> Path:
         return self._files.scratch / "control"
 
-    def _environ(self, state: JobState, slot: Slot, interpreter: Interpreter) -> dict[str, str]:
+    def _make_environ(self, state: JobState, slot: Slot, interpreter: Interpreter) -> dict[str, str]:
         # A job's own MLflow calls go to files of its own: several jobs that write to one database while they are
         # measured would wait for each other. They reach the job's run when the window is over.
-        return inherited_environ(interpreter.environ) | {
+        return inherit_environ(interpreter.environ) | {
             "MLFLOW_TRACKING_URI": (state.folder / layout.SCRIPT_STORE).as_uri(),
             "MLFLOW_ALLOW_FILE_STORE": "true",
             "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -275,7 +275,7 @@ class JobGroup:
             processes.MARK_VARIABLE: self._files.mark,
         }
 
-    def _message(self, index: int, message: dict[str, object]) -> None:
+    def _handle_message(self, index: int, message: dict[str, object]) -> None:
         state = self._by_index.get(index)
         if state is None:
             return
@@ -296,16 +296,16 @@ class JobGroup:
     def _note_fault(self, index: int, how: str) -> None:
         self._by_index[index].notice(Result.FAILED, how)
 
-    def _exited(self, index: int) -> None:
+    def _note_exit(self, index: int) -> None:
         state = self._by_index[index]
         assert state.started is not None
         try:
             state.ended.status = state.started.process.status()
         except LaunchError as error:
             state.ended.status, state.ended.is_lost = _UNKNOWN_STATUS, True
-            state.notice(Result.FAILED, f"ended, and how is not known: {error}")
+            state.notice(Result.FAILED, f"ended with an unknown status: {error}")
         state.ended.at_ns, state.ended.oom_kills = time.monotonic_ns(), cgroup.count_oom_kills()
 
 
-def _deadline(seconds: float) -> int:
+def _compute_deadline(seconds: float) -> int:
     return time.monotonic_ns() + int(seconds * 1e9)

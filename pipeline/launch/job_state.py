@@ -1,4 +1,4 @@
-"""What is known of one job while it runs: how it was started, what it said, how it ended."""
+"""State of one job while it runs: how it was started, what it reported, how it ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.launch.spawn import Process
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How something ended, and why in words without secrets; no words for what ended well."""
+    """Result and reason of something that ended, in words without secrets; no words if it ended well."""
 
     result: Result
     reason: str = ""
@@ -27,8 +27,8 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """How its process came to life, just after `at_ns`; no `cpus` if it is bound to none.
+class ProcessStart:
+    """Process of a job, just after `at_ns`; no `cpus` if it is bound to none.
 
     Attributes:
         oom_kills: as `cgroup.count_oom_kills` counted them then.
@@ -41,8 +41,8 @@ class Started:
 
 
 @dataclass(slots=True, kw_only=True)
-class Said:
-    """What the job itself said over the job protocol.
+class ProtocolReport:
+    """Messages of the job over the job protocol.
 
     Attributes:
         pid: the process that speaks, if that is not the leading one.
@@ -57,8 +57,8 @@ class Said:
 
 
 @dataclass(slots=True, kw_only=True)
-class Ended:
-    """How its end came.
+class JobEnd:
+    """End of a job as the orchestrator saw it.
 
     Attributes:
         told_ns: when it was told to stop, if it was.
@@ -93,9 +93,9 @@ class JobState:
     folder: Path
     profiler: str | None = None
     released_ns: int | None = None
-    started: Started | None = None
-    said: Said = field(default_factory=Said)
-    ended: Ended = field(default_factory=Ended)
+    started: ProcessStart | None = None
+    said: ProtocolReport = field(default_factory=ProtocolReport)
+    ended: JobEnd = field(default_factory=JobEnd)
 
     @property
     def pid(self) -> int | None:
@@ -113,12 +113,12 @@ class JobState:
 
     @property
     def working_pid(self) -> int | None:
-        """The process that does the work: below a profiler, the one that speaks the job protocol."""
+        """PID of the process that does the work: below a profiler, the one that speaks the job protocol."""
         return self.pid if self.said.pid is None else self.said.pid
 
     @property
     def num_oom_kills(self) -> int:
-        """How many processes the kernel killed for lack of memory while it ran, its own or others of the group's."""
+        """Number of processes that the kernel killed for lack of memory while it ran, in the whole group."""
         before = None if self.started is None else self.started.oom_kills
         return 0 if before is None or self.ended.oom_kills is None else self.ended.oom_kills - before
 
@@ -128,12 +128,12 @@ class JobState:
 
     @property
     def has_left(self) -> bool:
-        """Whether its work is over: the process is gone, or its profiler is still writing its report."""
+        """True once its work is over: the process is gone, or its profiler still writes its report."""
         return self.has_ended or (self.profiler is not None and self.said.bye is not None)
 
     @property
     def ended_well(self) -> bool:
-        """Whether it is gone and finished its work: it said so, left with status 0, and nobody saw anything else."""
+        """True if it finished its work: it said so, left with status 0, and nobody saw a fault."""
         return self.ended.noticed is None and self.ended.status == 0 and self.said.bye == "ok"
 
     @property

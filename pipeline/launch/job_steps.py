@@ -123,18 +123,18 @@ class StepChain:
 
     def add(self, step: Step) -> None:
         is_after_gap = False
-        if self._goes_on(self._held, step, self._lost + (self._rival is not None)):
-            self._leave_out_rival()
+        if self._continues(self._held, step, self._lost + (self._rival is not None)):
+            self._drop_rival()
             self._commit(self._held)
-            is_after_gap = _gap(self._held, step) > 0
-        elif self._rival is not None and self._goes_on(self._rival, step, self._lost - self._lost_before_rival):
+            is_after_gap = _compute_gap(self._held, step) > 0
+        elif self._rival is not None and self._continues(self._rival, step, self._lost - self._lost_before_rival):
             self._prefer_rival(self._rival)
         else:
-            self._leave_out_rival()
-            self._why = self._wrong_after_held(step)
+            self._drop_rival()
+            self._why = self._explain_break(step)
             self._rival, self._lost_before_rival = step, self._lost
-            if step.t_ns < self._base.t_ns or _gap(self._base, step) < 0:
-                self._leave_out_rival()
+            if step.t_ns < self._base.t_ns or _compute_gap(self._base, step) < 0:
+                self._drop_rival()
             return
         self._held, self._rival, self._is_after_gap = step, None, is_after_gap
         self._lost_before_held, self._lost = self._lost, 0
@@ -158,7 +158,7 @@ class StepChain:
             for at in (0, -1)
         )
         goes_on = self._rival is None and self._lost == 0 and self._held.t_ns < first.t_ns
-        goes_on = goes_on and _gap(self._held, first) == 0
+        goes_on = goes_on and _compute_gap(self._held, first) == 0
         if not goes_on or (np.diff(t_ns) <= 0).any() or (total[1:] - samples[1:] != total[:-1]).any():
             return False
         self._commit(self._held)
@@ -177,32 +177,32 @@ class StepChain:
 
     def finish(self, later_ns: int | None) -> Steps:
         """Return the steps; `later_ns` is the last instant that was written after them, `None` if nothing was."""
-        self._leave_out_rival()
+        self._drop_rival()
         if later_ns is not None and self._held.t_ns > later_ns + _JITTER_NS:
             self._damage(_LATER, self._held.line)
         else:
             self._commit(self._held)
-        self._leave_out_what_cannot_be()
+        self._drop_impossible()
         return self._steps
 
-    def _goes_on(self, before: Step, step: Step, num_lost: int) -> bool:
+    def _continues(self, before: Step, step: Step, num_lost: int) -> bool:
         if step.t_ns < before.t_ns:
             return False
         if step.samples is None and step.t_ns == before.t_ns:
             return step.total > before.total
-        gap = _gap(before, step)
+        gap = _compute_gap(before, step)
         return gap == 0 or self._is_explained(gap, step, num_lost)
 
     def _is_explained(self, gap: float, step: Step, num_lost: int) -> bool:
         largest = max(self._largest, step.samples or 0.0)
         return 0 < gap <= num_lost * largest * (1 + _TOLERANCE)
 
-    def _wrong_after_held(self, step: Step) -> str:
+    def _explain_break(self, step: Step) -> str:
         if step.t_ns < self._held.t_ns:
             return _EARLIER
-        return _JUMP if _gap(self._held, step) > 0 else _REPEATED
+        return _JUMP if _compute_gap(self._held, step) > 0 else _REPEATED
 
-    def _leave_out_rival(self) -> None:
+    def _drop_rival(self) -> None:
         if self._rival is not None:
             self._damage(self._why, self._rival.line)
             self._rival = None
@@ -210,14 +210,14 @@ class StepChain:
 
     def _prefer_rival(self, rival: Step) -> None:
         """Keep the rival, as the next step goes on from it: after the step that is held, or instead of that."""
-        is_after = rival.t_ns >= self._held.t_ns and _gap(self._held, rival) >= 0
+        is_after = rival.t_ns >= self._held.t_ns and _compute_gap(self._held, rival) >= 0
         if is_after:
             self._commit(self._held)
             num_lost = self._lost
         else:
             self._damage(_LATER if rival.t_ns < self._held.t_ns else _JUMP, self._held.line)
             num_lost = self._lost_before_held + self._lost + 1
-        gap = _gap(self._base, rival)
+        gap = _compute_gap(self._base, rival)
         if gap and not self._is_explained(gap, rival, num_lost):
             if len(self._steps) or num_lost:
                 self._damage(_JUMP, rival.line)
@@ -275,7 +275,7 @@ class StepChain:
             del steps.after_gap[:]
             self._in_last_entry = steps.per_entry
 
-    def _leave_out_what_cannot_be(self) -> None:
+    def _drop_impossible(self) -> None:
         """Leave out steps that are consistent, and did far more than all others."""
         steps = self._steps
         if len(steps) <= _FEW or self._largest <= _OUTLIER * self._smallest:
@@ -297,7 +297,7 @@ class StepChain:
             steps.epoch = array("q", np.array(steps.epoch)[~wrong].tobytes())
 
 
-def _gap(before: Step, step: Step) -> float:
+def _compute_gap(before: Step, step: Step) -> float:
     """Return the work that is missing between two steps, 0 if none: below 0 where the second counts some of it again.
 
     A line that does not say how much work its step was leaves none out.

@@ -1,4 +1,4 @@
-"""How the process of a job comes to life: started from nothing, or forked from a server (`launch/warm_start.py`).
+"""Processes of jobs: started from nothing, or forked from a server (`launch/warm_start.py`).
 
 Either way its number stays its own until `reap`, so that it can be signalled without hitting anybody else.
 """
@@ -34,8 +34,8 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Spawn:
-    """Starts an interpreter for each job, below another program if words are put before its command."""
+class Spawner:
+    """Starter of one interpreter a job, below another program if words are put before its command."""
 
     interpreter: Interpreter
     prefix: tuple[str, ...] = ()
@@ -73,10 +73,10 @@ class Spawn:
         cpu_limit.hand_on_limit(process.pid)
         if cpus:
             os.sched_setaffinity(process.pid, cpus)
-        return Process(process.pid, status=partial(_status, process.pid), reap=process.wait)
+        return Process(process.pid, status=partial(_wait_status, process.pid), reap=process.wait)
 
 
-def _status(pid: int) -> int:
+def _wait_status(pid: int) -> int:
     # WNOWAIT leaves the process a zombie: until everything is cleaned up, its number must stay its own.
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert ended is not None

@@ -159,7 +159,7 @@ def _words_on_damage(tags: Mapping[str, str]) -> list[str]:
 def _damaged(log: Events) -> str:
     """What a job wrote that cannot be, in words; empty if nothing."""
     found = [log.damages, *([log.requests.damages] if log.requests is not None else [])]
-    return "; ".join(damages.in_words() for damages in found if damages)
+    return "; ".join(damages.describe() for damages in found if damages)
 
 
 def _end_ns(state: JobState, log: Events) -> int | None:

@@ -25,7 +25,7 @@ from pipeline.base.system import json_decoder, locks, secrets
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.host import boot_id, machine_id
 from pipeline.clean import leftovers
-from pipeline.launch.events import last_lines
+from pipeline.launch.events import read_last_lines
 from pipeline.observe import endings
 from pipeline.record.owner import Owner, Standing, find_written
 
@@ -391,7 +391,7 @@ def _last_instant(path: Path, record: Record) -> int | None:
     """The `t_ns` of the last whole line of a JSON-lines file, if there is one that can be: a job may write anything."""
     with suppress(OSError):
         written_ns = record.clock.monotonic_ns + path.stat().st_mtime_ns - record.clock.wall_ns
-        for line in reversed(last_lines(path, TAIL_BYTES)):
+        for line in reversed(read_last_lines(path, TAIL_BYTES)):
             with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 t_ns = int(json.loads(line)["t_ns"])
                 if record.parent.start_ns <= t_ns <= written_ns + _CLOCK_ERROR_NS:

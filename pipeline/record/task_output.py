@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from pipeline.base.system import secrets
-from pipeline.launch.events import last_lines
+from pipeline.launch.events import read_last_lines
 
 START = "start "
 """With what the batch script begins the output of each start of a task; a task that is requeued starts again."""
@@ -47,7 +47,7 @@ def read_awaited(path: Path) -> str:
 
 
 def _read_last_start(path: Path) -> list[str]:
-    lines = [line.decode(errors="replace").rstrip() for line in last_lines(path, _TAIL_BYTES)]
+    lines = [line.decode(errors="replace").rstrip() for line in read_last_lines(path, _TAIL_BYTES)]
     starts = [number for number, line in enumerate(lines) if _START.match(line)]
     return [line for line in lines[starts[-1] + 1 if starts else 0 :] if line]
 

@@ -32,7 +32,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
 from pipeline.launch.job_state import JobState
-from pipeline.launch.spawn import Spawn
+from pipeline.launch.spawn import Spawner
 from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import changed_files, endings, measure, phases, sampled
 from pipeline.observe.changed_files import Changed
@@ -351,9 +351,9 @@ class _Execution:
         if self.group.profiler.is_none:
             # Libraries choose their number of threads when they are imported, by the CPUs that they see there.
             warm = None if self.group.pin_cpus else self.shared.warm_start.starter(job.workload, interpreter)
-            return JobStart(job=job, slot=slot, starter=warm or Spawn(interpreter), profiler=None)
+            return JobStart(job=job, slot=slot, starter=warm or Spawner(interpreter), profiler=None)
         # A profiler must see its program start.
-        spawn = Spawn(interpreter, profiler.prefix(self.record.folder / layout.job_path(job.index)))
+        spawn = Spawner(interpreter, profiler.prefix(self.record.folder / layout.job_path(job.index)))
         return JobStart(job=job, slot=slot, starter=spawn, profiler=profiler.name)
 
     def _note_missing_reports(self, profiler: Profiler, states: Sequence[JobState]) -> None:

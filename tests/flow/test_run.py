@@ -306,7 +306,7 @@ def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(sta
 @pytest.mark.parametrize(
     ("what", "before"),
     [
-        pytest.param("pipeline.launch.spawn.Spawn.start", "", id="a job is started"),
+        pytest.param("pipeline.launch.spawn.Spawner.start", "", id="a job is started"),
         pytest.param("pipeline.observe.measure.judge", "no figures: OSError: ", id="figures are computed"),
     ],
 )

@@ -22,11 +22,11 @@ from pipeline.base.system.errors import ConfigError, GpuBusyError, InUseError
 from pipeline.clean import temporary_folder
 from pipeline.gpu.selftest import health_checks as healthy
 from pipeline.gpu.selftest import plausibility, simulated_load
-from pipeline.gpu.selftest.health_checks import Item
-from pipeline.gpu.selftest.load_measurement import REHEARSED_PACE, Measured, devices_of, measure
+from pipeline.gpu.selftest.health_checks import HealthCheck
+from pipeline.gpu.selftest.load_measurement import REHEARSED_PACE, Measurement, list_loadable, measure
 from pipeline.gpu.selftest.load_plan import QUANTITIES
 from pipeline.gpu.selftest.plausibility import Finding, Row
-from pipeline.gpu.status import driver, printable, whole_gpu
+from pipeline.gpu.status import find_gpu, make_printable, open_driver
 from pipeline.prepare.device import gpu_health as device_health
 from pipeline.prepare.device import lease, nvml
 
@@ -40,7 +40,7 @@ _HEALTH_ONLY = "not asked for"
 _NO_SOURCE = "not checked: no listener reads any here"
 
 
-def selftest(gpu: str, folder: Path, machine: str | None, *, is_only_health: bool = False) -> Answer:
+def check_gpu(gpu: str, folder: Path, machine: str | None, *, is_only_health: bool = False) -> Answer:
     """Check counters and health of one GPU; the status is 1 when one of them is not as it must be.
 
     Its health alone is read without holding the GPU, whoever computes on it.
@@ -48,24 +48,24 @@ def selftest(gpu: str, folder: Path, machine: str | None, *, is_only_health: boo
     Raises:
         ConfigError: there is no such GPU, somebody holds or uses it, or the load cannot run with what is installed.
     """
-    with driver(gpu, machine) as selector:
+    with open_driver(gpu, machine) as selector:
         if not nvml.list_devices():
             raise ConfigError(
                 f"--gpu {gpu}: there is no NVIDIA GPU on this machine to check; `--gpu simulated_h100_80gb` shows what "
                 "the answer looks like"
             )
-        device = whole_gpu(selector, folder)
+        device = find_gpu(selector, folder)
         if machine is not None or selector != gpu:
             device = dataclasses.replace(device, kind="simulated")
-        unchecked = _HEALTH_ONLY if is_only_health else _unchecked(device)
+        unchecked = _HEALTH_ONLY if is_only_health else _explain_unchecked(device)
         before = device_health.read(device)
-        measured = Measured() if unchecked else _measured(device, folder, gpu, machine)
+        measured = Measurement() if unchecked else _measure(device, folder, gpu, machine)
         health = device_health.read(device)
-        items = healthy.items(health, before, time.monotonic())
+        items = healthy.check_health(health, before, time.monotonic())
     if unchecked is None and not any(row.readings for row in measured.rows):
         unchecked = _NO_SOURCE
-    findings = plausibility.find(measured.rows)
-    trouble = _trouble(measured, findings, items)
+    findings = plausibility.find_implausible(measured.rows)
+    trouble = _list_trouble(measured, findings, items)
     data = {
         "gpu": device.uuid,
         "name": device.name,
@@ -73,34 +73,34 @@ def selftest(gpu: str, folder: Path, machine: str | None, *, is_only_health: boo
         "is_ok": not trouble,
         "trouble": trouble,
         "counters_unchecked": unchecked,
-        "steps": [_told(row, findings) for row in measured.rows],
+        "steps": [_convert_row(row, findings) for row in measured.rows],
         "absent": measured.absent,
         "died": measured.died,
         "findings": [asdict(finding) for finding in findings],
         "health": asdict(health),
         "units": {**dict.fromkeys(QUANTITIES, "share, 0 to 1"), "t_s": "s since the machine was started"},
     }
-    lines = [*_health_lines(items), *_counter_lines(device, measured, findings, unchecked)]
+    lines = [*_list_health(items), *_list_counters(device, measured, findings, unchecked)]
     lines += [f"not ok: {fault}" for fault in trouble] or [
         "ok" if unchecked is None else "ok, as far as it was checked"
     ]
     name = f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})"
-    return Answer(data=data, text="\n".join(map(printable, [name, *lines])), status=int(bool(trouble)))
+    return Answer(data=data, text="\n".join(map(make_printable, [name, *lines])), status=int(bool(trouble)))
 
 
-def _measured(device: Device, folder: Path, gpu: str, machine: str | None) -> Measured:
+def _measure(device: Device, folder: Path, gpu: str, machine: str | None) -> Measurement:
     with ExitStack() as stack:
         if machine is not None or not device.is_simulated:  # a model exists for this command only
-            stack.enter_context(_held(device, folder))
-        scratch = stack.enter_context(_scratch())
+            stack.enter_context(_hold(device, folder))
+        scratch = stack.enter_context(_make_scratch())
         if not device.is_simulated:
             return measure(device, scratch)
-        rehearsal = stack.enter_context(simulated_load.copied(gpu, machine, scratch))
-        return measure(rehearsal.simulated(device), scratch, rehearsal.started, REHEARSED_PACE)
+        rehearsal = stack.enter_context(simulated_load.copy_machine(gpu, machine, scratch))
+        return measure(rehearsal.attach(device), scratch, rehearsal.start_loader, REHEARSED_PACE)
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
+def _make_scratch() -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             parent = Path(tempfile.gettempdir())
@@ -113,7 +113,7 @@ def _scratch() -> Iterator[Path]:
 
 
 @contextmanager
-def _held(device: Device, folder: Path) -> Iterator[None]:
+def _hold(device: Device, folder: Path) -> Iterator[None]:
     """Hold the GPU, on which nobody may compute; else a ConfigError."""
     try:
         with lease.hold(device, folder):
@@ -125,14 +125,14 @@ def _held(device: Device, folder: Path) -> Iterator[None]:
         raise ConfigError(str(error)) from error
 
 
-def _unchecked(device: Device) -> str | None:
-    devices = devices_of(device)
-    if device.is_simulated and not all(map(simulated_load.multiprocessors_of, devices)):
+def _explain_unchecked(device: Device) -> str | None:
+    devices = list_loadable(device)
+    if device.is_simulated and not all(map(simulated_load.count_multiprocessors, devices)):
         return _UNKNOWN
     return None if devices else _NO_INSTANCE
 
 
-def _trouble(measured: Measured, findings: Sequence[Finding], items: Sequence[Item]) -> list[str]:
+def _list_trouble(measured: Measurement, findings: Sequence[Finding], items: Sequence[HealthCheck]) -> list[str]:
     return [
         *(f"{item.name}: {item.trouble}" for item in items if item.trouble),
         *map(str, findings),
@@ -142,7 +142,7 @@ def _trouble(measured: Measured, findings: Sequence[Finding], items: Sequence[It
     ]
 
 
-def _told(row: Row, findings: Sequence[Finding]) -> dict[str, Any]:
+def _convert_row(row: Row, findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         "step": row.step,
         "gi_id": None if row.place is None else row.place.gi_id,
@@ -153,35 +153,37 @@ def _told(row: Row, findings: Sequence[Finding]) -> dict[str, Any]:
         "within": {quantity: row.within(quantity) for quantity in row.expected},
         "readings": {source: dict(values) for source, values in row.readings.items()},
         "num_samples": dict(row.num_samples),
-        "verdict": _verdict(row, findings),
+        "verdict": _judge(row, findings),
     }
 
 
-def _verdict(row: Row, findings: Sequence[Finding]) -> str:
+def _judge(row: Row, findings: Sequence[Finding]) -> str:
     if not row.readings:
         return "-"
-    return "cannot be" if any(finding.is_of(row) for finding in findings) else "ok"
+    return "cannot be" if any(finding.matches(row) for finding in findings) else "ok"
 
 
-def _health_lines(items: Sequence[Item]) -> list[str]:
+def _list_health(items: Sequence[HealthCheck]) -> list[str]:
     rows = [
-        ["  ", item.name, "not ok" if item.trouble else "ok" if item.is_known else "-", item.said] for item in items
+        ["  ", item.name, "not ok" if item.trouble else "ok" if item.is_known else "-", item.text] for item in items
     ]
     return ["health", *words.aligned(rows, left=range(4))]
 
 
-def _counter_lines(device: Device, measured: Measured, findings: Sequence[Finding], unchecked: str | None) -> list[str]:
+def _list_counters(
+    device: Device, measured: Measurement, findings: Sequence[Finding], unchecked: str | None
+) -> list[str]:
     lines = [] if unchecked is None else [f"counters: {unchecked}"]
     if measured.rows:
         model = "; simulated, by a model of the load" if device.is_simulated else ""
-        lines += [f"counters, expected in parentheses{model}", *_table(measured.rows, findings)]
+        lines += [f"counters, expected in parentheses{model}", *_make_table(measured.rows, findings)]
         lines.append("   32 threads are a warp, the least that is launched; one thread counts as much")
     lines += [f"   {name} is left out: {why}" for name, why in measured.absent.items()]
     return lines
 
 
-def _table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:
-    """A line a row; of each counter what is expected, then a column a source that reads it."""
+def _make_table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:
+    """Make a line for each row: of each counter the expected value, then a column for each source."""
     columns = [
         (quantity, source)
         for quantity in QUANTITIES
@@ -201,11 +203,13 @@ def _table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:
             must = row.expected.get(quantity)
             cells.append("" if place is None or must is None else f"({must:.3f})")
             cells += [
-                _cell(row.readings.get(source, {}).get(quantity)) for column, source in columns if column == quantity
+                _format_cell(row.readings.get(source, {}).get(quantity))
+                for column, source in columns
+                if column == quantity
             ]
-        lines.append([*cells, _verdict(row, findings)])
+        lines.append([*cells, _judge(row, findings)])
     return words.aligned(lines, left=(0, 1, 2, len(lines[0]) - 1))
 
 
-def _cell(value: float | None) -> str:
+def _format_cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""Carries out the steps of a self-test: loads the places of a GPU while the listeners sample it."""
+"""Loads the places of a GPU step by step, while the listeners sample it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pipeline.base.system import factory, words
 from pipeline.base.system.errors import ConfigError, LaunchError, ListenerError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.selftest import load_process
-from pipeline.gpu.selftest.load_plan import QUANTITIES, Place, Step, plan
+from pipeline.gpu.selftest.load_plan import QUANTITIES, Place, Step, plan_steps
 from pipeline.gpu.selftest.plausibility import Row
-from pipeline.gpu.selftest.simulated_load import RehearsedLoader, multiprocessors_of
+from pipeline.gpu.selftest.simulated_load import SimulatedLoader, count_multiprocessors
 from pipeline.prepare.device import nvml
 from pipeline.prepare.mig import profiles
 
@@ -58,14 +58,14 @@ _FIELDS = {**{name: (name, 1.0) for name in QUANTITIES}, "utilization_ratio": ("
 _MIG_NAME = re.compile(r"\bMIG (?P<part>\d+c\.)?(?P<profile>(?P<slices>\d+)g[^,]*)")
 
 
-Loading = load_process.Loader | RehearsedLoader
+Loading = load_process.Loader | SimulatedLoader
 Start = Callable[[Device, Path], AbstractContextManager[Loading]]
 """Starts what loads a device, with a folder of its own; it is gone after the context."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Measured:
-    """What a self-test saw.
+class Measurement:
+    """Readings and faults of one self-test.
 
     Attributes:
         absent: listeners that could not start, each with why; `died`: those that stopped on the way.
@@ -111,34 +111,34 @@ class _Samples:
         since_ns = time.monotonic_ns()
         time.sleep(at_least_s)
         with self._changed:
-            alive = {_subject(sample) for sample in self._samples if since_ns - sample.t_ns < limit_s * 1e9}
+            alive = {_name_subject(sample) for sample in self._samples if since_ns - sample.t_ns < limit_s * 1e9}
 
             def is_enough() -> bool:
-                read = Counter(_subject(sample) for sample in self._samples if sample.t_ns > since_ns)
+                read = Counter(_name_subject(sample) for sample in self._samples if sample.t_ns > since_ns)
                 return all(read[subject] >= number for subject in alive)
 
             self._changed.wait_for(is_enough, limit_s)
         return time.monotonic_ns()
 
 
-def _subject(sample: Sample) -> tuple[str, int | None, int | None]:
+def _name_subject(sample: Sample) -> tuple[str, int | None, int | None]:
     return sample.source, sample.gi_id, sample.job
 
 
-def devices_of(gpu: Device) -> tuple[Device, ...]:
-    """What can be loaded: the GPU or, in MIG mode, of each GPU instance the largest MIG device."""
+def list_loadable(gpu: Device) -> tuple[Device, ...]:
+    """List what can be loaded: the GPU or, in MIG mode, the largest MIG device of each GPU instance."""
     if not gpu.mig_enabled:
         return (gpu,)
     largest: dict[int | None, Device] = {}
     for device in nvml.list_mig_devices(gpu):
         other = largest.get(device.gi_id)
-        if other is None or (multiprocessors_of(device) or 0) > (multiprocessors_of(other) or 0):
+        if other is None or (count_multiprocessors(device) or 0) > (count_multiprocessors(other) or 0):
             largest[device.gi_id] = device
     return tuple(largest[gi_id] for gi_id in sorted(largest, key=lambda number: number or 0))
 
 
-def listeners(interval_ms: int) -> dict[str, Listener]:
-    """Every listener of the project, a user's own among them, that reads a counter which is looked at; by name."""
+def make_listeners(interval_ms: int) -> dict[str, Listener]:
+    """Make every listener of the project, or of the user, that reads a checked counter; by name."""
     by_name: dict[str, Listener] = {}
     for path in sorted((PROJECT_DIR / "conf" / "listeners").glob("*.yaml")):
         for name, config in (OmegaConf.to_object(OmegaConf.load(path)) or {}).items():  # type: ignore[union-attr]
@@ -149,22 +149,22 @@ def listeners(interval_ms: int) -> dict[str, Listener]:
     return by_name
 
 
-def measure(gpu: Device, scratch: Path, start: Start = load_process.started, pace: Pace = PACE) -> Measured:
-    """Go through the steps. `scratch` is a short-lived folder.
+def measure(gpu: Device, scratch: Path, start: Start = load_process.start_loader, pace: Pace = PACE) -> Measurement:
+    """Run the steps; `scratch` is a short-lived folder.
 
     Raises:
         ConfigError: the load cannot run with what is installed.
     """
-    measured = Measured()
+    measured = Measurement()
     try:
-        _go_through(gpu, scratch, start, pace, measured)
+        _run_steps(gpu, scratch, start, pace, measured)
     except LaunchError as error:  # a GPU on which nothing runs has a health all the same
         measured.failure = str(error)
     return measured
 
 
-def _go_through(gpu: Device, scratch: Path, start: Start, pace: Pace, measured: Measured) -> None:
-    samples, devices = _Samples(), devices_of(gpu)
+def _run_steps(gpu: Device, scratch: Path, start: Start, pace: Pace, measured: Measurement) -> None:
+    samples, devices = _Samples(), list_loadable(gpu)
     with ExitStack() as stack:
         loaders: dict[int | None, Loading] = {}
         for device in devices:
@@ -172,18 +172,18 @@ def _go_through(gpu: Device, scratch: Path, start: Start, pace: Pace, measured: 
             loaders[device.gi_id] = stack.enter_context(start(device, folder))
         for loader in loaders.values():
             loader.wait_for_device()
-        places = [_place(device, loaders[device.gi_id].facts, gpu) for device in devices]
+        places = [_make_place(device, loaders[device.gi_id].facts, gpu) for device in devices]
         watch = _Watch(device=gpu, slots=[Slot.on(device) for device in devices])
-        for name, listener in listeners(pace.interval_ms).items():
-            stack.enter_context(_observed(name, listener, watch, samples, measured))
-        steps = plan(places)
+        for name, listener in make_listeners(pace.interval_ms).items():
+            stack.enter_context(_observe(name, listener, watch, samples, measured))
+        steps = plan_steps(places)
         for number, step in enumerate(steps, start=1):
             words.say(f"step {number} of {len(steps)}: {step.name}")
-            measured.rows += _rows(step, _carry_out(step, loaders, samples, pace, measured))
+            measured.rows += _make_rows(step, _run_step(step, loaders, samples, pace, measured))
 
 
-def _carry_out(
-    step: Step, loaders: Mapping[int | None, Loading], samples: _Samples, pace: Pace, measured: Measured
+def _run_step(
+    step: Step, loaders: Mapping[int | None, Loading], samples: _Samples, pace: Pace, measured: Measurement
 ) -> list[Sample]:
     working = {place.name: (loaders[place.gi_id], load) for place, load in step.loads if load.blocks}
     for loader, kernels in working.values():
@@ -200,18 +200,18 @@ def _carry_out(
     return samples.between(begin_ns, end_ns)
 
 
-def _rows(step: Step, samples: Sequence[Sample]) -> Iterator[Row]:
-    """A row for each place and, in MIG mode, one before them for the GPU as a whole, where there is something of it."""
+def _make_rows(step: Step, samples: Sequence[Sample]) -> Iterator[Row]:
+    """Make a row for each place and, in MIG mode, first one for the whole GPU if it has readings."""
     if all(place.gi_id is not None for place, _ in step.loads):
-        readings, numbers = _readings(samples, None)
+        readings, numbers = _average(samples, None)
         if readings:
             yield Row(step=step.name, readings=readings, num_samples=numbers)
     for place, kernels in step.loads:
-        readings, numbers = _readings(samples, place.gi_id)
+        readings, numbers = _average(samples, place.gi_id)
         yield Row(step=step.name, place=place, load=kernels, readings=readings, num_samples=numbers)
 
 
-def _readings(samples: Sequence[Sample], gi_id: int | None) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
+def _average(samples: Sequence[Sample], gi_id: int | None) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
     of_place = [sample for sample in samples if sample.gi_id == gi_id and sample.job is None]
     readings: dict[str, dict[str, float]] = {}
     for source in dict.fromkeys(sample.source for sample in of_place):
@@ -223,7 +223,7 @@ def _readings(samples: Sequence[Sample], gi_id: int | None) -> tuple[dict[str, d
 
 
 @contextmanager
-def _observed(name: str, listener: Listener, watch: _Watch, samples: _Samples, measured: Measured) -> Iterator[None]:
+def _observe(name: str, listener: Listener, watch: _Watch, samples: _Samples, measured: Measurement) -> Iterator[None]:
     """Let a listener sample, if it can; what keeps it from that, or ends it, is noted."""
     is_under_way = False
     try:
@@ -236,13 +236,13 @@ def _observed(name: str, listener: Listener, watch: _Watch, samples: _Samples, m
         yield
 
 
-def _place(device: Device, facts: Mapping[str, Any], gpu: Device) -> Place:
+def _make_place(device: Device, facts: Mapping[str, Any], gpu: Device) -> Place:
     reached, slices = int(facts["multiprocessors"]), None
     counted: int | None = reached
     if device.gi_id is not None and (match := _MIG_NAME.search(device.name)) is not None:
         slices = int(match["slices"])
         if match["part"]:  # its counters are those of the GPU instance, of which it is a part
-            counted = _multiprocessors_of(gpu, match["profile"])
+            counted = _count_multiprocessors(gpu, match["profile"])
     return Place(
         gi_id=device.gi_id,
         multiprocessors=reached,
@@ -252,7 +252,7 @@ def _place(device: Device, facts: Mapping[str, Any], gpu: Device) -> Place:
     )
 
 
-def _multiprocessors_of(gpu: Device, profile: str) -> int | None:
+def _count_multiprocessors(gpu: Device, profile: str) -> int | None:
     with suppress(ConfigError):
         known = {row.name: row.multiprocessors for row in profiles.read_gpu(gpu).profiles}
         return known.get(profile)

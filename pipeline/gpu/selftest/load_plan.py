@@ -48,7 +48,7 @@ class Load:
     threads: int = 0
 
     def expected(self, place: Place) -> dict[str, float]:
-        """What each counter shows while this runs at a place, by quantity: shares between 0 and 1; what is known."""
+        """Return the value of each known counter while this runs at a place: shares between 0 and 1."""
         if self.blocks == 0:
             return dict.fromkeys(QUANTITIES, 0.0)
         shares = {"gract_ratio": 1.0, "utilization_ratio": 1.0}
@@ -75,8 +75,8 @@ class Step:
     loads: tuple[tuple[Place, Load], ...]
 
 
-def plan(places: Sequence[Place]) -> tuple[Step, ...]:
-    """From nothing to all that a GPU holds, on all places at once; then each instance full beside idle ones."""
+def plan_steps(places: Sequence[Place]) -> tuple[Step, ...]:
+    """Plan steps from idle to full on all places at once, then each instance full beside idle ones."""
     ladder: list[tuple[str, Callable[[Place], Load]]] = [
         ("idle", lambda place: IDLE),
         ("one block", lambda place: Load(blocks=1, threads=WARP)),
@@ -84,18 +84,18 @@ def plan(places: Sequence[Place]) -> tuple[Step, ...]:
         ("a half", lambda place: Load(blocks=max(1, place.multiprocessors // 2), threads=WARP)),
         ("a warp on each", lambda place: Load(blocks=place.multiprocessors, threads=WARP)),
         ("a block on each", lambda place: Load(blocks=place.multiprocessors, threads=_WIDE)),
-        ("full", full),
+        ("full", fill),
     ]
     steps = [Step(name=name, loads=tuple((place, load(place)) for place in places)) for name, load in ladder]
     if len(places) > 1:
-        steps += [Step(name=f"only {full_one.name}", loads=_alone(full_one, places)) for full_one in places]
+        steps += [Step(name=f"only {full_one.name}", loads=_fill_one(full_one, places)) for full_one in places]
     return tuple(steps)
 
 
-def full(place: Place) -> Load:
-    """As many threads as a place holds."""
+def fill(place: Place) -> Load:
+    """Return as many threads as a place holds."""
     return Load(blocks=place.multiprocessors * (place.threads_each // _WIDE), threads=_WIDE)
 
 
-def _alone(one: Place, places: Iterable[Place]) -> tuple[tuple[Place, Load], ...]:
-    return tuple((place, full(place) if place is one else IDLE) for place in places)
+def _fill_one(one: Place, places: Iterable[Place]) -> tuple[tuple[Place, Load], ...]:
+    return tuple((place, fill(place) if place is one else IDLE) for place in places)

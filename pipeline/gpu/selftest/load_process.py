@@ -22,7 +22,7 @@ from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import ConfigError, LaunchError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.selftest.load_plan import Load
-from pipeline.launch.environ import inherited_environ
+from pipeline.launch.environ import inherit_environ
 from pipeline.prepare.device import refusals
 
 PROGRAM = PROJECT_DIR / "workloads" / "occupy.py"
@@ -123,12 +123,12 @@ class Loader:
 
 
 @contextmanager
-def started(device: Device, scratch: Path) -> Iterator[Loader]:
-    """A process that sees this device and no other; ended with the context.
+def start_loader(device: Device, scratch: Path) -> Iterator[Loader]:
+    """Start a process that sees this device and no other; end it with the context.
 
     `scratch` is a folder of its own. LaunchError if it cannot be started.
     """
-    environ = inherited_environ() | dict(refusals.isolate_from_mps(scratch)) | {"CUDA_VISIBLE_DEVICES": device.uuid}
+    environ = inherit_environ() | dict(refusals.isolate_from_mps(scratch)) | {"CUDA_VISIBLE_DEVICES": device.uuid}
     with tempfile.TemporaryFile(dir=scratch) as errors:
         try:
             process = subprocess.Popen(

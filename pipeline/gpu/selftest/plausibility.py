@@ -1,4 +1,4 @@
-"""What of the readings of a self-test cannot be. Pure.
+"""Readings of a self-test that are impossible. Pure.
 
 Limits are wide on purpose: a listener is not to be accused of what the moment of its samples explains. What is found
 with them are counters that mean something else than they say.
@@ -64,7 +64,7 @@ class Row:
         return {} if self.place is None or self.load is None else self.load.expected(self.place)
 
     def within(self, quantity: str) -> tuple[float, float] | None:
-        """Between which shares a quantity must be."""
+        """Return the shares between which a quantity must be."""
         if (value := self.expected.get(quantity)) is None:
             return None
         return max(0.0, value * (1 - RELATIVE) - ABSOLUTE), min(1.0, value * (1 + RELATIVE) + ABSOLUTE)
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What cannot be, of one quantity of one place as one source has it.
+    """One impossible reading: a quantity of a place, as one source has it.
 
     Attributes:
         steps: in which it was seen, the one first that `what` and `value` are about; none where it is about all.
@@ -91,26 +91,26 @@ class Finding:
         when = f" (step `{self.steps[0]}`{more})" if self.steps else ""
         return f"{self.source}, {self.where}: {self.what}{when}"
 
-    def is_of(self, row: Row) -> bool:
-        """Whether the row shows it."""
+    def matches(self, row: Row) -> bool:
+        """Return whether the row shows it."""
         return self.where == row.where and (not self.steps or row.step in self.steps)
 
 
-def find(rows: Sequence[Row]) -> tuple[Finding, ...]:
-    """Everything that cannot be, what is about all steps first."""
-    general = [*_stuck(rows), *_missing(rows)]
+def find_implausible(rows: Sequence[Row]) -> tuple[Finding, ...]:
+    """Find all impossible readings, those about every step first."""
+    general = [*_find_stuck(rows), *_find_missing(rows)]
     known = {(finding.source, finding.quantity, finding.where) for finding in general}
-    single: dict[tuple[str, str, str], list[_Single]] = {}
+    single: dict[tuple[str, str, str], list[_Fault]] = {}
     for row in rows:
         for source, values in sorted(row.readings.items()):
-            for fault in _impossible(row, values, rows):
+            for fault in _find_impossible(row, values, rows):
                 single.setdefault((source, fault.quantity, row.where), []).append(fault)
-    return (*general, *(_together(key, faults) for key, faults in single.items() if key not in known))
+    return (*general, *(_merge(key, faults) for key, faults in single.items() if key not in known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Single:
-    """What cannot be in one row; of several, the one of the highest weight says most."""
+class _Fault:
+    """Impossible reading of one row; of several, the one of the highest weight says most."""
 
     quantity: str
     step: str
@@ -119,7 +119,7 @@ class _Single:
     weight: float = 0.0
 
 
-def _together(key: tuple[str, str, str], faults: Sequence[_Single]) -> Finding:
+def _merge(key: tuple[str, str, str], faults: Sequence[_Fault]) -> Finding:
     source, quantity, where = key
     worst = max(faults, key=lambda fault: fault.weight)
     steps = dict.fromkeys([worst.step, *(fault.step for fault in faults)])
@@ -128,8 +128,8 @@ def _together(key: tuple[str, str, str], faults: Sequence[_Single]) -> Finding:
     )
 
 
-def _impossible(row: Row, values: Mapping[str, float], rows: Sequence[Row]) -> Iterator[_Single]:
-    """What is wrong with one source's readings of one row; of each quantity the first that is."""
+def _find_impossible(row: Row, values: Mapping[str, float], rows: Sequence[Row]) -> Iterator[_Fault]:
+    """Yield the first fault of each quantity in one source's readings of a row."""
     wrong: dict[str, tuple[str, float]] = {}
     for quantity, value in values.items():
         if not -OUTSIDE <= value <= 1 + OUTSIDE:
@@ -141,12 +141,12 @@ def _impossible(row: Row, values: Mapping[str, float], rows: Sequence[Row]) -> I
     for quantity, value in values.items():
         limits = row.within(quantity)
         if quantity not in wrong and limits is not None and not limits[0] <= value <= limits[1]:
-            wrong[quantity] = _far_off(row, quantity, value, rows)
+            wrong[quantity] = _explain_distance(row, quantity, value, rows)
     for quantity, (what, weight) in wrong.items():
-        yield _Single(quantity=quantity, step=row.step, value=values[quantity], what=what, weight=weight)
+        yield _Fault(quantity=quantity, step=row.step, value=values[quantity], what=what, weight=weight)
 
 
-def _far_off(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> tuple[str, float]:
+def _explain_distance(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> tuple[str, float]:
     assert row.place is not None and row.load is not None
     name, must = _NAMES[quantity], row.expected[quantity]
     if row.load.blocks == 0:
@@ -154,13 +154,13 @@ def _far_off(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> tupl
     blocks = counted(row.load.blocks, "block")
     ran = f"{blocks} of {row.load.threads} threads ran on {row.place.multiprocessors} SMs"
     text = f"{name} is {value:.3f} where {must:.3f} was to be seen: {ran}"
-    neighbour = None if quantity == "smocc_ratio" else _capped_at(row, value, rows)
+    neighbour = None if quantity == "smocc_ratio" else _find_cap(row, value, rows)
     if neighbour is None:
         return text, abs(value - must)
     return f"{text}; capped at the share of its neighbour {neighbour.name}, which has {neighbour.multiprocessors}", 1.0
 
 
-def _capped_at(row: Row, value: float, rows: Sequence[Row]) -> Place | None:
+def _find_cap(row: Row, value: float, rows: Sequence[Row]) -> Place | None:
     place = row.place
     assert place is not None
     if place.gi_id is None or place.counted is None or row.expected["smact_ratio"] < 1:
@@ -175,8 +175,8 @@ def _capped_at(row: Row, value: float, rows: Sequence[Row]) -> Place | None:
     return None
 
 
-def _stuck(rows: Sequence[Row]) -> Iterator[Finding]:
-    for source, quantity in product(_sources(rows), QUANTITIES):
+def _find_stuck(rows: Sequence[Row]) -> Iterator[Finding]:
+    for source, quantity in product(_list_sources(rows), QUANTITIES):
         for where in dict.fromkeys(row.where for row in rows):
             seen = [
                 (row.expected[quantity], row.readings[source][quantity])
@@ -189,10 +189,10 @@ def _stuck(rows: Sequence[Row]) -> Iterator[Finding]:
                 yield Finding(source=source, quantity=quantity, where=where, value=max(values), what=what)
 
 
-def _missing(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Instances of which a source tells nothing that it tells of another one."""
+def _find_missing(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Find the instances of which a source tells nothing that it tells of another one."""
     places = {row.place.name: row.place for row in rows if row.place is not None}
-    for source, quantity in product(_sources(rows), QUANTITIES):
+    for source, quantity in product(_list_sources(rows), QUANTITIES):
         covered = {row.where for row in rows if row.place is not None and quantity in row.readings.get(source, {})}
         for name in places if covered else ():
             if name not in covered:
@@ -200,5 +200,5 @@ def _missing(rows: Sequence[Row]) -> Iterator[Finding]:
                 yield Finding(source=source, quantity=quantity, where=name, what=what)
 
 
-def _sources(rows: Iterable[Row]) -> dict[str, None]:
+def _list_sources(rows: Iterable[Row]) -> dict[str, None]:
     return dict.fromkeys(sorted(source for row in rows for source in row.readings))

@@ -31,67 +31,67 @@ class Rehearsal:
         self._programs = tuple((name, str(path)) for name, path in programs.items())
         self._loads: dict[int, tuple[int, int, int, int]] = {}
 
-    def simulated(self, device: Device) -> Device:
-        """The device with the programs of the copy."""
+    def attach(self, device: Device) -> Device:
+        """Give the device the programs of the copy."""
         return dataclasses.replace(device, kind="simulated", programs=self._programs)
 
     @contextmanager
-    def started(self, device: Device, _scratch: Path) -> Iterator[RehearsedLoader]:
-        """What stands for the process that loads a device."""
-        self.set(device, IDLE)
-        yield RehearsedLoader(self, device)
+    def start_loader(self, device: Device, _scratch: Path) -> Iterator[SimulatedLoader]:
+        """Start what stands for the process that loads a device."""
+        self.set_load(device, IDLE)
+        yield SimulatedLoader(self, device)
 
-    def set(self, device: Device, load: Load) -> None:
-        """Let this be what runs on a device."""
+    def set_load(self, device: Device, load: Load) -> None:
+        """Set the load that runs on a device."""
         place = occupied.WHOLE if device.gi_id is None else device.gi_id
-        self._loads[place] = (place, load.blocks, load.threads, multiprocessors_of(device) or 0)
+        self._loads[place] = (place, load.blocks, load.threads, count_multiprocessors(device) or 0)
         source = Spec(target=_SOURCE, options=(("loads", tuple(self._loads.values())),))
         with self._file.changing() as cell:
             cell.state = dataclasses.replace(cell.state, sources=(source,))
 
-    def threads_each(self, device: Device) -> int:
-        """How many threads a multiprocessor of the device holds."""
+    def count_threads(self, device: Device) -> int:
+        """Count the threads that a multiprocessor of the device holds."""
         return next(occupied.threads_each(gpu) for gpu in self._file.read().gpus if gpu.uuid == device.gpu_uuid)
 
 
-class RehearsedLoader:
-    """As `load_process.Loader`, but that nothing runs."""
+class SimulatedLoader:
+    """Stand-in for `load_process.Loader` that runs nothing."""
 
     def __init__(self, rehearsal: Rehearsal, device: Device) -> None:
         self._rehearsal, self._device = rehearsal, device
         self.facts: dict[str, Any] = {
-            "multiprocessors": multiprocessors_of(device),
-            "threads_per_multiprocessor": rehearsal.threads_each(device),
+            "multiprocessors": count_multiprocessors(device),
+            "threads_per_multiprocessor": rehearsal.count_threads(device),
         }
 
     def wait_for_device(self) -> None:
-        """It is there."""
+        """Return at once: the device is there."""
 
     def begin(self, load: Load) -> None:
-        """From now on the counters show this."""
-        self._rehearsal.set(self._device, load)
+        """Let the counters show this load from now on."""
+        self._rehearsal.set_load(self._device, load)
 
     def wait_running(self) -> None:
-        """It is under way at once."""
+        """Return at once: the load runs."""
 
     def stop(self) -> None:
-        """From now on the counters show nothing."""
-        self._rehearsal.set(self._device, IDLE)
+        """Let the counters show an idle device from now on."""
+        self._rehearsal.set_load(self._device, IDLE)
 
     def wait_done(self) -> dict[str, Any]:
-        """It has no results."""
+        """Return no wrong results."""
         return {"num_wrong": 0}
 
 
-def multiprocessors_of(device: Device) -> int | None:
-    """What the driver says; `None` where the table of models does not know."""
+def count_multiprocessors(device: Device) -> int | None:
+    """Return what the driver tells; `None` if the table of models does not know it."""
     number = dict(device.details).get("multiprocessors")
     return None if number is None else int(number)
 
 
 @contextmanager
-def copied(gpu: str, machine: str | None, scratch: Path) -> Iterator[Rehearsal]:
-    """A copy of the machine that is kept in a file, or of that which a model stands for, beneath pynvml here."""
+def copy_machine(gpu: str, machine: str | None, scratch: Path) -> Iterator[Rehearsal]:
+    """Copy the machine of a file, or make one of a model, and put it beneath pynvml here."""
     file = StateFile(scratch / "machine.json")
     if machine is None:
         file.create([gpu])

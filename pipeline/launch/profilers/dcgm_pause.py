@@ -33,17 +33,17 @@ def check(group: Group, profiler: str) -> None:
         )
 
 
-def commands(group: Group) -> Commands:
-    """What pauses and resumes DCGM's profiling for a group; nothing where neither is needed or there is no dcgmi."""
+def list_commands(group: Group) -> Commands:
+    """List the commands that pause and resume DCGM's profiling; none if not needed or without dcgmi."""
     if not _has_to_pause(group):
         return Commands()
     programs = of_group(group)
-    return Commands(do=(_words(programs, "--pause"),), undo=(_words(programs, "--resume"),))
+    return Commands(do=(_make_command(programs, "--pause"),), undo=(_make_command(programs, "--resume"),))
 
 
 @contextmanager
-def paused(group: Group, profiler: str) -> Iterator[None]:
-    """DCGM takes no counters for a while, if it would be in the way. Nothing happens where no host engine answers.
+def pause(group: Group, profiler: str) -> Iterator[None]:
+    """Keep DCGM from the counters for a while, if it would be in the way and a host engine answers.
 
     Raises:
         ConfigError: as `check`.
@@ -57,7 +57,7 @@ def paused(group: Group, profiler: str) -> Iterator[None]:
     programs = of_group(group)
     journal = Journal(group.gpu.lock_dir, group.device.uuid, programs)
     with journal.guard("dcgm_profiling"):
-        if not _tell(_words(programs, "--pause")):
+        if not _run(_make_command(programs, "--pause")):
             _log.info("no host engine of DCGM answers: nothing is paused for %s", profiler)
         yield
 
@@ -65,14 +65,14 @@ def paused(group: Group, profiler: str) -> Iterator[None]:
 @undoes("dcgm_profiling", "let DCGM profile again")
 def resume(programs: Programs) -> None:
     """Let DCGM profile again. Safe to repeat; content with a host engine that is gone, and its pause with it."""
-    _tell(_words(programs, "--resume"))
+    _run(_make_command(programs, "--resume"))
 
 
-def _words(programs: Programs, what: str) -> tuple[str, ...]:
+def _make_command(programs: Programs, what: str) -> tuple[str, ...]:
     return (programs.find("dcgmi"), "profile", what)
 
 
-def _tell(words: Sequence[str]) -> bool:
+def _run(words: Sequence[str]) -> bool:
     try:
         done = command.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
     except CommandError as error:

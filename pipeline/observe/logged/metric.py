@@ -15,7 +15,7 @@ from pipeline.base.domain.workload import RateSource
 from pipeline.base.mlflow_internals.files import read_script_runs
 from pipeline.base.system import regular_files
 from pipeline.base.system.words import counted
-from pipeline.launch.events import Events, last_shown
+from pipeline.launch.events import Events, read_shown_lines
 from pipeline.launch.job_state import JobState
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.logged import rate_text, tensorboard
@@ -113,7 +113,7 @@ def _nothing_matched(folder: Path, what: str, found: Rates) -> str:
         return f"{what} gave no finite number in {counted(found.num_not_finite, 'line')}"
     if found.without_number:
         return f"{what} matched no line of its output with a number, but `{found.without_number}`"
-    seen = {where: last_shown(folder / name, _TAIL_BYTES) for name, where in _OUTPUTS}
+    seen = {where: read_shown_lines(folder / name, _TAIL_BYTES) for name, where in _OUTPUTS}
     numbers = {where: [line for line in lines if re.search(r"\d", line)] for where, lines in seen.items()}
     last = {where: lines for where, lines in (numbers if any(numbers.values()) else seen).items() if lines}
     how = "has numbers, as in" if any(numbers.values()) else "ends with"

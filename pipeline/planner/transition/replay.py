@@ -74,7 +74,7 @@ class _Held:
     @property
     def control(self) -> MigSmi:
         """The MIG of this GPU."""
-        return MigSmi.of_device(self.programs, self.device.uuid)
+        return MigSmi.locate(self.programs, self.device.uuid)
 
     def slices(self) -> set[Slice]:
         """Its GPU instances, as the driver lists them."""

@@ -25,7 +25,7 @@ EXCLUSIVE = "exclusive_process"
 
 
 def refuse_exclusive(group: Group, why: str) -> None:
-    """Raise ConfigError if a sharing mode that cannot use it is told to."""
+    """Raise ConfigError if a sharing mode without a server is to use `gpu.exclusive_process`."""
     if group.gpu.exclusive_process:
         raise ConfigError(
             f"gpu.exclusive_process is for scenario=mps, mps_percent and mps_static: scenario={group.scenario} {why}"
@@ -49,13 +49,13 @@ def refuse_forbidden(group: Group, at_once: int) -> None:
 
 
 def list_commands(smi: Smi, previous: str) -> Commands:
-    """What sets the mode, and what sets it back to what was found."""
+    """List the commands that set the mode, and set it back to the previous one."""
     return Commands(do=(smi.compute_mode_command(EXCLUSIVE),), undo=(smi.compute_mode_command(previous),))
 
 
 @contextmanager
 def hold_exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
-    """Let only one process compute on the GPU for a while. Does nothing if that is so already."""
+    """Let only one process compute on the GPU for a while; do nothing if that is already so."""
     previous = nvml.read_compute_mode(smi.uuid)
     if previous == EXCLUSIVE:
         yield
@@ -67,19 +67,19 @@ def hold_exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
 
 @undoes("compute_mode", "set the compute mode back to {mode}")
 def restore(programs: Programs, uuid: str, admin: Sequence[str], mode: str, boot: str | None = None) -> None:
-    """Undo `exclusive`. What somebody else, or a restart of the machine, has set since then stays."""
+    """Undo `hold_exclusive`; a mode that somebody else, or a restart, has set since then stays."""
     if boot not in (None, boot_id()):
         return
     await_last_write(uuid)
     current = nvml.read_compute_mode(uuid)
     if current == EXCLUSIVE:
-        set_mode(Smi.of_device(programs, uuid, admin), mode)
+        set_mode(Smi.locate(programs, uuid, admin), mode)
     elif current != mode:
         log.warning("the compute mode of %s is %s, which this project did not set: it stays", uuid, current)
 
 
 def set_mode(smi: Smi, mode: str) -> None:
-    """Set the compute mode, unless it is that already; a SharingError if it is another one afterwards."""
+    """Set the compute mode if it is another one; SharingError if it is not set afterwards."""
     await_last_write(smi.uuid)
     if nvml.read_compute_mode(smi.uuid) == mode:
         return

@@ -1,4 +1,4 @@
-"""The device that a study runs on: the one that is asked for, or else granted, among those that are there."""
+"""Choice of the device of a study: the one that is named, or else granted."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def find_device(name: str | None, *, needs_gpu: bool) -> Device:
 
 
 def read_grant() -> tuple[str, str]:
-    """What says which GPU this process may use, and its index or UUID: of several the first; without a grant, 0."""
-    variable, names = _grant() or ("gpu.device", ["0"])
+    """Return the variable that grants GPUs, and the first of them by index or UUID; GPU 0 without a grant."""
+    variable, names = _find_grant() or ("gpu.device", ["0"])
     return variable, names[0]
 
 
 def select_granted(devices: Sequence[Device]) -> Sequence[Device]:
-    """Those of these GPUs that this process may use: all without a grant; ConfigError if there is no such GPU."""
-    if (grant := _grant()) is None:
+    """Select the GPUs that this process may use: all without a grant; ConfigError if one does not exist."""
+    if (grant := _find_grant()) is None:
         return devices
     variable, names = grant
     return [choose(variable, name, devices) for name in names if name not in _NOTHING]
 
 
-def _grant() -> tuple[str, list[str]] | None:
+def _find_grant() -> tuple[str, list[str]] | None:
     for variable in _GRANTS:
         if (value := os.environ.get(variable)) is not None:
             return variable, [name.strip() for name in value.split(",")]
@@ -64,14 +64,14 @@ def _grant() -> tuple[str, list[str]] | None:
 
 
 def list_selectable(selector: str, devices: Sequence[Device]) -> Sequence[Device]:
-    """What a selector may mean: of a MIG device the MIG devices of these GPUs, else these."""
+    """List what a selector may mean: MIG devices for the UUID of one, else the GPUs."""
     if not selector.startswith(nvml.MIG_PREFIX):
         return devices
     return [mig_device for device in devices for mig_device in nvml.list_mig_devices(device)]
 
 
 def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "") -> Device:
-    """The device selected by its index, its UUID or how only its UUID begins; ConfigError if that is not one.
+    """Choose the device with this index, UUID or beginning of a UUID; ConfigError if it is not exactly one.
 
     `key` is that of the configuration or environment, for the error, and `remedy` its end.
     """

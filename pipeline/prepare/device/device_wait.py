@@ -1,4 +1,4 @@
-"""Waiting for a device that somebody else uses, where the user asked for it."""
+"""Waiting for a device that somebody else uses, if the user asked for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOOK_S = 1.0
 
 
 class WaitBudget:
-    """How long a start may wait for its devices, in all.
+    """Time that a start may wait for its devices, in all.
 
     Args:
         limit_s: `wait_limit_s`.
@@ -38,15 +38,15 @@ class WaitBudget:
         if not self._is_wanted:
             raise error
         if error.whom != self._said:
-            words.say(f"waiting for {error.whom}; at most {duration(self._left_s)}, Ctrl-C ends it")
+            words.say(f"waiting for {error.whom}; at most {duration(self._remaining_s)}, Ctrl-C ends it")
             self._said = error.whom
         begin_s, waited_s = time.monotonic(), self.waited_s
         try:
             while not error.is_over():
-                if self._left_s <= 0:
+                if self._remaining_s <= 0:
                     waited = duration(self._limit_s)
                     raise GpuBusyError(f"waited {waited} ({self._limit}) in vain: {error}") from error
-                time.sleep(min(_LOOK_S, self._left_s))
+                time.sleep(min(_LOOK_S, self._remaining_s))
                 self.waited_s = waited_s + time.monotonic() - begin_s
         except Interrupted as interrupted:
             waited = duration(waited_s + time.monotonic() - begin_s)
@@ -54,5 +54,5 @@ class WaitBudget:
             raise
 
     @property
-    def _left_s(self) -> float:
+    def _remaining_s(self) -> float:
         return self._limit_s - self.waited_s

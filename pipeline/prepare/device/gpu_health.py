@@ -1,4 +1,4 @@
-"""The health of a GPU as the driver tells it: memory errors, rows and pages, a reset that waits, XIDs, throttling.
+"""Health of a GPU as the driver tells it: memory errors, rows, pages, pending resets, XIDs, throttling.
 
 Reads only. What a GPU or its driver does not tell is `None`. What is healthy is not judged here.
 """
@@ -99,7 +99,7 @@ class Health:
 
 
 def read(device: Device) -> Health:
-    """The health of a GPU now. A simulated one has no kernel that would log XIDs.
+    """Read the health of a GPU; a simulated one has no kernel that would log XIDs.
 
     Raises:
         NvmlError: it does not answer.
@@ -125,11 +125,11 @@ def read(device: Device) -> Health:
             )
             for counter in (pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC)
         )
-        pages, action = _retired_pages(handle), _recovery_action(handle)
-    xids, unread = (None, "a simulated GPU has no kernel") if device.is_simulated else _xids(device)
+        pages, action = _count_retired_pages(handle), _read_recovery_action(handle)
+    xids, unread = (None, "a simulated GPU has no kernel") if device.is_simulated else _read_xids(device)
     switches = {"ECC": ecc, "MIG mode": mig}
     return Health(
-        ecc_mode=None if ecc is None else _switch(ecc[0]),
+        ecc_mode=None if ecc is None else _format_switch(ecc[0]),
         num_ecc_uncorrected_now=now,
         num_ecc_uncorrected_ever=ever,
         num_rows_remapped_correctable=corrected,
@@ -140,7 +140,7 @@ def read(device: Device) -> Health:
         is_page_retirement_pending=None if pending is None else bool(pending),
         recovery_action=action,
         waiting=tuple(
-            f"{what}: {_switch(modes[0])} -> {_switch(modes[1])}"
+            f"{what}: {_format_switch(modes[0])} -> {_format_switch(modes[1])}"
             for what, modes in switches.items()
             if modes is not None and modes[0] != modes[1]
         ),
@@ -151,12 +151,12 @@ def read(device: Device) -> Health:
 
 
 def describe_reasons(reasons: int) -> tuple[str, ...]:
-    """The reasons for the clocks in a bit mask of NVML."""
+    """Describe the reasons for the clocks in a bit mask of NVML."""
     return tuple(words for bit, words in THROTTLE_REASONS.items() if reasons & bit)
 
 
 def parse_xids(bus_id: str, records: Iterable[str]) -> tuple[Xid, ...]:
-    """What records of the kernel's log say of the GPU at a PCI address.
+    """Parse the records of the kernel's log about the GPU at a PCI address.
 
     A record is `6,1023,5140900,-;text`, with the time in us as its third number.
     """
@@ -165,18 +165,23 @@ def parse_xids(bus_id: str, records: Iterable[str]) -> tuple[Xid, ...]:
         prefix, _, text = record.partition(";")
         match = _XID.search(text)
         fields = prefix.split(",")
-        if match is not None and len(fields) > 2 and fields[2].isdecimal() and _place(match["bus"]) == _place(bus_id):
+        if (
+            match is not None
+            and len(fields) > 2
+            and fields[2].isdecimal()
+            and _parse_bus_id(match["bus"]) == _parse_bus_id(bus_id)
+        ):
             line = text.partition("\n")[0].strip()
             xids.append(Xid(number=int(match["number"]), t_s=int(fields[2]) / 1e6, text=line))
     return tuple(xids)
 
 
-def _switch(mode: int) -> str:
+def _format_switch(mode: int) -> str:
     return "on" if mode else "off"
 
 
-def _place(bus_id: str) -> tuple[int, ...]:
-    """Domain, bus and device of a PCI address, which the driver writes as `0000:06:00` or `00000000:06:00.0`."""
+def _parse_bus_id(bus_id: str) -> tuple[int, ...]:
+    """Return domain, bus and device of a PCI address, written as `0000:06:00` or `00000000:06:00.0`."""
     parts = bus_id.partition(".")[0].split(":")
     try:
         return tuple(int(part, 16) for part in parts)
@@ -184,7 +189,7 @@ def _place(bus_id: str) -> tuple[int, ...]:
         return ()
 
 
-def _retired_pages(handle: object) -> int | None:
+def _count_retired_pages(handle: object) -> int | None:
     causes = (
         pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
         pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
@@ -195,7 +200,7 @@ def _retired_pages(handle: object) -> int | None:
     return sum(map(len, known)) if known else None
 
 
-def _recovery_action(handle: object) -> str | None:
+def _read_recovery_action(handle: object) -> str | None:
     what = "the recovery action"
     try:
         values = nvml.ask_if_offered(what, pynvml.nvmlDeviceGetFieldValues, handle, [RECOVERY_ACTION])
@@ -209,18 +214,18 @@ def _recovery_action(handle: object) -> str | None:
     return _RECOVERY_ACTIONS.get(number, f"action {number} of nvml.h")
 
 
-def _xids(device: Device) -> tuple[tuple[Xid, ...] | None, str | None]:
+def _read_xids(device: Device) -> tuple[tuple[Xid, ...] | None, str | None]:
     bus_id = dict(device.details).get("pci_bus_id")
     if bus_id is None:
         return None, "the driver does not tell its PCI address"
     try:
-        return parse_xids(bus_id, _kernel_log()), None
+        return parse_xids(bus_id, _read_kernel_log()), None
     except OSError as error:
         return None, f"{KERNEL_LOG}: {error.strerror} (administrators may read it, outside most containers)"
 
 
-def _kernel_log() -> Iterator[str]:
-    """What the kernel's log holds now; old records are overwritten by new ones."""
+def _read_kernel_log() -> Iterator[str]:
+    """Yield the records of the kernel's log; new ones may overwrite old ones meanwhile."""
     descriptor = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         with suppress(BlockingIOError):

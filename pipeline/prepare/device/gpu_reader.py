@@ -1,4 +1,4 @@
-"""Reads of one GPU by NVML what changes while programs run on it: its sensors, its memory, and who uses it."""
+"""Readings of one GPU by NVML that change while programs run: sensors, memory and processes."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class GpuProcess:
 
 
 def list_processes(uuid: str) -> tuple[GpuProcess, ...]:
-    """Every process with a context on the GPU or, under MIG, on one of its MIG devices; in the order of PIDs.
+    """List the processes with a context on the GPU or, under MIG, on one of its MIG devices, by PID.
 
     A list that cannot be had is an error, never empty.
     """
     with nvml.session():
         return tuple(
-            GpuProcess(pid=pid, name=_name(pid), memory_mib=None if used is None else used / _MIB, kind=kind)
+            GpuProcess(pid=pid, name=_read_name(pid), memory_mib=None if used is None else used / _MIB, kind=kind)
             for pid, (kind, used) in sorted(GpuReader(uuid).listed_processes().items())
         )
 
 
 def list_staying_processes(uuid: str, is_meant: Callable[[GpuProcess], bool]) -> list[GpuProcess]:
-    """Those of the processes on a GPU that are meant and still there after two seconds; at once if there are none.
+    """List the chosen processes that are still on a GPU after two seconds; return at once if there are none.
 
     A process that starts CUDA is listed on every GPU of the machine for a moment, whichever it will compute on: four
     studies on the four GPUs of one host saw each other's jobs.
@@ -74,7 +74,7 @@ class GpuReader:
 
     def __init__(self, uuid: str) -> None:
         handle = nvml.ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        parts = None if uuid.startswith(nvml.MIG_PREFIX) else _mig_handles(handle)
+        parts = None if uuid.startswith(nvml.MIG_PREFIX) else _list_mig_handles(handle)
         # Of a GPU in MIG mode, the process lists of its MIG devices need no privilege.
         self._process_handles = [handle] if parts is None else parts
         with nvml.translate_errors("the MIG devices"):  # those of one GPU instance share its memory
@@ -91,11 +91,11 @@ class GpuReader:
             "nvmlDeviceGetCurrentClocksThrottleReasons": partial(
                 pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle
             ),
-            "nvmlDeviceGetPerformanceState": partial(_performance_state, handle),
+            "nvmlDeviceGetPerformanceState": partial(_read_performance_state, handle),
         }
 
     def quantities(self) -> dict[str, float]:
-        """One reading of the whole GPU, by NVML function (and `.member` where it fills a structure), in NVML's units.
+        """Read the whole GPU once, by NVML function (and `.member` of a structure), in NVML's units.
 
         Memory is in bytes, and `used` leaves out what the driver keeps for itself (480 MiB on an H100), as nvidia-smi
         does: version 1 of the structure counts that as used, so drivers before 510 (no version 2) give no value.
@@ -113,7 +113,7 @@ class GpuReader:
         return values
 
     def instance_memory_bytes(self) -> dict[int, float]:
-        """Id of each GPU instance to its memory in use, in bytes, as `quantities` counts it; those that tell it."""
+        """Read the used memory of each GPU instance by its id, in bytes, counted as in `quantities`."""
         used_bytes = {}
         for gi_id, handle in self._instances.items():
             memory = nvml.ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
@@ -122,7 +122,7 @@ class GpuReader:
         return used_bytes
 
     def process_memory_bytes(self) -> dict[int, int]:
-        """PID (of the host) to GPU memory in bytes, for each computing process whose memory the driver tells.
+        """Read the GPU memory in bytes of each computing process by its PID of the host, where it is told.
 
         A client of MPS is in two of NVML's lists and counts once; a process on several MIG devices has that of all.
         """
@@ -140,7 +140,7 @@ class GpuReader:
         return dict(used_bytes)
 
     def listed_processes(self) -> dict[int, tuple[str, int | None]]:
-        """PID to kind and memory in bytes.
+        """Read kind and memory in bytes of each process by its PID.
 
         A client of MPS is in two of NVML's lists and counts once, as `mps`; a process on several MIG devices has the
         memory of all.
@@ -165,13 +165,13 @@ class GpuReader:
         return listed
 
 
-def _performance_state(handle: object) -> int | None:
+def _read_performance_state(handle: object) -> int | None:
     state: int = pynvml.nvmlDeviceGetPerformanceState(handle)
     return None if state == pynvml.NVML_PSTATE_UNKNOWN else state
 
 
-def _mig_handles(handle: object) -> list[object] | None:
-    """The MIG devices of a GPU; `None` unless MIG mode is on."""
+def _list_mig_handles(handle: object) -> list[object] | None:
+    """List the MIG devices of a GPU; `None` unless MIG mode is on."""
     mode = nvml.ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     if mode is None or mode[0] == 0:
         return None
@@ -179,8 +179,8 @@ def _mig_handles(handle: object) -> list[object] | None:
         return list(nvml.list_mig_handles(handle))
 
 
-def _name(pid: int) -> str | None:
-    """Program of a process. The driver is asked first: in a container its PIDs are not those of /proc."""
+def _read_name(pid: int) -> str | None:
+    """Read the name of a program from the driver first: in a container its PIDs are not those of /proc."""
     try:
         command: str = pynvml.nvmlSystemGetProcessName(pid)
         return PurePosixPath(command.split(" ", 1)[0]).name or None

@@ -36,7 +36,7 @@ _CORES_PER_MULTIPROCESSOR = {
 
 
 class _LazyModule:
-    """The module pynvml, imported when it is first used: reports and plans for CPUs do without."""
+    """Module pynvml, imported at its first use: reports and plans for CPUs do without."""
 
     @functools.cached_property
     def _module(self) -> ModuleType:
@@ -80,7 +80,7 @@ def release() -> None:
 
 
 def list_devices() -> tuple[Device, ...]:
-    """Every GPU that this process may use, in NVML's order; empty on a machine without an NVIDIA driver."""
+    """List every GPU that this process may use, in NVML's order; none without an NVIDIA driver."""
     if not _start():
         return ()
     try:
@@ -91,45 +91,45 @@ def list_devices() -> tuple[Device, ...]:
             except (pynvml.NVMLError_NoPermission, pynvml.NVMLError_GpuIsLost) as error:
                 _log.warning("GPU %d is left out: %s", index, error)
                 continue
-            devices.append(_device(index, handle))
+            devices.append(_make_device(index, handle))
         return tuple(devices)
     finally:
         pynvml.nvmlShutdown()
 
 
 def refresh_state(device: Device) -> Device:
-    """The device with what an administrator may have changed since its details were read.
+    """Return the device with the settings that an administrator may have changed since it was read.
 
     Raises:
         NvmlError: its GPU does not answer.
         ConfigError: the driver does not work.
     """
     with session():
-        state = _state(ask(f"GPU {device.gpu_uuid}", pynvml.nvmlDeviceGetHandleByUUID, device.gpu_uuid))
+        state = _read_state(ask(f"GPU {device.gpu_uuid}", pynvml.nvmlDeviceGetHandleByUUID, device.gpu_uuid))
     unchanged = {key: text for key, text in device.details if key not in state}
     known = {key: text for key, text in state.items() if text is not None}
     return dataclasses.replace(device, details=tuple((unchanged | known).items()))
 
 
 def list_mig_devices(gpu: Device) -> tuple[Device, ...]:
-    """The MIG devices of a GPU, each as a device of its own; in NVML's order. None unless MIG mode is on."""
+    """List the MIG devices of a GPU as devices, in NVML's order; none unless MIG mode is on."""
     if not gpu.mig_enabled:
         return ()
     with session(), translate_errors(f"the MIG devices of {gpu.uuid}"):
         return tuple(
-            _mig_device(gpu, handle) for handle in list_mig_handles(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+            _make_mig_device(gpu, handle) for handle in list_mig_handles(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
         )
 
 
 def read_compute_mode(uuid: str) -> str:
-    """Who may compute on the GPU: `default`, `exclusive_process`, `exclusive_thread` or `prohibited`."""
+    """Read the compute mode: `default`, `exclusive_process`, `exclusive_thread` or `prohibited`."""
     with session():
         handle = ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
         return _COMPUTE_MODES[ask("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)]
 
 
 def read_compute_capability(uuid: str) -> tuple[int, int]:
-    """That of the GPU: (8, 0) of an A100, (9, 0) of an H100."""
+    """Read the compute capability: (8, 0) of an A100, (9, 0) of an H100."""
     with session():
         handle = ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
         major, minor = ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
@@ -170,7 +170,7 @@ def _has_nvidia_hardware() -> bool:
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Raise what NVML says against it as `NvmlError`."""
+    """Raise an error of NVML as `NvmlError`."""
     try:
         yield
     except pynvml.NVMLError as error:
@@ -198,13 +198,13 @@ def ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) 
 
 
 def list_mig_handles(handle: object) -> Iterator[object]:
-    """The handle of each MIG device of a GPU, in NVML's order."""
+    """Yield the handle of each MIG device of a GPU, in NVML's order."""
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with suppress(pynvml.NVMLError_NotFound):
             yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
 
 
-def _device(index: int, handle: object) -> Device:
+def _make_device(index: int, handle: object) -> Device:
     mode = ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     # Of a GPU in MIG mode as a whole, NVML tells it to root only.
     memory = ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle)
@@ -215,17 +215,17 @@ def _device(index: int, handle: object) -> Device:
         index=index,
         memory_mib=None if memory is None else memory.total // _MIB,
         mig_enabled=mode is not None and mode[0] == 1,
-        details=tuple((key, text) for key, text in _details(handle, mode).items() if text is not None),
+        details=tuple((key, text) for key, text in _read_details(handle, mode).items() if text is not None),
     )
 
 
 def count_multiprocessors(attributes: Any) -> int | None:
-    """Those of a MIG device, from what `nvmlDeviceGetAttributes_v2` says; `None` where the driver does not count."""
+    """Read the multiprocessors from a structure of NVML; `None` if the driver does not count them."""
     count = int(attributes.multiprocessorCount)
     return None if count == pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value else count
 
 
-def _mig_device(gpu: Device, handle: object) -> Device:
+def _make_mig_device(gpu: Device, handle: object) -> Device:
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
     name = pynvml.nvmlDeviceGetName(handle)
     if " MIG " not in name:  # not every driver says more than the GPU's
@@ -248,7 +248,7 @@ def _mig_device(gpu: Device, handle: object) -> Device:
     )
 
 
-def _details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None]:
+def _read_details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None]:
     cuda = ask("the CUDA version", pynvml.nvmlSystemGetCudaDriverVersion)
     pci = ask("the PCI address", pynvml.nvmlDeviceGetPciInfo, handle)
     capability = ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
@@ -265,11 +265,11 @@ def _details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None
         "compute_mode": _COMPUTE_MODES.get(compute_mode),
         "mig_mode_current": None if mig_mode is None else _SWITCH.get(mig_mode[0]),
         "mig_mode_pending": None if mig_mode is None else _SWITCH.get(mig_mode[1]),
-        **_state(handle),
+        **_read_state(handle),
     }
 
 
-def _state(handle: object) -> dict[str, str | None]:
+def _read_state(handle: object) -> dict[str, str | None]:
     """Read what decides how fast a GPU is and can change under a study (`base.machine_state`).
 
     NVML has no function that tells the clocks which `nvidia-smi -lgc` and `-lmc` lock. Source: nvml.h of CUDA 13.

@@ -1,4 +1,4 @@
-"""What a sharing mode must not meet on a device: MIG mode, another's MPS server, a setting that it may not change."""
+"""Refusals of a device: MIG mode, another's MPS server, a setting that must not be changed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
 
 
 def isolate_from_mps(scratch: Path) -> tuple[tuple[str, str], ...]:
-    """The environment of a job that no MPS daemon of the machine serves: it has a pipe folder without one.
+    """Return variables that keep a job from the machine's MPS daemon: a pipe folder without one.
 
     Such a daemon would otherwise take the job for its client, and nothing would say so.
     """

@@ -1,4 +1,4 @@
-"""nvidia-smi for one GPU: runs what changes its settings, and waits for what a killed orchestrator still runs.
+"""Commands of nvidia-smi for one GPU, and the wait for those that a killed orchestrator still runs.
 
 Every command names its GPU by UUID: without it nvidia-smi acts on all there is. What it says and its exit status are
 never believed to mean success.
@@ -31,7 +31,7 @@ _WRITES = frozenset({"-mig", "-cgi", "-cci", "-dci", "-dgi", "-c", _SET_TIME_SLI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smi:
-    """nvidia-smi, by its absolute path, for one GPU. Each command is a method that gives its words, for `run`.
+    """Program nvidia-smi, by its absolute path, for one GPU. Each method returns a command for `run`.
 
     `admin` is put before a command that needs an administrator.
     """
@@ -41,13 +41,13 @@ class Smi:
     admin: tuple[str, ...] = ()
 
     @classmethod
-    def of_device(cls, programs: Programs, uuid: str, admin: Sequence[str] = ()) -> Self:
-        """That of a device, with the `admin` of a journal if its programs do not say one."""
+    def locate(cls, programs: Programs, uuid: str, admin: Sequence[str] = ()) -> Self:
+        """Locate the program for a device, with the `admin` of a journal if its programs have none."""
         prefix = tuple(admin) if programs.admin is None else programs.admin
         return cls(uuid=uuid, program=programs.find("nvidia-smi"), admin=prefix)
 
     def to_record(self) -> dict[str, Any]:
-        """What undoing needs to find this GPU again, for a journal: programs by name, never by path."""
+        """Return what undoing needs to find this GPU, for a journal: programs by name, never by path."""
         first, rest = self.admin[:1], self.admin[1:]
         return {"uuid": self.uuid, "admin": [*(Path(word).name for word in first), *rest]}
 
@@ -90,7 +90,7 @@ def await_last_write(uuid: str) -> None:
         SharingError: it does not end.
     """
     deadline = time.monotonic() + _COMMAND_LIMIT_S
-    while pids := _writers(uuid):
+    while pids := _find_writers(uuid):
         if time.monotonic() > deadline:
             raise SharingError(
                 f"nvidia-smi (pid {', '.join(map(str, pids))}) still changes {uuid}: it hangs in the driver; "
@@ -99,7 +99,7 @@ def await_last_write(uuid: str) -> None:
         time.sleep(_LOOK_S)
 
 
-def _writers(uuid: str) -> list[int]:
-    """PIDs of the programs that change this GPU, by their command line: sudo hides everything else of them."""
+def _find_writers(uuid: str) -> list[int]:
+    """List the PIDs of programs that change this GPU, by command line: sudo hides everything else."""
     command_lines = ((p.pid, p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
     return [pid for pid, line in command_lines if uuid in line and not _WRITES.isdisjoint(line)]

@@ -1,4 +1,4 @@
-"""The time slice: for how long each of the processes that share a GPU has it in turn.
+"""Time slice of a GPU: how long each of the processes that share it runs in turn.
 
 Set through nvidia-smi, read back, and set back to what was found. NVML does not know it, so it is read from what
 nvidia-smi lists; a list that does not tell it is refused before anything is changed.
@@ -34,7 +34,7 @@ _VALUE = re.compile(rf"\b({'|'.join(VALUES)})\b", re.IGNORECASE)
 
 
 def read(smi: Smi) -> str:
-    """The time slice of the GPU, one of `VALUES`.
+    """Read the time slice of the GPU, one of `VALUES`.
 
     Raises:
         SharingError: nvidia-smi does not tell it.
@@ -43,7 +43,7 @@ def read(smi: Smi) -> str:
         completed = command.run(smi.policy_command(), timeout_s=_READ_LIMIT_S, check=False)
     except CommandError as error:
         raise SharingError(f"reading the time slice of {smi.uuid}: {error}") from error
-    time_slice = _value_in(completed.stdout) if completed.status == 0 else None
+    time_slice = _find_value(completed.stdout) if completed.status == 0 else None
     if time_slice is None:
         raise SharingError(
             f"`{' '.join(completed.argv)}` does not tell the time slice of the GPU, so nothing was changed: "
@@ -55,7 +55,7 @@ def read(smi: Smi) -> str:
 
 @study_cache.cached
 def explain_refusal(smi: Smi) -> str | None:
-    """Why the time slice cannot be set, as far as a look tells; asked once in a study, which many groups do."""
+    """Explain why the time slice cannot be read; asked once in a study, which many groups do."""
     try:
         read(smi)
     except SharingError as error:
@@ -64,7 +64,7 @@ def explain_refusal(smi: Smi) -> str | None:
 
 
 def list_commands(smi: Smi, target: str, previous: str) -> Commands:
-    """What sets the time slice, and what sets it back to what was found; nothing if that is the same."""
+    """List the commands that set the time slice and set it back; none if both are the same."""
     if target == previous:
         return Commands()
     return Commands(
@@ -74,7 +74,7 @@ def list_commands(smi: Smi, target: str, previous: str) -> Commands:
 
 @contextmanager
 def hold(target: str, smi: Smi, journal: Journal) -> Iterator[None]:
-    """Let the GPU have this time slice for a while. Does nothing if that is so already.
+    """Let the GPU have this time slice for a while; do nothing if that is already so.
 
     Raises:
         SharingError: it is not told, cannot be set, or we have no permission; the GPU is as it was.
@@ -90,10 +90,10 @@ def hold(target: str, smi: Smi, journal: Journal) -> Iterator[None]:
 
 @undoes("time_slice", "set the time slice back to {found}")
 def restore(programs: Programs, uuid: str, admin: Sequence[str], found: str, ours: str, boot: str) -> None:
-    """Undo `of`. What somebody else, or a restart of the machine, has set since then stays."""
+    """Undo `hold`; a time slice that somebody else, or a restart, has set since then stays."""
     if boot != boot_id():
         return
-    smi = Smi.of_device(programs, uuid, admin)
+    smi = Smi.locate(programs, uuid, admin)
     await_last_write(uuid)
     current = read(smi)
     if current == ours:
@@ -114,8 +114,8 @@ def _set(smi: Smi, target: str) -> None:
         )
 
 
-def _value_in(listing: str) -> str | None:
-    """The one value in the lines about time slices, else in all lines: the layout is known of driver 580 only."""
+def _find_value(listing: str) -> str | None:
+    """Find the one value in the lines about time slices, else in all lines: only the layout of driver 580 is known."""
     lines = listing.splitlines()
     for about in ([line for line in lines if _ABOUT_IT.search(line)], lines):
         values: set[str] = {word.lower() for line in about for word in _VALUE.findall(line)}

@@ -1,4 +1,4 @@
-"""The variables of an activated conda environment, worked out once, so that its interpreter is executed directly.
+"""Variables of an activated conda environment, found once, so that its interpreter runs directly.
 
 `conda run` stays out of it: it keeps signals from a job and buffers what it prints.
 """
@@ -26,7 +26,7 @@ _OF_THE_SHELL = {"_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE"}
 
 
 def capture_variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
-    """What activating an environment, called `title`, changes in the orchestrator's own variables."""
+    """Return what activating the environment `title` changes in the orchestrator's own variables."""
     begin = {
         **os.environ,
         **make_path_variables(prefix),
@@ -53,7 +53,7 @@ def capture_variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
 
 
 def read_state(prefix: Path) -> dict[str, str]:
-    """The variables that the environment itself sets, as `conda env config vars` lists them."""
+    """Read the variables that the environment sets, as `conda env config vars` lists them."""
     try:
         state = json.loads((prefix / "conda-meta" / "state").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Jobs in an environment that is built from a file and kept in a cache: what every kind of it has in common."""
+"""Environments that are built from a file and kept in a cache: what every kind of them shares."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class BuiltEnv(Recipe):
         self.cache = Cache(expanded("env.cache_root", cache_root).resolve() if cache_root else choose_default_root())
 
     def preview(self) -> Interpreter:
-        """The environment if it is there; else where it would be."""
+        """Return the environment if it is there; else where it would be."""
         state = self.cache.find(self)
         if isinstance(state, Interpreter):
-            return self._with_request(state)
+            return self._add_request(state)
         self.check_tools()
         return Interpreter(
             python=find_interpreter(self.cache.prefix(self)),
@@ -39,7 +39,7 @@ class BuiltEnv(Recipe):
         )
 
     def resolve(self) -> Interpreter:
-        return self._with_request(self.cache.prepare(self))
+        return self._add_request(self.cache.prepare(self))
 
-    def _with_request(self, interpreter: Interpreter) -> Interpreter:
+    def _add_request(self, interpreter: Interpreter) -> Interpreter:
         return dataclasses.replace(interpreter, lock=lock.add_request(interpreter.lock, self.requested))

@@ -42,30 +42,30 @@ class Cache:
         return self._folder(recipe) / "prefix"
 
     def find(self, recipe: Recipe) -> Interpreter | str:
-        """The environment, from now on kept from being rebuilt; or, in words, why there is none."""
+        """Find the environment and keep it from being rebuilt; or say in words why there is none."""
         path = self._lock_path(recipe)
         if path not in _held and not path.exists():
-            self._refuse_what_others_can_change(recipe)
+            self._refuse_unsafe(recipe)
             return "is not built yet"
         handle = self._open(recipe)
         if not locks.try_take(handle, is_shared=True):
             return "is being built by another process"
-        state = self._look(recipe)
+        state = self._inspect(recipe)
         if isinstance(state, str):
             locks.drop(handle)
         return state
 
     def prepare(self, recipe: Recipe) -> Interpreter:
-        """The environment, built if need be, and from now on kept from being rebuilt."""
+        """Return the environment, built if need be, and keep it from being rebuilt."""
         handle = self._open(recipe)
         is_told = False
         while True:
             if locks.try_take(handle, is_shared=True):
-                state = self._look(recipe)
+                state = self._inspect(recipe)
                 if isinstance(state, Interpreter):
                     return state
                 # A change of an flock is not atomic, so what was seen before it is looked at again.
-                if locks.try_take(handle) and isinstance(why := self._look(recipe), str):
+                if locks.try_take(handle) and isinstance(why := self._inspect(recipe), str):
                     try:
                         self._build(recipe, handle, why)
                     finally:
@@ -84,12 +84,12 @@ class Cache:
 
     def _open(self, recipe: Recipe) -> int:
         path = self._lock_path(recipe)
-        self._refuse_what_others_can_change(recipe)
+        self._refuse_unsafe(recipe)
         if path not in _held:
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
                 # Below a folder as /tmp somebody else may have been the one who made it.
-                self._refuse_what_others_can_change(recipe)
+                self._refuse_unsafe(recipe)
                 # What others built in a folder that only they may write can be used, and locked, all the same.
                 is_ours = os.access(path if path.exists() else self.root, os.W_OK)
                 mode = os.O_RDWR | os.O_CREAT if is_ours else os.O_RDONLY
@@ -101,8 +101,8 @@ class Cache:
                 ) from error
         return _held[path]
 
-    def _refuse_what_others_can_change(self, recipe: Recipe) -> None:
-        """Root runs what lies here, or will. Others may use what somebody they chose has built."""
+    def _refuse_unsafe(self, recipe: Recipe) -> None:
+        """Refuse a folder that others can change, because root runs what lies there."""
         if os.geteuid() != 0:
             return
         nearest = next(path for path in (self.root, *self.root.parents) if os.path.lexists(path))
@@ -114,7 +114,7 @@ class Cache:
                     "there; name a folder that only root may write"
                 )
 
-    def _look(self, recipe: Recipe) -> Interpreter | str:
+    def _inspect(self, recipe: Recipe) -> Interpreter | str:
         folder, prefix = self._folder(recipe), self.prefix(recipe)
         if not folder.exists():
             return "is not built yet"
@@ -178,7 +178,7 @@ class Cache:
 
 
 def choose_default_root() -> Path:
-    """The folder of environments below the user's cache folder."""
+    """Return the folder of environments below the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gpu-collocation" / "environments"
 
 
@@ -188,7 +188,7 @@ def _digest_packages(prefix: Path, probed: Probe) -> str:
 
 
 def _iterate_files(prefix: Path) -> Iterator[str]:
-    """Size and path of each file of the packages. What was compiled may come and go."""
+    """Yield size and path of each file of the packages, but for compiled modules."""
     folders = [str(prefix / "lib")]
     while folders:
         with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:

@@ -24,7 +24,7 @@ _EXPLICIT, _PIP, _VARIABLES, _DIGEST = "@EXPLICIT", "# pip ", "# variables ", "#
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaFile:
-    """What a file asks for. Either `specs` are to be solved, or `packages` to be installed as they are.
+    """Content of a file: either `specs` are to be solved, or `packages` to be installed as they are.
 
     Attributes:
         channels: addresses and names, most important first.
@@ -66,7 +66,7 @@ def read(file: Path) -> CondaFile:
 def make_explicit_lock(
     python: str, records: Sequence[Mapping[str, Any]], file: CondaFile, pip: Sequence[lock.Distribution]
 ) -> Lock:
-    """The lock of an environment: a list that conda, mamba and micromamba take as well, with the rest in comments.
+    """Make the lock: a list that conda, mamba and micromamba take as well, with the rest in comments.
 
     Records of packages are as `conda-meta` holds them, in the order in which to install them; those of `pip` did not
     come from a channel.

@@ -1,4 +1,4 @@
-"""What conda says is installed in an environment: one JSON file a package, in its folder `conda-meta`."""
+"""Packages that conda says are installed in an environment: one JSON file each, in `conda-meta`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def is_conda(prefix: Path) -> bool:
-    """Whether an environment was made by conda or one of its kind."""
+    """Return whether an environment was made by conda or one of its kind."""
     return (prefix / "conda-meta").is_dir()
 
 
 def read_records(prefix: Path) -> list[dict[str, Any]]:
-    """What is installed, each after what it depends on: some tools install a list in its order."""
+    """Read the installed packages, each after its dependencies: some tools install a list in its order."""
     by_name: dict[str, dict[str, Any]] = {}
     for path in sorted((prefix / "conda-meta").glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ _NO_SOURCES = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
 def add_state(package: Distribution, place: str) -> Distribution:
-    """The package; one that can be edited with its commit and a digest of its code, which its version does not tell.
+    """Add commit and digest of its code to a package that can be edited, whose version does not tell it.
 
     `place` is where its metadata lies: an old `setup.py develop` leaves nothing else.
     """

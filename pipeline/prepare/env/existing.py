@@ -38,7 +38,7 @@ class ExistingEnv:
 
 
 def _find_interpreter(prefix: str) -> Path:
-    """The interpreter that a key names, as it is named: that of a virtual environment is a link to another one."""
+    """Find the interpreter under its own name: that of a virtual environment is a link to another one."""
     path = Path(os.path.abspath(expanded("env.prefix", prefix)))  # noqa: PTH100  `resolve` would follow that link
     python = find_interpreter(path) if path.is_dir() else path
     if not path.exists():

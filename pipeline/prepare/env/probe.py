@@ -1,4 +1,4 @@
-"""What an interpreter says of itself. The program runs in the environment, so it is standard library only."""
+"""Probe of an interpreter: a program, standard library only, that runs in its environment."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ask(python: Path) -> Probe:
 
 
 def probe(prefix: Path) -> Probe:
-    """The same of the interpreter of an environment; CommandError also if it belongs to another one."""
+    """Probe the interpreter of an environment; CommandError also if it belongs to another one."""
     probed = ask(find_interpreter(prefix))
     if probed.prefix.resolve() != prefix.resolve():
         raise CommandError([str(find_interpreter(prefix))], 0, f"belongs to {probed.prefix}, not to {prefix}")
@@ -69,7 +69,7 @@ def probe(prefix: Path) -> Probe:
 
 
 def probe_new(prefix: Path, title: str) -> Probe:
-    """The same for an environment that was just built; ConfigError if it cannot run jobs."""
+    """Probe an environment that was just built; ConfigError if it cannot run jobs."""
     if not find_interpreter(prefix).exists():
         raise ConfigError(f"{title} has no interpreter: add `python` to its dependencies")
     try:

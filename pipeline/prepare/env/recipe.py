@@ -79,17 +79,17 @@ class Builder:
 
 
 def find_interpreter(prefix: Path) -> Path:
-    """The interpreter of an environment."""
+    """Return the interpreter of an environment."""
     return prefix / "bin" / "python"
 
 
 def digest_facts(*facts: object) -> str:
-    """Digest of what decides an environment."""
+    """Return the digest of what decides an environment."""
     return hashlib.sha256(json.dumps([FORMAT, *facts]).encode()).hexdigest()
 
 
 def make_path_variables(prefix: Path) -> dict[str, str]:
-    """Variables that put the programs of an environment first, and keep all packages but its own out of it.
+    """Return variables that put an environment's programs first, and keep all other packages out of it.
 
     An empty value counts as none for Python.
     """

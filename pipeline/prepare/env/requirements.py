@@ -1,4 +1,4 @@
-"""What a requirements file brings with it: files that it includes, where packages come from, what Python it wants."""
+"""Requirements files: included files, sources of packages, and the version of Python."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _explain_editable(place: str) -> str:
 
 
 def make_place_absolute(line: str, folder: Path) -> str:
-    """The line with its path, if it has one, as an absolute one."""
+    """Return the line with its path, if it has one, made absolute."""
     word, place = _split(line)
     if word in (*_INCLUDES, *_SOURCES):
         is_path = place and "://" not in place and word != "--trusted-host"

@@ -1,4 +1,4 @@
-"""Whether another user of the machine could decide what lies at a path. Reads only.
+"""Trust in a path: whether another user could decide what lies there. Reads only.
 
 Root runs an environment that was built days ago. What lay below a folder such as /tmp may have been removed since, and
 put there again by somebody else.
@@ -16,7 +16,7 @@ _MOST_LINKS = 40  # Source: path_resolution(7)
 
 
 def find_replaceable_part(path: Path) -> Path | None:
-    """The first part of an absolute path that others than root and ourselves can change; `None` if there is none.
+    """Find the first part of an absolute path that others than root and we can change; `None` if there is none.
 
     Links are followed one by one, and each of them is looked at. What our own group may write counts as ours.
     """
@@ -38,7 +38,7 @@ def _is_open_to_others(status: os.stat_result) -> bool:
 
 
 def _iterate_parts(path: Path) -> Iterator[Path]:
-    """Every file and link that is passed on the way to a path, from the root on, up to the first that is not there."""
+    """Yield every file and link on the way to a path, from the root up to the first that is missing."""
     folder, rest, num_links = Path("/"), list(path.parts[1:]), 0
     yield folder
     while rest:

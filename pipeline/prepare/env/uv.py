@@ -14,7 +14,7 @@ _UNTRUSTED = "invalid peer certificate"
 
 
 def find_program() -> str:
-    """Absolute path of uv: that of the extra `envs`, else the one on PATH."""
+    """Find the absolute path of uv: that of the extra `envs`, else the one on PATH."""
     try:
         from uv import find_uv_bin
 

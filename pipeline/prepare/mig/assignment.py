@@ -1,4 +1,4 @@
-"""The MIG devices that an administrator made, and which job gets which. Changes nothing and needs no privilege."""
+"""Assignment of the MIG devices that an administrator made. Changes nothing, needs no privilege."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NAME = re.compile(r" MIG (?P<profile>(?:\d+c\.)?\d+g\S*)")
 
 
 def read_profile(device: Device) -> str:
-    """What of the GPU a MIG device has, as its name says it: `3g.20gb`, or `1c.3g.20gb` of a part of that."""
+    """Read the profile in a MIG device's name: `3g.20gb`, or `1c.3g.20gb` for a part of that."""
     match = _NAME.search(device.name)
     return "" if match is None else match["profile"].rstrip(",")
 
 
 def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
-    """A MIG device for each job, by the profile it asks for (`2g`, `2g.10gb`, `1c.3g`), or the largest that is left.
+    """Assign a MIG device to each job by its request (`2g`, `2g.10gb`, `1c.3g`), or the largest free one.
 
     Parts of a GPU instance that follow each other in the requests, as they do where instances are made for them, come
     from one GPU instance if there is one that has them all.
@@ -59,7 +59,7 @@ def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
 
 
 def read_share(device: Device) -> float:
-    """Which part of its GPU's compute slices a MIG device has: 1 if its name does not say it."""
+    """Return the share of its GPU's compute slices that a MIG device has; 1 if its name does not say it."""
     with nvml.session(), nvml.translate_errors(f"the MIG profiles of the GPU of {device.name}"):
         gpu = pynvml.nvmlDeviceGetHandleByUUID(device.gpu_uuid)
         of_gpu = max((profile.sliceCount for profile in list_offered(gpu)), default=0)
@@ -67,7 +67,7 @@ def read_share(device: Device) -> float:
 
 
 def _measure(device: Device) -> tuple[int, int]:
-    """Memory, then compute slices: parts of a GPU instance have all of its memory, and so has the whole of it."""
+    """Return memory, then compute slices: a part of a GPU instance has all of its memory."""
     return device.memory_mib or 0, _count_compute_slices(device)
 
 
@@ -77,7 +77,7 @@ def _count_compute_slices(device: Device) -> int:
 
 
 def _group_jobs(requests: Sequence[str | None]) -> Iterator[list[int]]:
-    """The positions of parts that one GPU instance would be made for, and every other one by itself."""
+    """Yield the positions of parts that one GPU instance would be made for, and every other one by itself."""
     jobs: list[int] = []
     of_jobs, used = "", 0
     for job, request in enumerate(requests):
@@ -94,7 +94,7 @@ def _group_jobs(requests: Sequence[str | None]) -> Iterator[list[int]]:
 
 
 def _parse_slices(profile: str) -> int:
-    """Three of `3g.20gb`; none of what is no profile."""
+    """Return 3 for `3g.20gb`; 0 for what is no profile."""
     number = profile.partition("g")[0]
     return int(number) if number.isdecimal() else 0
 
@@ -106,7 +106,7 @@ def _list_instances(devices: Sequence[Device]) -> list[int | None]:
 def _assign_from_instance(
     unassigned: Sequence[Device], jobs: Sequence[int], requests: Sequence[str | None], gi_id: int | None
 ) -> dict[int, Device]:
-    """A device of this GPU instance for each of the jobs; empty if it lacks one, or if there is only one job."""
+    """Assign devices of one GPU instance to all jobs; none if it lacks one or there is only one job."""
     inside = [device for device in unassigned if device.gi_id == gi_id]
     by_job: dict[int, Device] = {}
     for job in jobs if len(jobs) > 1 else ():

@@ -21,7 +21,7 @@ from pipeline.prepare.mig.profiles import MigGpu, Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one job gets: `slices` compute slices of a GPU instance of a profile; `None` for all of it."""
+    """Share of one job: `slices` compute slices of a GPU instance of a profile; `None` for all of it."""
 
     profile: Profile
     slices: int | None = None
@@ -32,17 +32,17 @@ class Share:
 
 
 def list_widths(profile: Profile) -> tuple[int, ...]:
-    """The compute slices that a part of a GPU instance can have, in rising order."""
+    """List the compute slices that a part of a GPU instance can have, in rising order."""
     return tuple(row.compute_slices for row in mig_table.ci_profiles(profile.compute_slices)[:-1])
 
 
 def find_profile_id(profile: Profile, slices: int) -> int:
-    """What nvidia-smi takes to create a part of a GPU instance."""
+    """Find the id by which nvidia-smi creates a part of a GPU instance."""
     return next(p.id for p in mig_table.ci_profiles(profile.compute_slices) if p.compute_slices == slices)
 
 
 def order_for_creation(parts: Sequence[int]) -> list[int]:
-    """Positions of the parts of a GPU instance, so that each finds room: those of an even width first, wider first.
+    """Order the parts of a GPU instance so that each finds room: even widths first, wider first.
 
     The driver chooses where they begin, and no source tells how. With this order any that fit by their sum find room
     both if it takes the first free slice and if it aligns a part to its width.
@@ -51,7 +51,7 @@ def order_for_creation(parts: Sequence[int]) -> list[int]:
 
 
 def resolve(gpu: MigGpu, request: str) -> Share:
-    """What a profile of GPU instances (`3g`, `3g.40gb`) or a part of one (`1c.3g`, `1c.3g.40gb`) means.
+    """Resolve a profile of GPU instances (`3g`, `3g.40gb`) or a part of one (`1c.3g`, `1c.3g.40gb`).
 
     Raises:
         ConfigError: the GPU has no such profile, or it has no such part; the message says what there is.
@@ -81,14 +81,14 @@ def resolve(gpu: MigGpu, request: str) -> Share:
 
 
 def choose(gpu: MigGpu, requests: Sequence[str | None]) -> tuple[Share, ...]:
-    """The share of each job, from the requests of `partitions.requests`; ConfigError if there is none."""
+    """Choose the share of each job from `partitions.list_requests`; ConfigError if there is none."""
     if None in requests:
         return (Share(profile=partitions.choose_auto_profile(gpu, len(requests))),) * len(requests)
     return tuple(resolve(gpu, str(request)) for request in requests)
 
 
 def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
-    """Where the GPU instances of the shares, one a job, go on an empty GPU, with the parts of each.
+    """Place the GPU instances of the shares, one a job, on an empty GPU, with the parts of each.
 
     The jobs, in their order, have the parts of the first GPU instance, then those of the second, and so on.
 
@@ -119,7 +119,7 @@ def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
 
 
 def count_idle_slices(gpu: MigGpu, layout: Layout) -> int:
-    """Compute slices of the GPU that are in no MIG device of a layout."""
+    """Count the compute slices of the GPU that are in no MIG device of a layout."""
     return gpu.compute_slices - sum(
         sum(instance.parts) or instance.profile.compute_slices for instance in layout.instances
     )
@@ -146,7 +146,7 @@ def _make_instance(profile: Profile, parts: tuple[int, ...]) -> Instance:
 
 
 def _find_nearest(gpu: MigGpu, divided: Sequence[_Divided], limit: int = 3) -> list[tuple[str, ...]]:
-    """The devices of legal layouts most like a request, nearest first; of as many devices if there are such."""
+    """Find the devices of legal layouts most like a request, nearest first, with as many devices if possible."""
     legal = partitions.find_nearest_by_job(gpu, [profile for profile, _ in divided], limit=None)
     alike = dict.fromkeys(
         tuple(
@@ -161,7 +161,7 @@ def _find_nearest(gpu: MigGpu, divided: Sequence[_Divided], limit: int = 3) -> l
 
 
 def _shrink_to_fit(profile: Profile, parts: Sequence[int]) -> tuple[int, ...]:
-    """The first of the parts, each narrower if need be, that fit into a GPU instance; none for all of it."""
+    """Return the first parts, each narrower if need be, that fit into a GPU instance; none for all of it."""
     if len(parts) == 1 and profile.compute_slices <= parts[0]:
         return ()
     fitted: list[int] = []

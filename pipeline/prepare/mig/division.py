@@ -21,7 +21,7 @@ from pipeline.prepare.mig.partitions import Instance, Layout
 
 
 def refuse_unready(device: Device, state: MigState) -> None:
-    """Raise SharingError if a GPU is between two modes, divided already, or in use."""
+    """Raise SharingError if a GPU is between two modes, already divided, or in use."""
     which = f"{device.name} ({device.uuid})"
     if not state.is_settled:
         pending, current = ("on", "off") if state.is_pending_on else ("off", "on")
@@ -46,7 +46,7 @@ def refuse_unready(device: Device, state: MigState) -> None:
 
 
 def list_commands(control: MigSmi, instances: Sequence[Instance], *, is_on: bool) -> Commands:
-    """What `divide` runs on a GPU whose MIG mode is on or off, and what undoes it."""
+    """List what `divide` runs on a GPU whose MIG mode is on or off, and what undoes it."""
     do: list[tuple[str, ...]] = []
     undo: list[tuple[str, ...]] = []
     for instance in instances:
@@ -79,7 +79,7 @@ def divide(control: MigSmi, before: MigState, layout: Layout, journal: Journal, 
         control.switch_on()
     instances: dict[int, GpuInstance] = {}
     parts: dict[int, list[MigDevice]] = {}
-    for instance in layout.in_creation_order:
+    for instance in layout.creation_order:
         is_divided = bool(instance.parts)
         place = {"profile_id": instance.profile.profile_id, "start": instance.start}
         arguments = control.to_record() | place | {"boot": boot_id()} | ({"is_divided": True} if is_divided else {})
@@ -130,5 +130,5 @@ def _make_parts(
 
 
 def describe_instances(instances: Iterable[GpuInstance]) -> str:
-    """GPU instances in words, by their starts."""
+    """Describe GPU instances by their starts."""
     return ", ".join(map(str, sorted(instances, key=lambda instance: instance.start))) or "none"

@@ -32,18 +32,18 @@ _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigSmi(Smi):
-    """nvidia-smi for MIG on one GPU; what does not become what it should is a SharingError."""
+    """Program nvidia-smi for MIG on one GPU; a change that does not take effect is a SharingError."""
 
     def mode_command(self, *, is_on: bool) -> tuple[str, ...]:
         return self.admin_command("-i", self.uuid, "-mig", str(int(is_on)))
 
     def to_mode_record(self) -> dict[str, Any]:
-        """What undoing `switch_on` needs: with the boot, where a restart switches the mode off by itself."""
+        """Return what undoing `switch_on` needs, with the boot if a restart switches the mode off by itself."""
         is_lost = nvml.read_compute_capability(self.uuid) >= _LOSES_MODE
         return self.to_record() | ({"boot": boot_id()} if is_lost else {})
 
     def creation_command(self, profile_id: int, start: int, *, is_divided: bool = False) -> tuple[str, ...]:
-        """A GPU instance at a start, with a compute instance of its full width unless parts of it follow."""
+        """Return the command for a GPU instance at a start, with a full compute instance unless parts follow."""
         option = () if is_divided else ("-C",)
         return self.admin_command("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", *option)
 
@@ -56,7 +56,7 @@ class MigSmi(Smi):
         return self.admin_command("mig", "-dci", "-i", self.uuid, "-gi", str(gi_id), "-ci", str(ci_id))
 
     def read(self) -> MigState:
-        """Mode, instances and MIG devices as they are now; the instances are never `None`."""
+        """Read mode, instances and MIG devices; the instances are never `None`."""
         state = read_state(self.uuid)
         return state if state.instances is not None else replace(state, instances=self._list_by_program())
 
@@ -119,7 +119,7 @@ def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | 
     """
     if boot not in (None, boot_id()):
         return
-    control = MigSmi.of_device(programs, uuid, admin)
+    control = MigSmi.locate(programs, uuid, admin)
     await_last_write(uuid)
     nvml.release()
 
@@ -160,7 +160,7 @@ def destroy_instance(
     """
     if boot != boot_id():
         return
-    control = MigSmi.of_device(programs, uuid, admin)
+    control = MigSmi.locate(programs, uuid, admin)
     await_last_write(uuid)
 
     what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
@@ -214,7 +214,7 @@ def destroy_part(
     """
     if boot != boot_id():
         return
-    control = MigSmi.of_device(programs, uuid, admin)
+    control = MigSmi.locate(programs, uuid, admin)
     await_last_write(uuid)
     what = f"destroying a {slices}c compute instance in GPU instance {gi_id} of {uuid}"
 

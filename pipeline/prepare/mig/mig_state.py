@@ -1,4 +1,4 @@
-"""What MIG has made of a GPU, read through NVML: mode, GPU instances, MIG devices and who computes on them.
+"""MIG state of a GPU, read through NVML: mode, GPU instances, MIG devices and their processes.
 
 Reads only. NVML is open in this process only while a function runs: on Ampere whoever has it open keeps the MIG mode
 from being switched.
@@ -40,14 +40,11 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigState:
-    """What MIG has made of a GPU.
+    """State of MIG on a GPU.
 
     Attributes:
-        is_on: whether MIG mode is on.
-        is_pending_on: whether it will be on after the next reset of the GPU.
-        instances: in the order of their starts; empty while the mode is off, `None` if NVML shows them to
-            administrators only.
-        devices: in NVML's order.
+        is_pending_on: whether the mode will be on after the next reset of the GPU.
+        instances: in the order of their starts; `None` if NVML shows them to administrators only.
     """
 
     is_on: bool
@@ -61,7 +58,7 @@ class MigState:
 
 
 def read_state(uuid: str) -> MigState:
-    """Mode, instances and MIG devices of the GPU with this UUID.
+    """Read mode, instances and MIG devices of the GPU with this UUID.
 
     Raises:
         SharingError: the GPU has no MIG.
@@ -82,7 +79,7 @@ def read_state(uuid: str) -> MigState:
 
 
 def list_processes_on(device_uuid: str) -> frozenset[int]:
-    """PIDs, as the host counts, of the processes on a MIG device; NvmlError where the list cannot be had."""
+    """List the PIDs of the host on a MIG device; NvmlError if the list cannot be had."""
     with nvml.session(), nvml.translate_errors(f"the processes on {device_uuid}"):
         handle = pynvml.nvmlDeviceGetHandleByUUID(device_uuid)
         pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
@@ -95,7 +92,7 @@ def list_processes_on(device_uuid: str) -> frozenset[int]:
 
 @study_cache.cached
 def _list_profiles(uuid: str) -> tuple[tuple[int, int], ...]:
-    """Id and most instances of each profile; a GPU has them for good, and asking takes most of the calls."""
+    """List id and most instances of each profile; asked once, as it takes most of the calls."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     return tuple((profile.id, profile.instanceCount) for profile in profiles.list_offered(handle))
 

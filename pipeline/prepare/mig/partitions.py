@@ -1,4 +1,4 @@
-"""Which GPU instances fit together on one GPU, and where. Pure: works on records and touches no hardware.
+"""Legal combinations of GPU instances on one GPU, and their places. Pure: touches no hardware.
 
 A layout is legal when the placements of its instances do not overlap on the memory-slice axis, their compute slices
 suffice, no profile is used more often than the driver allows, and the units that exist once are given once.
@@ -46,7 +46,7 @@ class Instance:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """Of its MIG devices, one a compute instance: `1c.3g.40gb`, or `3g.40gb` of the one that has all of it."""
+        """Names of its MIG devices, one a compute instance: `1c.3g.40gb`, or `3g.40gb` if it has all of it."""
         return tuple(mig_names.name_of(self.profile.name, part) for part in self.parts or (None,))
 
     def __str__(self) -> str:
@@ -61,19 +61,19 @@ class Layout:
 
     @property
     def devices(self) -> tuple[tuple[Instance, str], ...]:
-        """Each MIG device that it has, in the order of the jobs: its GPU instance, and its name."""
+        """MIG devices in the order of the jobs: GPU instance and name of each."""
         return tuple((instance, name) for instance in self.instances for name in instance.device_names)
 
     @property
-    def in_creation_order(self) -> tuple[Instance, ...]:
-        """Larger first: in another order some drivers refuse what fits."""
+    def creation_order(self) -> tuple[Instance, ...]:
+        """Instances in the order of creation, larger first: in another order some drivers refuse what fits."""
         return tuple(
             sorted(self.instances, key=lambda i: (-i.profile.memory_slices, -i.profile.compute_slices, i.start))
         )
 
 
 def list_slice_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
-    """The profiles that `1g`, `2g`, ... name: for each number of slices the plain one with the least memory."""
+    """List the profiles that `1g`, `2g`, ... name: for each number of slices the plain one with the least memory."""
     smallest: dict[int, Profile] = {}
     for profile in list_plain_profiles(gpu):
         smallest.setdefault(profile.compute_slices, profile)
@@ -81,12 +81,12 @@ def list_slice_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
 
 
 def list_plain_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
-    """The profiles without a suffix, smaller first. Beside those of `slice_profiles`, 1g with twice the memory."""
+    """List the profiles without a suffix, smaller first: `list_slice_profiles`, and 1g with twice the memory."""
     return tuple(profile for profile in gpu.profiles if not profile.suffix)
 
 
 def resolve(gpu: MigGpu, request: str) -> Profile:
-    """The profile that a number of slices (`2g`) or a full name (`3g.20gb`, `1g.10gb+me`) means."""
+    """Resolve a number of slices (`2g`) or a full name (`3g.20gb`, `1g.10gb+me`) to a profile."""
     name = request.strip().lower()
     by_name = {profile.name: profile for profile in gpu.profiles}
     by_name |= {f"{profile.compute_slices}g": profile for profile in list_slice_profiles(gpu)}
@@ -96,7 +96,7 @@ def resolve(gpu: MigGpu, request: str) -> Profile:
 
 
 def choose_auto_profile(gpu: MigGpu, degree: int) -> Profile:
-    """The largest plain profile of which `degree` instances fit; more compute slices count before more memory."""
+    """Choose the largest plain profile of which `degree` instances fit; compute slices count before memory."""
     for profile in sorted(list_plain_profiles(gpu), key=lambda profile: profile.size, reverse=True):
         if place(gpu, [profile] * degree) is not None:
             return profile
@@ -111,23 +111,20 @@ def list_requests(
     profile: str = AUTO,
     size_profile: Mapping[str, str] = SIZE_PROFILE,
 ) -> list[str | None]:
-    """What each job asks for; the first of the arguments that says something decides.
+    """List the request of each job; the first argument that says something decides.
 
-    Args:
-        sizes: the mix letter of each job, or `None` for each of a group of equal jobs.
-        profiles: one request a job, by position.
-        profile: one request for all jobs; `auto` leaves it to the sizes.
-        size_profile: request by mix letter.
-
-    Returns:
-        `None` for each of equal jobs to which anything is left.
+    `sizes` has the mix letter of each job, or `None` for each of equal jobs; `profiles` are by position, `profile` is
+    for all jobs. A request is `None` for each of equal jobs if nothing is asked for.
 
     Raises:
         ConfigError: the lists do not match, or a size has no profile.
     """
     if profiles:
         if len(profiles) != len(sizes):
-            raise ConfigError(f"{len(profiles)} MIG profiles, {', '.join(profiles)}, are given for {len(sizes)} jobs")
+            raise ConfigError(
+                f"scenario.profiles names {len(profiles)} MIG profiles, {', '.join(profiles)}, for {len(sizes)} jobs; "
+                "name one for each job"
+            )
         return list(profiles)
     if profile != AUTO:
         return [profile] * len(sizes)
@@ -139,7 +136,7 @@ def list_requests(
 
 
 def plan_layout(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout:
-    """Where the instances, one a job, go on an empty GPU; a ConfigError says why they do not fit, and what does."""
+    """Place the instances, one a job, on an empty GPU; a ConfigError says why they do not fit, and what does."""
     layout = place(gpu, profiles)
     if layout is None:
         near = "; ".join(f"[{','.join(names)}]" for names in find_nearest(gpu, profiles))
@@ -149,12 +146,9 @@ def plan_layout(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout:
 
 
 def place(gpu: MigGpu, profiles: Sequence[Profile], around: Placed = ()) -> Layout | None:
-    """A legal layout of exactly these instances, the same every time; `None` if there is none.
+    """Place exactly these instances, the same way every time; `None` if they do not fit.
 
-    Args:
-        gpu: what is divided.
-        profiles: of the instances to place, one a job.
-        around: instances that are there and stay, each with its start; the layout is of the new ones alone.
+    `around` are instances that stay, each with its start; the layout is of the new ones alone.
     """
     if _find_broken_limit(gpu, [*(profile for profile, _ in around), *profiles]) is not None:
         return None
@@ -176,7 +170,7 @@ def place(gpu: MigGpu, profiles: Sequence[Profile], around: Placed = ()) -> Layo
 
 
 def explain_illegal(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
-    """The limit that these instances break, in words; `None` if they fit."""
+    """Explain which limit these instances break; `None` if they fit."""
     limit = _find_broken_limit(gpu, profiles)
     if limit is not None or place(gpu, profiles) is not None:
         return limit
@@ -188,7 +182,7 @@ def explain_illegal(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
 
 
 def explain_misplaced(gpu: MigGpu, placed: Placed) -> str | None:
-    """The limit that instances at these starts break, in words; `None` if the driver would make them there."""
+    """Explain which limit instances at these starts break; `None` if the driver would make them there."""
     limit = _find_broken_limit(gpu, [profile for profile, _ in placed])
     if limit is not None:
         return limit
@@ -203,7 +197,7 @@ def explain_misplaced(gpu: MigGpu, placed: Placed) -> str | None:
 
 
 def find_nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tuple[tuple[str, ...], ...]:
-    """The profiles of the legal layouts most like a request, nearest first: as many instances, or all that fit.
+    """Find the profiles of the legal layouts most like a request, nearest first: as many instances, or all that fit.
 
     Nearness is the change in the instances' shares of the compute and memory slices. Candidates are the profiles of
     `slice_profiles` and those that were asked for. Each names its profiles in the order of the request.
@@ -215,7 +209,7 @@ def find_nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tu
 
 
 def find_nearest_by_job(gpu: MigGpu, profiles: Sequence[Profile], limit: int | None) -> tuple[dict[int, Profile], ...]:
-    """The same, each as the profile for every position of the request that has one; all legal ones without a limit."""
+    """Find the same layouts by position of the request; all legal ones without a limit."""
     pool = tuple(sorted({*list_slice_profiles(gpu), *profiles}, key=_order_largest_first))
     legal = [tuple(profile for profile, _ in placed) for placed in _find_first_placements(gpu, pool).values()]
     num_instances = min(len(profiles), max(map(len, legal)))
@@ -241,7 +235,7 @@ def find_nearest_by_job(gpu: MigGpu, profiles: Sequence[Profile], limit: int | N
 
 
 def list_maximal_combinations(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[tuple[str, ...], ...]:
-    """Every legal combination, as sorted names, to which none of the profiles can be added.
+    """List every legal combination, as sorted names, to which none of the profiles can be added.
 
     Placements do not tell combinations apart. The profiles are those of `slice_profiles` if none are given.
     """
@@ -253,7 +247,7 @@ def list_maximal_combinations(gpu: MigGpu, profiles: Sequence[Profile] | None = 
 
 
 def list_maximal_layouts(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[Placed, ...]:
-    """Every arrangement of profiles and starts that leaves no place for one more.
+    """List every arrangement of profiles and starts that leaves no place for one more.
 
     The same combination counts once for each way to place it, and one that a better arrangement could extend counts
     as well: so this is more than `maximal_combinations`, and what is often quoted as the number of MIG layouts.
@@ -268,7 +262,7 @@ def list_maximal_layouts(gpu: MigGpu, profiles: Sequence[Profile] | None = None)
 
 @functools.lru_cache(maxsize=4096)
 def _place_beside(gpu: MigGpu, profiles: tuple[Profile, ...], around: Placed) -> Placed | None:
-    """The first arrangement of instances, equal ones next to each other, in the room that others leave."""
+    """Find the first arrangement, equal instances next to each other, in the room that others leave."""
     occupied = {slice_ for profile, start in around for slice_ in range(start, start + profile.memory_slices)}
 
     def extend(placed: Placed, taken: frozenset[int]) -> Placed | None:
@@ -290,7 +284,7 @@ def _place_beside(gpu: MigGpu, profiles: tuple[Profile, ...], around: Placed) ->
 
 @functools.lru_cache(maxsize=128)
 def _find_first_placements(gpu: MigGpu, pool: tuple[Profile, ...]) -> dict[tuple[str, ...], Placed]:
-    """Each legal combination of the pool, by its sorted names, with the first arrangement that holds it."""
+    """Find each legal combination of the pool, by its sorted names, with its first arrangement."""
     first: dict[tuple[str, ...], Placed] = {}
     for placed in _iterate_arrangements(gpu, pool):
         first.setdefault(_sort_names([profile for profile, _ in placed]), placed)
@@ -298,7 +292,7 @@ def _find_first_placements(gpu: MigGpu, pool: tuple[Profile, ...]) -> dict[tuple
 
 
 def _iterate_arrangements(gpu: MigGpu, pool: Sequence[Profile]) -> Iterator[Placed]:
-    """Every legal arrangement once, the empty one included: instances are put down from the lowest slice upwards."""
+    """Yield every legal arrangement once, also the empty one: instances are placed from the lowest slice upwards."""
     options = sorted(
         ((start, profile) for profile in pool for start in profile.starts),
         key=lambda option: (option[0], _order_largest_first(option[1])),
@@ -314,7 +308,7 @@ def _iterate_arrangements(gpu: MigGpu, pool: Sequence[Profile]) -> Iterator[Plac
 
 
 def _find_broken_limit(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
-    """The limit that is broken wherever the instances lie. What breaks one does so with any instance more, too."""
+    """Find a limit that is broken wherever the instances lie; one more instance breaks it as well."""
     for profile, count in Counter(profiles).items():
         if count > profile.max_instances:
             return f"{count} instances of {profile.name}, but the driver allows {profile.max_instances}"

@@ -35,8 +35,6 @@ class Profile:
         memory_slices: how much of the axis of placements it occupies.
         starts: where on that axis it may begin, in rising order.
         max_instances: how many of them an empty GPU takes.
-        multiprocessors: SMs of one instance.
-        memory_mib: usable memory of one instance.
     """
 
     name: str
@@ -50,7 +48,7 @@ class Profile:
 
     @property
     def suffix(self) -> str:
-        """What the name says of engines: `+me`, `+me.all`, `-me`, `+gfx`; empty for a plain profile."""
+        """Engines in the name: `+me`, `+me.all`, `-me`, `+gfx`; empty for a plain profile."""
         match = _NAME.fullmatch(self.name)
         return "" if match is None else match["suffix"]
 
@@ -79,7 +77,7 @@ class MigGpu:
     driver_branch: int | None = None
 
     def ideal_ratio(self, profile: Profile) -> float | None:
-        """Share of the undivided GPU's SMs that an instance has, between 0 and 1; `None` when a count is unknown.
+        """Return the share of the undivided GPU's SMs that an instance has, from 0 to 1; `None` if unknown.
 
         What a job that is limited by computing would keep of its solo speed. Slices are no measure of it: on an H100
         80GB, 3g has 60 of 132 SMs, seven 1g together 112.
@@ -90,7 +88,7 @@ class MigGpu:
 
 
 def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
-    """One model of the table, named as for `mig_table.find`, under an imagined driver; a current one if not given."""
+    """Load one model of the table, named as for `mig_table.find`, under a driver; a current one if not given."""
     model = mig_table.find(name)
     return MigGpu(
         name=model.product,
@@ -103,12 +101,12 @@ def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
 
 
 def find_gpu(selector: str) -> MigGpu:
-    """A model of the table for `simulated_MODEL`, else a GPU of this machine by index or UUID; it must have MIG."""
+    """Find a model of the table for `simulated_MODEL`, else a GPU of this machine by index or UUID, with MIG."""
     return load_model(selector) if selector.startswith(SIMULATED) else read_gpu(_choose_device(selector))
 
 
 def look_up(selector: str) -> tuple[str, MigGpu | None]:
-    """Name of a GPU of this machine, by index or UUID, and how MIG divides it; `None` if it cannot be divided."""
+    """Look up a GPU of this machine by index or UUID: its name, and how MIG divides it; `None` if it does not."""
     device = _choose_device(selector)
     return device.name, _read(device)
 
@@ -126,7 +124,7 @@ def _choose_device(selector: str) -> Device:
 
 
 def read_gpu(device: Device) -> MigGpu:
-    """The profiles of a GPU of this machine, as NVML lists it; MIG mode may be off. ConfigError if it shows none."""
+    """Read the profiles of a GPU of this machine from NVML; MIG mode may be off. ConfigError if it shows none."""
     gpu = _read(device)
     if gpu is None:
         raise ConfigError(f"{device.name} ({device.uuid}) cannot be divided: the driver names no MIG profile for it")
@@ -168,7 +166,7 @@ def _convert_row(profile: mig_table.GiProfile) -> Profile:
 
 
 def list_offered(handle: object, **version: int) -> Iterator[Any]:
-    """What NVML says of each profile of an open GPU, in the version of its structure that is asked for."""
+    """Yield NVML's structure, in the requested version, for each profile of an open GPU."""
     for query in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         # Not supported: this GPU has no such profile. Invalid: the driver does not know the query.
         with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
@@ -200,7 +198,7 @@ def _convert_info(info: Any, placements: list[tuple[int, int]]) -> Profile:
 
 
 def _read_placements(device: Device, handle: object, profile_id: int) -> list[tuple[int, int]]:
-    """Start and size of each possible placement. NVML gives all of them, whatever exists on the GPU now."""
+    """Read start and size of each possible placement, whatever exists on the GPU now."""
     count = ctypes.c_uint(_PLACEMENTS_ROOM)
     room = (pynvml.c_nvmlGpuInstancePlacement_t * _PLACEMENTS_ROOM)()
     with nvml.translate_errors(f"the MIG placements of {device.name}"):

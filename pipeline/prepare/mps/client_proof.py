@@ -1,4 +1,4 @@
-"""The proof that each job is a client of the MPS server that was started for it."""
+"""Proof that each job is a client of the MPS server that was started for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MpsSlots:
         self._watcher: threading.Thread | None = None
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """A script unchanged is looked for while it runs instead: it says nothing when it initialises CUDA."""
+        """Check the jobs now, and unmodified scripts while they run: they do not say when they initialise CUDA."""
         due = {index: pid for index, pid in pids.items() if index not in self._late}
         deadline = time.monotonic() + _PROOF_LIMIT_S
         while due := self._find_bypassing(due):
@@ -48,7 +48,7 @@ class MpsSlots:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """The time in which `verify` may look for clients."""
+        """Let `verify` look for clients until the end of the body."""
         try:
             yield
         finally:
@@ -74,7 +74,7 @@ class MpsSlots:
     def _find_bypassing(self, pids: Mapping[int, int]) -> dict[int, int]:
         if not pids:
             return {}
-        clients = {server.server: server.clients() for server in {self._servers[index] for index in pids}}
+        clients = {server.server: server.list_clients() for server in {self._servers[index] for index in pids}}
         return {
             index: pid for index, pid in pids.items() if clients[self._servers[index].server].isdisjoint(list_tree(pid))
         }
@@ -82,7 +82,6 @@ class MpsSlots:
     def _explain_bypass(self, pids: Mapping[int, int]) -> SharingError:
         jobs = ", ".join(f"{self._names[index]} (pid {pid})" for index, pid in pids.items())
         return SharingError(
-            f"not under MPS: {jobs}; no process of it was a client of the MPS server that was started for it. "
-            "A program that does not use CUDA, or drops CUDA_MPS_PIPE_DIRECTORY from its environment, runs without MPS "
-            "and says nothing"
+            f"not under MPS: {jobs}; check that the program uses CUDA and keeps CUDA_MPS_PIPE_DIRECTORY in its "
+            "environment"
         )

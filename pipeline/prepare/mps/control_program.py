@@ -1,4 +1,4 @@
-"""The MPS control program, pointed at one daemon: questions, and what its answers mean.
+"""MPS control program, pointed at one daemon: questions, and the meaning of its answers.
 
 Which commands a program knows depends on its driver and is never inferred from a version: a program is asked, and says
 so. Answers are judged by their text, since it rejects a command with exit status 0.
@@ -63,7 +63,7 @@ class ControlProgram:
         return None if answer[:1] == [_UNKNOWN_STATUS] else " / ".join(answer)
 
     def environ(self, **further: str) -> dict[str, str]:
-        """Our environment without any word about another daemon, and with this one's pipe folder.
+        """Return our environment without any word about another daemon, and with this one's pipe folder.
 
         It asks for the commands that are used here: from release 615 on, the program has others besides (MPS v3).
         """

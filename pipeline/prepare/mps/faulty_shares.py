@@ -13,7 +13,7 @@ _MEASURED_ON = {"compute_capability": "9.0", "multiprocessors": "132"}
 
 
 def describe_fault(job: Job, device: Device, share_pct: float) -> str | None:
-    """What is known of the job's arithmetic under its share."""
+    """Describe what is known to go wrong in the job's arithmetic under its share; `None` if nothing is."""
     precision = dict(job.workload.params).get("precision")
     if precision in ("default", "fp32", "tf32") or not _MEASURED_ON.items() <= dict(device.details).items():
         return None
@@ -28,5 +28,5 @@ def describe_fault(job: Job, device: Device, share_pct: float) -> str | None:
 
 
 def _count_multiprocessors(share_pct: float) -> int:
-    """Multiprocessors of 132 that a share leaves to a client: pairs, rounded down, at least four of them."""
+    """Count the multiprocessors of 132 that a share leaves to a client: pairs, rounded down, at least four."""
     return max(8, int(share_pct * 132 / 200) * 2)

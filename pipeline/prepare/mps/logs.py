@@ -36,13 +36,13 @@ class MpsLogs:
 
     @property
     def is_written(self) -> bool:
-        """Whether the daemon writes its log; it goes on without one where it cannot."""
+        """True if the daemon writes its log; it goes on without one if it cannot."""
         return bool(self._read("control.log"))
 
-    def says_ready(self, server: int) -> bool:
+    def is_server_ready(self, server: int) -> bool:
         return f"NEW SERVER {server}: Ready" in self._read("control.log")
 
-    def says_ended(self) -> bool:
+    def has_server_ended(self) -> bool:
         return any(_END.match(line) for line in self._read("control.log"))
 
     def explain(self) -> str:

@@ -44,7 +44,7 @@ class MpsDaemon:
     logs: MpsLogs
     server: int
 
-    def clients(self) -> set[int]:
+    def list_clients(self) -> set[int]:
         try:
             return set(self.control.list_pids(f"get_client_list {self.server}"))
         except CommandError as error:
@@ -60,13 +60,13 @@ class MpsDaemon:
             status = self.control.read_status(self.server)
         except CommandError as error:
             raise SharingError(f"the MPS daemon is gone: {error}{self.logs.explain()}") from error
-        is_active = status == "ACTIVE" if status is not None else not self.logs.says_ended()
+        is_active = status == "ACTIVE" if status is not None else not self.logs.has_server_ended()
         if servers != [self.server] or not is_active:
             status = "not told by this control program" if status is None else status or "none"
             raise SharingError(
                 f"the MPS server {self.server} was replaced or is not active (status: {status}; "
-                f"servers now: {servers or 'none'}). A fatal GPU error of one client takes all clients with it: see "
-                f"stderr.log of the jobs{self.logs.explain()}"
+                f"servers now: {servers or 'none'}); look for a fatal GPU error of one client, which ends all of them, "
+                f"in stderr.log of the jobs{self.logs.explain()}"
             )
 
 
@@ -82,13 +82,8 @@ def run_daemon(
 ) -> Iterator[MpsDaemon]:
     """Run an MPS daemon of our own, with a server that is ready, and end both.
 
-    Args:
-        visible_device: UUID of the GPU or MIG device that it serves.
-        scratch: of the group, whose owner removes it; pipes and logs go into `mps/` below it, or `mps-NUMBER/`.
-        program: absolute path of the control program.
-        journal: of the device; the daemon is in it before it is started.
-        divide: makes static partitions, for which the daemon is then started, before there is a server.
-        number: of this daemon, where the group has several.
+    Pipes and logs go into `mps/` below the group's `scratch`, or into `mps-NUMBER/` if the group has several daemons.
+    The daemon is in the journal before it is started. `divide` makes static partitions before there is a server.
 
     Raises:
         SharingError: it did not become ready, or did not end.
@@ -188,11 +183,11 @@ def _start_server(control: ControlProgram, logs: MpsLogs) -> int:
     # A start is answered with nothing: words are a refusal.
     doubtful_until = time.monotonic() + (0 if reply else _APPEAR_LIMIT_S)
     while True:
-        if logs.says_ended():
+        if logs.has_server_ended():
             raise SharingError(f"its server ended at once ({_HELP})")
         servers = control.list_pids("get_server_list", _limit_left(deadline))
         status = control.read_status(servers[0], _limit_left(deadline)) if len(servers) == 1 else ""
-        if status == "ACTIVE" or (status is None and logs.says_ready(servers[0])):
+        if status == "ACTIVE" or (status is None and logs.is_server_ready(servers[0])):
             return servers[0]
         if status is None and not logs.is_written:
             raise SharingError(

@@ -28,7 +28,7 @@ _NAME = re.compile(r"\bGPU-[0-9a-fA-F-]+/(\S+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """One of a daemon.
+    """Static partition of a daemon.
 
     Attributes:
         name: which a client is told, `GPU-<UUID>/<id>`; the id may have slashes.
@@ -56,7 +56,7 @@ class _Row:
 
 
 def count_chunks(compute_capability: tuple[int, int], multiprocessors: int) -> int:
-    """The chunks that a GPU has at most; it may have some fewer, and none before Ampere."""
+    """Return the most chunks that a GPU can have; it may have fewer, and none before Ampere."""
     return next((multiprocessors // size for since, size in _CHUNK if compute_capability >= since), 0)
 
 
@@ -86,7 +86,7 @@ def divide(control: ControlProgram, uuid: str, request: Sequence[int] | None, nu
 
 
 def list_unused(control: ControlProgram, partitions: Sequence[Partition]) -> list[Partition]:
-    """Those of the partitions that no client is in."""
+    """List the partitions that no client is in."""
     uuid = partitions[0].name.partition("/")[0]
     used = {row.partition for row in _list_rows(control, uuid) if row.is_in_use}
     return [partition for partition in partitions if partition.id not in used]

@@ -73,11 +73,13 @@ class Mig:
         instances_per_job: int | None = None,
     ) -> None:
         if layout not in (None, _EXISTING):
-            raise ConfigError(f"scenario.layout={layout}: existing, or nothing for instances that are made")
+            raise ConfigError(f"scenario.layout={layout} is unknown; use existing, or leave it out to make instances")
         if instances_per_job is not None and not 1 <= instances_per_job <= _MAX_INSTANCES:
-            raise ConfigError(f"scenario.instances_per_job={instances_per_job}: must be from 1 to {_MAX_INSTANCES}")
+            raise ConfigError(f"scenario.instances_per_job={instances_per_job} must be from 1 to {_MAX_INSTANCES}")
         if profiles is not None and not profiles:
-            raise ConfigError("scenario.profiles=[]: name the profile of each instance, as in [1g.5gb,2g.10gb]")
+            raise ConfigError(
+                "scenario.profiles=[] is empty; name the profile of each instance, as in [1g.5gb,2g.10gb]"
+            )
         self._per_job = instances_per_job or 1
         self._uses_existing = layout == _EXISTING
         self._profile, self._profiles = str(profile), tuple(map(str, profiles or ()))
@@ -98,9 +100,9 @@ class Mig:
         refusals.refuse_cpus(group, "an NVIDIA GPU with MIG")
         if device.parent is not None:
             raise ConfigError(
-                f"{what} divides a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
-                f"scenario=serial, naive and mps run on it; for all MIG devices of its GPU: gpu.device={device.parent} "
-                "scenario=mig scenario.layout=existing"
+                f"{what} divides a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use scenario=serial, "
+                f"naive or mps on it, or all MIG devices of its GPU: gpu.device={device.parent} scenario=mig "
+                "scenario.layout=existing"
             )
         compute_mode.refuse_exclusive(group, "cannot use it: no compute mode but the default is possible under MIG")
         compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
@@ -135,8 +137,8 @@ class Mig:
         if self._uses_existing:
             return Commands()
         device = group.device
-        control = MigSmi.of_device(self._programs(group), device.uuid)
-        instances = self._layout(group).in_creation_order if device.details else ()
+        control = MigSmi.locate(self._programs(group), device.uuid)
+        instances = self._layout(group).creation_order if device.details else ()
         return division.list_commands(control, instances, is_on=bool(device.mig_enabled))
 
     @contextmanager
@@ -160,7 +162,7 @@ class Mig:
         self._check_request(group)
         layout = self._layout(group)
         programs = self._programs(group)
-        control = MigSmi.of_device(programs, device.uuid)
+        control = MigSmi.locate(programs, device.uuid)
         before = control.read()
         division.refuse_unready(device, before)
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)
@@ -183,7 +185,7 @@ class Mig:
         )
 
     def list_sizes(self, group: Group) -> Sequence[str | None]:
-        """The mix letter for each instance, or `None`: here, as many instances a job, one job after another."""
+        """List the mix letter of each instance, or `None`: here, as many instances a job, one job after another."""
         return [job.size for job in group.jobs for _ in range(self._per_job)]
 
     def _programs(self, group: Group) -> Programs:
@@ -227,7 +229,7 @@ def _make_places(control: MigSmi, devices: Sequence[MigDevice], layout: Layout) 
 
 
 def _merge_places(places: Sequence[Slot]) -> Slot:
-    """The one place of a job that has these; of several it has no one GPU instance whose figures could be its own."""
+    """Merge the places of a job; several have no one GPU instance whose figures could be the job's."""
     if len(places) == 1:
         return places[0]
     profiles = "+".join(dict(place.facts)["mig_profile"] for place in places)

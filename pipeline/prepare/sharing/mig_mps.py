@@ -60,7 +60,7 @@ class MigMps(Mig):
     ) -> None:
         super().__init__(profile=profile, profiles=profiles, program=program)
         if num_instances < 1:
-            raise ConfigError(f"scenario.num_instances={num_instances}: at least 1")
+            raise ConfigError(f"scenario.num_instances={num_instances} must be at least 1")
         self._num_instances, self._instance_of = num_instances, instance_of
         self._control_program = mps_program
         if active_thread_pct is None:
@@ -83,7 +83,7 @@ class MigMps(Mig):
         super()._check_request(group)
 
     def list_sizes(self, group: Group) -> Sequence[str | None]:
-        """The number of instances: their profiles do not depend on the sizes of jobs."""
+        """List one `None` for each instance: their profiles do not depend on the sizes of jobs."""
         return [None] * (len(self._profiles) or min(self._num_instances, group.degree))
 
     def _plan_layout(self, group: Group) -> Layout:

@@ -46,10 +46,12 @@ class Mps:
         self._limits, self._priorities, self._program = pinned_mem_limit, priority, program
         for limit in list_values(pinned_mem_limit):
             if not re.fullmatch(r"[1-9]\d*(G|M|GB|MB)", str(limit)):
-                raise ConfigError(f"scenario.pinned_mem_limit={limit}: a number with G or M, such as 10G")
+                raise ConfigError(
+                    f"scenario.pinned_mem_limit={limit} is not a size; use a number with G or M, such as 10G"
+                )
         for value in list_values(priority):
             if isinstance(value, bool) or value not in (0, 1):
-                raise ConfigError(f"scenario.priority={value}: 0 (normal) or 1 (below normal)")
+                raise ConfigError(f"scenario.priority={value} is unknown; use 0 (normal) or 1 (below normal)")
 
     def check(self, group: Group) -> None:
         device = group.device
@@ -77,7 +79,7 @@ class Mps:
         previous = dict(group.device.details).get("compute_mode", "default")
         if not group.gpu.exclusive_process or previous == compute_mode.EXCLUSIVE:
             return Commands()
-        return compute_mode.list_commands(Smi.of_device(of_group(group), group.device.uuid), previous)
+        return compute_mode.list_commands(Smi.locate(of_group(group), group.device.uuid), previous)
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
@@ -99,12 +101,12 @@ class Mps:
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         with UndoStack() as stack:
             if group.gpu.exclusive_process:
-                stack.enter_context(compute_mode.hold_exclusive(Smi.of_device(programs, device.uuid), journal))
+                stack.enter_context(compute_mode.hold_exclusive(Smi.locate(programs, device.uuid), journal))
             yield stack.enter_context(run_daemon(device.uuid, scratch, program, journal, divide))
 
     @contextmanager
     def as_clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:
-        """The places of the jobs as clients of their servers, both in the order of the jobs.
+        """Make the places of the jobs clients of their servers, both in the order of the jobs.
 
         At the end, a server that is not healthy, or a job that was never seen as its client, is a SharingError.
         """
@@ -149,10 +151,10 @@ class MpsPercent(Mps):
         self._shares_pct = active_thread_pct
         for share in list_values(active_thread_pct):
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 100:
-                raise ConfigError(f"scenario.active_thread_pct={share}: must be greater than 0 and at most 100")
+                raise ConfigError(f"scenario.active_thread_pct={share} must be greater than 0 and at most 100")
 
     def share_pct(self, position: int, num_jobs: int) -> float:
-        """The cap of the job at a position. Unit: per cent of the multiprocessors."""
+        """Return the cap of the job at a position, in per cent of the multiprocessors."""
         share = value_at("active_thread_pct", self._shares_pct, position, num_jobs)
         return 100 / num_jobs if share is None else share
 
@@ -170,7 +172,7 @@ class MpsPercent(Mps):
 
 
 def parse_version(version: str) -> tuple[int, int]:
-    """The two of a version, `13.1`."""
+    """Parse the two numbers of a version, `13.1`."""
     major, _, minor = version.partition(".")
     return int(major), int(minor or 0)
 
@@ -192,14 +194,14 @@ def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: 
 
 
 def list_values(option: object) -> Sequence[object]:
-    """The values of an option that is nothing, one value, or a list by position."""
+    """List the values of an option that is nothing, one value, or a list by position."""
     if option is None:
         return ()
     return option if isinstance(option, list | tuple) else (option,)
 
 
 def value_at(key: str, option: Any, position: int, num_jobs: int) -> Any:
-    """The value of such an option for one job."""
+    """Return the value of such an option for one job."""
     if not isinstance(option, list | tuple):
         return option
     if len(option) != num_jobs:

@@ -55,8 +55,7 @@ class PartitionSlots:
             if time.monotonic() > deadline:
                 names = ", ".join(f"{due[partition].name} (pid {pids[due[partition].index]})" for partition in unused)
                 raise SharingError(
-                    f"not in its partition of the multiprocessors: {names}; a job must keep the CUDA_MPS_SM_PARTITION "
-                    "that it is given"
+                    f"not in its MPS static partition: {names}; a job must keep its CUDA_MPS_SM_PARTITION"
                 )
             time.sleep(_LOOK_S)
 
@@ -75,14 +74,14 @@ class MpsStatic(Mps):
         self._chunks = chunks
         for number in list_values(chunks):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ConfigError(f"scenario.chunks={number}: a whole number, at least 1")
+                raise ConfigError(f"scenario.chunks={number} must be a whole number, at least 1")
 
     def check(self, group: Group) -> None:
         device, what, details = group.device, f"scenario={group.scenario}", dict(group.device.details)
         if device.parent is not None:
             raise ConfigError(
-                f"{what} divides a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
-                "scenario=serial, naive and mps run on it"
+                f"{what} divides a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use scenario=serial, "
+                "naive or mps"
             )
         refusals.refuse_cpus(group, rehearsal="gpu=simulated_h100_80gb gpu.driver=590")
         super().check(group)

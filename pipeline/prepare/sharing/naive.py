@@ -21,7 +21,7 @@ class WholeDevice:
     tolerated: Sequence[str] = ()
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Naive must not turn into MPS, by a daemon of the machine."""
+        """Check that no MPS daemon of the machine turns naive into MPS."""
         if self.device.is_gpu:
             refusals.refuse_mps_clients(self.device, self.tolerated)
 

@@ -20,7 +20,7 @@ class Timeslice(Naive):
 
     def __init__(self, timeslice: str = "default", program: str | None = None) -> None:
         if timeslice not in time_slice.VALUES:
-            raise ConfigError(f"scenario.timeslice={timeslice}: one of {', '.join(time_slice.VALUES)}")
+            raise ConfigError(f"scenario.timeslice={timeslice} is unknown; use one of {', '.join(time_slice.VALUES)}")
         self._timeslice, self._program = timeslice, program
 
     def check(self, group: Group) -> None:
@@ -29,8 +29,8 @@ class Timeslice(Naive):
         super().check(group)
         if device.parent is not None:
             raise ConfigError(
-                f"{what} changes a setting of a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
-                "use scenario=naive"
+                f"{what} changes a setting of a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use "
+                "scenario=naive"
             )
         refusals.refuse_without_admin(group, f"{what} changes the time slice of {device.name}")
         if not device.details:  # it was not read: what it can do is not known before it is
@@ -56,4 +56,4 @@ class Timeslice(Naive):
             yield slots
 
     def _smi(self, group: Group) -> Smi:
-        return Smi.of_device(of_group(group, {"nvidia-smi": self._program}), group.device.uuid)
+        return Smi.locate(of_group(group, {"nvidia-smi": self._program}), group.device.uuid)

@@ -282,7 +282,7 @@ def test_what_a_study_on_a_mig_device_holds_or_left_is_not_taken(a100: Kept, sle
 def test_a_second_layout_needs_the_first_to_go(a100: Kept) -> None:
     a100.run("create", "3g")
     first = f"python -m pipeline.gpu destroy --machine {a100.file.path} --lock-dir {a100.locks}, or use"
-    assert f"was divided by hand before (2 steps to undo): first {first}" in refused(a100, "create", "1g")
+    assert f"was divided by hand before (2 steps to undo); undo that with {first}" in refused(a100, "create", "1g")
 
 
 def test_what_another_user_made_by_hand_is_named_and_left(a100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,7 @@ def test_planner_and_driver_agree_on_what_fits(name: str) -> None:
         by_name = {profile.name: profile for profile in gpu.profiles}
         layout = partitions.plan_layout(gpu, [by_name[each] for each in names])
         made: tuple[GpuInstance, ...] = ()
-        for planned in layout.in_creation_order:
+        for planned in layout.creation_order:
             profile = model.profile(planned.profile.profile_id)
             assert planned.start in placement.free_starts(model, made, profile)
             number = placement.gpu_instance_id(model, planned.start, profile.memory_slices)

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.gpu.__main__ import main
 from pipeline.gpu.selftest import gpu_selftest, load_measurement, simulated_load
-from pipeline.gpu.selftest.load_plan import Step, plan
+from pipeline.gpu.selftest.load_plan import Step, plan_steps
 from pipeline.prepare.device import gpu_reader, lease, nvml
 from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.state import Health
@@ -62,10 +62,10 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first and the last step only."""
 
     def first_and_last(places: Any) -> tuple[Step, ...]:
-        steps = {step.name: step for step in plan(places)}
+        steps = {step.name: step for step in plan_steps(places)}
         return steps["idle"], steps["full"]
 
-    monkeypatch.setattr(load_measurement, "plan", first_and_last)
+    monkeypatch.setattr(load_measurement, "plan_steps", first_and_last)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_source_that_is_not_there_or_stops_is_said(h100: Kept, monkeypatch: py
     ends_soon = h100.folder / "nvidia-smi"
     ends_soon.write_text("#!/bin/sh\necho 'utilization.gpu [%]'\necho 0\nsleep 0.4\nexit 9\n")
     ends_soon.chmod(0o755)
-    monkeypatch.setattr(simulated_load.Rehearsal, "simulated", simulated)
+    monkeypatch.setattr(simulated_load.Rehearsal, "attach", simulated)
     monkeypatch.setattr(
         gpu_selftest, "REHEARSED_PACE", dataclasses.replace(load_measurement.REHEARSED_PACE, limit_s=1.0)
     )
@@ -133,7 +133,7 @@ def test_a_load_that_breaks_leaves_the_health_to_be_told(h100: Kept, monkeypatch
     def broken(*_: object) -> None:
         raise LaunchError("CUDA error")
 
-    monkeypatch.setattr(simulated_load.RehearsedLoader, "begin", broken)
+    monkeypatch.setattr(simulated_load.SimulatedLoader, "begin", broken)
     h100.make_ill(ecc_uncorrected_now=1)
     status, told = h100.told()
     assert (status, told["trouble"][-1]) == (1, "CUDA error")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pipeline.gpu.selftest import plausibility
-from pipeline.gpu.selftest.load_plan import QUANTITIES, Load, Place, plan
+from pipeline.gpu.selftest.load_plan import QUANTITIES, Load, Place, plan_steps
 from pipeline.gpu.selftest.plausibility import Finding, Row
 
 GPU = Place(multiprocessors=132, counted=132, threads_each=2048)
@@ -23,7 +23,7 @@ Change = Callable[[Row, dict[str, float]], dict[str, float]]
 def table(places: Sequence[Place], change: Change | None = None, source: str = "dcgm") -> list[Row]:
     """What a source that tells the truth reads, 3 % low where something runs; `change` makes something else of it."""
     rows = []
-    for step in plan(places):
+    for step in plan_steps(places):
         for place, load in step.loads:
             row = Row(step=step.name, place=place, load=load)
             right = {quantity: 0.97 * value for quantity, value in row.expected.items()}
@@ -33,13 +33,13 @@ def table(places: Sequence[Place], change: Change | None = None, source: str = "
 
 
 def found(places: Sequence[Place], change: Change) -> dict[tuple[str, str], Finding]:
-    findings = plausibility.find(table(places, change))
+    findings = plausibility.find_implausible(table(places, change))
     assert {each.source for each in findings} == {"dcgm"}
     return {(each.where, each.quantity): each for each in findings}
 
 
 def test_the_steps_go_from_nothing_to_all_that_fits() -> None:
-    steps = plan([GPU])
+    steps = plan_steps([GPU])
     loads = [step.loads[0][1] for step in steps]
     assert [(load.blocks, load.threads) for load in loads] == [
         *((0, 0), (1, 32), (33, 32), (66, 32), (132, 32), (132, 512), (528, 512)),
@@ -51,20 +51,20 @@ def test_the_steps_go_from_nothing_to_all_that_fits() -> None:
 
 
 def test_each_instance_is_full_beside_idle_ones_at_last() -> None:
-    assert [step.name for step in plan(INSTANCES)][-3:] == ["only GI 1", "only GI 5", "only GI 13"]
-    *_, (_, large), (_, middle), (_, small) = (pair for pair in plan(INSTANCES)[-2].loads)
+    assert [step.name for step in plan_steps(INSTANCES)][-3:] == ["only GI 1", "only GI 5", "only GI 13"]
+    *_, (_, large), (_, middle), (_, small) = (pair for pair in plan_steps(INSTANCES)[-2].loads)
     assert (large.blocks, middle.blocks, small.blocks) == (0, 128, 0)
 
 
 @pytest.mark.parametrize("threads_each", [1024, 1536, 2048])
 def test_a_full_multiprocessor_is_full_whatever_it_holds(threads_each: int) -> None:
     place = Place(multiprocessors=10, counted=10, threads_each=threads_each)
-    assert plan([place])[-1].loads[0][1].expected(place)["smocc_ratio"] == 1
+    assert plan_steps([place])[-1].loads[0][1].expected(place)["smocc_ratio"] == 1
 
 
 @pytest.mark.parametrize("places", [(GPU,), INSTANCES])
 def test_what_can_be_is_believed(places: Sequence[Place]) -> None:
-    assert plausibility.find(table(places)) == ()
+    assert plausibility.find_implausible(table(places)) == ()
 
 
 def test_a_low_smact_beside_a_full_gract_is_no_contradiction() -> None:
@@ -73,7 +73,7 @@ def test_a_low_smact_beside_a_full_gract_is_no_contradiction() -> None:
         Row(step="one", readings={"dcgm": {"gract_ratio": 0.909, "smact_ratio": 0.002, "utilization_ratio": 0.91}}),
         Row(step="many", readings={"dcgm": {"gract_ratio": 0.985, "smact_ratio": 0.226, "smocc_ratio": 0.004}}),
     ]
-    assert plausibility.find(rows) == ()
+    assert plausibility.find_implausible(rows) == ()
 
 
 def test_smact_above_gract_cannot_be() -> None:
@@ -155,7 +155,7 @@ def test_a_source_that_does_not_offer_a_counter_is_not_accused() -> None:
     def without(_: Row, right: dict[str, float]) -> dict[str, float]:
         return {"utilization_ratio": right["utilization_ratio"]}
 
-    assert plausibility.find(table([GPU], without)) == ()
+    assert plausibility.find_implausible(table([GPU], without)) == ()
 
 
 def test_of_a_part_of_an_instance_only_time_is_judged_unless_its_size_is_known() -> None:
@@ -168,6 +168,8 @@ def test_of_a_part_of_an_instance_only_time_is_judged_unless_its_size_is_known()
 
 def test_the_whole_gpu_under_mig_is_judged_by_itself_only() -> None:
     rows = [Row(step="full", readings={"gpm": dict.fromkeys(QUANTITIES, 0.82)})]
-    assert plausibility.find(rows) == ()
-    (wrong,) = plausibility.find([Row(step="full", readings={"gpm": {"gract_ratio": 0.3, "smact_ratio": 0.8}})])
+    assert plausibility.find_implausible(rows) == ()
+    (wrong,) = plausibility.find_implausible(
+        [Row(step="full", readings={"gpm": {"gract_ratio": 0.3, "smact_ratio": 0.8}})]
+    )
     assert (wrong.where, wrong.quantity) == ("GPU", "smact_ratio")

@@ -88,7 +88,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         return command.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
 
     monkeypatch.setattr(command, "run", run)
-    monkeypatch.setattr(smi_commands, "_writers", lambda uuid: [])
+    monkeypatch.setattr(smi_commands, "_find_writers", lambda uuid: [])
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return bench
 

@@ -29,7 +29,7 @@ from tests.support.rows import group as make_group
 class Machine(simulated.Machine):
     @property
     def smi(self) -> Smi:
-        return Smi.of_device(of_device(self.rehearsed), self.device.uuid)
+        return Smi.locate(of_device(self.rehearsed), self.device.uuid)
 
     @property
     def mode(self) -> int:

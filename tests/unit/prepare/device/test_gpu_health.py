@@ -44,7 +44,7 @@ def ill(machine: simulated.Machine, **what: Any) -> Health:
 
 
 def troubles(read: Health, before: Health | None = None) -> dict[str, str]:
-    return {item.name: item.trouble for item in judged.items(read, before or read, 100.0) if item.trouble}
+    return {item.name: item.trouble for item in judged.check_health(read, before or read, 100.0) if item.trouble}
 
 
 def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Machine) -> None:
@@ -75,7 +75,7 @@ def test_each_fault_is_named_with_its_remedy(
 def test_what_is_over_is_told_and_no_trouble(machine: simulated.Machine) -> None:
     read = ill(machine, ecc_uncorrected_ever=3, rows_remapped_uncorrectable=2, rows_remapped_correctable=1)
     assert troubles(read) == {}
-    said = {item.name: item.said for item in judged.items(read, read, 100.0)}
+    said = {item.name: item.text for item in judged.check_health(read, read, 100.0)}
     assert said["uncorrected ECC errors"] == "0 since the driver was loaded, 3 ever"
     assert said["remapped rows"].startswith("1 after correctable, 2 after uncorrectable errors, none pending")
 
@@ -93,7 +93,7 @@ def test_what_the_driver_does_not_offer_is_not_told(machine: simulated.Machine, 
     machine.fail("nvmlDeviceGetFieldValues", of_fields, times=None)
     read = gpu_health.read(machine.rehearsed)
     assert (read.num_ecc_uncorrected_now, read.has_remap_failed, read.recovery_action) == (None, None, None)
-    items = {item.name: item for item in judged.items(read, read, 100.0)}
+    items = {item.name: item for item in judged.check_health(read, read, 100.0)}
     assert not items["remapped rows"].is_known
     assert not any(item.trouble for item in items.values())
 
@@ -122,10 +122,10 @@ def test_an_xid_of_a_program_is_trouble_only_if_it_came_with_the_load(
     def with_xids(numbers: tuple[int, ...]) -> Health:
         return Health(xids=tuple(Xid(number=n, t_s=10.0 * i, text=f"Xid {n}") for i, n in enumerate(numbers, 1)))
 
-    items = judged.items(with_xids(after), with_xids(before), 10.0 * len(after) + 60)
+    items = judged.check_health(with_xids(after), with_xids(before), 10.0 * len(after) + 60)
     (item,) = (item for item in items if item.name == "XID events")
     assert (item.trouble is not None) == is_trouble
-    assert item.said.endswith("in the kernel's log, the last one 60 s ago")
+    assert item.text.endswith("in the kernel's log, the last one 60 s ago")
 
 
 def test_a_log_that_may_not_be_read_is_said(machine: simulated.Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from tests.support.rows import group as make_group
 class Machine(simulated.Machine):
     @property
     def smi(self) -> Smi:
-        return Smi.of_device(of_device(self.rehearsed), self.device.uuid)
+        return Smi.locate(of_device(self.rehearsed), self.device.uuid)
 
     def sliced(self, wanted: str) -> AbstractContextManager[None]:
         return time_slice.hold(wanted, self.smi, self.journal)
@@ -162,7 +162,7 @@ def test_what_cannot_be_is_refused_beforehand(machine):
     refused = {
         "needs an NVIDIA GPU": machine.group("a", "b") and dataclasses.replace(machine.group("a"), device=cpu_device()),
         "MIG mode is on": dataclasses.replace(machine.group("a"), device=dataclasses.replace(whole, mig_enabled=True)),
-        "is a MIG device of one": dataclasses.replace(
+        "is a MIG device": dataclasses.replace(
             machine.group("a"), device=dataclasses.replace(whole, parent=whole.uuid)
         ),
         "gpu.admin=null forbids": dataclasses.replace(machine.group("a"), gpu=gpu_settings(admin=None)),
@@ -171,7 +171,9 @@ def test_what_cannot_be_is_refused_beforehand(machine):
     for words, group in refused.items():
         with pytest.raises(ConfigError, match=words):
             Timeslice("long").check(group)
-    with pytest.raises(ConfigError, match=r"scenario\.timeslice=lang: one of default, short, medium, long"):
+    with pytest.raises(
+        ConfigError, match=r"scenario\.timeslice=lang is unknown; use one of default, short, medium, long"
+    ):
         Timeslice("lang")
 
 

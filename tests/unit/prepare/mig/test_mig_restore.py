@@ -97,7 +97,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         return command.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
 
     monkeypatch.setattr(command, "run", run)
-    monkeypatch.setattr(smi_commands, "_writers", lambda uuid: [])  # no other process: there is none to be looked for
+    monkeypatch.setattr(
+        smi_commands, "_find_writers", lambda uuid: []
+    )  # no other process: there is none to be looked for
     return machine
 
 

@@ -127,7 +127,7 @@ def test_every_maximal_combination_is_placed_by_the_rules_and_in_the_order_of_th
         layout = partitions.plan_layout(gpu, wanted)
         assert [(i.job, i.profile) for i in layout.instances] == list(enumerate(wanted))
         check(gpu, layout)
-        created = layout.in_creation_order
+        created = layout.creation_order
         assert sorted(i.job for i in created) == list(range(len(wanted)))
         sizes = [i.profile.memory_slices for i in created]
         assert sizes == sorted(sizes, reverse=True)
@@ -139,13 +139,13 @@ def test_the_order_of_the_jobs_changes_neither_legality_nor_the_places() -> None
     seen = set()
     for order in set(itertools.permutations(("1g", "1g", "2g", "3g"))):
         layout = partitions.plan_layout(A100, named(A100, *order))
-        seen.add(tuple((i.profile.name, i.start) for i in layout.in_creation_order))
+        seen.add(tuple((i.profile.name, i.start) for i in layout.creation_order))
     assert seen == {(("3g.20gb", 4), ("2g.10gb", 0), ("1g.5gb", 2), ("1g.5gb", 3))}
 
 
 def test_twelve_slices_of_memory_for_four_of_compute() -> None:
     layout = partitions.plan_layout(RTX, named(RTX, "1g", "2g", "1g"))
-    assert [(i.start, i.profile.memory_slices) for i in layout.in_creation_order] == [(0, 6), (6, 3), (9, 3)]
+    assert [(i.start, i.profile.memory_slices) for i in layout.creation_order] == [(0, 6), (6, 3), (9, 3)]
     assert [i.profile.name for i in layout.instances] == ["1g.24gb", "2g.48gb", "1g.24gb"]
 
 
@@ -238,7 +238,9 @@ def test_a_list_wins_over_one_profile_over_the_sizes_over_auto() -> None:
     assert chosen("L", "S", size_profile={"S": "1g", "L": "4g"}) == ["4g.20gb", "1g.5gb"]
     assert chosen("L", "S", profile="2g") == ["2g.10gb"] * 2
     assert chosen("L", "S", profile="2g", profiles=["1g", "3g"]) == ["1g.5gb", "3g.20gb"]
-    with pytest.raises(ConfigError, match="1 MIG profiles, 1g, are given for 2 jobs"):
+    with pytest.raises(
+        ConfigError, match=r"scenario\.profiles names 1 MIG profiles, 1g, for 2 jobs; name one for each job"
+    ):
         chosen(None, None, profiles=["1g"])
     with pytest.raises(ConfigError, match="no MIG profile is given for size XL"):
         chosen("S", "XL")

@@ -154,7 +154,7 @@ def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None
         assert [slot.place["mig_profile"] for slot in slots.slots] == ["3g.20gb+1g.5gb", "2g.10gb+1g.5gb"]
         assert {(slot.gpu_uuid, slot.gi_id, slot.ci_id) for slot in slots.slots} == {(a100.device.uuid, None, None)}
     assert a100.gpu == before
-    with pytest.raises(ConfigError, match="instances_per_job=0: must be from 1 to 7"):
+    with pytest.raises(ConfigError, match="instances_per_job=0 must be from 1 to 7"):
         Mig(instances_per_job=0)
     with pytest.raises(ConfigError, match=r"names 1 instances, and scenario\.instances_per_job=2 gives 4 to 2 jobs"):
         Mig(instances_per_job=2, profiles=["3g"]).check(a100.group(None, None))

@@ -28,7 +28,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal, replay
 from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
-from pipeline.launch.spawn import Spawn
+from pipeline.launch.spawn import Spawner
 from pipeline.prepare.mps import client_proof as mps_clients
 from pipeline.prepare.mps import control_program as mps_control
 from pipeline.prepare.mps import mps_daemon
@@ -178,7 +178,7 @@ def test_a_job_that_bypasses_mps_is_an_error_that_names_it(folder, monkeypatch):
     with prepared(folder, group_in(folder, "a", "b")) as slots, ExitStack() as stack:
         first = stack.enter_context(client(slots.slots[0]))
         second = stack.enter_context(client(slots.slots[1], says="bypassed", **nowhere))
-        with pytest.raises(SharingError, match=rf"not under MPS: 1-b \(pid {second}\); no process"):
+        with pytest.raises(SharingError, match=rf"not under MPS: 1-b \(pid {second}\); check that"):
             slots.verify({0: first, 1: second})
 
 
@@ -648,7 +648,7 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
     jobs = tuple(Job(index=i, workload=program) for i in range(2))
     group = group_in(folder, "a", jobs=jobs)
     window = dataclasses.replace(group.window, seconds=0.2, settle_s=0.1)
-    starter = Spawn(Interpreter(python=Path(sys.executable)))
+    starter = Spawner(Interpreter(python=Path(sys.executable)))
     files = GroupFiles(folder=tmp_path, scratch=folder, mark=folder.name)
     with prepared(folder, group, sharing=MpsPercent) as slots:
         starts = [JobStart(job=job, slot=slots.slots[job.index], starter=starter) for job in jobs]

@@ -108,7 +108,7 @@ def test_a_job_that_is_in_the_partition_of_another_is_an_error_that_names_it(mac
         first, second = slots.slots
         pids = [stack.enter_context(client(first))]
         pids.append(stack.enter_context(client(second, **{VARIABLE: partition_of(first)})))
-        with pytest.raises(SharingError, match=rf"not in its partition .*: 1-b \(pid {pids[1]}\)"):
+        with pytest.raises(SharingError, match=rf"not in its MPS static partition: 1-b \(pid {pids[1]}\)"):
             slots.verify(dict(enumerate(pids)))
         with pytest.raises(RuntimeError, match=INVALID):
             connect({key: value for key, value in first.environ if key != VARIABLE})
@@ -138,7 +138,7 @@ def test_a_program_that_starts_all_the_same_but_has_no_partitions_is_refused(mac
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"chunks": 0}, "scenario.chunks=0: a whole number, at least 1"),
+        ({"chunks": 0}, "scenario.chunks=0 must be a whole number, at least 1"),
         ({"chunks": (2, 1.5)}, r"scenario.chunks=1\.5"),
         ({"chunks": True}, "scenario.chunks=True"),
         ({"chunks": (5, 5)}, "scenario.chunks has 2 values for 3 jobs"),
