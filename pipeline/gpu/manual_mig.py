@@ -136,11 +136,8 @@ def destroy(request: ManualMigRequest) -> Answer:
             _refuse_users(target, request)
         if request.is_dry:
             planned = [describe(step) for step in reversed(steps)]
-            return _answer(
-                target,
-                {"would_undo": planned},
-                [f"would undo: {planned_step}" for planned_step in planned] or [_NOTHING],
-            )
+            lines = [f"would undo: {step}" for step in planned]
+            return _answer(target, {"would_undo": planned}, lines or [_NOTHING])
         data = undo(target.manual_journal)
         return _answer(target, data, list_undone(data) or [_NOTHING], status=int(bool(data["failed"])))
 

@@ -71,11 +71,9 @@ def find_targets(selector: str | None, folder: Path, *, is_real: bool) -> list[D
     """
     _refuse_absent(folder)
     known = [
-        leftover
-        for leftover in journal.find_journals(folder)
-        if leftover.is_ours or not goes_with_its_study(leftover.device_uuid)
+        file for file in journal.find_journals(folder) if file.is_ours or not goes_with_its_study(file.device_uuid)
     ]
-    uuids = dict.fromkeys(leftover.device_uuid for leftover in known)
+    uuids = dict.fromkeys(file.device_uuid for file in known)
     gpus = nvml.list_devices()
     devices = [
         device for gpu in gpus for device in (gpu, *(part for part in nvml.list_mig_devices(gpu) if part.uuid in uuids))

@@ -81,9 +81,7 @@ def check_gpu(gpu: str, folder: Path, machine: str | None, *, is_only_health: bo
         "units": {**dict.fromkeys(QUANTITIES, "share, 0 to 1"), "t_s": "s since the machine was started"},
     }
     lines = [*_list_health(items), *_list_counters(device, measured, findings, unchecked)]
-    lines += [f"not ok: {fault}" for fault in trouble] or [
-        "ok" if unchecked is None else "ok, as far as it was checked"
-    ]
+    lines += [f"not ok: {text}" for text in trouble] or ["ok" if unchecked is None else "ok, as far as it was checked"]
     name = f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})"
     return Answer(data=data, text="\n".join(map(make_printable, [name, *lines])), status=int(bool(trouble)))
 

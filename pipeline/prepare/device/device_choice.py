@@ -89,6 +89,6 @@ def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "")
             f"{'-' if device.index is None else device.index}: {device.name} {device.uuid}" for device in devices
         )
         what = "MIG devices" if is_mig else "GPUs"
-        there = "; ".join(choices) or "none: check that `nvidia-smi` lists one"
-        raise ConfigError(f"{key}={selector!r} matches {len(matches)} {what}, not one. There are {there}{remedy}")
+        listing = "; ".join(choices) or "none: check that `nvidia-smi` lists one"
+        raise ConfigError(f"{key}={selector!r} matches {len(matches)} {what}, not one. There are {listing}{remedy}")
     return matches[0]

@@ -62,14 +62,9 @@ def resolve(gpu: MigGpu, request: str) -> Share:
     try:
         profile = partitions.resolve(gpu, of_instance)
     except ConfigError as error:
-        alike = [
-            candidate
-            for candidate in partitions.list_plain_profiles(gpu)
-            if of_instance.startswith(f"{candidate.compute_slices}g.")
-        ]
-        near = ", ".join(
-            mig_names.name_of(candidate.name, slices) for candidate in alike if slices in list_widths(candidate)
-        )
+        plain = partitions.list_plain_profiles(gpu)
+        alike = [row for row in plain if of_instance.startswith(f"{row.compute_slices}g.")]
+        near = ", ".join(mig_names.name_of(row.name, slices) for row in alike if slices in list_widths(row))
         raise ConfigError(f"{error}{f'; nearest to {request}: {near}' if near else ''}") from error
     if slices not in list_widths(profile):
         choices = ", ".join([*(mig_names.name_of(profile.name, width) for width in list_widths(profile)), profile.name])

@@ -222,12 +222,9 @@ def destroy_part(
         state = control.read()
         if not any((i.gi_id, i.profile_id, i.start) == (gi_id, profile_id, start) for i in state.instances or ()):
             return []
-        candidates = [
-            device.ci_id for device in state.devices if (device.gi_id, device.compute_slices) == (gi_id, slices)
-        ]
-        return [
-            candidate for candidate in candidates if (candidate not in beside if ci_id is None else candidate == ci_id)
-        ]
+        alike = [device for device in state.devices if (device.gi_id, device.compute_slices) == (gi_id, slices)]
+        ids = [device.ci_id for device in alike]
+        return [number for number in ids if (number not in beside if ci_id is None else number == ci_id)]
 
     def destroy() -> str:
         candidates = ours()
