@@ -18,11 +18,11 @@ from pipeline.base.domain import mig_table
 from pipeline.base.domain.records import Device, Result, Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import expanded
-from pipeline.clean import held_folder
-from pipeline.launch.state import JobState
+from pipeline.clean import temporary_folder
+from pipeline.launch.job_state import JobState
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
 from pipeline.prepare.device import nvml
-from pipeline.prepare.device.chosen import choose, granted, with_mig_devices
+from pipeline.prepare.device.device_choice import choose, list_selectable, read_grant
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
@@ -62,7 +62,7 @@ class Rehearsal:
         counted = [dataclasses.replace(device, index=index) for index, device in enumerate(of_model)]
         remedy = "; gpu.count=NUMBER makes a machine with more"
         key, selector = _asked(config)
-        chosen = choose(key, selector, with_mig_devices(selector, counted), remedy)
+        chosen = choose(key, selector, list_selectable(selector, counted), remedy)
         index = next(each.index for each in of_model if each.uuid == chosen.gpu_uuid)
         device = dataclasses.replace(chosen, index=index)
         return dataclasses.replace(device, kind="simulated", programs=self._programs)
@@ -215,7 +215,7 @@ def _asked(config: GpuConfig) -> tuple[str, str]:
     """What says which simulated GPU to take, and its index or UUID; a scheduler's grant counts, a user's habit not."""
     if config.device != AUTO_DEVICE:
         return "gpu.device", config.device
-    return granted() if "SLURM_JOB_ID" in os.environ else ("gpu.device", "0")
+    return read_grant() if "SLURM_JOB_ID" in os.environ else ("gpu.device", "0")
 
 
 def _limit_mib(slot: Slot) -> int | None:
@@ -239,7 +239,7 @@ def _own_folder() -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             remove_abandoned()
-            folder = stack.enter_context(held_folder.held(Path(tempfile.gettempdir()), _PREFIX))
+            folder = stack.enter_context(temporary_folder.hold(Path(tempfile.gettempdir()), _PREFIX))
         except OSError as error:
             raise ConfigError(f"there is no place for the files of a simulated machine: {error}") from error
         yield folder
@@ -247,5 +247,5 @@ def _own_folder() -> Iterator[Path]:
 
 def remove_abandoned() -> None:
     """Remove the machines of killed studies that were to go with them."""
-    for folder in held_folder.find_abandoned(Path(tempfile.gettempdir()), _PREFIX, _RANDOM):
+    for folder in temporary_folder.find_abandoned(Path(tempfile.gettempdir()), _PREFIX, _RANDOM):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""What must be undone on a device, on disk before it is done.
+"""Journal of the steps to undo on a device; each is on disk before its change is made.
 
 A journal is one append-only file of JSON lines a device. A line adds a step, says more about one, or says that one was
 undone. The file is there exactly as long as something is left to undo, so a device whose journal file does not exist is
-clean. Lines decide what root ends and destroys: `own_file` believes only what this user wrote; what others left is
+clean. Lines decide what root ends and destroys: `journal_file` believes only what this user wrote; what others left is
 named and never carried out. No line says what is run: `kinds` knows that, and programs are looked for when needed.
 
 Only the holder of the device's lease (`pipeline.prepare.device.lease`) may write its journal.
@@ -26,8 +26,8 @@ from pipeline.base.domain.programs import Programs
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import CollocationError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.clean import kinds, own_file
-from pipeline.clean.own_file import JournalError
+from pipeline.clean import journal_file, kinds
+from pipeline.clean.journal_file import JournalError
 
 _FOLDER = f"{SHARED_PREFIX}journals-"
 _FOLDER_NAME = re.compile(rf"{_FOLDER}\d+")
@@ -38,13 +38,10 @@ BY_HAND = ".by-hand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class UndoStep:
     """One thing to undo.
 
-    Attributes:
-        kind: as a function took it with `kinds.undoes`.
-        arguments: of that function; everything that JSON can hold, and no path of a program.
-        step_id: unique.
+    `arguments` are those of the function that undoes its kind: anything that JSON can hold, and no path of a program.
     """
 
     kind: str
@@ -52,9 +49,9 @@ class Step:
     step_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
-def in_words(step: Step) -> str:
-    """What undoing a step does."""
-    kind = kinds.find(step.kind)
+def describe(step: UndoStep) -> str:
+    """Describe what undoing a step does."""
+    kind = kinds.find_kind(step.kind)
     with suppress(KeyError):  # of an argument that another version wrote
         if kind is not None:
             return kind.words.format(**step.arguments)
@@ -62,8 +59,8 @@ def in_words(step: Step) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A journal that is there, of whichever user; `is_ours` tells whether this user may carry it out."""
+class JournalFile:
+    """Journal on disk, of any user; `is_ours` tells whether this user may carry it out."""
 
     path: Path
     device_uuid: str
@@ -72,15 +69,12 @@ class Found:
 
 
 class Journal:
-    """The undo steps of one device that are still to be carried out.
+    """Undo steps of one device that are still to be carried out.
 
     Every method raises JournalError where the file cannot be trusted, understood or written.
 
-    Args:
-        folder: below which journals lie; the same for every user and every start, or a leftover would not be found.
-        device_uuid: which device.
-        programs: what its settings are put back with.
-        suffix: which of the files of a device: that of a study's steps, or `BY_HAND`.
+    `folder` is the same for every user and every start, or a leftover would not be found. `suffix` tells the steps of
+    a study from those made `BY_HAND`.
     """
 
     def __init__(self, folder: Path, device_uuid: str, programs: Programs | None = None, suffix: str = _LEFT) -> None:
@@ -88,32 +82,32 @@ class Journal:
         name = re.sub("[^A-Za-z0-9-]", "_", device_uuid)
         self.path = folder / f"{_FOLDER}{os.geteuid()}" / f"{name}{suffix}"
 
-    def steps(self) -> tuple[Step, ...]:
-        """What is left to undo, oldest first. Empty for a clean device."""
-        steps: dict[str, Step] = {}
-        for line in own_file.read(self.path):
+    def steps(self) -> tuple[UndoStep, ...]:
+        """Read the steps still to undo, oldest first; none for a clean device."""
+        steps: dict[str, UndoStep] = {}
+        for line in journal_file.read(self.path):
             try:
                 record = json.loads(line)
                 if "undone" in record:
                     del steps[record["undone"]]
                 else:
-                    steps[record["step_id"]] = Step(**record)
+                    steps[record["step_id"]] = UndoStep(**record)
             except (ValueError, KeyError, TypeError) as error:
-                raise JournalError(f"the journal {self.path} has a line that is not ours: {line!r}") from error
+                raise JournalError(f"the journal {self.path} has an invalid line: {line!r}") from error
         return tuple(steps.values())
 
-    def add(self, kind: str, **arguments: Any) -> Step:
-        """Put a step on disk; on return it survives a crash, so what it undoes may be done now."""
-        assert kinds.find(kind) is not None, f"nothing undoes {kind}"
-        step = Step(kind=kind, arguments=arguments)
-        own_file.append(self.path, asdict(step))
+    def add(self, kind: str, **arguments: Any) -> UndoStep:
+        """Put a step on disk; on return it survives a crash, so the change may be made now."""
+        assert kinds.find_kind(kind) is not None, f"nothing undoes {kind}"
+        step = UndoStep(kind=kind, arguments=arguments)
+        journal_file.append(self.path, asdict(step))
         return step
 
-    def amend(self, step: Step, **arguments: Any) -> None:
+    def amend(self, step: UndoStep, **arguments: Any) -> None:
         """Say more about a step, such as the id of what was made."""
-        own_file.append(self.path, asdict(replace(step, arguments=step.arguments | arguments)))
+        journal_file.append(self.path, asdict(replace(step, arguments=step.arguments | arguments)))
 
-    def undo(self, step: Step) -> None:
+    def undo(self, step: UndoStep) -> None:
         """Carry a step out as it was last amended, and forget it. Nothing happens if it was undone already.
 
         Raises:
@@ -123,7 +117,7 @@ class Journal:
         current = {known.step_id: known for known in self.steps()}.get(step.step_id)
         if current is None:
             return
-        kind = kinds.find(current.kind)
+        kind = kinds.find_kind(current.kind)
         if kind is None or not kind.takes(current.arguments):
             raise JournalError(
                 f"{self.path} holds a step of kind {current.kind!r} that this version cannot undo; "
@@ -132,50 +126,49 @@ class Journal:
         try:
             kind.undo(self._programs, **current.arguments)
         except OSError as error:
-            what = f"not done: {in_words(current)}: {error}"
+            what = f"not done: {describe(current)}: {error}"
             raise JournalError(f"{what}; when that is mended: {entry_points.spell('gpu', 'clean')}") from error
-        self.keep(step)
+        self.discard(step)
 
-    def keep(self, step: Step) -> None:
-        """Forget a step without undoing it: what it has made is complete, and is to stay."""
+    def discard(self, step: UndoStep) -> None:
+        """Forget a step without undoing it, because what it made is complete and stays."""
         self._forget_step(step)
         if not self.steps():
             self.forget()
 
-    def hand_over(self, other: Journal) -> None:
-        """Let another journal of the device, which is empty, have all steps, at once: this one undoes them no more."""
-        own_file.move(self.path, other.path)
+    def move_to(self, other: Journal) -> None:
+        """Move all steps at once to another, empty journal of the device; this one undoes them no more."""
+        journal_file.move(self.path, other.path)
 
-    def device_is_gone(self) -> tuple[Step, ...]:
-        """Forget the steps that change the device, which does not exist any more; those that end processes stay."""
-        gone = [step for step in self.steps() if not ((kind := kinds.find(step.kind)) and kind.ends_processes)]
+    def forget_device_steps(self) -> tuple[UndoStep, ...]:
+        """Forget the steps that change a device which no longer exists; keep those that end processes."""
+        gone = [step for step in self.steps() if not ((kind := kinds.find_kind(step.kind)) and kind.ends_processes)]
         for step in gone:
             self._forget_step(step)
         return tuple(gone)
 
-    def _forget_step(self, step: Step) -> None:
-        own_file.append(self.path, {"undone": step.step_id})
+    def _forget_step(self, step: UndoStep) -> None:
+        journal_file.append(self.path, {"undone": step.step_id})
 
     def forget(self) -> None:
-        """Remove the file, whatever steps it holds."""
-        own_file.remove(self.path)
+        journal_file.remove(self.path)
 
-    def others(self) -> list[Found]:
-        """The files of this kind and device that other users left."""
-        found = find(self.path.parent.parent, self.path.suffix)
-        return [each for each in found if each.path.name == self.path.name and not each.is_ours]
+    def list_foreign(self) -> list[JournalFile]:
+        """List the files of this kind and device that other users left."""
+        journals = find_journals(self.path.parent.parent, self.path.suffix)
+        return [journal for journal in journals if journal.path.name == self.path.name and not journal.is_ours]
 
-    def refuse_those_of_others(self) -> None:
+    def refuse_foreign(self) -> None:
         """Raise JournalError if another user has left something to undo on this device, and must clean up."""
-        for found in self.others():
+        for other in self.list_foreign():
             raise JournalError(
-                f"the journal {found.path} holds steps that are not ours to undo: user {found.owner} left them and "
-                f"must clean up: {entry_points.spell('gpu', 'clean')}"
+                f"the journal {other.path} holds steps of user {other.owner}, who must clean up: "
+                f"{entry_points.spell('gpu', 'clean')}"
             )
 
     @contextmanager
-    def undoing(self, kind: str, **arguments: Any) -> Iterator[Step]:
-        """Journal a step, let the body take it, and undo it at the end. An error of the body is never hidden.
+    def guard(self, kind: str, **arguments: Any) -> Iterator[UndoStep]:
+        """Journal a step, let the body make the change, and undo it at the end; the body's error is never hidden.
 
         Raises:
             CollocationError: undoing failed and the body did not; otherwise the body's error carries it as a note.
@@ -186,9 +179,9 @@ class Journal:
             yield step
 
 
-def find(folder: Path, suffix: str = _LEFT) -> tuple[Found, ...]:
-    """Every journal below a folder, of every user, in the order of the devices. Nothing in them is read."""
-    found = []
+def find_journals(folder: Path, suffix: str = _LEFT) -> tuple[JournalFile, ...]:
+    """Find every journal below a folder, of every user, in the order of the devices; read none."""
+    journals = []
     for path in sorted(folder.glob(f"{_FOLDER}*/*{suffix}"), key=lambda path: path.name):
         name = path.name.removesuffix(suffix)
         if not _DEVICE.fullmatch(name) or not _FOLDER_NAME.fullmatch(path.parent.name):
@@ -196,17 +189,17 @@ def find(folder: Path, suffix: str = _LEFT) -> tuple[Found, ...]:
         with suppress(OSError):
             uid = path.parent.lstat().st_uid
             is_ours = uid == os.geteuid() and path.parent.name == f"{_FOLDER}{uid}"
-            found.append(Found(path=path, device_uuid=name, owner=_user_name(uid), is_ours=is_ours))
-    return tuple(found)
+            journals.append(JournalFile(path=path, device_uuid=name, owner=_find_user_name(uid), is_ours=is_ours))
+    return tuple(journals)
 
 
-def undo_all(journal: Journal) -> tuple[list[Step], list[tuple[Step, CollocationError]]]:
-    """Undo what a killed process left, newest first; what was undone, and what failed. For the holder of the lease.
+def undo_all(journal: Journal) -> tuple[list[UndoStep], list[tuple[UndoStep, CollocationError]]]:
+    """Undo what a killed process left, newest first, as holder of the lease; return what was undone and what failed.
 
     A step that cannot be undone stays in the journal, and the older ones are tried all the same.
     """
-    undone: list[Step] = []
-    failed: list[tuple[Step, CollocationError]] = []
+    undone: list[UndoStep] = []
+    failed: list[tuple[UndoStep, CollocationError]] = []
     for step in reversed(journal.steps()):
         try:
             journal.undo(step)
@@ -220,14 +213,14 @@ def undo_all(journal: Journal) -> tuple[list[Step], list[tuple[Step, Collocation
     return undone, failed
 
 
-def replay(journal: Journal) -> tuple[Step, ...]:
-    """As `undo_all`, for whoever goes on only when nothing is left; returns what was undone.
+def replay(journal: Journal) -> tuple[UndoStep, ...]:
+    """Undo all steps as `undo_all` does, for a caller that goes on only if none is left; return what was undone.
 
     Raises:
         JournalError: another user has left something on the device.
         CollocationError: the first error of a step; those of further steps are its notes.
     """
-    journal.refuse_those_of_others()
+    journal.refuse_foreign()
     undone, failed = undo_all(journal)
     if failed:
         (_, first), *further = failed
@@ -237,7 +230,7 @@ def replay(journal: Journal) -> tuple[Step, ...]:
     return tuple(undone)
 
 
-def _user_name(uid: int) -> str:
+def _find_user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Which function undoes which kind of step: a journal names kinds, and nothing that is run. Knows no GPU."""
+"""Kinds of undo steps and their functions: a journal names a kind, never a program. Knows no GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class StepKind:
     """A kind of step; see `undoes`."""
 
     undo: Callable[..., None]
@@ -27,7 +27,7 @@ class Kind:
     ends_processes: bool
 
     def takes(self, arguments: dict[str, Any]) -> bool:
-        """Whether the function has these arguments: another version may have written others."""
+        """Return whether the function has these arguments; another version may have written others."""
         try:
             inspect.signature(self.undo).bind(Programs(), **arguments)
         except TypeError:
@@ -35,7 +35,7 @@ class Kind:
         return True
 
 
-_KINDS: dict[str, Kind] = {}
+_KINDS: dict[str, StepKind] = {}
 _F = TypeVar("_F", bound=Callable[..., None])
 
 
@@ -53,14 +53,14 @@ def undoes(kind: str, words: str, *, ends_processes: bool = False) -> Callable[[
 
     def take(function: _F) -> _F:
         assert kind not in _KINDS, f"two functions undo {kind}"
-        _KINDS[kind] = Kind(undo=function, words=words, ends_processes=ends_processes)
+        _KINDS[kind] = StepKind(undo=function, words=words, ends_processes=ends_processes)
         return function
 
     return take
 
 
-def find(kind: str) -> Kind | None:
-    """The kind of this name; `None` if this version does not know it."""
+def find_kind(kind: str) -> StepKind | None:
+    """Find the kind of this name; `None` if this version does not know it."""
     if kind not in _KINDS:
         for package in map(importlib.import_module, _PACKAGES):
             for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

@@ -1,4 +1,4 @@
-"""What a group keeps outside its spool folder while it runs, and how that is cleared when its orchestrator is gone.
+"""Processes and folders that a group keeps outside its spool folder, and their removal after a kill.
 
 Two things: processes, which carry the group's id as their mark, and one short-lived folder for sockets and pipes,
 whose paths must be short. Both can be found from the id alone, so nothing that is killed at any line is lost. The
@@ -15,36 +15,37 @@ from pathlib import Path
 
 from pipeline.base.domain.layout import SHARED_PREFIX
 from pipeline.base.system import words
-from pipeline.clean import held_folder, processes
+from pipeline.clean import processes, temporary_folder
 
 _GRACE_S = 2.0
 _PARENT = Path("/tmp")  # noqa: S108  a socket's path is limited to 107 bytes; names are random and folders private
 _ID = re.compile("[0-9a-f]{12}")
 
 
-def scratch_folder(spool_id: str) -> Path:
-    """The group's folder for sockets and pipes."""
+def scratch_path(spool_id: str) -> Path:
+    """Return the group's folder for sockets and pipes."""
     return _PARENT / f"{SHARED_PREFIX}{spool_id[:12]}"
 
 
-def scratch(spool_id: str) -> AbstractContextManager[Path]:
+def hold_scratch(spool_id: str) -> AbstractContextManager[Path]:
     """Make the group's folder, hold it, and remove it."""
-    return held_folder.held(_PARENT, SHARED_PREFIX, spool_id[:12])
+    return temporary_folder.hold(_PARENT, SHARED_PREFIX, spool_id[:12])
 
 
 def clear(spool_id: str) -> int:
     """End what the group left running and remove its folder; returns how many processes there were."""
     ended = processes.end(spool_id, _GRACE_S)
-    _remove(scratch_folder(spool_id), [spool_id])
+    _remove(scratch_path(spool_id), [spool_id])
     return ended
 
 
 def find_abandoned() -> dict[Path, list[int]]:
-    """The folders that killed orchestrators of this user left, each with the processes that its group left running."""
-    folders = held_folder.find_abandoned(_PARENT, SHARED_PREFIX, _ID.pattern)
-    marks = processes.marks() if folders else frozenset()
+    """Find the folders that killed orchestrators of this user left, with the processes still running."""
+    folders = temporary_folder.find_abandoned(_PARENT, SHARED_PREFIX, _ID.pattern)
+    marks = processes.list_marks() if folders else frozenset()
     return {
-        folder: sorted(pid for mark in _marks_of(folder, marks) for pid in processes.marked(mark)) for folder in folders
+        folder: sorted(pid for mark in _select_marks(folder, marks) for pid in processes.list_marked(mark))
+        for folder in folders
     }
 
 
@@ -53,14 +54,14 @@ def clear_abandoned(folder: Path) -> list[int]:
 
     Returns the PIDs of what does not end: then the folder stays, so that the next start finds them.
     """
-    marks = _marks_of(folder, processes.marks())
+    marks = _select_marks(folder, processes.list_marks())
     for mark in marks:
         processes.end(mark, _GRACE_S)
     return _remove(folder, marks)
 
 
 def _remove(folder: Path, marks: Sequence[str]) -> list[int]:
-    hanging = sorted(pid for mark in marks for pid in processes.marked(mark))
+    hanging = sorted(pid for mark in marks for pid in processes.list_marked(mark))
     if hanging:
         pids = ", ".join(map(str, hanging))
         words.say(f"warning: processes {pids} do not end, not even by SIGKILL; {folder} stays until they are gone")
@@ -77,6 +78,6 @@ def clear_all_abandoned() -> None:
         clear_abandoned(folder)
 
 
-def _marks_of(folder: Path, marks: frozenset[str]) -> list[str]:
+def _select_marks(folder: Path, marks: frozenset[str]) -> list[str]:
     start = folder.name.removeprefix(SHARED_PREFIX)
     return sorted(mark for mark in marks if _ID.fullmatch(start) and mark.startswith(start))

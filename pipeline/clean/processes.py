@@ -1,4 +1,4 @@
-"""Finding and ending everything that a group of jobs started, wherever it hides.
+"""Finding and ending every process that a group of jobs started, also outside its session.
 
 Every process of a group carries the group's mark in its environment, which children inherit. A process that left its
 session, or whose parent died, is found by it; a process of somebody else never carries it.
@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 MARK_VARIABLE = "COLLOCATION_GROUP"
@@ -21,37 +21,29 @@ _LOOK_S = 0.02
 _EMPTY_LOOKS = 2  # a child that is just being made may replace its program at the first
 
 
-def marked(mark: str) -> list[int]:
-    """PIDs of the living processes that carry the mark, other than this one."""
-    return [int(entry.name) for entry in _entries() if _carries(entry, mark)]
+def list_marked(mark: str) -> list[int]:
+    """List the PIDs of the living processes that carry the mark, without this one."""
+    return [int(entry.name) for entry in _iterate_processes() if _has_mark(entry, mark)]
 
 
-def marks() -> frozenset[str]:
-    """Every mark that a living process carries whose environment we may read."""
+def list_marks() -> frozenset[str]:
+    """List every mark that a living process carries whose environment we may read."""
     prefix = f"{MARK_VARIABLE}=".encode()
-    variables = (item for entry in _entries() for item in _environ(entry))
+    variables = (item for entry in _iterate_processes() for item in _read_environ(entry))
     return frozenset(os.fsdecode(item.removeprefix(prefix)) for item in variables if item.startswith(prefix))
 
 
 def send_signal(mark: str, signum: int) -> int:
-    """Signal every process that carries the mark; returns how many there were.
-
-    A PID may be given to another program between the look and the signal. A process descriptor cannot: the mark is
-    read again while it is open.
-    """
-    count = 0
-    for pid in marked(mark):
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:
-            continue  # it has just ended
-        try:
-            if _carries(Path("/proc") / str(pid), mark):
+    """Signal every process that carries the mark; returns how many there were."""
+    count, opened = 0, dict[int, int]()
+    try:
+        _open_marked(mark, opened)
+        for descriptor in opened.values():
+            with contextlib.suppress(OSError):  # it has just ended
                 signal.pidfd_send_signal(descriptor, signum)
                 count += 1
-        except OSError:
-            continue
-        finally:
+    finally:
+        for descriptor in opened.values():
             os.close(descriptor)
     return count
 
@@ -85,10 +77,9 @@ def end(mark: str, grace_s: float) -> int:
 
 
 def _end_all(mark: str, opened: dict[int, int], signum: int, limit_s: float) -> bool:
-    """Signal each process once, and wait for the end of all; adds descriptors of those that were not seen before."""
     deadline, signalled, num_empty_looks = time.monotonic() + limit_s, set[int](), 0
     while True:
-        _open_new(mark, opened)
+        _open_marked(mark, opened)
         alive = _list_alive(opened)
         num_empty_looks = 0 if alive else num_empty_looks + 1
         if num_empty_looks == _EMPTY_LOOKS:
@@ -102,54 +93,54 @@ def _end_all(mark: str, opened: dict[int, int], signum: int, limit_s: float) -> 
         time.sleep(_LOOK_S)
 
 
-def _open_new(mark: str, opened: dict[int, int]) -> None:
-    """Open a descriptor of each process that carries the mark and has none; the mark is read again while it is open."""
-    for pid in marked(mark):
+def _open_marked(mark: str, opened: dict[int, int]) -> None:
+    """Open a descriptor of each process that carries the mark and has none.
+
+    A PID may be given to another program after the look. A process descriptor cannot: the mark is read again while it
+    is open.
+    """
+    for pid in list_marked(mark):
         if pid in opened:
             continue
         with contextlib.suppress(OSError):  # it has just ended
             descriptor = os.pidfd_open(pid)
-            if _carries(Path("/proc") / str(pid), mark):
+            if _has_mark(Path("/proc") / str(pid), mark):
                 opened[pid] = descriptor
             else:
                 os.close(descriptor)
 
 
 def _list_alive(opened: dict[int, int]) -> set[int]:
-    """The PIDs of these descriptors whose processes have not ended; a zombie has."""
-    ended = {descriptor for descriptor, _ in _poll(opened.values())}
+    """List the PIDs whose processes have not ended; a zombie has."""
+    poller = select.poll()
+    for descriptor in opened.values():
+        poller.register(descriptor, select.POLLIN)
+    ended = {descriptor for descriptor, _ in poller.poll(0)}
     return {pid for pid, descriptor in opened.items() if descriptor not in ended}
 
 
-def _poll(descriptors: Iterable[int]) -> list[tuple[int, int]]:
-    poller = select.poll()
-    for descriptor in descriptors:
-        poller.register(descriptor, select.POLLIN)
-    return poller.poll(0)
-
-
-def _entries() -> Iterator[Path]:
-    own = str(os.getpid())
+def _iterate_processes() -> Iterator[Path]:
+    own_pid = str(os.getpid())
     with os.scandir("/proc") as entries:
         for entry in entries:
-            if entry.name.isdigit() and entry.name != own:
+            if entry.name.isdigit() and entry.name != own_pid:
                 yield Path(entry.path)
 
 
-def _carries(entry: Path, mark: str) -> bool:
-    return f"{MARK_VARIABLE}={mark}".encode() in _environ(entry)
+def _has_mark(entry: Path, mark: str) -> bool:
+    return f"{MARK_VARIABLE}={mark}".encode() in _read_environ(entry)
 
 
-def _environ(entry: Path) -> list[bytes]:
-    """The variables of a process; a zombie has none any more, and others' cannot be read."""
+def _read_environ(entry: Path) -> list[bytes]:
+    """Read the variables of a process; none of a zombie or of another user's process."""
     try:
         return (entry / "environ").read_bytes().split(b"\0")
     except OSError:
         return []
 
 
-def tree_of(pid: int) -> set[int]:
-    """The process and all its descendants; what has just ended is not among them."""
+def list_tree(pid: int) -> set[int]:
+    """List the process and all its descendants, without those that have just ended."""
     import psutil
 
     try:

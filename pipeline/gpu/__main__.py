@@ -1,6 +1,6 @@
-"""What can be asked of a GPU from the command line: `python -m pipeline.gpu COMMAND [--gpu GPU] [--json]`.
+"""Command `python -m pipeline.gpu COMMAND [--gpu GPU] [--json]`: questions about GPUs, and MIG by hand.
 
-A command is one entry of `COMMANDS`. The exit status is 2 when the question cannot be answered as it was put, or
+The exit status is 2 when the question cannot be answered as it was put, or
 somebody uses the GPU, and nothing was touched; 1 when a GPU does not answer, or something that a study did to it is not
 undone.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,32 +21,11 @@ from pipeline.base.system.errors import CollocationError, exit_status
 from pipeline.prepare.mig import compute, partitions, profiles
 
 if TYPE_CHECKING:
-    from pipeline.gpu import by_hand
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """One question. `answer` gets the parsed arguments; every command has `gpu` among them.
-
-    Attributes:
-        is_about_all: whether it is about every GPU unless one is named.
-        has_journals: whether it is about what studies, or a user by hand, did to a GPU.
-        flags: of its own, each with its help.
-        options: of its own that have a value, each with the name of that and its help.
-        positional: its one argument beside these, with its help.
-    """
-
-    answer: Callable[[argparse.Namespace], Answer]
-    about: str
-    is_about_all: bool = False
-    has_journals: bool = False
-    flags: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    positional: tuple[str, str] | None = None
+    from pipeline.gpu import manual_mig
 
 
 def show_profiles(arguments: argparse.Namespace) -> Answer:
-    """The MIG profiles of a GPU, and the compute instances of each; what is not known is null, and `-` in the text."""
+    """Show the MIG profiles of a GPU and their compute instances; unknown values are null, and `-` in the text."""
     gpu = profiles.find_gpu(arguments.gpu)
     rows = [
         {
@@ -60,7 +38,7 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
             "multiprocessors": profile.multiprocessors,
             "ideal_ratio": gpu.ideal_ratio(profile),
             "memory_mib": profile.memory_mib,
-            "compute_instances": [mig_names.name_of(profile.name, slices) for slices in compute.widths(profile)],
+            "compute_instances": [mig_names.name_of(profile.name, slices) for slices in compute.list_widths(profile)],
         }
         for profile in gpu.profiles
     ]
@@ -72,19 +50,19 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
         "profiles": rows,
     }
     head = ["profile", "id", "compute", "memory", "starts", "max", "SMs", "of GPU", "MiB", "parts"]
-    cells = [[_cell(value) for name, value in row.items() if name != "compute_instances"] for row in rows]
-    parts = [",".join(f"{slices}c" for slices in compute.widths(profile)) or "-" for profile in gpu.profiles]
+    cells = [[_format_cell(value) for name, value in row.items() if name != "compute_instances"] for row in rows]
+    parts = [",".join(f"{slices}c" for slices in compute.list_widths(profile)) or "-" for profile in gpu.profiles]
     lines = [head, *([*row, names] for row, names in zip(cells, parts, strict=True))]
     table = "\n".join(words.aligned(lines, left=range(len(head))))
-    return Answer(data=data, text=f"{gpu.name}: {_slices(gpu)}\n{table}")
+    return Answer(data=data, text=f"{gpu.name}: {_describe_slices(gpu)}\n{table}")
 
 
 def show_partitions(arguments: argparse.Namespace) -> Answer:
-    """Every maximal legal combination of the profiles that `1g`, `2g`, ... name, and their number."""
+    """Show every maximal legal combination of the profiles that `1g`, `2g`, ... name, and their number."""
     gpu = profiles.find_gpu(arguments.gpu)
-    pool = partitions.plain_profiles(gpu) if arguments.double_memory else partitions.slice_profiles(gpu)
-    combinations = partitions.maximal_combinations(gpu, pool)
-    num_layouts = len(partitions.maximal_layouts(gpu, pool))
+    pool = partitions.list_plain_profiles(gpu) if arguments.double_memory else partitions.list_slice_profiles(gpu)
+    combinations = partitions.list_maximal_combinations(gpu, pool)
+    num_layouts = len(partitions.list_maximal_layouts(gpu, pool))
     data = {
         "gpu": gpu.name,
         "count": len(combinations),
@@ -95,46 +73,41 @@ def show_partitions(arguments: argparse.Namespace) -> Answer:
     return Answer(data=data, text="\n".join([gpu.name, *map(" ".join, combinations), last]))
 
 
-def show_status(arguments: argparse.Namespace) -> Answer:
-    """What GPUs are, who is on them, and what is left to undo; 1 if something is."""
+def _show_status(arguments: argparse.Namespace) -> Answer:
     from pipeline.gpu import status
 
     return status.status(arguments.gpu, Path(arguments.lock_dir), arguments.machine)
 
 
-def clean_up(arguments: argparse.Namespace) -> Answer:
-    """Undo what killed studies left; 1 if something could not be undone."""
+def _clean_up(arguments: argparse.Namespace) -> Answer:
     from pipeline.gpu import clean
 
     return clean.clean(arguments.gpu, Path(arguments.lock_dir), arguments.machine)
 
 
-def create(arguments: argparse.Namespace) -> Answer:
-    """Make MIG instances that stay until `destroy`."""
-    from pipeline.gpu import by_hand
+def _create(arguments: argparse.Namespace) -> Answer:
+    from pipeline.gpu import manual_mig
 
-    return by_hand.create(arguments.layout, _asked(arguments))
-
-
-def destroy(arguments: argparse.Namespace) -> Answer:
-    """Undo what `create` did; 1 if something could not be undone."""
-    from pipeline.gpu import by_hand
-
-    return by_hand.destroy(_asked(arguments))
+    return manual_mig.create(arguments.layout, _read_request(arguments))
 
 
-def check(arguments: argparse.Namespace) -> Answer:
-    """Whether a GPU's counters are believable and it is healthy; 1 if not."""
-    from pipeline.gpu.selftest import command
+def _destroy(arguments: argparse.Namespace) -> Answer:
+    from pipeline.gpu import manual_mig
+
+    return manual_mig.destroy(_read_request(arguments))
+
+
+def _check(arguments: argparse.Namespace) -> Answer:
+    from pipeline.gpu.selftest import gpu_selftest
 
     lock_dir, machine = Path(arguments.lock_dir), arguments.machine
-    return command.selftest(arguments.gpu, lock_dir, machine, is_only_health=arguments.health)
+    return gpu_selftest.check_gpu(arguments.gpu, lock_dir, machine, is_only_health=arguments.health)
 
 
-def _asked(arguments: argparse.Namespace) -> by_hand.Asked:
-    from pipeline.gpu import by_hand
+def _read_request(arguments: argparse.Namespace) -> manual_mig.ManualMigRequest:
+    from pipeline.gpu import manual_mig
 
-    return by_hand.Asked(
+    return manual_mig.ManualMigRequest(
         gpu=arguments.gpu,
         folder=Path(arguments.lock_dir),
         machine=arguments.machine,
@@ -143,58 +116,11 @@ def _asked(arguments: argparse.Namespace) -> by_hand.Asked:
     )
 
 
-_DRY_RUN = {"--dry-run": "show what would be done, and change nothing"}
-_ADMIN = {"--admin": ("WORDS", "put before commands that need an administrator, with commas: sudo,-n (gpu.admin)")}
-COMMANDS = {
-    "status": Command(
-        answer=show_status,
-        about="state of each GPU, its processes, and the steps left to undo (exit status 1 if any)",
-        is_about_all=True,
-        has_journals=True,
-    ),
-    "clean": Command(
-        answer=clean_up,
-        about="undo the changes of killed studies, nothing else (exit status 1 if any remain)",
-        is_about_all=True,
-        has_journals=True,
-    ),
-    "create": Command(
-        answer=create,
-        about="make MIG instances that stay until they are destroyed (exit status 2 if nothing was touched)",
-        has_journals=True,
-        flags=_DRY_RUN,
-        options=_ADMIN,
-        positional=("layout", "profiles of the instances: 3g,2g,1g; compute instances of one: 1c.3g,2c.3g"),
-    ),
-    "destroy": Command(
-        answer=destroy,
-        about="undo what `create` did, nothing else (exit status 1 if any remains)",
-        has_journals=True,
-        flags=_DRY_RUN,
-        options=_ADMIN,
-    ),
-    "selftest": Command(
-        answer=check,
-        about="load a GPU and see whether its counters can be believed; its health (exit status 1 if not)",
-        has_journals=True,
-        flags={"--health": "the health only: no load, whoever computes on the GPU"},
-    ),
-    "profiles": Command(
-        answer=show_profiles, about="the MIG profiles of a GPU, with placements, SMs and compute instances"
-    ),
-    "partitions": Command(
-        answer=show_partitions,
-        about="every combination of MIG instances to which none can be added",
-        flags={"--double-memory": "include plain profiles with double memory for their slices"},
-    ),
-}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer one command; returns the exit status."""
     arguments = make_parser().parse_args(argv)
     try:
-        answer = COMMANDS[arguments.command].answer(arguments)
+        answer: Answer = arguments.answer(arguments)
     except CollocationError as error:
         sys.stderr.write("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]) + "\n")
         return exit_status(error)
@@ -210,30 +136,56 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     models = ", ".join(profiles.SIMULATED + name for name in mig_table.models())
-    for name, command in COMMANDS.items():
-        each = commands.add_parser(
-            name, help=command.about, description=f"{command.about[0].upper()}{command.about[1:]}."
-        )
-        default, which = (None, "all GPUs if not given; ") if command.is_about_all else ("0", "")
-        each.add_argument("--gpu", default=default, help=f"{which}index or UUID of a GPU, or one of {models}")
-        if command.has_journals:
-            each.add_argument("--lock-dir", default=str(locks.DEFAULT_FOLDER), help="gpu.lock_dir of the studies")
-            each.add_argument("--machine", metavar="FILE", help="a kept simulated machine (gpu.machine)")
-        each.add_argument("--json", action="store_true", help="print JSON")
-        for flag, about in command.flags.items():
-            each.add_argument(flag, action="store_true", help=about)
-        for option, (value, about) in command.options.items():
-            each.add_argument(option, metavar=value, help=about)
-        if command.positional is not None:
-            each.add_argument(command.positional[0], help=command.positional[1])
+
+    def add(
+        answer: Callable[[argparse.Namespace], Answer],
+        name: str,
+        about: str,
+        *,
+        is_about_all: bool = False,
+        has_journals: bool = True,
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        command.set_defaults(answer=answer)
+        default, which = (None, "all GPUs if not given; ") if is_about_all else ("0", "")
+        command.add_argument("--gpu", default=default, help=f"{which}index or UUID of a GPU, or one of {models}")
+        if has_journals:
+            command.add_argument("--lock-dir", default=str(locks.DEFAULT_FOLDER), help="gpu.lock_dir of the studies")
+            command.add_argument("--machine", metavar="FILE", help="a kept simulated machine (gpu.machine)")
+        command.add_argument("--json", action="store_true", help="print JSON")
+        return command
+
+    about = "state of each GPU, its processes, and the steps left to undo (exit status 1 if any)"
+    add(_show_status, "status", about, is_about_all=True)
+    about = "undo the changes of killed studies, nothing else (exit status 1 if any remain)"
+    add(_clean_up, "clean", about, is_about_all=True)
+    about = "make MIG instances that stay until they are destroyed (exit status 2 if nothing was touched)"
+    create = add(_create, "create", about)
+    about = "profiles of the instances: 3g,2g,1g; compute instances of one: 1c.3g,2c.3g"
+    create.add_argument("layout", help=about)
+    destroy = add(_destroy, "destroy", "undo what `create` did, nothing else (exit status 1 if any remains)")
+    for command in (create, destroy):
+        command.add_argument("--dry-run", action="store_true", help="show what would be done, and change nothing")
+        about = "put before commands that need an administrator, with commas: sudo,-n (gpu.admin)"
+        command.add_argument("--admin", metavar="WORDS", help=about)
+    about = "load a GPU and see whether its counters can be believed; its health (exit status 1 if not)"
+    about_health = "the health only: no load, whoever computes on the GPU"
+    add(_check, "selftest", about).add_argument("--health", action="store_true", help=about_health)
+    about = "the MIG profiles of a GPU, with placements, SMs and compute instances"
+    add(show_profiles, "profiles", about, has_journals=False)
+    about = "every combination of MIG instances to which none can be added"
+    about_double = "include plain profiles with double memory for their slices"
+    combinations = add(show_partitions, "partitions", about, has_journals=False)
+    combinations.add_argument("--double-memory", action="store_true", help=about_double)
     return parser
 
 
-def _slices(gpu: profiles.MigGpu) -> str:
-    return f"{gpu.compute_slices} compute slices, {gpu.memory_slices} memory slices, {_cell(gpu.multiprocessors)} SMs"
+def _describe_slices(gpu: profiles.MigGpu) -> str:
+    multiprocessors = _format_cell(gpu.multiprocessors)
+    return f"{gpu.compute_slices} compute slices, {gpu.memory_slices} memory slices, {multiprocessors} SMs"
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, float):

@@ -11,65 +11,66 @@ from pipeline.base.domain.programs import Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import CollocationError
 from pipeline.base.system.paths import expanded
-from pipeline.clean import journal, leftovers
+from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal
-from pipeline.gpu.status import driver, in_words, is_there, printable, targets
+from pipeline.gpu.status import describe, find_targets, is_there, list_undone, make_printable, open_driver, undo
 from pipeline.prepare.device import lease
 from pipeline.simulation.machine.state_file import StateFile, is_made_for_study
 
 
 def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
-    """Undo it on the GPUs that are meant (see `driver` and `targets`); the status is 1 when something is left."""
-    with driver(gpu, machine) as selector:
+    """Undo it on the selected GPUs (see `open_driver`, `find_targets`); the status is 1 when something is left."""
+    with open_driver(gpu, machine) as selector:
         is_real = machine is None and selector == gpu
-        meant = targets(selector, folder, is_real=is_real)
+        meant = find_targets(selector, folder, is_real=is_real)
         # Processes first, as a study does at its start: an instance with a process on it cannot be destroyed.
         abandoned = leftovers.find_abandoned()
         hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
         rehearsal.remove_abandoned()
-        own = {} if machine is None else rehearsal.programs_beside(StateFile(expanded("--machine", machine).resolve()))
+        programs = (
+            {} if machine is None else rehearsal.programs_beside(StateFile(expanded("--machine", machine).resolve()))
+        )
         # A process on a MIG device, as a daemon that is ended with its journal, keeps the instances of its GPU.
         meant.sort(key=lambda device: device.parent is None)
         # What is gone, or simulated and gone with its study, has no programs: real ones must not be asked about it.
-        simulated = Programs(own={name: str(path) for name, path in own.items()}, admin=())
+        simulated = Programs(own={name: str(path) for name, path in programs.items()}, admin=())
         gpus = [
-            _clean(each, folder, Programs() if is_real and is_there(each) else simulated, is_kept=machine is not None)
-            for each in meant
+            _clean(
+                device, folder, Programs() if is_real and is_there(device) else simulated, is_kept=machine is not None
+            )
+            for device in meant
         ]
     ended = {str(path): pids for path, pids in abandoned.items() if str(path) not in hanging}
     lines = [f"removed {path}" + (f" and ended processes {pids}" if pids else "") for path, pids in ended.items()]
-    lines += [line for each in gpus for line in _lines(each)]
+    lines += [line for gpu_report in gpus for line in _list_lines(gpu_report)]
     lines += [f"left {path}: processes {pids} do not end, not even by SIGKILL" for path, pids in hanging.items()]
-    is_left = bool(hanging) or any(each["failed"] or each["refused"] for each in gpus)
-    text = "\n".join(map(printable, lines)) or "nothing to clean"
+    is_left = bool(hanging) or any(gpu_report["failed"] or gpu_report["refused"] for gpu_report in gpus)
+    text = "\n".join(map(make_printable, lines)) or "nothing to clean"
     data = {"gpus": gpus, "abandoned": ended, "hanging": hanging, "is_clean": not is_left}
     return Answer(data=data, text=text, status=int(is_left))
 
 
 def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -> dict[str, Any]:
     gpu: dict[str, Any] = {"uuid": device.uuid, "name": device.name, "undone": [], "failed": [], "refused": None}
-    ours = Journal(folder, device.uuid, programs)
+    device_journal = Journal(folder, device.uuid, programs)
     try:
         with lease.hold(device, folder):
             if not is_kept and is_made_for_study(device.uuid):
-                gone = ours.device_is_gone()
-                gpu["undone"] = [f"{in_words(step)}: went with its simulated machine" for step in gone]
-            undone, failed = journal.undo_all(ours)
-            gpu["undone"] += [in_words(step) for step in undone]
-            gpu["failed"] = [{"undoing": in_words(step), "reason": str(error)} for step, error in failed]
-            ours.refuse_those_of_others()
+                gone = device_journal.forget_device_steps()
+                gpu["undone"] = [f"{describe(step)}: went with its simulated machine" for step in gone]
+            data = undo(device_journal)
+            gpu["undone"], gpu["failed"] = gpu["undone"] + data["undone"], data["failed"]
+            device_journal.refuse_foreign()
     except CollocationError as error:
         gpu["refused"] = str(error)
     if gpu["failed"] and not is_there(device):
         gpu["refused"] = (
             f"the GPU is not there: add --machine FILE for a simulated one; if it left this machine for good, "
-            f"remove {ours.path}"
+            f"remove {device_journal.path}"
         )
     return gpu
 
 
-def _lines(gpu: dict[str, Any]) -> list[str]:
-    lines = [f"undone: {what}" for what in gpu["undone"]]
-    lines += [f"not undone: {each['undoing']}. {each['reason']}" for each in gpu["failed"]]
-    named = [f"{gpu['name']} ({gpu['uuid']}): {line}" for line in lines]
+def _list_lines(gpu: dict[str, Any]) -> list[str]:
+    named = [f"{gpu['name']} ({gpu['uuid']}): {line}" for line in list_undone(gpu)]
     return named if gpu["refused"] is None else [*named, gpu["refused"]]

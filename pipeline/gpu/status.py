@@ -1,4 +1,4 @@
-"""What a GPU is, how it is divided, who is on it, and what the journal says is still to be undone. Reads only."""
+"""State of a GPU: its division, its processes, and the steps of its journal. Reads only."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pipeline.base.system.errors import CollocationError, ConfigError, SharingEr
 from pipeline.base.system.host import boot_id
 from pipeline.base.system.paths import expanded
 from pipeline.clean import journal, leftovers
-from pipeline.clean.journal import BY_HAND, Journal, Step
+from pipeline.clean.journal import BY_HAND, Journal, UndoStep
 from pipeline.prepare.device import gpu_reader, lease, nvml
-from pipeline.prepare.device.chosen import choose
+from pipeline.prepare.device.device_choice import choose
 from pipeline.prepare.mig import profiles
-from pipeline.prepare.mig.state import GpuInstance, MigState, read_state
+from pipeline.prepare.mig.mig_state import GpuInstance, MigState, read_state
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.state_file import StateFile, is_made_for_study
 
@@ -31,13 +31,13 @@ _HIDDEN = "shown to administrators only"
 
 
 def is_there(device: Device) -> bool:
-    """Whether the driver lists the GPU; else only a journal speaks of it."""
+    """Return whether the driver lists the GPU; else only a journal names it."""
     return device.index is not None
 
 
 @contextmanager
-def driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
-    """Ask the driver that is meant: of a kept simulated `machine`, of the model that `gpu` names, or of this machine.
+def open_driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
+    """Ask the right driver: of a kept simulated `machine`, of the model that `gpu` names, or of this machine.
 
     Gives which of its GPUs is meant, or `None` for all. No such machine or model is a ConfigError.
     """
@@ -56,33 +56,35 @@ def driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
         yield gpu
 
 
-def whole_gpu(selector: str | None, folder: Path) -> Device:
-    """The one GPU that is meant; a ConfigError as of `targets`."""
+def find_gpu(selector: str | None, folder: Path) -> Device:
+    """Find the one GPU that is selected; ConfigError as for `find_targets`."""
     assert selector is not None, "commands about one GPU have one by default"
     _refuse_absent(folder)
     return choose("--gpu", selector, nvml.list_devices())
 
 
-def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Device]:
-    """What is meant, all if there is no selector: GPUs, each with its MIG devices that have a journal in `folder`.
+def find_targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Device]:
+    """Find the selected GPUs, or all, each with its MIG devices that have a journal in `folder`.
 
     Also what is gone but has a journal: a driver that is not real knows nothing of journals of other GPUs. ConfigError
     if no GPU or more than one matches, there is no such folder, or the driver does not work.
     """
     _refuse_absent(folder)
-    known = [each for each in journal.find(folder) if each.is_ours or not is_made_for_study(each.device_uuid)]
-    uuids = dict.fromkeys(each.device_uuid for each in known)
+    known = [
+        file for file in journal.find_journals(folder) if file.is_ours or not is_made_for_study(file.device_uuid)
+    ]
+    uuids = dict.fromkeys(file.device_uuid for file in known)
     gpus = nvml.list_devices()
-    found = [
-        each for gpu in gpus for each in (gpu, *(part for part in nvml.list_mig_devices(gpu) if part.uuid in uuids))
+    devices = [
+        device for gpu in gpus for device in (gpu, *(part for part in nvml.list_mig_devices(gpu) if part.uuid in uuids))
     ]
     if is_real:
-        there = {device.uuid for device in found}
-        found += [Device(kind="nvidia", uuid=uuid, name=ABSENT) for uuid in uuids if uuid not in there]
+        listed = {device.uuid for device in devices}
+        devices += [Device(kind="nvidia", uuid=uuid, name=ABSENT) for uuid in uuids if uuid not in listed]
     if selector is None:
-        return found
-    chosen = choose("--gpu", selector, gpus if selector.isdecimal() else found)
-    return [each for each in found if chosen.uuid in (each.uuid, each.parent)]
+        return devices
+    chosen = choose("--gpu", selector, gpus if selector.isdecimal() else devices)
+    return [device for device in devices if chosen.uuid in (device.uuid, device.parent)]
 
 
 def _refuse_absent(folder: Path) -> None:
@@ -90,40 +92,57 @@ def _refuse_absent(folder: Path) -> None:
         raise ConfigError(f"{folder} is not a folder; give --lock-dir the gpu.lock_dir of the studies")
 
 
-def in_words(step: Step) -> str:
-    """What undoing a step does, or that a restart has done it."""
+def describe(step: UndoStep) -> str:
+    """Describe what undoing a step does, or that a restart has done it."""
     is_gone = step.arguments.get("boot", boot_id()) != boot_id()
-    return f"{journal.in_words(step)}{' (gone with a restart of the machine)' if is_gone else ''}"
+    return f"{journal.describe(step)}{' (gone with a restart of the machine)' if is_gone else ''}"
 
 
-def is_of(step: Step, instance: GpuInstance) -> bool:
-    """Whether a step undoes the making of an instance that is there."""
-    said = step.arguments
-    is_place = (said.get("profile_id"), said.get("start")) == (instance.profile_id, instance.start)
-    return is_place and said.get("gi_id") in (None, instance.gi_id) and said.get("boot") == boot_id()
+def undo(steps: Journal) -> dict[str, Any]:
+    """Undo the steps of a journal and describe each step; a failed one has a reason."""
+    undone, failed = journal.undo_all(steps)
+    failures = [{"undoing": describe(step), "reason": str(error)} for step, error in failed]
+    return {"undone": [describe(step) for step in undone], "failed": failures}
+
+
+def list_undone(data: dict[str, Any]) -> list[str]:
+    """List the lines that say what `undo` returned."""
+    failures = (f"not undone: {failed['undoing']}. {failed['reason']}" for failed in data["failed"])
+    return [*(f"undone: {step}" for step in data["undone"]), *failures]
+
+
+def is_made_by(step: UndoStep, instance: GpuInstance) -> bool:
+    """Return whether a step undoes the making of an instance that exists."""
+    arguments = step.arguments
+    is_place = (arguments.get("profile_id"), arguments.get("start")) == (instance.profile_id, instance.start)
+    return is_place and arguments.get("gi_id") in (None, instance.gi_id) and arguments.get("boot") == boot_id()
 
 
 def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
-    """Everything about the GPUs that are meant (see `driver` and `targets`); the status is 0 for clean, 1 for not."""
-    with driver(gpu, machine) as selector:
+    """Answer everything about the selected GPUs (see `open_driver`, `find_targets`); status 0 if clean, else 1."""
+    with open_driver(gpu, machine) as selector:
         is_real = machine is None and selector == gpu
         gpus = [
-            {"is_simulated": not is_real, **_gpu(device, folder)}
-            for device in targets(selector, folder, is_real=is_real)
+            {"is_simulated": not is_real, **_read_gpu(device, folder)}
+            for device in find_targets(selector, folder, is_real=is_real)
         ]
-    left = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
-    is_clean = all(each["is_clean"] for each in gpus) and not left
-    lines = [line for each in gpus for line in _lines(each)] or ["there is no NVIDIA GPU on this machine"]
-    lines += [_left_line(path, pids) for path, pids in left.items()]
-    is_left = bool(left) or any(not each["is_clean"] and each["holder"] is None for each in gpus)
+    abandoned = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
+    is_clean = all(report["is_clean"] for report in gpus) and not abandoned
+    lines = [line for report in gpus for line in _list_lines(report)] or ["there is no NVIDIA GPU on this machine"]
+    for path, pids in abandoned.items():
+        running = f", with processes {', '.join(map(str, pids))}" if pids else ""
+        lines.append(f"left by a killed orchestrator: {path}{running}")
+    is_left = bool(abandoned) or any(not report["is_clean"] and report["holder"] is None for report in gpus)
     in_use = "not clean: a study is running and undoes this itself"
-    lines.append("clean" if is_clean else f"not clean: {command('clean', folder, machine)}" if is_left else in_use)
-    data = {"gpus": gpus, "abandoned": left, "is_clean": is_clean}
-    return Answer(data=data, text="\n".join(map(printable, lines)), status=int(not is_clean))
+    lines.append(
+        "clean" if is_clean else f"not clean: {spell_command('clean', folder, machine)}" if is_left else in_use
+    )
+    data = {"gpus": gpus, "abandoned": abandoned, "is_clean": is_clean}
+    return Answer(data=data, text="\n".join(map(make_printable, lines)), status=int(not is_clean))
 
 
-def command(name: str, folder: Path, machine: str | None, gpu: str | None = None) -> str:
-    """A command of `pipeline.gpu` about the same GPU, machine and folder."""
+def spell_command(name: str, folder: Path, machine: str | None, gpu: str | None = None) -> str:
+    """Spell a command of `pipeline.gpu` about the same GPU, machine and folder."""
     words = [name]
     if gpu is not None:
         words += ["--gpu", gpu]
@@ -134,15 +153,18 @@ def command(name: str, folder: Path, machine: str | None, gpu: str | None = None
     return entry_points.spell("gpu", *words)
 
 
-def printable(text: str) -> str:
-    """The text without characters that would steer a terminal: names come from other users' programs and files."""
+def make_printable(text: str) -> str:
+    """Replace characters that would steer a terminal: names come from other users' programs and files."""
     return re.sub(r"[^\x20-\x7e\u00a1-\uffff]", "?", text)
 
 
-def _gpu(device: Device, folder: Path) -> dict[str, Any]:
-    steps, trouble = _journal(device.uuid, folder)
-    by_hand, by_others = _by_hand(device.uuid, folder)
-    holder = lease.holder(device.uuid, folder)
+def _read_gpu(device: Device, folder: Path) -> dict[str, Any]:
+    steps, trouble = _read_steps(
+        device.uuid, Journal(folder, device.uuid), "user {} left steps to undo and must clean up: {}"
+    )
+    manual = Journal(folder, device.uuid, suffix=BY_HAND)
+    by_hand, by_others = _read_steps(device.uuid, manual, "by user {}, who can undo it")
+    holder = lease.find_holder(device.uuid, folder)
     data: dict[str, Any] = {
         "uuid": device.uuid,
         "name": device.name if is_there(device) else None,
@@ -152,8 +174,8 @@ def _gpu(device: Device, folder: Path) -> dict[str, Any]:
         "holder": holder and asdict(holder),
         "held_by": holder and str(holder),
         "mig_devices_held_by": {},
-        "steps": [_step(step) for step in steps],
-        "made_by_hand": [_step(step) for step in by_hand],
+        "steps": [_convert_step(step) for step in steps],
+        "made_by_hand": [_convert_step(step) for step in by_hand],
         "made_by_hand_by_others": by_others,
         "journal_trouble": trouble,
         "is_clean": not steps and not trouble,
@@ -161,42 +183,32 @@ def _gpu(device: Device, folder: Path) -> dict[str, Any]:
     }
     if is_there(device):
         try:
-            data["mig_devices_held_by"] = {u: str(who) for u, who in lease.part_holders(device, folder).items()}
-            data |= _reading(device, by_hand)
+            data["mig_devices_held_by"] = {u: str(who) for u, who in lease.find_part_holders(device, folder).items()}
+            data |= _read_driver(device, by_hand)
         except CollocationError as error:
             data["error"] = str(error)  # what the journal says is told all the same
     return data
 
 
-def _journal(uuid: str, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
-    ours = Journal(folder, uuid)
-    others = [] if is_made_for_study(uuid) else ours.others()
-    trouble = [f"user {found.owner} left steps to undo and must clean up: {found.path}" for found in others]
+def _read_steps(uuid: str, device_journal: Journal, words: str) -> tuple[tuple[UndoStep, ...], list[str]]:
+    """Read the steps of a journal and list, in words, those of other users and what cannot be read."""
+    foreign = [] if is_made_for_study(uuid) else device_journal.list_foreign()
+    trouble = [words.format(other.owner, other.path) for other in foreign]
     try:
-        return ours.steps(), trouble
+        return device_journal.steps(), trouble
     except CollocationError as error:
         return (), [str(error), *trouble]
 
 
-def _by_hand(uuid: str, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
-    """What `create` made and `destroy` will undo, and what is not ours, or cannot be read."""
-    made = Journal(folder, uuid, suffix=BY_HAND)
-    others = [f"by user {found.owner}, who can undo it" for found in made.others()]
-    try:
-        return made.steps(), others
-    except CollocationError as error:
-        return (), [str(error), *others]
+def _convert_step(step: UndoStep) -> dict[str, Any]:
+    return {"kind": step.kind, "undoing": describe(step), "arguments": step.arguments}
 
 
-def _step(step: Step) -> dict[str, Any]:
-    return {"kind": step.kind, "undoing": in_words(step), "arguments": step.arguments}
-
-
-def _reading(device: Device, by_hand: Sequence[Step]) -> dict[str, Any]:
+def _read_driver(device: Device, by_hand: Sequence[UndoStep]) -> dict[str, Any]:
     details = dict(device.details)
     with nvml.session():
         reader = gpu_reader.GpuReader(device.gpu_uuid)
-        processes = gpu_reader.processes(device.uuid)
+        processes = gpu_reader.list_processes(device.uuid)
         mig: MigState | None = None
         if device.gi_id is None:
             used_bytes = reader.quantities().get("nvmlDeviceGetMemoryInfo_v2.used")
@@ -204,18 +216,18 @@ def _reading(device: Device, by_hand: Sequence[Step]) -> dict[str, Any]:
                 mig = read_state(device.uuid)
         else:
             used_bytes = reader.instance_memory_bytes().get(device.gi_id)
-    told = ("driver_version", "compute_mode", "mig_mode_current", "mig_mode_pending")
-    return {key: details.get(key) for key in told} | {
+    keys = ("driver_version", "compute_mode", "mig_mode_current", "mig_mode_pending")
+    return {key: details.get(key) for key in keys} | {
         "memory_mib": device.memory_mib,
         "memory_used_mib": None if used_bytes is None else used_bytes / _MIB,
-        "gpu_instances": None if mig is None or mig.instances is None else _instances(device, mig, by_hand),
+        "gpu_instances": None if mig is None or mig.instances is None else _list_instances(device, mig, by_hand),
         "mig_devices": [] if mig is None else [{"uuid": d.uuid, "gi": d.gi_id, "ci": d.ci_id} for d in mig.devices],
         "hidden": ["gpu_instances"] if mig is not None and mig.instances is None else [],
         "processes": [asdict(process) for process in processes],
     }
 
 
-def _instances(device: Device, state: MigState, by_hand: Sequence[Step]) -> list[dict[str, Any]]:
+def _list_instances(device: Device, state: MigState, by_hand: Sequence[UndoStep]) -> list[dict[str, Any]]:
     try:
         known = {profile.profile_id: profile for profile in profiles.read_gpu(device).profiles}
     except ConfigError:
@@ -233,13 +245,13 @@ def _instances(device: Device, state: MigState, by_hand: Sequence[Step]) -> list
                 for d in state.devices
                 if d.gi_id == instance.gi_id
             ],
-            "is_made_by_hand": any(is_of(step, instance) for step in by_hand),
+            "is_made_by_hand": any(is_made_by(step, instance) for step in by_hand),
         }
         for instance in state.instances or ()
     ]
 
 
-def _lines(gpu: dict[str, Any]) -> list[str]:
+def _list_lines(gpu: dict[str, Any]) -> list[str]:
     name = gpu["name"] or f"{ABSENT} (a simulated one? --machine FILE)"
     if gpu["is_simulated"]:
         name = f"simulated {name}"
@@ -247,7 +259,7 @@ def _lines(gpu: dict[str, Any]) -> list[str]:
     if gpu["error"]:
         lines.append(f"   does not answer: {gpu['error']}")
     elif gpu["is_there"]:
-        lines += [f"   {line}" for line in (*_settings(gpu), *_mig_lines(gpu), *_process_lines(gpu))]
+        lines += [f"   {line}" for line in (*_list_settings(gpu), *_list_mig_lines(gpu), *_list_process_lines(gpu))]
     lines += [f"   by hand:   `destroy` will undo: {step['undoing']}" for step in gpu["made_by_hand"]]
     lines += [f"   by hand:   {whose}" for whose in gpu["made_by_hand_by_others"]]
     parts = [f"{who} on {uuid}" for uuid, who in gpu["mig_devices_held_by"].items()]
@@ -260,7 +272,7 @@ def _lines(gpu: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _settings(gpu: dict[str, Any]) -> list[str]:
+def _list_settings(gpu: dict[str, Any]) -> list[str]:
     unknown = _HIDDEN if gpu["mig_mode_current"] == "enabled" else "not told by the driver"
     used, total = (unknown if gpu[key] is None else f"{gpu[key]:.0f} MiB" for key in ("memory_used_mib", "memory_mib"))
     return [
@@ -269,7 +281,7 @@ def _settings(gpu: dict[str, Any]) -> list[str]:
     ]
 
 
-def _mig_lines(gpu: dict[str, Any]) -> list[str]:
+def _list_mig_lines(gpu: dict[str, Any]) -> list[str]:
     if gpu["mig_device_of"] is not None:
         return [f"MIG:       a device of {gpu['mig_device_of']}"]
     current, pending = gpu["mig_mode_current"], gpu["mig_mode_pending"]
@@ -284,21 +296,16 @@ def _mig_lines(gpu: dict[str, Any]) -> list[str]:
         place = f"{instance['start']}:{instance['size'] or '?'}"
         parts = instance["compute_instances"]
         has_all = len(parts) == 1 and instance["compute_slices"] in (None, parts[0]["compute_slices"])
-        widths = ["" if has_all else f" ({each['compute_slices']}c)" for each in parts]
-        inside = ", ".join(f"CI {each['id']}{width} {each['uuid']}" for each, width in zip(parts, widths, strict=True))
+        widths = ["" if has_all else f" ({part['compute_slices']}c)" for part in parts]
+        inside = ", ".join(f"CI {part['id']}{width} {part['uuid']}" for part, width in zip(parts, widths, strict=True))
         mark = ", made by hand" if instance["is_made_by_hand"] else ""
         lines.append(f"instance:  GI {instance['id']} {profile} at {place}: {inside or 'no compute instance'}{mark}")
     return lines
 
 
-def _process_lines(gpu: dict[str, Any]) -> list[str]:
+def _list_process_lines(gpu: dict[str, Any]) -> list[str]:
     return [
         f"process:   {p['name'] or 'a program'} (pid {p['pid']}), {'MPS client' if p['kind'] == 'mps' else p['kind']}, "
         + ("memory not reported by the driver" if p["memory_mib"] is None else f"{p['memory_mib']:.0f} MiB")
         for p in gpu["processes"]
     ] or ["process:   none"]
-
-
-def _left_line(path: str, pids: list[int]) -> str:
-    running = f", with processes {', '.join(map(str, pids))}" if pids else ""
-    return f"left by a killed orchestrator: {path}{running}"

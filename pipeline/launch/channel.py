@@ -32,8 +32,6 @@ _MAX_CONNECTIONS = 16  # of one job at a time, or of processes that are of no jo
 _SHOWN_BYTES = 20
 _CREDENTIALS = struct.Struct("3i")  # PID, user and group. Source: struct ucred, unix(7)
 
-_OF_NO_JOB = "a process that is of no job %s; the connection was closed"
-
 log = logging.getLogger(__name__)
 
 Message = dict[str, object]
@@ -72,7 +70,7 @@ class Connection:
         for line in lines:
             message = _parse_message(line)
             if message is None:
-                self.fault = f"sent what is no message over its control socket: {line[:_SHOWN_BYTES]!r}"
+                self.fault = f"sent an invalid message over its control socket: {line[:_SHOWN_BYTES]!r}"
                 return messages
             messages.append(message)
         if len(self._buffer) > _MAX_LINE_BYTES:
@@ -118,7 +116,6 @@ class Channel:
         self._refused_strangers = 0
 
     def watch(self, index: int, pid: int) -> None:
-        """Wake up when this process, which leads the job, ends."""
         self._jobs[pid] = index
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, index)
 
@@ -138,7 +135,7 @@ class Channel:
                 elif isinstance(key.data, Connection):
                     self._read(key.data)
                 else:
-                    self._ended(key)
+                    self._handle_exit(key)
         return True
 
     def close(self) -> None:
@@ -184,12 +181,11 @@ class Channel:
         return messages is not None and connection.socket.fileno() != -1
 
     def _check_message(self, connection: Connection, message: Message) -> str | None:
-        """Take note of who speaks; return what is wrong with the message, in words."""
         index = message.get("index")
         if message.get("type") != "hello":
             return None if connection.index is not None else "spoke over its control socket before it said hello"
         if type(index) is not int or index not in self._jobs.values():
-            return f"said hello over its control socket as job {_abbreviate(index)}, which is none"
+            return f"said hello over its control socket as job {repr(index)[:_SHOWN_BYTES]}, which does not exist"
         speaker = connection.owner if connection.index is None else connection.index
         if speaker not in (None, index):
             return f"said hello over its control socket as job {index}"
@@ -202,7 +198,8 @@ class Channel:
         index = connection.index if connection.owner is None else connection.owner
         self._drop(connection)
         if index is None:
-            log.log(logging.WARNING if self._refused_strangers == 0 else logging.DEBUG, _OF_NO_JOB, connection.fault)
+            level = logging.WARNING if self._refused_strangers == 0 else logging.DEBUG
+            log.log(level, "a process that is of no job %s; the connection was closed", connection.fault)
             self._refused_strangers += 1
             return
         self._refused.add(index)
@@ -217,8 +214,8 @@ class Channel:
         if connection.index is not None and self._connections.get(connection.index) is connection:
             del self._connections[connection.index]
 
-    def _ended(self, key: selectors.SelectorKey) -> None:
-        """A process has ended; what it said before that may still lie in its socket."""
+    def _handle_exit(self, key: selectors.SelectorKey) -> None:
+        """Handle the end of a process, whose last messages may still lie in its socket."""
         for connection in self._list_connections():
             if connection.index in (None, key.data):
                 while self._read(connection):
@@ -246,7 +243,6 @@ class Channel:
 
 
 def _parse_message(line: bytes) -> Message | None:
-    """Return the message that a line is, if it is one."""
     if len(line) > _MAX_LINE_BYTES:
         return None
     try:
@@ -254,7 +250,3 @@ def _parse_message(line: bytes) -> Message | None:
     except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
-
-
-def _abbreviate(value: object) -> str:
-    return repr(value)[:_SHOWN_BYTES]

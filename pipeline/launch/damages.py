@@ -1,4 +1,4 @@
-"""Lines or records of a job that cannot be true, and were left out: how many, and what was wrong, in words."""
+"""Lines or records of a job that are impossible and were left out: how many, and why, in words."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pipeline.base.system.words import counted
 _MOST_NAMED = 3
 
 
-class DamagedError(ValueError):
-    """Error of a line that says what cannot be; its text is one of a few."""
+class ImpossibleLineError(ValueError):
+    """Error of a line that is impossible; its text is one of a few."""
 
 
 @dataclass(slots=True)
@@ -32,13 +32,12 @@ class Damages:
         return self.reasons.total()
 
     def add(self, reason: str, number: int, times: int = 1) -> None:
-        """Count what is wrong with the line of this number."""
         if times:
             self.reasons[reason] += times
             self.first = self.first or number
 
-    def in_words(self) -> str:
-        """Return `3 lines (number 13 first): a step counts work again (2), no event (1)`; empty if none."""
+    def describe(self) -> str:
+        """Return `3 lines (number 13 first): a step counts work again (2), not an event (1)`; empty if none."""
         if not self.reasons:
             return ""
         named = self.reasons.most_common(_MOST_NAMED)

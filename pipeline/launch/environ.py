@@ -1,4 +1,4 @@
-"""What a job inherits from the orchestrator: the environment, and its share of the CPUs."""
+"""Environment variables and CPUs that a job gets from the orchestrator."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ _DROPPED_PREFIXES = ("CUDA_MPS_", "MLFLOW_")
 _DROPPED = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", entry_points.VARIABLE})
 
 
-def inherited_environ(of_interpreter: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
-    """What every job gets of our own environment, and of the variables that its interpreter brings."""
-    every = os.environ | startup.job_variables | dict(of_interpreter)
-    kept = {key: value for key, value in every.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED}
-    return kept | {"PYTHONUNBUFFERED": "1"}
+def inherit_environ(of_interpreter: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
+    """Return the variables of every job: ours without those that steer GPUs or MLflow, and its interpreter's."""
+    variables = os.environ | startup.job_variables | dict(of_interpreter)
+    passed_on = {
+        key: value for key, value in variables.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED
+    }
+    return passed_on | {"PYTHONUNBUFFERED": "1"}
 
 
-def share_of_cpus(position: int, num_jobs: int) -> list[int]:
-    """The CPUs of one of several jobs: an equal share, at least one; threads of one core stay together."""
-    cpus = sorted(os.sched_getaffinity(0), key=_core_of)
+def share_cpus(position: int, num_jobs: int) -> list[int]:
+    """Choose the CPUs of one of several jobs: an equal share, at least one; threads of one core stay together."""
+    cpus = sorted(os.sched_getaffinity(0), key=_find_core)
     if num_jobs > len(cpus):
         return [cpus[position % len(cpus)]]
     return sorted(cpus[position * len(cpus) // num_jobs : (position + 1) * len(cpus) // num_jobs])
 
 
-def _core_of(cpu: int) -> tuple[int, int, int]:
+def _find_core(cpu: int) -> tuple[int, int, int]:
     """Package and core of a CPU; on many machines CPU i and CPU i + n/2 are two threads of one core."""
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:

@@ -1,4 +1,4 @@
-"""Reads the events of a job that has ended, and leaves out what cannot be true.
+"""Reader of the events of a job that has ended, without those that are impossible.
 
 A job may write whatever it likes, and a file may be damaged or have two writers. What the orchestrator knows itself
 bounds every instant: when the process was started, when the job was released, and when it said that it is done or was
@@ -18,10 +18,10 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.point_series import PointSeries
 from pipeline.base.system import regular_files
 from pipeline.launch import requests
-from pipeline.launch.damages import DamagedError
-from pipeline.launch.events import Epoch, Events, amount, count, whole
+from pipeline.launch.damages import ImpossibleLineError
+from pipeline.launch.events import Epoch, Events, parse_amount, parse_count, parse_whole
+from pipeline.launch.job_steps import NO_EPOCH, Step, StepChain
 from pipeline.launch.lifetime import WHOLE_TIME, Lifetime
-from pipeline.launch.steps import NO_EPOCH, Step, StepChain
 
 MOST_BYTES = 1 << 34
 _BLOCK_BYTES = 1 << 20
@@ -50,17 +50,12 @@ _SLACK_S, _SLACK_SHARE = 0.01, 0.01
 _LATE_S, _LATE_SHARE = 0.5, 0.1
 """By so much longer than the time since the one before: a job may report that one late."""
 
-_NO_EVENT = "no event"
+_NO_EVENT = "not an event"
 _OUTSIDE = "an instant outside the life of the job"
 
 
 def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
-    """Return the events of a job that has ended; a job that wrote none has an empty record.
-
-    Args:
-        path: of the events.
-        lifetime: of the job, as the orchestrator saw it.
-    """
+    """Return the events of a job that has ended; a job that wrote none has an empty record."""
     events = Events()
     reader = _Reader(events, path, lifetime)
     try:
@@ -69,8 +64,9 @@ def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
         events.errors.append({"type": "RequestFileError", "message": str(error)})
     try:
         if (size := regular_files.size_of(path)) > MOST_BYTES:
-            limit = f"{MOST_BYTES / 2**30:g} GiB"
-            events.errors.append({"type": "EventFileError", "message": _too_large(path, size, limit)})
+            sizes = f"{size / 2**30:.3g} GiB, and at most {MOST_BYTES / 2**30:g} GiB are read"
+            message = f"{path.name} has {sizes}; report larger steps"
+            events.errors.append({"type": "EventFileError", "message": message})
         else:
             reader.read(path)
     except FileNotFoundError:
@@ -78,10 +74,6 @@ def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
     except OSError as error:
         events.errors.append({"type": "EventFileError", "message": f"{path.name} cannot be read: {error.strerror}"})
     return events
-
-
-def _too_large(path: Path, size: int, limit: str) -> str:
-    return f"{path.name} has {size / 2**30:.3g} GiB, and at most {limit} are read; report larger steps"
 
 
 class _Reader:
@@ -93,23 +85,22 @@ class _Reader:
         self._chain: StepChain | None = None
         self._since_step_ns: int | None = None
         self._epoch_end_ns = 0  # the earliest at which the last epoch can have ended
-        self._output_bytes = (_size(path.with_name(layout.STDOUT)), _size(path.with_name(layout.STDERR)))
+        self._output_bytes = (_find_size(path.with_name(layout.STDOUT)), _find_size(path.with_name(layout.STDERR)))
         self._kinds: dict[str, Callable[[dict[str, Any]], None]] = {
-            "step": self._step,
-            "epoch": self._epoch,
-            "metric": self._metric,
-            "param": self._param,
-            "error": self._error,
-            "phase": self._phase,
-            "wrong": self._wrong,
-            "process": self._process,
-            "written": self._written,
-            "started": self._started,
-            "process_ended": self._process_ended,
+            "step": self._read_step,
+            "epoch": self._read_epoch,
+            "metric": self._read_metric,
+            "param": self._read_param,
+            "error": self._read_error,
+            "phase": self._read_phase,
+            "wrong": self._read_wrong,
+            "process": self._read_process,
+            "written": self._read_written,
+            "started": self._read_start,
+            "process_ended": self._read_process_end,
         }
 
     def read(self, path: Path) -> None:
-        """Add the lines of a file."""
         self._is_large = regular_files.size_of(path) >= _LARGE_BYTES
         for block in regular_files.line_blocks(path, _BLOCK_BYTES):
             begin = self._no_many_until = 0
@@ -127,8 +118,8 @@ class _Reader:
         """Add the steps from here on if they are many, and as they should be; returns where they end."""
         if begin < self._no_many_until or len(block) - begin < _MANY_BYTES or not self._is_large or self._chain is None:
             return begin
-        found = _STEP_LINES.match(block, begin)
-        end = found.end() if found is not None else begin
+        match = _STEP_LINES.match(block, begin)
+        end = match.end() if match is not None else begin
         self._no_many_until = end
         if end - begin < _MANY_BYTES:
             return begin
@@ -146,13 +137,13 @@ class _Reader:
 
     def _add_line(self, line: bytes) -> None:
         try:
-            if (found := _STEP_LINE.fullmatch(line)) is not None:
-                t_ns, samples, total, epoch = found.groups()
+            if (match := _STEP_LINE.fullmatch(line)) is not None:
+                t_ns, samples, total, epoch = match.groups()
                 number = NO_EPOCH if epoch == b"null" else int(epoch)
                 self._add_step(Step(int(t_ns), float(samples), float(total), number, self._number))
             else:
                 self._add(line)
-        except DamagedError as error:
+        except ImpossibleLineError as error:
             self._damage(str(error))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             if line.endswith(b"\n") or len(line) >= _BLOCK_BYTES:  # a job that is killed leaves a torn last line
@@ -170,36 +161,36 @@ class _Reader:
         if kind != "step" and type(t_ns := event.get("t_ns")) is int:
             self._since_step_ns = max(t_ns, self._since_step_ns or 0)
 
-    def _instant(self, event: dict[str, Any]) -> int:
-        t_ns = count(event["t_ns"])
+    def _read_instant(self, event: dict[str, Any]) -> int:
+        t_ns = parse_count(event["t_ns"])
         if not self._lifetime.begin_ns <= t_ns <= self._lifetime.end_ns:
-            raise DamagedError(_OUTSIDE)
+            raise ImpossibleLineError(_OUTSIDE)
         return t_ns
 
-    def _started(self, event: dict[str, Any]) -> None:
-        t_ns = self._instant(event)
+    def _read_start(self, event: dict[str, Any]) -> None:
+        t_ns = self._read_instant(event)
         if t_ns < self._lifetime.released_ns:
-            raise DamagedError("a start before the job was released")
+            raise ImpossibleLineError("a start before the job was released")
         if self._chain is not None:
-            raise DamagedError("a second start")
+            raise ImpossibleLineError("a second start")
         self._events.started_ns = self._epoch_end_ns = t_ns
         self._chain = StepChain(t_ns, self._events.damages.add)
 
-    def _step(self, event: dict[str, Any]) -> None:
+    def _read_step(self, event: dict[str, Any]) -> None:
         samples = event.get("samples")
-        number = NO_EPOCH if event["epoch"] is None else whole(event["epoch"])
-        done = None if samples is None else amount(samples)
-        self._add_step(Step(count(event["t_ns"]), done, amount(event["total"]), number, self._number))
+        number = NO_EPOCH if event["epoch"] is None else parse_whole(event["epoch"])
+        done = None if samples is None else parse_amount(samples)
+        self._add_step(Step(parse_count(event["t_ns"]), done, parse_amount(event["total"]), number, self._number))
 
     def _add_step(self, step: Step) -> None:
         if self._chain is None or step.t_ns < self._chain.start_ns:
-            raise DamagedError("a step before the start of the work")
+            raise ImpossibleLineError("a step before the start of the work")
         if step.t_ns > self._lifetime.end_ns:
-            raise DamagedError(_OUTSIDE)
+            raise ImpossibleLineError(_OUTSIDE)
         self._chain.add(step)
         self._since_step_ns = None
 
-    def _epoch(self, event: dict[str, Any]) -> None:
+    def _read_epoch(self, event: dict[str, Any]) -> None:
         try:
             self._add_epoch(event)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -207,108 +198,103 @@ class _Reader:
             raise
 
     def _add_epoch(self, event: dict[str, Any]) -> None:
-        events, t_ns = self._events, self._instant(event)
-        figures = {str(name): _number(value) for name, value in event["metrics"].items()}
-        epoch = Epoch(whole(event["epoch"]), t_ns, _number(event["seconds"]), figures)
+        events, t_ns = self._events, self._read_instant(event)
+        figures = {str(name): _parse_number(value) for name, value in event["metrics"].items()}
+        epoch = Epoch(parse_whole(event["epoch"]), t_ns, _parse_number(event["seconds"]), figures)
         if not (0 <= epoch.seconds < math.inf and 0 <= figures.get("validation_s", 0.0) < math.inf):
-            raise DamagedError("an epoch of a time that cannot be")
+            raise ImpossibleLineError("an epoch of an impossible duration")
         if events.started_ns is None or t_ns < events.started_ns:
-            raise DamagedError("an epoch before the start of the work")
+            raise ImpossibleLineError("an epoch before the start of the work")
         if events.epochs and (epoch.number <= events.epochs[-1].number or t_ns < events.epochs[-1].t_ns):
-            raise DamagedError("an epoch that was reported before, or out of order")
+            raise ImpossibleLineError("an epoch that was reported before, or out of order")
         since_s = (t_ns - (events.epochs[-1].t_ns if events.epochs else events.started_ns)) / 1e9
         left_s = (t_ns - self._epoch_end_ns) / 1e9
         is_longer = epoch.whole_s > (1 + _LATE_SHARE) * since_s + _LATE_S and since_s > _LATE_SHARE * epoch.whole_s
         if is_longer or epoch.whole_s > (1 + _SLACK_SHARE) * left_s + _SLACK_S:
-            raise DamagedError("an epoch longer than the time since the one before")
+            raise ImpossibleLineError("an epoch longer than the time since the one before")
         if len(events.epochs) == _MOST_EPOCHS:
-            raise DamagedError(f"more than {_MOST_EPOCHS} epochs")
+            raise ImpossibleLineError(f"more than {_MOST_EPOCHS} epochs")
         events.epochs.append(epoch)
         self._epoch_end_ns = min(self._epoch_end_ns + int(epoch.whole_s * 1e9), t_ns)
         if self._chain is not None and (last_ns := self._chain.last_ns(epoch.number)) is not None:
             validated_ns = int((epoch.whole_s - epoch.seconds) * 1e9)
             self._epoch_end_ns = max(self._epoch_end_ns, min(last_ns + validated_ns, t_ns))
 
-    def _metric(self, event: dict[str, Any]) -> None:
-        name, step, t_ns, value = (
-            str(event["name"]),
-            whole(event["step"]),
-            self._instant(event),
-            _number(event["value"]),
-        )
+    def _read_metric(self, event: dict[str, Any]) -> None:
+        name, step = str(event["name"]), parse_whole(event["step"])
+        t_ns, value = self._read_instant(event), _parse_number(event["value"])
         if name in _LOOPS and not 0 < value * 1e6 <= t_ns - self._lifetime.begin_ns:
-            raise DamagedError("a time that cannot be")
+            raise ImpossibleLineError("an impossible duration")
         series = self._events.metrics.get(name)
         if series is None:
             if len(self._events.metrics) == _MOST_METRICS:
-                raise DamagedError(f"more than {_MOST_METRICS} metrics")
+                raise ImpossibleLineError(f"more than {_MOST_METRICS} metrics")
             series = self._events.metrics[name] = PointSeries()
         elif series.newest == (step, t_ns, value):
-            raise DamagedError("a metric that was reported before")
+            raise ImpossibleLineError("a metric that was reported before")
         series.append(step, t_ns, value)
 
-    def _param(self, event: dict[str, Any]) -> None:
+    def _read_param(self, event: dict[str, Any]) -> None:
         params = {str(name): str(value) for name, value in event["params"].items()}
         known = self._events.params
         # A figure is made of such a one (`units.second_units`).
         if any("_per_" in name and known.get(name, value) != value for name, value in params.items()):
-            raise DamagedError("a param with another value than before")
+            raise ImpossibleLineError("a param that changed its value")
         if len(known | params) > _MOST_PARAMS:
-            raise DamagedError(f"more than {_MOST_PARAMS} params")
+            raise ImpossibleLineError(f"more than {_MOST_PARAMS} params")
         known.update(params)
 
-    def _error(self, event: dict[str, Any]) -> None:
+    def _read_error(self, event: dict[str, Any]) -> None:
         errors = self._events.errors
         errors.append({str(name): str(value) for name, value in event.items()})
         del errors[_MOST_TEXTS:-1]
 
-    def _phase(self, event: dict[str, Any]) -> None:
-        phases, name, t_ns = self._events.phases, str(event["name"]), self._instant(event)
+    def _read_phase(self, event: dict[str, Any]) -> None:
+        phases, name, t_ns = self._events.phases, str(event["name"]), self._read_instant(event)
         if phases and t_ns < phases[-1][1]:
-            raise DamagedError("a phase before the one before")
+            raise ImpossibleLineError("a phase before the one before")
         if len(phases) == _MOST_PHASES:
-            raise DamagedError(f"more than {_MOST_PHASES} phases")
+            raise ImpossibleLineError(f"more than {_MOST_PHASES} phases")
         phases.append((name, t_ns))
 
-    def _wrong(self, event: dict[str, Any]) -> None:
+    def _read_wrong(self, event: dict[str, Any]) -> None:
         self._events.num_wrong += 1
         if len(self._events.wrong) < _MOST_TEXTS:
             self._events.wrong.append(str(event["what"]))
 
-    def _process(self, event: dict[str, Any]) -> None:
+    def _read_process(self, event: dict[str, Any]) -> None:
         if len(self._events.processes) == _MOST_PROCESSES:
-            raise DamagedError(f"more than {_MOST_PROCESSES} processes")
-        self._events.processes.append(count(event["pid"]))
+            raise ImpossibleLineError(f"more than {_MOST_PROCESSES} processes")
+        self._events.processes.append(parse_count(event["pid"]))
 
-    def _process_ended(self, event: dict[str, Any]) -> None:
-        t_ns = self._instant(event)
+    def _read_process_end(self, event: dict[str, Any]) -> None:
+        t_ns = self._read_instant(event)
         if self._events.ended_ns is not None or t_ns < (self._events.started_ns or 0):
-            raise DamagedError("an end before the start, or a second one")
+            raise ImpossibleLineError("an end before the start, or a second one")
         self._events.ended_ns = t_ns
 
-    def _written(self, event: dict[str, Any]) -> None:
+    def _read_written(self, event: dict[str, Any]) -> None:
         written = self._events.written
-        now = self._instant(event), count(event["stdout"]), count(event["stderr"])
+        now = self._read_instant(event), parse_count(event["stdout"]), parse_count(event["stderr"])
         if any(size > most for size, most in zip(now[1:], self._output_bytes, strict=True)):
-            raise DamagedError("more output than there is")
+            raise ImpossibleLineError("more output than there is")
         columns = (written.t_ns, written.stdout, written.stderr)
         if written.t_ns and any(value < column[-1] for value, column in zip(now, columns, strict=True)):
-            raise DamagedError("less output than before")
+            raise ImpossibleLineError("less output than before")
         if len(written.t_ns) == _MOST_SIZES:
-            raise DamagedError(f"more than {_MOST_SIZES} sizes of output")
+            raise ImpossibleLineError(f"more than {_MOST_SIZES} sizes of output")
         for column, value in zip(columns, now, strict=True):
             column.append(value)
 
 
-def _number(value: Any) -> float:
+def _parse_number(value: Any) -> float:
     """Return a number, finite or not: a job says with NaN that its loss is none."""
     if type(value) not in (int, float):
         raise TypeError(value)
     return float(value)
 
 
-def _size(path: Path) -> int:
-    """Return the bytes of an output; no limit if it cannot be read."""
+def _find_size(path: Path) -> int:
     try:
         return regular_files.size_of(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a job wrote of itself: `events.jsonl`, one JSON object a line, appended by `workloads/client.py`.
+"""Events of a job: `events.jsonl`, one JSON object a line, appended by `workloads/client.py`.
 
 The requests that it answered stand beside it, in a file of their own. Both are read in bounded memory, and a line that
 cannot be true is left out and counted (`event_reader`).
@@ -12,6 +12,7 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from pipeline.base.domain.point_series import PointSeries
 from pipeline.base.system import regular_files
 from pipeline.launch import requests
 from pipeline.launch.damages import Damages
+from pipeline.launch.job_steps import Steps
 from pipeline.launch.requests import Requests
-from pipeline.launch.steps import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,12 @@ class Epoch:
 
     @property
     def whole_s(self) -> float:
-        """Seconds of training and validation."""
         return self.seconds + self.metrics.get("validation_s", 0.0)
 
 
 @dataclass(slots=True)
 class OutputSizes:
-    """Bytes of output and of error output that there were at instants, in their order."""
+    """Bytes of output and of error output at instants, in their order."""
 
     t_ns: array[int] = field(default_factory=lambda: array("q"))
     stdout: array[int] = field(default_factory=lambda: array("q"))
@@ -51,7 +51,7 @@ class OutputSizes:
 
 @dataclass(slots=True)
 class Events:
-    """Everything that one job reported, without what cannot be true.
+    """Events that one job reported, without the impossible ones.
 
     Attributes:
         metrics: name to points.
@@ -84,7 +84,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Where a running job is, from the last lines of its file."""
+    """Progress of a running job, from the last lines of its file."""
 
     phase: str
     epoch: int | None
@@ -93,8 +93,8 @@ class JobProgress:
 
 
 def read_progress(path: Path) -> JobProgress:
-    """The newest phase and step of a job, or its number of requests, at the cost of reading a few kilobytes."""
-    lines = last_lines(path)
+    """Read the newest phase and step of a job, or its number of requests, from a few kilobytes."""
+    lines = read_last_lines(path)
     # Whatever scrolled out of the tail was steps.
     phase, epoch, total, t_ns = "train" if lines else "start", None, None, None
     for line in lines:
@@ -103,55 +103,52 @@ def read_progress(path: Path) -> JobProgress:
             if event["event"] == "phase":
                 phase = str(event["name"])
             elif event["event"] == "step":
-                number = None if event["epoch"] is None else whole(event["epoch"])
-                t_ns, total, epoch = count(event["t_ns"]), amount(event["total"]), number
+                number = None if event["epoch"] is None else parse_whole(event["epoch"])
+                t_ns, total, epoch = parse_count(event["t_ns"]), parse_amount(event["total"]), number
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-    if answered := requests.number_written(path.with_name(layout.REQUESTS)):
+    if answered := requests.count_written(path.with_name(layout.REQUESTS)):
         total, t_ns = answered, time.monotonic_ns()
     return JobProgress(phase, epoch, total, t_ns)
 
 
-def last_lines(path: Path, num_bytes: int = 4096) -> list[bytes]:
-    """The lines in the last bytes of a file, the first of which may be cut; none of a file that cannot be read."""
-    try:
-        with os.fdopen(regular_files.opened(path), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
-            return file.read().splitlines()
-    except OSError:
-        return []
+def read_last_lines(path: Path, num_bytes: int = 4096) -> list[bytes]:
+    """Read the lines in the last bytes of a file, of which the first may be cut; none if it cannot be read."""
+    return _read_end(path, num_bytes).splitlines()
 
 
-def last_shown(path: Path, num_bytes: int = 4096) -> Sequence[str]:
+def read_shown_lines(path: Path, num_bytes: int = 4096) -> Sequence[str]:
     """Return the last lines of an output as a terminal shows them: of a progress bar, its last state; no blank ones."""
-    try:
-        with os.fdopen(regular_files.opened(path), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return []
+    lines = _read_end(path, num_bytes).decode(errors="replace").split("\n")
     states = ([state for state in line.split("\r") if state.strip()] for line in lines)
     return [shown[-1].rstrip() for shown in states if shown]
 
 
-def whole(value: Any) -> int:
+def _read_end(path: Path, num_bytes: int) -> bytes:
+    with suppress(OSError), os.fdopen(regular_files.opened(path), "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
+        return file.read()
+    return b""
+
+
+def parse_whole(value: Any) -> int:
     """Return a whole number, of a size that a database takes; TypeError if it is none."""
     if type(value) is not int or abs(value) >= 2**63:
         raise TypeError(value)
     return value
 
 
-def count(value: Any) -> int:
+def parse_count(value: Any) -> int:
     """Return a whole number that is not negative; TypeError or ValueError if it is none."""
-    if whole(value) < 0:
+    if parse_whole(value) < 0:
         raise ValueError(value)
     return int(value)
 
 
-def amount(value: Any) -> float:
+def parse_amount(value: Any) -> float:
     """Return a finite number that is not negative; TypeError or ValueError if it is none."""
     if type(value) is float:
         if not 0 <= value < math.inf:
             raise ValueError(value)
         return value
-    return count(value)
+    return parse_count(value)

@@ -1,4 +1,4 @@
-"""When a job lived, as the orchestrator saw it: what bounds every instant that the job says."""
+"""Lifetime of a job as the orchestrator saw it, which bounds every instant that the job reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests that a job answered: `requests.bin`, records of a fixed size, appended by `workloads/client.py`."""
+"""Requests that a job answered: `requests.bin`, records of a fixed size, appended by `workloads/client.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_REQUESTS = 1 << 24
 """Of one job: more are not read, as a third of them would say nothing of their rate."""
 
 _AT_ONCE = 1 << 18
-_IMPOSSIBLE = "instants or counts that cannot be"
+_IMPOSSIBLE = "impossible instants or counts"
 
 
 class Requests:
@@ -56,12 +56,12 @@ class Requests:
         return len(self._columns["intended_ns"] if self._chosen is None else self._chosen)
 
     def __getitem__(self, name: str) -> NDArray[np.int64]:
-        """A field of all requests, in nanoseconds of CLOCK_MONOTONIC, or a count."""
+        """Return a field of all requests, in nanoseconds of CLOCK_MONOTONIC, or a count."""
         column = self._columns[name]
         return column if self._chosen is None else column[self._chosen]
 
     def where(self, chosen: NDArray[np.bool_]) -> Requests:
-        """Return those that are chosen; their fields are not copied before they are asked for."""
+        """Return the chosen requests; their fields are copied only when they are asked for."""
         import numpy as np
 
         numbers = np.flatnonzero(chosen)
@@ -69,7 +69,7 @@ class Requests:
 
     @property
     def first_and_last_ns(self) -> tuple[int, ...]:
-        """When the first and the last answer was there; empty without answers."""
+        """Instants of the first and the last answer; empty without answers."""
         done = self["done_ns"]
         done = done[done > 0]
         return (int(done.min()), int(done.max())) if len(done) else ()
@@ -82,10 +82,6 @@ class Requests:
 
 def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Requests | None:
     """Return all requests of a job; `None` of a job that recorded none, or whose file cannot be read.
-
-    Args:
-        path: of the records.
-        lifetime: of the job, outside which no instant can be.
 
     Raises:
         ValueError: there are more than `MOST_REQUESTS`.
@@ -102,7 +98,6 @@ def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Requests | None:
 
 
 def _read(path: Path, num_records: int, lifetime: Lifetime) -> Requests:
-    """Read so many records in portions, by column: a record of 48 bytes is in memory once."""
     import numpy as np
 
     columns = {name: np.empty(num_records, kind) for name, kind in RECORD}
@@ -110,7 +105,7 @@ def _read(path: Path, num_records: int, lifetime: Lifetime) -> Requests:
     with os.fdopen(regular_files.opened(path), "rb") as file:
         while num_read < num_records and (data := file.read(min(_AT_ONCE, num_records - num_read) * RECORD_BYTES)):
             portion = np.frombuffer(data, np.dtype(list(RECORD)), len(data) // RECORD_BYTES)
-            can_be = _can_be(portion, lifetime)
+            can_be = _find_possible(portion, lifetime)
             num_right = int(np.count_nonzero(can_be))
             for name, column in columns.items():
                 column[num_kept : num_kept + num_right] = portion[name][can_be]
@@ -124,27 +119,27 @@ def _read(path: Path, num_records: int, lifetime: Lifetime) -> Requests:
     return Requests(columns, damages=damages)
 
 
-def number_written(path: Path) -> int:
-    """How many requests a running job has written by now."""
+def count_written(path: Path) -> int:
+    """Count the requests that a running job has written by now."""
     try:
         return path.lstat().st_size // RECORD_BYTES
     except OSError:
         return 0
 
 
-def _can_be(found: NDArray[np.void], lifetime: Lifetime) -> NDArray[np.bool_]:
+def _find_possible(records: NDArray[np.void], lifetime: Lifetime) -> NDArray[np.bool_]:
     """Return whether the instants follow each other while the job lived, and the counts are counts.
 
     When an answer was begun, and when it began to come, is not known of every server.
     """
     import numpy as np
 
-    intended, sent, begun, first, done = (found[name] for name, _ in RECORD[:5])
+    intended, sent, begun, first, done = (records[name] for name, _ in RECORD[:5])
     follow = (intended > 0) & (intended <= sent)
     follow &= (intended >= lifetime.begin_ns) & (np.maximum(sent, np.maximum(begun, done)) <= lifetime.end_ns)
     begun_or_sent = np.where(begun > 0, begun, sent)
     follow &= np.where(begun > 0, sent <= begun, begun == 0)
     follow &= np.where(done > 0, begun_or_sent <= done, done == 0)
     follow &= np.where(first > 0, (begun_or_sent <= first) & ((first <= done) | (done == 0)), first == 0)
-    can: NDArray[np.bool_] = follow & (found["tokens"] >= 0) & (found["batch"] >= 1)
+    can: NDArray[np.bool_] = follow & (records["tokens"] >= 0) & (records["batch"] >= 1)
     return can

@@ -1,4 +1,4 @@
-"""How the process of a job comes to life: started from nothing, or forked from a server (`launch/warm_start.py`).
+"""Processes of jobs: started from nothing, or forked from a server (`launch/warm_start.py`).
 
 Either way its number stays its own until `reap`, so that it can be signalled without hitting anybody else.
 """
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.system import cpu_limit
@@ -34,12 +33,12 @@ class Process:
     reap: Callable[[], object]
 
 
-class Starter(Protocol):
-    """Starts processes of one interpreter."""
+@dataclass(frozen=True, slots=True)
+class Spawner:
+    """Starter of one interpreter a job, below another program if words are put before its command."""
 
-    @property
-    def interpreter(self) -> Interpreter:
-        """What they run with."""
+    interpreter: Interpreter
+    prefix: tuple[str, ...] = ()
 
     def start(
         self,
@@ -57,24 +56,6 @@ class Starter(Protocol):
         Raises:
             LaunchError: it could not be started.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    """Starts an interpreter for each job, below another program if words are put before its command."""
-
-    interpreter: Interpreter
-    prefix: tuple[str, ...] = ()
-
-    def start(
-        self,
-        argv: Sequence[str],
-        environ: Mapping[str, str],
-        stdout: Path,
-        stderr: Path,
-        cpus: Sequence[int],
-        folder: Path | None = None,
-    ) -> Process:
         command = [*self.prefix, str(self.interpreter.python), *argv]
         with stdout.open("wb") as out, stderr.open("wb") as err:
             try:
@@ -92,10 +73,10 @@ class Spawn:
         cpu_limit.hand_on_limit(process.pid)
         if cpus:
             os.sched_setaffinity(process.pid, cpus)
-        return Process(process.pid, status=partial(_status, process.pid), reap=process.wait)
+        return Process(process.pid, status=partial(_wait_status, process.pid), reap=process.wait)
 
 
-def _status(pid: int) -> int:
+def _wait_status(pid: int) -> int:
     # WNOWAIT leaves the process a zombie: until everything is cleaned up, its number must stay its own.
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert ended is not None

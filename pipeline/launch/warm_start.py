@@ -23,8 +23,8 @@ from pipeline.base.system.command import status_at_end
 from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
-from pipeline.launch.environ import inherited_environ
-from pipeline.launch.spawn import Process, Spawn, Starter
+from pipeline.launch.environ import inherit_environ
+from pipeline.launch.spawn import Process, Spawner
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class WarmStart:
 
     def begin(self, workload: Workload, interpreter: Interpreter) -> None:
         """Start the server that jobs of this workload will be forked from, if they can be; does not wait for it."""
-        key = self._key(workload, interpreter)
+        key = self._find_key(workload, interpreter)
         if key is None or key in self._servers:
             return
         try:
@@ -62,19 +62,18 @@ class WarmStart:
             log.warning("jobs of %s start cold: %s", workload.name, error)
 
     def starter(self, workload: Workload, interpreter: Interpreter) -> Starter:
-        """What starts a job of this workload. Waits until the server has imported what it needs."""
+        """Return what starts a job of this workload, once the server has imported what it needs."""
         self.begin(workload, interpreter)
-        key = self._key(workload, interpreter)
-        server = None if key is None else self._ready(key)
-        return server or Spawn(interpreter)
+        key = self._find_key(workload, interpreter)
+        server = None if key is None else self._await_ready(key)
+        return server or Spawner(interpreter)
 
     def rest(self) -> None:
         """Wait until no server imports: that would take CPU time from the jobs that are measured."""
         for key in self._servers:
-            self._ready(key)
+            self._await_ready(key)
 
-    def _ready(self, key: tuple[Interpreter, str]) -> ForkServer | None:
-        """The server, once it has imported; `None` if jobs cannot be forked from it."""
+    def _await_ready(self, key: tuple[Interpreter, str]) -> ForkServer | None:
         server = self._servers[key]
         if server is not None:
             try:
@@ -85,8 +84,8 @@ class WarmStart:
                 self._servers[key] = server = None
         return server
 
-    def _key(self, workload: Workload, interpreter: Interpreter) -> tuple[Interpreter, str] | None:
-        """The server that jobs of this workload are forked from, and what it imports; `None` if they are not forked.
+    def _find_key(self, workload: Workload, interpreter: Interpreter) -> tuple[Interpreter, str] | None:
+        """Return the server of the workload's jobs and its module; `None` if they are not forked.
 
         A library may look at a variable when it is imported, so a workload with variables of its own is not forked.
         """
@@ -102,10 +101,10 @@ class ForkServer:
         self.interpreter = interpreter
         self._is_ready = False
         self._lost: str | None = None
-        self._control, theirs = socket.socketpair()
-        with theirs:
+        self._control, server_end = socket.socketpair()
+        with server_end:
             # As a job's environment, but that nothing may start threads or look for a GPU while it imports.
-            environ = inherited_environ(interpreter.environ) | {
+            environ = inherit_environ(interpreter.environ) | {
                 processes.MARK_VARIABLE: _NO_MARK,
                 # of pyarrow, which pandas imports; read when it is loaded
                 "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -113,12 +112,12 @@ class ForkServer:
             }
             try:
                 self._process = subprocess.Popen(
-                    [str(interpreter.python), str(_SERVER), str(theirs.fileno()), module],
+                    [str(interpreter.python), str(_SERVER), str(server_end.fileno()), module],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env=environ,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(server_end.fileno(),),
                     start_new_session=True,
                 )
             except OSError:
@@ -197,7 +196,7 @@ class ForkServer:
                 self._control.settimeout(_ANSWER_LIMIT_S)
                 self._control.sendall((json.dumps(request) + "\n").encode())
             except OSError as error:
-                raise self._loss(f"the fork server does not listen: {error}") from error
+                raise self._note_loss(f"the fork server does not listen: {error}") from error
             return self._receive(_ANSWER_LIMIT_S)
 
     def _receive(self, limit_s: float) -> dict[str, Any]:
@@ -205,13 +204,17 @@ class ForkServer:
             self._control.settimeout(limit_s)
             line = self._answers.readline()
         except (OSError, ValueError) as error:
-            raise self._loss(f"the fork server does not answer: {error}") from error
+            raise self._note_loss(f"the fork server does not answer: {error}") from error
         if not line:
-            raise self._loss("the fork server has ended")
+            raise self._note_loss("the fork server has ended")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _loss(self, what: str) -> LaunchError:
-        """Nothing that this server says from now on belongs to a question."""
+    def _note_loss(self, what: str) -> LaunchError:
+        """Note that no further message of this server answers a question."""
         self._lost = what
         return LaunchError(what)
+
+
+Starter = Spawner | ForkServer
+"""Either way in which a job's process comes to life."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.words import list_first
 from pipeline.launch.events import Events
-from pipeline.launch.state import JobState
+from pipeline.launch.job_state import JobState
 from pipeline.observe.clock import ClockRecord
 
 _MAX_ENTRIES, _MAX_S = 20_000, 3.0

@@ -14,7 +14,7 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.system import secrets
 from pipeline.launch.events import Events
-from pipeline.launch.state import Ending, JobState
+from pipeline.launch.job_state import Ending, JobState
 from pipeline.observe import causes, output_lines
 from pipeline.observe.causes import Cause
 from pipeline.observe.group_result import GroupResult, JobResult

@@ -19,7 +19,7 @@ from pipeline.base.domain.records import Group, Result, WindowKind
 from pipeline.base.domain.tags import Tag
 from pipeline.launch import event_reader
 from pipeline.launch.events import Events
-from pipeline.launch.state import Ending, JobState
+from pipeline.launch.job_state import Ending, JobState
 from pipeline.observe import changed_files, endings, host_load, latency, phases, sample_figures, work
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
@@ -159,7 +159,7 @@ def _describe_damages(states: Sequence[JobState], log_of: Mapping[int, Events]) 
     for state in states:
         log = log_of[state.job.index]
         damages = [log.damages, *([log.requests.damages] if log.requests is not None else [])]
-        if words := "; ".join(damage.in_words() for damage in damages if damage):
+        if words := "; ".join(damage.describe() for damage in damages if damage):
             texts.append(f"job {state.job.name}: {words}")
     return {Tag.DAMAGED: "; ".join(texts)} if texts else {}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipeline.base.domain.records import Device, Slot
 from pipeline.base.domain.samples import FieldTable, Sample
-from pipeline.launch.jobs import JobGroup
-from pipeline.launch.state import JobState
+from pipeline.launch.job_group import JobGroup
+from pipeline.launch.job_state import JobState
 from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.fields import Fields

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.launch.events import last_lines
+from pipeline.launch.events import read_last_lines
 
 _TAIL_BYTES = 1 << 18
 _MAX_LINES = 5000
@@ -86,7 +86,7 @@ class Line:
 
 def read_end(path: Path) -> list[Line]:
     """Read the lines at the end of a file; none if it cannot be read."""
-    return split_lines(b"\n".join(last_lines(path, _TAIL_BYTES)[-_MAX_LINES:]).decode(errors="replace"))
+    return split_lines(b"\n".join(read_last_lines(path, _TAIL_BYTES)[-_MAX_LINES:]).decode(errors="replace"))
 
 
 def split_lines(text: str) -> list[Line]:

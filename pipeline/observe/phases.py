@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from pipeline.launch.events import Events
-from pipeline.launch.state import JobState
+from pipeline.launch.job_state import JobState
 from pipeline.observe.group_result import Span
 
 SETUP, LAUNCH, WINDOW, END, CLEANUP = "setup", "launch", "window", "end", "cleanup"

@@ -14,9 +14,9 @@ from pipeline.base.domain.marks import Marks, join
 from pipeline.base.domain.records import Group, WindowKind
 from pipeline.base.domain.samples import THROTTLED
 from pipeline.base.system.words import counted
-from pipeline.launch import steps
+from pipeline.launch import job_steps
 from pipeline.launch.events import Events
-from pipeline.launch.state import JobState
+from pipeline.launch.job_state import JobState
 from pipeline.observe import host_load, latency, throughput, work
 from pipeline.observe.group_result import JobResult
 from pipeline.observe.observation import Observation
@@ -132,7 +132,7 @@ def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[
 def _find_doubts(group: Group, batch: Batch) -> Iterator[str]:
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if log.steps.per_entry > 1:
-            yield f"job {state.job.name} reported more than {steps.MOST_STEPS} steps: their times are not known"
+            yield f"job {state.job.name} reported more than {job_steps.MOST_STEPS} steps: their times are not known"
         if logged is not None:
             yield from (f"job {state.job.name}: {doubt}" for doubt in logged.doubts)
             window = batch.window if group.window.kind is WindowKind.LOGGED else None

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from pipeline.base.domain import units
 from pipeline.base.domain.records import WindowKind
 from pipeline.launch.events import Events
-from pipeline.launch.steps import Steps
+from pipeline.launch.job_steps import Steps
 from pipeline.observe.program_rates.logged_rate import Points
 from pipeline.observe.sample_figures import Window
 

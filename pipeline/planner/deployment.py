@@ -213,7 +213,7 @@ def _check_layout(gpu: Gpu, where: str) -> None:
         model, placed = mig_gpu(gpu), list_placed(gpu)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    if (reason := partitions.why_misplaced(model, placed)) is not None:
+    if (reason := partitions.explain_misplaced(model, placed)) is not None:
         raise ConfigError(
             f"{where}: {_format_layout(placed)} is not legal on {model.name}: {reason}. {_suggest(model, placed)}"
         )
@@ -238,7 +238,7 @@ def _suggest(model: MigGpu, placed: partitions.Placed) -> str:
     layout = partitions.place(model, requested)
     if layout is not None:
         return f"Legal: {_format_layout((instance.profile, instance.start) for instance in layout.instances)}"
-    near = [[partitions.resolve(model, name) for name in names] for names in partitions.nearest(model, requested)]
+    near = [[partitions.resolve(model, name) for name in names] for names in partitions.find_nearest(model, requested)]
     layouts = [partitions.plan_layout(model, combination).instances for combination in near]
     return f"Nearest: {'; '.join(_format_layout((i.profile, i.start) for i in layout) for layout in layouts)}"
 

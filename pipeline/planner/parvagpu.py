@@ -50,7 +50,7 @@ def _rows(path: Path) -> Iterator[Row]:
     if reader.fieldnames != _COLUMNS:
         raise ConfigError(f"{path} row 1: no table of ParvaGPU, whose columns are {', '.join(_COLUMNS)}")
     gpu = profiles.load_model(mig_table.find(GPU_MODEL).name)
-    names = {profile.compute_slices: profile.name for profile in partitions.slice_profiles(gpu)}
+    names = {profile.compute_slices: profile.name for profile in partitions.list_slice_profiles(gpu)}
     for cells in reader:
         where = f"{path} row {reader.line_num}"
         if None in cells or None in cells.values():

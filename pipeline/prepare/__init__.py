@@ -1,1 +1,1 @@
-"""What a group needs before its jobs start: the device, how it is shared, the jobs' environments."""
+"""Preparation of a group: the device, how it is shared, the jobs' environments."""

@@ -26,7 +26,7 @@ from pipeline.base.system import json_decoder, locks, secrets
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.host import boot_id, machine_id
 from pipeline.clean import leftovers
-from pipeline.launch.events import last_lines
+from pipeline.launch.events import read_last_lines
 from pipeline.record.owner import Owner, Standing, find_written
 
 VERSION = 4
@@ -361,7 +361,7 @@ def _find_last_instant(path: Path, record: Record) -> int | None:
     """Return the newest plausible `t_ns` of a JSON-lines file; a job may have written anything there."""
     with suppress(OSError):
         written_ns = record.clock.monotonic_ns + path.stat().st_mtime_ns - record.clock.wall_ns
-        for line in reversed(last_lines(path, TAIL_BYTES)):
+        for line in reversed(read_last_lines(path, TAIL_BYTES)):
             with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 t_ns = int(json.loads(line)["t_ns"])
                 if record.parent.start_ns <= t_ns <= written_ns + _CLOCK_ERROR_NS:

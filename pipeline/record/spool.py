@@ -50,7 +50,7 @@ class SpoolRun:
     @property
     def scratch(self) -> Path:
         """Short-lived folder of the group for sockets and pipes."""
-        return leftovers.scratch_folder(self.spool_id)
+        return leftovers.scratch_path(self.spool_id)
 
     @property
     def spool_id(self) -> str:
@@ -156,7 +156,7 @@ class Spool:
             self._add_locks(folder, group)
             run.add_artifact(layout.CONFIG, group.config_text())
             group_folder.write(folder, run.record)
-            with leftovers.scratch(run.spool_id):
+            with leftovers.hold_scratch(run.spool_id):
                 self._sender.begin(folder)
                 yield run
         finally:

@@ -23,7 +23,7 @@ from pipeline.base.system.words import counted
 from pipeline.clean.journal import Journal
 from pipeline.plan import units
 from pipeline.plan.schema import GpuKind
-from pipeline.prepare.device import chosen, lease, nvml
+from pipeline.prepare.device import device_choice, lease, nvml
 from pipeline.scale import worker_command
 from pipeline.scale.fleet import Fleet, Part, assign_ports
 from pipeline.study import plans, stored_results
@@ -140,7 +140,7 @@ def select_free(
             "gpu=simulated_h100_80gb gpu.count=2 gpu.machine=FILE"
         )
     named = [] if devices_option == ALL else _parse_devices(devices_option)
-    asked_for = [chosen.choose("hydra.launcher.devices", name, present) for name in named] or list(present)
+    asked_for = [device_choice.choose("hydra.launcher.devices", name, present) for name in named] or list(present)
     if twice := [device for device in asked_for if asked_for.count(device) > 1]:
         raise ConfigError(
             f"hydra.launcher.devices={devices_option} names {twice[0].name} {twice[0].uuid} twice; name it once"
@@ -180,14 +180,14 @@ def _parse_devices(devices_option: Any) -> list[str]:
 def _list_present(request: StudyRequest) -> Sequence[Device]:
     """Return every GPU that a worker could get; of a simulated machine those of the configured models."""
     if request.simulated is None:
-        return chosen.all_granted(nvml.list_devices())
+        return device_choice.select_granted(nvml.list_devices())
     asked_for = {mig_table.find(str(config.gpu.model)).name: config.gpu for config in request.configs}.values()
     selected = [dataclasses.replace(gpu, device=str(index)) for gpu in asked_for for index in range(gpu.count)]
     return [dataclasses.replace(request.simulated.find_device(gpu), index=index) for index, gpu in enumerate(selected)]
 
 
 def _explain_busy(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
-    if (holder := lease.held_by(device, folder)) is not None:
+    if (holder := lease.describe_holder(device, folder)) is not None:
         return f"it is held by another study: {holder}"
     if Journal(folder, device.uuid).steps():
         return ""  # its worker undoes what a killed orchestrator left on it, and then looks for strangers itself

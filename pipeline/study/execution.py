@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from pipeline.base.system import interrupts, startup, study_cache, words
 from pipeline.base.system.errors import CollocationError, InUseError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.prepare.device.waiting import Patience
+from pipeline.prepare.device.device_wait import WaitBudget
 from pipeline.record import tracking_sender
 from pipeline.record.tracking_sender import Sender
 from pipeline.study.plans import make_plan
@@ -80,7 +80,7 @@ def _begin(request: StudyRequest, stack: UndoStack) -> Study:
     Whoever has to wait for a device lets go of the others, and then plans anew: the machine may be another one.
     """
     config = request.config
-    patience = Patience(is_wanted=config.wait, limit_s=config.wait_limit_s, time_limit_s=config.time_limit_s)
+    patience = WaitBudget(is_wanted=config.wait, limit_s=config.wait_limit_s, time_limit_s=config.time_limit_s)
     while True:
         try:
             with UndoStack() as taken:

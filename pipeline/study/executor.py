@@ -30,9 +30,9 @@ from pipeline.base.system.factory import Spec
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import Journal, replay
-from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
-from pipeline.launch.spawn import Spawn
-from pipeline.launch.state import JobState
+from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
+from pipeline.launch.job_state import JobState
+from pipeline.launch.spawn import Spawner
 from pipeline.launch.warm_start import WarmStart
 from pipeline.observe import changed_files, endings, group_row, phases, sample_figures
 from pipeline.observe.changed_files import Changes
@@ -137,7 +137,7 @@ def _in_the_state_of_now(group: Group, shared: Shared) -> Group:
     if not group.device.is_gpu or group.skip_reason is not None:
         return group
     try:
-        device = nvml.with_state_now(group.device)
+        device = nvml.refresh_state(group.device)
     except (ConfigError, NvmlError):  # the group meets the same, and its row says so
         return group
     if change := MachineState.now(device).changes(MachineState.now(group.device)):
@@ -351,9 +351,9 @@ class _Execution:
         if self.group.profiler.is_none:
             # Libraries choose their number of threads when they are imported, by the CPUs that they see there.
             warm = None if self.group.pin_cpus else self.shared.warm_start.starter(job.workload, interpreter)
-            return JobStart(job=job, slot=slot, starter=warm or Spawn(interpreter), profiler=None)
+            return JobStart(job=job, slot=slot, starter=warm or Spawner(interpreter), profiler=None)
         # A profiler must see its program start.
-        spawn = Spawn(interpreter, profiler.prefix(self.record.folder / layout.job_path(job.index)))
+        spawn = Spawner(interpreter, profiler.prefix(self.record.folder / layout.job_path(job.index)))
         return JobStart(job=job, slot=slot, starter=spawn, profiler=profiler.name)
 
     def _note_missing_reports(self, profiler: Profiler, states: Sequence[JobState]) -> None:

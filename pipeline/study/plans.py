@@ -15,7 +15,7 @@ from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal, replay
 from pipeline.plan.inventory import Inventory, take
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
-from pipeline.prepare.device import chosen, lease
+from pipeline.prepare.device import device_choice, lease
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Survey
 from pipeline.study.reproduce.agreement import agree
@@ -58,7 +58,7 @@ def find_device(gpu: GpuConfig) -> Device:
     if gpu.kind is GpuKind.cpu:
         return cpu_device()
     name = None if gpu.device == AUTO_DEVICE else gpu.device
-    return chosen.find_device(name, needs_gpu=gpu.kind is GpuKind.nvidia)
+    return device_choice.find_device(name, needs_gpu=gpu.kind is GpuKind.nvidia)
 
 
 def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path) -> bool:
@@ -87,7 +87,7 @@ def undo_steps(device: Device, gpu: GpuConfig) -> None:
     """Undo the steps that a killed orchestrator noted in the journal of a device, and say so."""
     journal = Journal(Path(gpu.lock_dir), device.uuid, programs.of_device(device))
     if _goes(gpu):
-        journal.device_is_gone()  # the machine that it speaks of went with its study
+        journal.forget_device_steps()  # the machine that it speaks of went with its study
     if undone := replay(journal):
         words.say(f"undid {counted(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
 

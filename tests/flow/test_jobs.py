@@ -18,10 +18,10 @@ from pipeline.base.domain.workload import Workload
 from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.factory import Spec
 from pipeline.clean import processes
-from pipeline.launch import jobs
-from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
-from pipeline.launch.spawn import Spawn, Starter
-from pipeline.launch.warm_start import ForkServer
+from pipeline.launch import job_group
+from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
+from pipeline.launch.spawn import Spawner
+from pipeline.launch.warm_start import ForkServer, Starter
 from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
@@ -40,7 +40,7 @@ PATIENT = Limits(ready_s=60, group_s=60, stop_s=60)
 def starter(request) -> Iterator[Starter]:
     """Both ways in which a job's process comes to life."""
     if request.param == "cold":
-        yield Spawn(PYTHON)
+        yield Spawner(PYTHON)
         return
     server = ForkServer(PYTHON, "workloads.client")
     server.wait_ready()
@@ -51,7 +51,7 @@ def starter(request) -> Iterator[Starter]:
 @pytest.fixture
 def impatient(monkeypatch):
     """What ignores SIGTERM is killed soon."""
-    monkeypatch.setattr(jobs, "_TERM_GRACE_S", 0.2)
+    monkeypatch.setattr(job_group, "_TERM_GRACE_S", 0.2)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
                     running.measure(window)
         except LaunchError as error:
             reason = str(error)
-        assert processes.marked(mark) == []
+        assert processes.list_marked(mark) == []
         assert list(scratch.iterdir()) == []
         scratch.rmdir()
         return group_row.judge(toys, Observation(batches=[running.states], samples=(), reason=reason))
@@ -187,7 +187,7 @@ def test_a_work_window_ends_when_the_jobs_do(run):
         ("dies_before_ready", Result.FAILED, "signal 9"),
         ("ends_before_ready", Result.FAILED, "ended before it was ready"),
         ("raises_before_ready", Result.FAILED, "a model that does not exist"),
-        ("breaks_protocol", Result.FAILED, "sent what is no message over its control socket: b'[[["),
+        ("breaks_protocol", Result.FAILED, "sent an invalid message over its control socket: b'[[["),
         ("raises", Result.FAILED, "RuntimeError: something went wrong"),
         ("out_of_memory", Result.OOM, "Tried to allocate 2.00 GiB"),
         ("silent_exit", Result.FAILED, "without reporting the end"),
@@ -244,7 +244,7 @@ def test_children_that_outlive_a_good_job_are_ended_and_the_row_stays_good(run):
 
 
 def test_an_interpreter_that_is_not_there_is_an_error_and_starts_nothing(run):
-    row = run("well", starter=Spawn(Interpreter(python=Path("/no/such/python"))))
+    row = run("well", starter=Spawner(Interpreter(python=Path("/no/such/python"))))
     assert row.result is Result.FAILED
     assert "/no/such/python" in row.reason
 
@@ -253,7 +253,7 @@ def test_pinned_jobs_get_equal_disjoint_shares(run, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     seen = []
 
-    class Noting(Spawn):
+    class Noting(Spawner):
         def start(self, argv, environ, stdout, stderr, cpus, folder=None):
             seen.append(cpus)
             return super().start(argv, environ, stdout, stderr, [])

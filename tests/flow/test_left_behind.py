@@ -18,7 +18,7 @@ import pytest
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import leftovers, processes
 from pipeline.prepare.device import lease, nvml
-from pipeline.prepare.mps import daemon
+from pipeline.prepare.mps import mps_daemon
 from pipeline.record import group_folder
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
@@ -46,7 +46,7 @@ del sys.argv[:2]
 STUDY = f"{PRELUDE}runpy.run_path(sys.argv[0], run_name='__main__')"
 COMMAND = f"{PRELUDE}runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 # It does not wait ten seconds for a GPU that stays in use.
-IMPATIENT = f"from pipeline.prepare.mig import control; control._RETRY_LIMIT_S, control._RETRY_S = 0.1, 0.02\n{STUDY}"
+IMPATIENT = f"from pipeline.prepare.mig import mig_smi; mig_smi._RETRY_LIMIT_S, mig_smi._RETRY_S = 0.1, 0.02\n{STUDY}"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -89,11 +89,11 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def foreign_daemon() -> Iterator[daemon.Control]:
+def foreign_daemon() -> Iterator[mps_daemon.ControlProgram]:
     """An MPS daemon that somebody else runs, with its server."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         program = write_program(Path(folder))
-        control = daemon.Control(program=str(program), pipes=Path(folder, "pipe"))
+        control = mps_daemon.ControlProgram(program=str(program), pipes=Path(folder, "pipe"))
         control.pipes.mkdir()
         subprocess.run([program, "-d"], env=control.environ(), check=True)
         try:
@@ -120,7 +120,9 @@ def kill_with_its_sender(study: forks.Fork) -> None:
 
 
 @pytest.mark.slow
-def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreign_daemon: daemon.Control) -> None:
+def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(
+    a100: Kept, foreign_daemon: mps_daemon.ControlProgram
+) -> None:
     before = a100.gpu
     servers = foreign_daemon.list_pids("get_server_list")
     a100.environ["CUDA_MPS_PIPE_DIRECTORY"] = str(foreign_daemon.pipes)
@@ -133,7 +135,7 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(a100: Kept, foreig
     try:
         wait_for(are_training, study)
         (record,) = a100.folder.glob("mlruns/spool/*/*/record.json")
-        scratch = leftovers.scratch_folder(group_folder.read(record.parent).spool_id)
+        scratch = leftovers.scratch_path(group_folder.read(record.parent).spool_id)
         code, text = a100.ask("status")
         assert code == 1
         assert f"(pid {study.pid}, started in {a100.folder})" in text
@@ -233,10 +235,10 @@ def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept
     mark = group_folder.read(record.parent).spool_id
     kill_with_its_sender(study)
     assert a100.gpu.mig_current
-    assert processes.marked(mark)
+    assert processes.list_marked(mark)
     status, text = a100.run("scenario=naive", "degree=1")
     assert status == 0, text
-    assert not processes.marked(mark)
+    assert not processes.list_marked(mark)
     assert "undid 3 steps that a killed orchestrator had left on NVIDIA A100-SXM4-40GB" in text
     assert a100.gpu == before
 
@@ -249,10 +251,10 @@ def test_the_mps_processes_of_a_killed_rehearsal_end_with_the_next_one(tmp_path:
     def marks() -> list[str]:
         """Of the daemons of this study alone: tests of MPS may run beside this one."""
         records = [group_folder.read(path.parent) for path in tmp_path.glob("mlruns/spool/*/*/record.json")]
-        return [f"mps:{leftovers.scratch_folder(record.spool_id)}/mps/pipe" for record in records]
+        return [f"mps:{leftovers.scratch_path(record.spool_id)}/mps/pipe" for record in records]
 
     def pids(of: Sequence[str]) -> list[int]:
-        return [pid for mark in of for pid in processes.marked(mark)]
+        return [pid for mark in of for pid in processes.list_marked(mark)]
 
     def is_training() -> bool:
         return any('"started"' in file.read_text() for file in tmp_path.glob("mlruns/spool/*/*/jobs/*/events.jsonl"))

@@ -181,11 +181,11 @@ def test_an_interrupt_ends_the_profilers_and_what_they_started(start, client, tm
         time.sleep(0.05)
     (record,) = tmp_path.glob("mlruns/spool/*/*/record.json")
     mark = json.loads(record.read_text())["spool_id"]
-    assert wait_until(lambda: len(processes.marked(mark)) >= 4)
+    assert wait_until(lambda: len(processes.list_marked(mark)) >= 4)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=300)
     assert process.returncode == 143
-    assert processes.marked(mark) == []
+    assert processes.list_marked(mark) == []
     (group,) = runs(client, "group")
     assert group.data.tags["collocation.result"] == "interrupted"
 

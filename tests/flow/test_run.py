@@ -261,7 +261,7 @@ def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, s
         process.send_signal(signum)
         process.communicate(timeout=300)
     assert process.returncode == status
-    assert processes.marked(mark) == []
+    assert processes.list_marked(mark) == []
     ((parent, children),) = groups(client)
     assert [run.info.status for run in (parent, *children)] == ["KILLED"] * 3
     assert parent.data.tags["collocation.result"] == "interrupted"
@@ -279,7 +279,7 @@ def test_after_kill_9_nothing_lives_on_and_the_runs_get_closed(start, run, clien
         assert run(*TOY, "baseline=never", *SHORT, script=IMPATIENT)[0] == 0
     else:
         _wait_until(lambda: not list(tmp_path.glob("mlruns/spool/*/*/record.json")))
-    assert processes.marked(mark) == []
+    assert processes.list_marked(mark) == []
     (parent, children), *_ = groups(client)
     assert [run.info.status for run in (parent, *children)] == ["KILLED"] * 3
 
@@ -306,7 +306,7 @@ def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(sta
 @pytest.mark.parametrize(
     ("what", "before"),
     [
-        pytest.param("pipeline.launch.spawn.Spawn.start", "", id="a job is started"),
+        pytest.param("pipeline.launch.spawn.Spawner.start", "", id="a job is started"),
         pytest.param("pipeline.observe.group_row.judge", "no figures: OSError: ", id="figures are computed"),
     ],
 )

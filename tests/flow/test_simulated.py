@@ -22,7 +22,7 @@ from pipeline import rehearsal
 from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.launch.state import JobState, Started
+from pipeline.launch.job_state import JobState, ProcessStart
 from pipeline.plan import describe, read
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.prepare.device import lease
@@ -590,7 +590,7 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
         uuid = simulated.find_device(config.gpu).uuid
         slots = [Slot(visible_devices=uuid)]
         gone, here = (
-            JobState(job=job, folder=tmp_path, started=Started(process=Gone(pid), at_ns=0))
+            JobState(job=job, folder=tmp_path, started=ProcessStart(process=Gone(pid), at_ns=0))
             for pid in (ended.pid, os.getpid())
         )
         simulated.charge([gone], slots, ["python"], 10)

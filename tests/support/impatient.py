@@ -9,8 +9,8 @@ sys.path.insert(0, str(PROJECT_DIR))
 sys.argv[0] = str(PROJECT_DIR / "run.py")
 
 from pipeline.clean import leftovers  # noqa: E402
-from pipeline.launch import jobs  # noqa: E402
+from pipeline.launch import job_group  # noqa: E402
 
-jobs._TERM_GRACE_S = 0.5
+job_group._TERM_GRACE_S = 0.5
 leftovers._GRACE_S = 0.2
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -15,7 +15,7 @@ from listeners.smi import SmiListener
 from pipeline.base.domain.records import GpuSettings, Group, Job, Limits, Window, WindowKind
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
-from pipeline.launch.state import Ended, JobState, Said, Started
+from pipeline.launch.job_state import JobEnd, JobState, ProcessStart, ProtocolReport
 from pipeline.observe.fields import Fields
 from tests.conftest import GPU
 
@@ -100,9 +100,9 @@ def state(
     return JobState(
         job=job,
         folder=folder,
-        started=Started(process=Gone(100 + job.index), at_ns=0),
-        said=Said(is_ready=True, bye=bye),
-        ended=Ended(**({"status": status, "at_ns": 100 * S} | ended)),
+        started=ProcessStart(process=Gone(100 + job.index), at_ns=0),
+        said=ProtocolReport(is_ready=True, bye=bye),
+        ended=JobEnd(**({"status": status, "at_ns": 100 * S} | ended)),
     )
 
 

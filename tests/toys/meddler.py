@@ -47,7 +47,7 @@ def _state() -> dict[str, Any]:
         "descriptors": sorted(_kind(name) for name in os.listdir("/proc/self/fd")),
         "cpus": sorted(os.sched_getaffinity(0)),
         "children": sum(1 for _ in Path("/proc/self/task").glob("*/children")),
-        "cached": current._current.cache_info().currsize,  # type: ignore[attr-defined]
+        "cached": current._describe.cache_info().currsize,  # type: ignore[attr-defined]
     }
 
 

@@ -23,7 +23,7 @@ TURNED = [
     ("pipeline/new.py", "pipeline.base.system.words", "the flow runs one way"),  # a new module has a layer
     ("pipeline/base/system/host.py", "pipeline.base.domain.records", "system code knows no job and no GPU"),
     (
-        "pipeline/prepare/mps/daemon.py",
+        "pipeline/prepare/mps/mps_daemon.py",
         "pipeline.prepare.sharing.mps",
         "a sharing mode uses mechanisms, no mechanism knows a mode",
     ),
@@ -36,7 +36,7 @@ TURNED = [
     ("workloads/client.py", "pipeline.base.system.words", "workloads know only the client"),
     ("pipeline/study/study.py", "workloads.client", "the pipeline names neither listeners nor workloads"),
     ("pipeline/study/study.py", "mlflow", "record.store alone imports mlflow"),
-    ("pipeline/planner/deployment.py", "pipeline.prepare.mig.control", "a plan is made without a GPU"),
+    ("pipeline/planner/deployment.py", "pipeline.prepare.mig.mig_smi", "a plan is made without a GPU"),
     ("pipeline/study/executor.py", "pipeline.plan.schema", "only what asks for a study knows its configuration"),
     ("pipeline/plan/read.py", "pipeline.prepare.device.nvml", "a study is read and planned without its machine"),
     ("pipeline/base/system/errors.py", "pipeline.base.system.paths", CIRCLES),

@@ -1,4 +1,4 @@
-"""What is put before the command of a job, named by the YAML files of `conf/profiler`.
+"""Profilers that stand before the command of a job, named by the YAML files of `conf/profiler`.
 
-`dcgm.py` is what they share: DCGM lets go of the counters of the GPU meanwhile.
+`dcgm_pause.py` is what they share: DCGM lets go of the counters of the GPU meanwhile.
 """

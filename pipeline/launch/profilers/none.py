@@ -11,7 +11,7 @@ from pipeline.base.system.errors import ConfigError
 
 
 class NoProfiler:
-    """Nothing is put before the command of a job."""
+    """Profiler that puts nothing before the command of a job."""
 
     name = "none"
 

@@ -16,7 +16,7 @@ from pipeline.base.domain.records import Commands, Device, Group
 from pipeline.base.system import words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import expanded
-from pipeline.launch.profilers import dcgm
+from pipeline.launch.profilers import dcgm_pause
 
 _REPORT = "profile"
 
@@ -44,14 +44,14 @@ class _Nsight:
                 )
 
     def check(self, group: Group) -> None:
-        self._found()
-        dcgm.check(group, self.name)
+        self._find_program()
+        dcgm_pause.check(group, self.name)
 
     def privileged(self, group: Group) -> Commands:
-        return dcgm.commands(group)
+        return dcgm_pause.list_commands(group)
 
     def prepare(self, group: Group) -> AbstractContextManager[None]:
-        return dcgm.paused(group, self.name)
+        return dcgm_pause.pause(group, self.name)
 
     def notes(self, device: Device) -> tuple[str, ...]:
         cost = (
@@ -66,7 +66,7 @@ class _Nsight:
         path = folder / f"{_REPORT}{self.suffix}"
         return path if path.is_file() and path.stat().st_size else None
 
-    def _found(self) -> str:
+    def _find_program(self) -> str:
         if self._program is not None:
             path = shutil.which(expanded("profiler.program", self._program))
             if path is None:
@@ -75,7 +75,7 @@ class _Nsight:
                     f"PATH); profiler={self.name} needs {self.product}"
                 )
             return str(Path(path).absolute())
-        path = next(filter(None, map(shutil.which, [self.name, *self._installed()])), None)
+        path = next(filter(None, map(shutil.which, [self.name, *self._list_installed()])), None)
         if path is None:
             looked = ", ".join(["PATH", *self.places])
             raise ConfigError(
@@ -84,8 +84,7 @@ class _Nsight:
             )
         return str(Path(path).absolute())
 
-    def _installed(self) -> list[str]:
-        """Where it may be installed, the newest version first."""
+    def _list_installed(self) -> list[str]:
         paths = [str(path) for place in self.places for path in Path("/").glob(place.lstrip("/"))]
         return sorted(paths, key=lambda path: [int(number) for number in re.findall(r"\d+", path)], reverse=True)
 
@@ -104,8 +103,8 @@ class Nsys(_Nsight):
     own_options = ("-o", "--output", "-f", "--force-overwrite")
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
-        output = f"--output={_escaped(folder / _REPORT)}"
-        return (self._found(), "profile", output, "--force-overwrite=true", *self._options)
+        output = f"--output={_escape(folder / _REPORT)}"
+        return (self._find_program(), "profile", output, "--force-overwrite=true", *self._options)
 
 
 class Ncu(_Nsight):
@@ -129,9 +128,9 @@ class Ncu(_Nsight):
         return (*super().notes(device), turns)
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
-        output = ("--export", _escaped(folder / _REPORT), "--force-overwrite")
-        return (self._found(), "--target-processes", "all", *output, *self._options)
+        output = ("--export", _escape(folder / _REPORT), "--force-overwrite")
+        return (self._find_program(), "--target-processes", "all", *output, *self._options)
 
 
-def _escaped(path: Path) -> str:
+def _escape(path: Path) -> str:
     return str(path).replace("%", "%%")

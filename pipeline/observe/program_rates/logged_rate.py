@@ -15,8 +15,8 @@ from pipeline.base.domain.workload import RateSource
 from pipeline.base.mlflow_internals.files import read_script_runs
 from pipeline.base.system import regular_files
 from pipeline.base.system.words import counted, list_first
-from pipeline.launch.events import Events, last_shown
-from pipeline.launch.state import JobState
+from pipeline.launch.events import Events, read_shown_lines
+from pipeline.launch.job_state import JobState
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.program_rates import rate_text, tensorboard
 from pipeline.observe.program_rates.numbers import UnreadableError
@@ -112,7 +112,7 @@ def _explain_no_match(folder: Path, what: str, rates: Rates) -> str:
         return f"{what} gave no finite number in {counted(rates.num_not_finite, 'line')}"
     if rates.without_number:
         return f"{what} matched no line of its output with a number, but `{rates.without_number}`"
-    seen = {where: last_shown(folder / name, _TAIL_BYTES) for name, where in _OUTPUTS}
+    seen = {where: read_shown_lines(folder / name, _TAIL_BYTES) for name, where in _OUTPUTS}
     numbers = {where: [line for line in lines if re.search(r"\d", line)] for where, lines in seen.items()}
     last = {where: lines for where, lines in (numbers if any(numbers.values()) else seen).items() if lines}
     how = "has numbers, as in" if any(numbers.values()) else "ends with"

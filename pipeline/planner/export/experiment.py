@@ -66,7 +66,7 @@ class Group:
         if self.gpu.mode != "mig":
             return ()
         model = profiles.load_model(self.gpu.model, self.gpu.driver_branch)
-        by_slices = {profile.name: f"{profile.compute_slices}g" for profile in partitions.slice_profiles(model)}
+        by_slices = {profile.name: f"{profile.compute_slices}g" for profile in partitions.list_slice_profiles(model)}
         return tuple(by_slices.get(instance.profile or "", instance.profile or "") for instance in self.gpu.instances)
 
 

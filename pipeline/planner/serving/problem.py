@@ -303,7 +303,7 @@ def _partitions(problem: Problem) -> Iterator[Partition]:
             yield Partition(model=number, counts={kinds[WHOLE]: 1})
         pool = [mig_profile for kind in kinds.values() if (mig_profile := problem.kinds[kind].mig_profile) is not None]
         if model.mig is not None and pool:
-            for names in partitions.maximal_combinations(model.mig, pool):
+            for names in partitions.list_maximal_combinations(model.mig, pool):
                 counts = Counter(kinds[name] for name in names)
                 yield Partition(model=number, counts=dict(sorted(counts.items())))
 

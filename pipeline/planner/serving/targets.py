@@ -70,7 +70,7 @@ def list_layouts(problem: Problem) -> list[Layout]:
             all_layouts.append(Layout(number, ((kinds[WHOLE], None),)))
         pool = [mig_profile for kind in kinds.values() if (mig_profile := problem.kinds[kind].mig_profile) is not None]
         if model.mig is not None and pool:
-            for placed in partitions.maximal_layouts(model.mig, pool):
+            for placed in partitions.list_maximal_layouts(model.mig, pool):
                 all_layouts.append(Layout(number, tuple((kinds[profile.name], start) for profile, start in placed)))
     return all_layouts
 

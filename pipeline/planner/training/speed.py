@@ -115,7 +115,7 @@ class Speeds:
     def find_alone(self, program: Program) -> Speed | None:
         """Return the speed of a process alone on the GPU, else on the largest instance of which it is known."""
         speed = self.find(program, Place(mode=SERIAL.name))
-        profiles = partitions.slice_profiles(self.model.mig) if self.model.mig is not None else ()
+        profiles = partitions.list_slice_profiles(self.model.mig) if self.model.mig is not None else ()
         for mig_profile in reversed(profiles):
             speed = speed or self.find(program, Place(mode=MIG.name, instance_profile=mig_profile.name))
         return speed

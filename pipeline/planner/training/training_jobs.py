@@ -224,7 +224,7 @@ def _on_instances(
     """Run jobs on the instances of each maximal partition: one each if there are enough, else several under MPS."""
     mig = problem.model.mig
     assert mig is not None
-    for names in partitions.maximal_combinations(mig):
+    for names in partitions.list_maximal_combinations(mig):
         used = sorted((partitions.resolve(mig, name) for name in names), key=lambda profile: profile.size, reverse=True)
         used = used[: len(kinds)]
         mode = MIG.name if len(used) == len(kinds) else MIG_MPS.name

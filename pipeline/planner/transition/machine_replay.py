@@ -26,7 +26,7 @@ from pipeline.base.system import json_decoder
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.host import boot_id
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.clean import journal, own_file
+from pipeline.clean import journal, journal_file
 from pipeline.clean.journal import Journal
 from pipeline.planner import input_files
 from pipeline.planner.deployment import Gpu
@@ -38,7 +38,7 @@ from pipeline.planner.transition.transition_plan import Constraints, NoTransitio
 from pipeline.planner.transition.transition_steps import Slice, Step, Transition
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mig import profiles
-from pipeline.prepare.mig.control import Control, destroy_instance, switch_off
+from pipeline.prepare.mig.mig_smi import MigSmi, destroy_instance, switch_off
 from pipeline.simulation.machine.state_file import StateFile
 
 
@@ -73,9 +73,9 @@ class _LockedGpu:
     names: Mapping[int, str]  # of its profiles, by id
 
     @property
-    def control(self) -> Control:
+    def control(self) -> MigSmi:
         """The MIG of this GPU."""
-        return Control.found(self.programs, self.device.uuid)
+        return MigSmi.locate(self.programs, self.device.uuid)
 
     def slices(self) -> set[Slice]:
         """Return its GPU instances, as the driver lists them."""
@@ -93,17 +93,17 @@ class _Log:
 
     def __init__(self, machine: Path, transition: Transition) -> None:
         self._path = machine.with_name(f"{machine.name}.replay") / "steps.jsonl"
-        lines = [json.loads(line) for line in own_file.read(self._path)]
+        lines = [json.loads(line) for line in journal_file.read(self._path)]
         digest = hashlib.sha256(json.dumps(json_decoder.encode(transition), sort_keys=True).encode()).hexdigest()
         if lines and lines[0]["transition"] != digest:
             if "reached" not in lines[-1]:
                 raise ConfigError(
                     f"{machine} has an unfinished transition; finish its replay, or remove {self._path.parent}"
                 )
-            own_file.remove(self._path)
+            journal_file.remove(self._path)
             lines = []
         if not lines:
-            own_file.append(self._path, {"transition": digest})
+            journal_file.append(self._path, {"transition": digest})
         self.transition = transition
         self.done: set[str] = set()
         self.begun: str | None = None
@@ -113,7 +113,7 @@ class _Log:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Keep a line; on return it is on the disk."""
-        own_file.append(self._path, dict(line))
+        journal_file.append(self._path, dict(line))
         self._hear(line)
 
     def _hear(self, line: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ def replay(transition: Transition, machine: Path, locks: Path, report: Callable[
                 device=device, programs=helpers, journal=Journal(locks, device.uuid, helpers), names=names
             )
         for locked in held.values():
-            outcome.put_back += [journal.in_words(step) for step in journal.replay(locked.journal)]
+            outcome.put_back += [journal.describe(step) for step in journal.replay(locked.journal)]
         log = _Log(machine, transition)
         outcome.earlier = len(log.done)
         _Replay(held, log, spare, most, outcome, report).run()
@@ -232,12 +232,12 @@ class _Replay:
         held = self._held[step.gpu]
         if step.kind == "repartition":
             for slice_ in sorted(set(step.destroyed) & held.slices(), key=lambda slice_: slice_.start):
-                arguments: dict[str, Any] = {**held.control.recorded(), **held.place(slice_), "boot": boot_id()}
+                arguments: dict[str, Any] = {**held.control.to_record(), **held.place(slice_), "boot": boot_id()}
                 destroy_instance(held.programs, **arguments)
             if step.mode == "mig":
                 self._make(step.gpu, step.made)
             elif held.control.read().is_on:
-                switch_off(held.programs, **held.control.recorded())
+                switch_off(held.programs, **held.control.to_record())
         elif step.instance is not None and step.instance.start is not None and step.kind != "delete":
             needed = Slice(profile=str(step.instance.profile), start=step.instance.start)
             if needed not in held.slices():
@@ -249,14 +249,14 @@ class _Replay:
         """Make GPU instances, those that are there excepted, each in the journal until it is complete."""
         held = self._held[name]
         if not held.control.read().is_on:
-            with _until_complete(held.journal, "mig_mode", held.control.recorded()):
+            with _until_complete(held.journal, "mig_mode", held.control.to_record()):
                 held.control.switch_on()
         size = {profile.name: profile.size for profile in profiles.load_model(held.device.name).profiles}
         missing = set(required) - held.slices()
         for slice_ in sorted(
             missing, key=lambda slice_: (size[slice_.profile], -slice_.start), reverse=True
         ):  # larger first
-            arguments = {**held.control.recorded(), **held.place(slice_), "boot": boot_id()}
+            arguments = {**held.control.to_record(), **held.place(slice_), "boot": boot_id()}
             with _until_complete(held.journal, "mig_instance", arguments):
                 held.control.create(arguments["profile_id"], arguments["start"])
 
@@ -294,7 +294,7 @@ def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> I
         stack.callback(book.undo, step)
         yield
         stack.pop_all()
-        book.keep(step)
+        book.discard(step)
 
 
 def _list_models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:

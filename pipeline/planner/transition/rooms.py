@@ -30,7 +30,9 @@ class Layouts:
         self._model = mig_gpu(gpu)
         self._profiles = {profile.name: profile for profile in self._model.profiles}
         self._options = [
-            Spot(start, profile.name) for profile in partitions.slice_profiles(self._model) for start in profile.starts
+            Spot(start, profile.name)
+            for profile in partitions.list_slice_profiles(self._model)
+            for start in profile.starts
         ]
         self._legal: dict[frozenset[Spot], bool] = {}
         self._placed: dict[tuple[frozenset[Spot], tuple[str, ...]], tuple[int, ...] | None] = {}
@@ -48,7 +50,7 @@ class Layouts:
         """Return whether all of them can be there at once."""
         spots = frozenset(instances)
         if spots not in self._legal:
-            self._legal[spots] = partitions.why_misplaced(self._model, self._list_placed(spots)) is None
+            self._legal[spots] = partitions.explain_misplaced(self._model, self._list_placed(spots)) is None
         return self._legal[spots]
 
     def place(self, spots: Iterable[Spot], names: Sequence[str]) -> tuple[int, ...] | None:

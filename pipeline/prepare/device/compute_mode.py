@@ -17,15 +17,15 @@ from pipeline.base.system.host import boot_id
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
 from pipeline.prepare.device import nvml
-from pipeline.prepare.device.smi import Smi, await_last_write
+from pipeline.prepare.device.smi_commands import Smi, await_last_write
 
 log = logging.getLogger(__name__)
 
 EXCLUSIVE = "exclusive_process"
 
 
-def refuse(group: Group, why: str) -> None:
-    """Raise ConfigError if a sharing mode that cannot use it is told to."""
+def refuse_exclusive(group: Group, why: str) -> None:
+    """Raise ConfigError if a sharing mode without a server is to use `gpu.exclusive_process`."""
     if group.gpu.exclusive_process:
         raise ConfigError(
             f"gpu.exclusive_process is for scenario=mps, mps_percent and mps_static: scenario={group.scenario} {why}"
@@ -48,45 +48,45 @@ def refuse_forbidden(group: Group, at_once: int) -> None:
     )
 
 
-def commands(smi: Smi, found: str) -> Commands:
-    """What sets the mode, and what sets it back to what was found."""
-    return Commands(do=(smi.compute_mode(EXCLUSIVE),), undo=(smi.compute_mode(found),))
+def list_commands(smi: Smi, previous: str) -> Commands:
+    """List the commands that set the mode, and set it back to the previous one."""
+    return Commands(do=(smi.compute_mode_command(EXCLUSIVE),), undo=(smi.compute_mode_command(previous),))
 
 
 @contextmanager
-def exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
-    """Let only one process compute on the GPU for a while. Does nothing if that is so already."""
-    found = nvml.compute_mode(smi.uuid)
-    if found == EXCLUSIVE:
+def hold_exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
+    """Let only one process compute on the GPU for a while; do nothing if that is already so."""
+    previous = nvml.read_compute_mode(smi.uuid)
+    if previous == EXCLUSIVE:
         yield
         return
-    with journal.undoing("compute_mode", **smi.recorded(), mode=found, boot=boot_id()):
+    with journal.guard("compute_mode", **smi.to_record(), mode=previous, boot=boot_id()):
         set_mode(smi, EXCLUSIVE)
         yield
 
 
 @undoes("compute_mode", "set the compute mode back to {mode}")
-def set_back(programs: Programs, uuid: str, admin: Sequence[str], mode: str, boot: str | None = None) -> None:
-    """Undo `exclusive`. What somebody else, or a restart of the machine, has set since then stays."""
+def restore(programs: Programs, uuid: str, admin: Sequence[str], mode: str, boot: str | None = None) -> None:
+    """Undo `hold_exclusive`; a mode that somebody else, or a restart, has set since then stays."""
     if boot not in (None, boot_id()):
         return
     await_last_write(uuid)
-    there = nvml.compute_mode(uuid)
-    if there == EXCLUSIVE:
-        set_mode(Smi.found(programs, uuid, admin), mode)
-    elif there != mode:
-        log.warning("the compute mode of %s is %s, which this project did not set: it stays", uuid, there)
+    current = nvml.read_compute_mode(uuid)
+    if current == EXCLUSIVE:
+        set_mode(Smi.locate(programs, uuid, admin), mode)
+    elif current != mode:
+        log.warning("the compute mode of %s is %s, which this project did not set: it stays", uuid, current)
 
 
 def set_mode(smi: Smi, mode: str) -> None:
-    """Set the compute mode, unless it is that already; a SharingError if it is another one afterwards."""
+    """Set the compute mode if it is another one; SharingError if it is not set afterwards."""
     await_last_write(smi.uuid)
-    if nvml.compute_mode(smi.uuid) == mode:
+    if nvml.read_compute_mode(smi.uuid) == mode:
         return
-    words = smi.compute_mode(mode)
-    said = smi.run(words).said
-    if nvml.compute_mode(smi.uuid) != mode:
+    words = smi.compute_mode_command(mode)
+    output = smi.run(words).said
+    if nvml.read_compute_mode(smi.uuid) != mode:
         raise SharingError(
-            f"the compute mode of {smi.uuid} is not {mode} after `{' '.join(words)}`, which said: {said}. An "
+            f"the compute mode of {smi.uuid} is not {mode} after `{' '.join(words)}`, which said: {output}. An "
             "administrator must allow this command; then say how it is run, as in 'gpu.admin=[sudo,-n]'"
         )

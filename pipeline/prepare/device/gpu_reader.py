@@ -1,7 +1,8 @@
-"""Reads of one GPU by NVML what changes while programs run on it: its sensors, its memory, and who uses it."""
+"""Readings of one GPU by NVML that change while programs run: sensors, memory and processes."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -38,30 +39,30 @@ class GpuProcess:
         return f"{self.name or 'a program'} (pid {self.pid})"
 
 
-def processes(uuid: str) -> tuple[GpuProcess, ...]:
-    """Every process with a context on the GPU or, under MIG, on one of its MIG devices; in the order of PIDs.
+def list_processes(uuid: str) -> tuple[GpuProcess, ...]:
+    """List the processes with a context on the GPU or, under MIG, on one of its MIG devices, by PID.
 
     A list that cannot be had is an error, never empty.
     """
     with nvml.session():
         return tuple(
-            GpuProcess(pid=pid, name=_name(pid), memory_mib=None if used is None else used / _MIB, kind=kind)
+            GpuProcess(pid=pid, name=_read_name(pid), memory_mib=None if used is None else used / _MIB, kind=kind)
             for pid, (kind, used) in sorted(GpuReader(uuid).listed_processes().items())
         )
 
 
-def staying_processes(uuid: str, is_meant: Callable[[GpuProcess], bool]) -> list[GpuProcess]:
-    """Those of the processes on a GPU that are meant and still there after two seconds; at once if there are none.
+def list_staying_processes(uuid: str, is_meant: Callable[[GpuProcess], bool]) -> list[GpuProcess]:
+    """List the chosen processes that are still on a GPU after two seconds; return at once if there are none.
 
     A process that starts CUDA is listed on every GPU of the machine for a moment, whichever it will compute on: four
     studies on the four GPUs of one host saw each other's jobs.
     """
-    staying = {process.pid: process for process in processes(uuid) if is_meant(process)}
+    staying = {process.pid: process for process in list_processes(uuid) if is_meant(process)}
     until = time.monotonic() + _STARTS_WITHIN_S
     while staying and time.monotonic() < until:
         time.sleep(_LOOK_S)
-        there = {process.pid for process in processes(uuid)}
-        staying = {pid: process for pid, process in staying.items() if pid in there}
+        listed = {process.pid for process in list_processes(uuid)}
+        staying = {pid: process for pid, process in staying.items() if pid in listed}
     return list(staying.values())
 
 
@@ -73,9 +74,11 @@ class GpuReader:
 
     def __init__(self, uuid: str) -> None:
         handle = nvml.ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        is_mig_device = uuid.startswith(nvml.MIG_PREFIX)
-        self._process_handles = [handle] if is_mig_device else _process_handles(handle)
-        self._instances = {} if is_mig_device else _instances(handle)
+        parts = None if uuid.startswith(nvml.MIG_PREFIX) else _list_mig_handles(handle)
+        # Of a GPU in MIG mode, the process lists of its MIG devices need no privilege.
+        self._process_handles = [handle] if parts is None else parts
+        with nvml.translate_errors("the MIG devices"):  # those of one GPU instance share its memory
+            self._instances = {pynvml.nvmlDeviceGetGpuInstanceId(part): part for part in parts or ()}
         self._quantities: dict[str, Callable[[], Any]] = {
             "nvmlDeviceGetMemoryInfo_v2": partial(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2),
             "nvmlDeviceGetUtilizationRates": partial(pynvml.nvmlDeviceGetUtilizationRates, handle),
@@ -88,11 +91,11 @@ class GpuReader:
             "nvmlDeviceGetCurrentClocksThrottleReasons": partial(
                 pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle
             ),
-            "nvmlDeviceGetPerformanceState": partial(_performance_state, handle),
+            "nvmlDeviceGetPerformanceState": partial(_read_performance_state, handle),
         }
 
     def quantities(self) -> dict[str, float]:
-        """One reading of the whole GPU, by NVML function (and `.member` where it fills a structure), in NVML's units.
+        """Read the whole GPU once, by NVML function (and `.member` of a structure), in NVML's units.
 
         Memory is in bytes, and `used` leaves out what the driver keeps for itself (480 MiB on an H100), as nvidia-smi
         does: version 1 of the structure counts that as used, so drivers before 510 (no version 2) give no value.
@@ -110,16 +113,16 @@ class GpuReader:
         return values
 
     def instance_memory_bytes(self) -> dict[int, float]:
-        """Id of each GPU instance to its memory in use, in bytes, as `quantities` counts it; those that tell it."""
-        found = {}
+        """Read the used memory of each GPU instance by its id, in bytes, counted as in `quantities`."""
+        used_bytes = {}
         for gi_id, handle in self._instances.items():
             memory = nvml.ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
             if memory is not None:
-                found[gi_id] = float(memory.used)
-        return found
+                used_bytes[gi_id] = float(memory.used)
+        return used_bytes
 
     def process_memory_bytes(self) -> dict[int, int]:
-        """PID (of the host) to GPU memory in bytes, for each computing process whose memory the driver tells.
+        """Read the GPU memory in bytes of each computing process by its PID of the host, where it is told.
 
         A client of MPS is in two of NVML's lists and counts once; a process on several MIG devices has that of all.
         """
@@ -127,20 +130,17 @@ class GpuReader:
             pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
             pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
         )
-        found: Counter[int] = Counter()
+        used_bytes: Counter[int] = Counter()
         for handle in self._process_handles:
-            found.update(
-                {
-                    entry.pid: entry.usedGpuMemory
-                    for processes_of in lists
-                    for entry in nvml.ask_if_offered("the memory of processes", processes_of, handle) or ()
-                    if entry.usedGpuMemory is not None
-                }
+            listed = [nvml.ask_if_offered("the memory of processes", function, handle) or () for function in lists]
+            running = itertools.chain(*listed)
+            used_bytes.update(
+                {process.pid: process.usedGpuMemory for process in running if process.usedGpuMemory is not None}
             )
-        return dict(found)
+        return dict(used_bytes)
 
     def listed_processes(self) -> dict[int, tuple[str, int | None]]:
-        """PID to kind and memory in bytes.
+        """Read kind and memory in bytes of each process by its PID.
 
         A client of MPS is in two of NVML's lists and counts once, as `mps`; a process on several MIG devices has the
         memory of all.
@@ -154,41 +154,33 @@ class GpuReader:
         )
         listed: dict[int, tuple[str, int | None]] = {}
         for handle in self._process_handles:
-            here: dict[int, tuple[str, int | None]] = {}
+            on_device: dict[int, tuple[str, int | None]] = {}
             for kind, ask, function in lists:
                 for entry in ask(f"{kind} processes", function, handle) or ():
                     # pynvml turns NVML_VALUE_NOT_AVAILABLE into None.
-                    here[entry.pid] = (kind, entry.usedGpuMemory)
-            for pid, (kind, used) in here.items():
+                    on_device[entry.pid] = (kind, entry.usedGpuMemory)
+            for pid, (kind, used) in on_device.items():
                 _, elsewhere = listed.get(pid, (kind, 0))
                 listed[pid] = (kind, None if used is None or elsewhere is None else used + elsewhere)
         return listed
 
 
-def _performance_state(handle: object) -> int | None:
+def _read_performance_state(handle: object) -> int | None:
     state: int = pynvml.nvmlDeviceGetPerformanceState(handle)
     return None if state == pynvml.NVML_PSTATE_UNKNOWN else state
 
 
-def _process_handles(handle: object) -> list[object]:
-    """The handles whose process lists need no privilege: the GPU or, under MIG, its MIG devices."""
+def _list_mig_handles(handle: object) -> list[object] | None:
+    """List the MIG devices of a GPU; `None` unless MIG mode is on."""
     mode = nvml.ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     if mode is None or mode[0] == 0:
-        return [handle]
-    with nvml.asking("the MIG devices"):
-        return list(nvml.mig_handles(handle))
+        return None
+    with nvml.translate_errors("the MIG devices"):
+        return list(nvml.list_mig_handles(handle))
 
 
-def _instances(handle: object) -> dict[int, object]:
-    """Id of each GPU instance to the handle of one of its MIG devices, which share its memory; none without MIG."""
-    if not ((mode := nvml.ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)) and mode[0]):
-        return {}
-    with nvml.asking("the MIG devices"):
-        return {pynvml.nvmlDeviceGetGpuInstanceId(device): device for device in nvml.mig_handles(handle)}
-
-
-def _name(pid: int) -> str | None:
-    """Program of a process. The driver is asked first: in a container its PIDs are not those of /proc."""
+def _read_name(pid: int) -> str | None:
+    """Read the name of a program from the driver first: in a container its PIDs are not those of /proc."""
     try:
         command: str = pynvml.nvmlSystemGetProcessName(pid)
         return PurePosixPath(command.split(" ", 1)[0]).name or None

@@ -1,4 +1,4 @@
-"""One orchestrator a device, and nobody else's processes on it.
+"""Lease of a device: one orchestrator holds it, and nobody else's processes are on it.
 
 The lock is an flock on a file that every user of the machine can open. The kernel drops it when its holder dies,
 however it dies; children do not inherit it, because Python opens files close-on-exec.
@@ -30,7 +30,7 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds a device, as it says itself: its PID as it counts (in a container not ours), user and folder."""
+    """Holder of a device in its own words: its PID as it counts (in a container not ours), user and folder."""
 
     pid: int | None = None
     user: str | None = None
@@ -54,13 +54,13 @@ def hold(device: Device, folder: Path) -> Iterator[None]:
     _check_folder(folder)
     with ExitStack() as stack:
         if device.parent is not None:
-            stack.callback(os.close, _lock(_path(folder, device.parent), device, is_shared=True))
-        stack.enter_context(_held_alone(_path(folder, device.uuid), device))
+            stack.callback(os.close, _lock(_find_path(folder, device.parent), device, is_shared=True))
+        stack.enter_context(_hold_alone(_find_path(folder, device.uuid), device))
         yield
 
 
 @contextmanager
-def _held_alone(path: Path, device: Device) -> Iterator[None]:
+def _hold_alone(path: Path, device: Device) -> Iterator[None]:
     descriptor = _lock(path, device)
     try:
         holder = {"pid": os.getpid(), "user": host.user_name(), "folder": str(Path.cwd())}
@@ -72,26 +72,26 @@ def _held_alone(path: Path, device: Device) -> Iterator[None]:
         os.close(descriptor)
 
 
-def holder(device_uuid: str, folder: Path) -> Holder | None:
-    """Who holds a device now; `None` if nobody does. Holds nothing itself."""
-    return _in_the_way(_path(folder, device_uuid), is_shared=True)
+def find_holder(device_uuid: str, folder: Path) -> Holder | None:
+    """Find the holder of a device; `None` if nobody holds it. Holds nothing itself."""
+    return _find_blocker(_find_path(folder, device_uuid), is_shared=True)
 
 
-def held_by(device: Device, folder: Path) -> str | None:
-    """Who holds a device, or MIG devices of a GPU, in words; `None` if nobody does."""
-    if (whole := holder(device.uuid, folder)) is not None:
-        return str(whole)
-    return "; ".join(f"{who} on {uuid}" for uuid, who in part_holders(device, folder).items()) or None
+def describe_holder(device: Device, folder: Path) -> str | None:
+    """Describe who holds a device, or MIG devices of a GPU; `None` if nobody does."""
+    if (owner := find_holder(device.uuid, folder)) is not None:
+        return str(owner)
+    return "; ".join(f"{who} on {uuid}" for uuid, who in find_part_holders(device, folder).items()) or None
 
 
-def part_holders(device: Device, folder: Path) -> dict[str, Holder]:
-    """Who holds the MIG devices of a GPU, by their UUIDs. These keep others from the GPU without a name in its file."""
+def find_part_holders(device: Device, folder: Path) -> dict[str, Holder]:
+    """Find the holders of a GPU's MIG devices by UUID; the GPU's own lock file does not name them."""
     if not device.mig_enabled:
         return {}
     from pipeline.prepare.device import nvml
 
-    found = {part.uuid: holder(part.uuid, folder) for part in nvml.list_mig_devices(device)}
-    return {uuid: who for uuid, who in found.items() if who is not None}
+    holders = {part.uuid: find_holder(part.uuid, folder) for part in nvml.list_mig_devices(device)}
+    return {uuid: who for uuid, who in holders.items() if who is not None}
 
 
 def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
@@ -100,10 +100,10 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
         return
 
     def strangers() -> Sequence[gpu_reader.GpuProcess]:
-        return gpu_reader.staying_processes(device.uuid, lambda process: process.name not in tolerate)
+        return gpu_reader.list_staying_processes(device.uuid, lambda process: process.name not in tolerate)
 
-    if found := strangers():
-        listed = ", ".join(map(str, found))
+    if processes := strangers():
+        listed = ", ".join(map(str, processes))
         raise InUseError(
             f"{device.name} ({device.uuid}) is in use by {listed}; end them, wait for their end with wait=true, choose "
             "another GPU with gpu.device, or let programs that hardly use it stay: 'gpu.tolerate=[NAME]'",
@@ -112,7 +112,7 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
         )
 
 
-def _path(folder: Path, device_uuid: str) -> Path:
+def _find_path(folder: Path, device_uuid: str) -> Path:
     return folder / f"{layout.SHARED_PREFIX}{re.sub('[^A-Za-z0-9-]', '_', device_uuid)}.lock"
 
 
@@ -134,12 +134,12 @@ def _lock(path: Path, device: Device, *, is_shared: bool = False) -> int:
             if time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
                 continue
-            other = _in_the_way(path, is_shared=True) or held_by(device, path.parent) or Holder()
+            other = _find_blocker(path, is_shared=True) or describe_holder(device, path.parent) or Holder()
             raise InUseError(
                 f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); "
                 "wait for it with wait=true, or choose another device with gpu.device",
                 f"{device.name} ({device.uuid}), which is held by {other}",
-                lambda: _in_the_way(path, is_shared=is_shared) is None,
+                lambda: _find_blocker(path, is_shared=is_shared) is None,
             )
         try:
             if os.path.samestat(os.fstat(descriptor), path.stat()):
@@ -150,8 +150,8 @@ def _lock(path: Path, device: Device, *, is_shared: bool = False) -> int:
         os.close(descriptor)  # removed between open and lock: the lock on it protects nothing
 
 
-def _in_the_way(path: Path, *, is_shared: bool) -> Holder | None:
-    """Who keeps others from taking a lock, alone or shared; `None` if nobody does."""
+def _find_blocker(path: Path, *, is_shared: bool) -> Holder | None:
+    """Find who keeps others from taking a lock, alone or shared; `None` if nobody does."""
     try:
         # Not to be kept waiting by a pipe in its place.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -164,15 +164,17 @@ def _in_the_way(path: Path, *, is_shared: bool) -> Holder | None:
 
 
 def _read_holder(descriptor: int) -> Holder:
-    """What the file says. Every user can write it, so it may be anything."""
+    """Read the holder from the lock file, which every user can write."""
     with suppress(OSError, ValueError, AttributeError):
-        said = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
-        pid, user, folder = (said.get(key) for key in ("pid", "user", "folder"))
-        return Holder(pid=pid if isinstance(pid, int) else None, user=_printable(user), folder=_printable(folder))
+        content = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
+        pid, user, folder = (content.get(key) for key in ("pid", "user", "folder"))
+        return Holder(
+            pid=pid if isinstance(pid, int) else None, user=_keep_printable(user), folder=_keep_printable(folder)
+        )
     return Holder()
 
 
-def _printable(text: object) -> str | None:
+def _keep_printable(text: object) -> str | None:
     return text if isinstance(text, str) and text.isprintable() else None
 
 

@@ -1,4 +1,4 @@
-"""Reads NVML, but for `health`, `prepare.mig` and the counters of `listeners.gpm`; writes go through nvidia-smi.
+"""Reads NVML, but for `gpu_health`, `prepare.mig` and the counters of `listeners.gpm`; writes go through nvidia-smi.
 
 What a GPU, its driver or our permissions do not offer is absent from the answers; anything else that goes wrong is an
 error: `NvmlError` of a GPU that does not answer, `ConfigError` of a driver that does not work, which is never taken for
@@ -35,8 +35,8 @@ _CORES_PER_MULTIPROCESSOR = {
 }
 
 
-class _WhenUsed:
-    """The module pynvml, imported when it is first used: reports and plans for CPUs do without."""
+class _LazyModule:
+    """Module pynvml, imported at its first use: reports and plans for CPUs do without."""
 
     @functools.cached_property
     def _module(self) -> ModuleType:
@@ -46,7 +46,7 @@ class _WhenUsed:
         return getattr(self._module, name)
 
 
-pynvml = _WhenUsed()
+pynvml = _LazyModule()
 
 
 class NvmlError(CollocationError):
@@ -80,7 +80,7 @@ def release() -> None:
 
 
 def list_devices() -> tuple[Device, ...]:
-    """Every GPU that this process may use, in NVML's order; empty on a machine without an NVIDIA driver."""
+    """List every GPU that this process may use, in NVML's order; none without an NVIDIA driver."""
     if not _start():
         return ()
     try:
@@ -91,43 +91,45 @@ def list_devices() -> tuple[Device, ...]:
             except (pynvml.NVMLError_NoPermission, pynvml.NVMLError_GpuIsLost) as error:
                 _log.warning("GPU %d is left out: %s", index, error)
                 continue
-            devices.append(_device(index, handle))
+            devices.append(_make_device(index, handle))
         return tuple(devices)
     finally:
         pynvml.nvmlShutdown()
 
 
-def with_state_now(device: Device) -> Device:
-    """The device with what an administrator may have changed since its details were read.
+def refresh_state(device: Device) -> Device:
+    """Return the device with the settings that an administrator may have changed since it was read.
 
     Raises:
         NvmlError: its GPU does not answer.
         ConfigError: the driver does not work.
     """
     with session():
-        state = _state(ask(f"GPU {device.gpu_uuid}", pynvml.nvmlDeviceGetHandleByUUID, device.gpu_uuid))
-    kept = {key: text for key, text in device.details if key not in state}
-    told = {key: text for key, text in state.items() if text is not None}
-    return dataclasses.replace(device, details=tuple((kept | told).items()))
+        state = _read_state(ask(f"GPU {device.gpu_uuid}", pynvml.nvmlDeviceGetHandleByUUID, device.gpu_uuid))
+    unchanged = {key: text for key, text in device.details if key not in state}
+    known = {key: text for key, text in state.items() if text is not None}
+    return dataclasses.replace(device, details=tuple((unchanged | known).items()))
 
 
 def list_mig_devices(gpu: Device) -> tuple[Device, ...]:
-    """The MIG devices of a GPU, each as a device of its own; in NVML's order. None unless MIG mode is on."""
+    """List the MIG devices of a GPU as devices, in NVML's order; none unless MIG mode is on."""
     if not gpu.mig_enabled:
         return ()
-    with session(), asking(f"the MIG devices of {gpu.uuid}"):
-        return tuple(_mig_device(gpu, handle) for handle in mig_handles(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)))
+    with session(), translate_errors(f"the MIG devices of {gpu.uuid}"):
+        return tuple(
+            _make_mig_device(gpu, handle) for handle in list_mig_handles(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+        )
 
 
-def compute_mode(uuid: str) -> str:
-    """Who may compute on the GPU: `default`, `exclusive_process`, `exclusive_thread` or `prohibited`."""
+def read_compute_mode(uuid: str) -> str:
+    """Read the compute mode: `default`, `exclusive_process`, `exclusive_thread` or `prohibited`."""
     with session():
         handle = ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
         return _COMPUTE_MODES[ask("the compute mode", pynvml.nvmlDeviceGetComputeMode, handle)]
 
 
-def compute_capability(uuid: str) -> tuple[int, int]:
-    """That of the GPU: (8, 0) of an A100, (9, 0) of an H100."""
+def read_compute_capability(uuid: str) -> tuple[int, int]:
+    """Read the compute capability: (8, 0) of an A100, (9, 0) of an H100."""
     with session():
         handle = ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
         major, minor = ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
@@ -167,8 +169,8 @@ def _has_nvidia_hardware() -> bool:
 
 
 @contextmanager
-def asking(what: str) -> Iterator[None]:
-    """Raise what NVML says against it as `NvmlError`."""
+def translate_errors(what: str) -> Iterator[None]:
+    """Raise an error of NVML as `NvmlError`."""
     try:
         yield
     except pynvml.NVMLError as error:
@@ -177,7 +179,7 @@ def asking(what: str) -> Iterator[None]:
 
 def ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:
     """Call a function of NVML; NvmlError, which says what was asked, if it fails."""
-    with asking(what):
+    with translate_errors(what):
         return function(*arguments)
 
 
@@ -195,14 +197,14 @@ def ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) 
         raise
 
 
-def mig_handles(handle: object) -> Iterator[object]:
-    """The handle of each MIG device of a GPU, in NVML's order."""
+def list_mig_handles(handle: object) -> Iterator[object]:
+    """Yield the handle of each MIG device of a GPU, in NVML's order."""
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with suppress(pynvml.NVMLError_NotFound):
             yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
 
 
-def _device(index: int, handle: object) -> Device:
+def _make_device(index: int, handle: object) -> Device:
     mode = ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     # Of a GPU in MIG mode as a whole, NVML tells it to root only.
     memory = ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle)
@@ -213,31 +215,31 @@ def _device(index: int, handle: object) -> Device:
         index=index,
         memory_mib=None if memory is None else memory.total // _MIB,
         mig_enabled=mode is not None and mode[0] == 1,
-        details=tuple((key, text) for key, text in _details(handle, mode).items() if text is not None),
+        details=tuple((key, text) for key, text in _read_details(handle, mode).items() if text is not None),
     )
 
 
-def counted_multiprocessors(attributes: Any) -> int | None:
-    """Those of a MIG device, from what `nvmlDeviceGetAttributes_v2` says; `None` where the driver does not count."""
+def count_multiprocessors(attributes: Any) -> int | None:
+    """Read the multiprocessors from a structure of NVML; `None` if the driver does not count them."""
     count = int(attributes.multiprocessorCount)
     return None if count == pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value else count
 
 
-def _mig_device(gpu: Device, handle: object) -> Device:
-    found = pynvml.nvmlDeviceGetAttributes_v2(handle)
+def _make_mig_device(gpu: Device, handle: object) -> Device:
+    attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
     name = pynvml.nvmlDeviceGetName(handle)
     if " MIG " not in name:  # not every driver says more than the GPU's
-        is_part = found.computeInstanceSliceCount < found.gpuInstanceSliceCount
-        of_it = f"{found.computeInstanceSliceCount}c." if is_part else ""
-        name = f"{gpu.name} MIG {of_it}{found.gpuInstanceSliceCount}g, {found.memorySizeMB} MiB"
+        is_part = attributes.computeInstanceSliceCount < attributes.gpuInstanceSliceCount
+        of_it = f"{attributes.computeInstanceSliceCount}c." if is_part else ""
+        name = f"{gpu.name} MIG {of_it}{attributes.gpuInstanceSliceCount}g, {attributes.memorySizeMB} MiB"
     details = {key: value for key, value in gpu.details if key != "multiprocessors"}
-    if (multiprocessors := counted_multiprocessors(found)) is not None:
+    if (multiprocessors := count_multiprocessors(attributes)) is not None:
         details["multiprocessors"] = str(multiprocessors)
     return dataclasses.replace(
         gpu,
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         name=name,
-        memory_mib=int(found.memorySizeMB),
+        memory_mib=int(attributes.memorySizeMB),
         mig_enabled=False,
         details=tuple(details.items()),
         parent=gpu.uuid,
@@ -246,7 +248,7 @@ def _mig_device(gpu: Device, handle: object) -> Device:
     )
 
 
-def _details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None]:
+def _read_details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None]:
     cuda = ask("the CUDA version", pynvml.nvmlSystemGetCudaDriverVersion)
     pci = ask("the PCI address", pynvml.nvmlDeviceGetPciInfo, handle)
     capability = ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
@@ -263,11 +265,11 @@ def _details(handle: object, mig_mode: list[int] | None) -> dict[str, str | None
         "compute_mode": _COMPUTE_MODES.get(compute_mode),
         "mig_mode_current": None if mig_mode is None else _SWITCH.get(mig_mode[0]),
         "mig_mode_pending": None if mig_mode is None else _SWITCH.get(mig_mode[1]),
-        **_state(handle),
+        **_read_state(handle),
     }
 
 
-def _state(handle: object) -> dict[str, str | None]:
+def _read_state(handle: object) -> dict[str, str | None]:
     """Read what decides how fast a GPU is and can change under a study (`base.machine_state`).
 
     NVML has no function that tells the clocks which `nvidia-smi -lgc` and `-lmc` lock. Source: nvml.h of CUDA 13.

@@ -1,4 +1,4 @@
-"""What a sharing mode must not meet on a device: MIG mode, another's MPS server, a setting that it may not change."""
+"""Refusals of a device: MIG mode, another's MPS server, a setting that must not be changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
         SharingError: there is one.
         NvmlError: the processes cannot be listed.
     """
-    clients = gpu_reader.staying_processes(device.uuid, lambda p: p.kind == "mps" and p.name not in tolerated)
+    clients = gpu_reader.list_staying_processes(device.uuid, lambda p: p.kind == "mps" and p.name not in tolerated)
     if clients:
         listed = ", ".join(map(str, clients))
         raise SharingError(
@@ -32,8 +32,8 @@ def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
         )
 
 
-def without_mps(scratch: Path) -> tuple[tuple[str, str], ...]:
-    """The environment of a job that no MPS daemon of the machine serves: it has a pipe folder without one.
+def isolate_from_mps(scratch: Path) -> tuple[tuple[str, str], ...]:
+    """Return variables that keep a job from the machine's MPS daemon: a pipe folder without one.
 
     Such a daemon would otherwise take the job for its client, and nothing would say so.
     """

@@ -1,4 +1,4 @@
-"""The time slice: for how long each of the processes that share a GPU has it in turn.
+"""Time slice of a GPU: how long each of the processes that share it runs in turn.
 
 Set through nvidia-smi, read back, and set back to what was found. NVML does not know it, so it is read from what
 nvidia-smi lists; a list that does not tell it is refused before anything is changed.
@@ -22,7 +22,7 @@ from pipeline.base.system.errors import CommandError, SharingError
 from pipeline.base.system.host import boot_id
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
-from pipeline.prepare.device.smi import Smi, await_last_write
+from pipeline.prepare.device.smi_commands import Smi, await_last_write
 
 log = logging.getLogger(__name__)
 
@@ -34,28 +34,28 @@ _VALUE = re.compile(rf"\b({'|'.join(VALUES)})\b", re.IGNORECASE)
 
 
 def read(smi: Smi) -> str:
-    """The time slice of the GPU, one of `VALUES`.
+    """Read the time slice of the GPU, one of `VALUES`.
 
     Raises:
         SharingError: nvidia-smi does not tell it.
     """
     try:
-        completed = command.run(smi.listing_of_policies(), timeout_s=_READ_LIMIT_S, check=False)
+        completed = command.run(smi.policy_command(), timeout_s=_READ_LIMIT_S, check=False)
     except CommandError as error:
         raise SharingError(f"reading the time slice of {smi.uuid}: {error}") from error
-    found = _value_in(completed.stdout) if completed.status == 0 else None
-    if found is None:
+    time_slice = _find_value(completed.stdout) if completed.status == 0 else None
+    if time_slice is None:
         raise SharingError(
             f"`{' '.join(completed.argv)}` does not tell the time slice of the GPU, so nothing was changed: "
             f"{completed.said or 'it said nothing'} (status {completed.status}). The setting came with driver R455, "
             "and not every GPU has it; use scenario=naive"
         )
-    return found
+    return time_slice
 
 
 @study_cache.cached
-def refusal(smi: Smi) -> str | None:
-    """Why the time slice cannot be set, as far as a look tells; asked once in a study, which many groups do."""
+def explain_refusal(smi: Smi) -> str | None:
+    """Explain why the time slice cannot be read; asked once in a study, which many groups do."""
     try:
         read(smi)
     except SharingError as error:
@@ -63,60 +63,62 @@ def refusal(smi: Smi) -> str | None:
     return None
 
 
-def commands(smi: Smi, wanted: str, found: str) -> Commands:
-    """What sets the time slice, and what sets it back to what was found; nothing if that is the same."""
-    if wanted == found:
+def list_commands(smi: Smi, target: str, previous: str) -> Commands:
+    """List the commands that set the time slice and set it back; none if both are the same."""
+    if target == previous:
         return Commands()
-    return Commands(do=(smi.time_slice(VALUES.index(wanted)),), undo=(smi.time_slice(VALUES.index(found)),))
+    return Commands(
+        do=(smi.time_slice_command(VALUES.index(target)),), undo=(smi.time_slice_command(VALUES.index(previous)),)
+    )
 
 
 @contextmanager
-def of(wanted: str, smi: Smi, journal: Journal) -> Iterator[None]:
-    """Let the GPU have this time slice for a while. Does nothing if that is so already.
+def hold(target: str, smi: Smi, journal: Journal) -> Iterator[None]:
+    """Let the GPU have this time slice for a while; do nothing if that is already so.
 
     Raises:
         SharingError: it is not told, cannot be set, or we have no permission; the GPU is as it was.
     """
-    found = read(smi)
-    if found == wanted:
+    previous = read(smi)
+    if previous == target:
         yield
         return
-    with journal.undoing("time_slice", **smi.recorded(), found=found, ours=wanted, boot=boot_id()):
-        _set(smi, wanted)
+    with journal.guard("time_slice", **smi.to_record(), found=previous, ours=target, boot=boot_id()):
+        _set(smi, target)
         yield
 
 
 @undoes("time_slice", "set the time slice back to {found}")
-def set_back(programs: Programs, uuid: str, admin: Sequence[str], found: str, ours: str, boot: str) -> None:
-    """Undo `of`. What somebody else, or a restart of the machine, has set since then stays."""
+def restore(programs: Programs, uuid: str, admin: Sequence[str], found: str, ours: str, boot: str) -> None:
+    """Undo `hold`; a time slice that somebody else, or a restart, has set since then stays."""
     if boot != boot_id():
         return
-    smi = Smi.found(programs, uuid, admin)
+    smi = Smi.locate(programs, uuid, admin)
     await_last_write(uuid)
-    there = read(smi)
-    if there == ours:
+    current = read(smi)
+    if current == ours:
         _set(smi, found)
-    elif there != found:
-        log.warning("the time slice of %s is %s, which this project did not set: it stays", uuid, there)
+    elif current != found:
+        log.warning("the time slice of %s is %s, which this project did not set: it stays", uuid, current)
 
 
-def _set(smi: Smi, wanted: str) -> None:
+def _set(smi: Smi, target: str) -> None:
     await_last_write(smi.uuid)
-    words = smi.time_slice(VALUES.index(wanted))
-    said = smi.run(words).said
-    if read(smi) != wanted:
+    words = smi.time_slice_command(VALUES.index(target))
+    output = smi.run(words).said
+    if read(smi) != target:
         raise SharingError(
-            f"the time slice of {smi.uuid} is not {wanted} after `{' '.join(words)}`, which said: {said}. Not every "
+            f"the time slice of {smi.uuid} is not {target} after `{' '.join(words)}`, which said: {output}. Not every "
             "GPU has this setting, and an administrator must allow the command; then say how it is run, as in "
             "'gpu.admin=[sudo,-n]'"
         )
 
 
-def _value_in(listing: str) -> str | None:
-    """The one value in the lines about time slices, else in all lines: the layout is known of driver 580 only."""
+def _find_value(listing: str) -> str | None:
+    """Find the one value in the lines about time slices, else in all lines: only the layout of driver 580 is known."""
     lines = listing.splitlines()
     for about in ([line for line in lines if _ABOUT_IT.search(line)], lines):
-        found: set[str] = {word.lower() for line in about for word in _VALUE.findall(line)}
-        if len(found) == 1:
-            return found.pop()
+        values: set[str] = {word.lower() for line in about for word in _VALUE.findall(line)}
+        if len(values) == 1:
+            return values.pop()
     return None

@@ -1,4 +1,4 @@
-"""The variables of an activated conda environment, worked out once, so that its interpreter is executed directly.
+"""Variables of an activated conda environment, found once, so that its interpreter runs directly.
 
 `conda run` stays out of it: it keeps signals from a job and buffers what it prints.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.base.system import command
 from pipeline.base.system.errors import CommandError, ConfigError
-from pipeline.prepare.env.recipe import activated
+from pipeline.prepare.env.recipe import make_path_variables
 
 _LIMIT_S = 120.0
 # The scripts that packages bring are sourced, in the order of their names, as conda does it.
@@ -25,15 +25,15 @@ exec "$CONDA_PREFIX/bin/python" -I -c 'import json, os; print(json.dumps(dict(os
 _OF_THE_SHELL = {"_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE"}
 
 
-def variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
-    """What activating an environment, called `title`, changes in the orchestrator's own variables."""
+def capture_variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
+    """Return what activating the environment `title` changes in the orchestrator's own variables."""
     begin = {
         **os.environ,
-        **activated(prefix),
+        **make_path_variables(prefix),
         "CONDA_PREFIX": str(prefix),
         "CONDA_DEFAULT_ENV": str(prefix),
         "CONDA_SHLVL": "1",
-        **state(prefix),
+        **read_state(prefix),
     }
     # The scripts are written for bash; where there is none, most of them do with any shell.
     shell = shutil.which("bash") or "/bin/sh"
@@ -52,8 +52,8 @@ def variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(changed.items()))
 
 
-def state(prefix: Path) -> dict[str, str]:
-    """The variables that the environment itself sets, as `conda env config vars` lists them."""
+def read_state(prefix: Path) -> dict[str, str]:
+    """Read the variables that the environment sets, as `conda env config vars` lists them."""
     try:
         state = json.loads((prefix / "conda-meta" / "state").read_text(encoding="utf-8"))
     except (OSError, ValueError):

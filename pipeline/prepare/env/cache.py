@@ -22,9 +22,9 @@ from pipeline.base.domain.records import Interpreter
 from pipeline.base.system import command, locks, words
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env import trust
-from pipeline.prepare.env.lock import changed_archive
+from pipeline.prepare.env.lock import find_changed_archive
 from pipeline.prepare.env.probe import Probe, probe, probe_new
-from pipeline.prepare.env.recipe import BUILD_LIMIT_S, FORMAT, Builder, Recipe, python_of
+from pipeline.prepare.env.recipe import BUILD_LIMIT_S, FORMAT, Builder, Recipe, find_interpreter
 
 _MARKER, _LOCK, _FILES = "environment.json", "environment.txt", "files.txt"
 _POLL_S = 0.2
@@ -42,30 +42,30 @@ class Cache:
         return self._folder(recipe) / "prefix"
 
     def find(self, recipe: Recipe) -> Interpreter | str:
-        """The environment, from now on kept from being rebuilt; or, in words, why there is none."""
+        """Find the environment and keep it from being rebuilt; or say in words why there is none."""
         path = self._lock_path(recipe)
         if path not in _held and not path.exists():
-            self._refuse_what_others_can_change(recipe)
+            self._refuse_unsafe(recipe)
             return "is not built yet"
         handle = self._open(recipe)
         if not locks.try_take(handle, is_shared=True):
             return "is being built by another process"
-        found = self._look(recipe)
-        if isinstance(found, str):
+        state = self._inspect(recipe)
+        if isinstance(state, str):
             locks.drop(handle)
-        return found
+        return state
 
     def prepare(self, recipe: Recipe) -> Interpreter:
-        """The environment, built if need be, and from now on kept from being rebuilt."""
+        """Return the environment, built if need be, and keep it from being rebuilt."""
         handle = self._open(recipe)
         is_told = False
         while True:
             if locks.try_take(handle, is_shared=True):
-                found = self._look(recipe)
-                if isinstance(found, Interpreter):
-                    return found
+                state = self._inspect(recipe)
+                if isinstance(state, Interpreter):
+                    return state
                 # A change of an flock is not atomic, so what was seen before it is looked at again.
-                if locks.try_take(handle) and isinstance(why := self._look(recipe), str):
+                if locks.try_take(handle) and isinstance(why := self._inspect(recipe), str):
                     try:
                         self._build(recipe, handle, why)
                     finally:
@@ -84,12 +84,12 @@ class Cache:
 
     def _open(self, recipe: Recipe) -> int:
         path = self._lock_path(recipe)
-        self._refuse_what_others_can_change(recipe)
+        self._refuse_unsafe(recipe)
         if path not in _held:
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
                 # Below a folder as /tmp somebody else may have been the one who made it.
-                self._refuse_what_others_can_change(recipe)
+                self._refuse_unsafe(recipe)
                 # What others built in a folder that only they may write can be used, and locked, all the same.
                 is_ours = os.access(path if path.exists() else self.root, os.W_OK)
                 mode = os.O_RDWR | os.O_CREAT if is_ours else os.O_RDONLY
@@ -101,21 +101,20 @@ class Cache:
                 ) from error
         return _held[path]
 
-    def _refuse_what_others_can_change(self, recipe: Recipe) -> None:
-        """Root runs what lies here, or will. Others may use what somebody they chose has built."""
+    def _refuse_unsafe(self, recipe: Recipe) -> None:
+        """Refuse a folder that others can change, because root runs what lies there."""
         if os.geteuid() != 0:
             return
-        there = next(path for path in (self.root, *self.root.parents) if os.path.lexists(path))
-        for path in (there, self._folder(recipe)):
-            part = trust.replaceable_part(path) if os.path.lexists(path) else None
+        nearest = next(path for path in (self.root, *self.root.parents) if os.path.lexists(path))
+        for path in (nearest, self._folder(recipe)):
+            part = trust.find_replaceable_part(path) if os.path.lexists(path) else None
             if part is not None:
                 raise ConfigError(
                     f"env.cache_root={self.root}: other users can change {part}, and root would run what they put "
                     "there; name a folder that only root may write"
                 )
 
-    def _look(self, recipe: Recipe) -> Interpreter | str:
-        """The environment if it is whole and as it was built, else what is wrong with it."""
+    def _inspect(self, recipe: Recipe) -> Interpreter | str:
         folder, prefix = self._folder(recipe), self.prefix(recipe)
         if not folder.exists():
             return "is not built yet"
@@ -127,19 +126,19 @@ class Cache:
             return "was built only in part"
         if marker.get("format") != FORMAT or marker.get("lock") != _sha256(text):
             return "has a lock that is not its own"
-        if (archive := changed_archive(text)) is not None:
+        if (archive := find_changed_archive(text)) is not None:
             return f"was built from {archive}, which has changed since"
         try:
             probed = probe(prefix)
         except CommandError as error:
             return f"is broken ({' '.join(str(error).split())[:300]})"
-        if _fingerprint(prefix, probed) != marker.get("fingerprint"):
+        if _digest_packages(prefix, probed) != marker.get("fingerprint"):
             return "holds other packages than it was built with"
         # Looked at each time: 0.2 s of CPU time for the 35,000 files of an environment with torch.
-        if changed := set(files.splitlines()) - set(_files(prefix)):
+        if changed := set(files.splitlines()) - set(_iterate_files(prefix)):
             return f"has lost or changed {min(line.partition(' ')[2] for line in changed)}"
         return Interpreter(
-            python=python_of(prefix),
+            python=find_interpreter(prefix),
             environ=recipe.activation(prefix),
             lock=tuple(text.splitlines()),
             lock_digest=marker["lock_digest"],
@@ -156,7 +155,7 @@ class Cache:
             probed = probe_new(prefix, recipe.title)
             _compile(prefix, handle)
             (folder / _LOCK).write_text(lock.text, encoding="utf-8")
-            (folder / _FILES).write_text("\n".join(_files(prefix)), encoding="utf-8")
+            (folder / _FILES).write_text("\n".join(_iterate_files(prefix)), encoding="utf-8")
             marker = {
                 "format": FORMAT,
                 "title": recipe.title,
@@ -164,7 +163,7 @@ class Cache:
                 "key": recipe.key,
                 "lock": _sha256(lock.text),
                 "lock_digest": lock.digest,
-                "fingerprint": _fingerprint(prefix, probed),
+                "fingerprint": _digest_packages(prefix, probed),
             }
             unfinished = folder / f"{_MARKER}.new"
             unfinished.write_text(json.dumps(marker, indent=1), encoding="utf-8")
@@ -178,19 +177,18 @@ class Cache:
         words.say(f"{recipe.title} is ready after {time.monotonic() - begin_s:.0f} s")
 
 
-def default_root() -> Path:
-    """The folder of environments below the user's cache folder."""
+def choose_default_root() -> Path:
+    """Return the folder of environments below the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gpu-collocation" / "environments"
 
 
-def _fingerprint(prefix: Path, probed: Probe) -> str:
-    """Changes when somebody installs or removes something."""
+def _digest_packages(prefix: Path, probed: Probe) -> str:
     conda = sorted(path.name for path in (prefix / "conda-meta").glob("*.json"))
     return _sha256(json.dumps([probed.python, sorted(p.requirement() for p in probed.packages), conda]))
 
 
-def _files(prefix: Path) -> Iterator[str]:
-    """Size and path of each file of the packages. What was compiled may come and go."""
+def _iterate_files(prefix: Path) -> Iterator[str]:
+    """Yield size and path of each file of the packages, but for compiled modules."""
     folders = [str(prefix / "lib")]
     while folders:
         with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
@@ -205,7 +203,7 @@ def _files(prefix: Path) -> Iterator[str]:
 
 def _compile(prefix: Path, lock: int) -> None:
     """Compile what is not yet, or the first jobs would do it: a script's time would then tell first from later runs."""
-    argv = [str(python_of(prefix)), "-I", "-m", "compileall", "-q", "-j", "0", str(prefix / "lib")]
+    argv = [str(find_interpreter(prefix)), "-I", "-m", "compileall", "-q", "-j", "0", str(prefix / "lib")]
     # Packages carry files that cannot be compiled, such as templates; nobody imports those.
     command.run(argv, timeout_s=BUILD_LIMIT_S, check=False, keep_open=[lock])
 

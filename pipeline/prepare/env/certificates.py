@@ -31,7 +31,6 @@ def choose_variables() -> dict[str, str]:
 
 
 def _has_system_store() -> bool:
-    """Return whether the system has certificates: without any, uv would trust nobody."""
     paths = ssl.get_default_verify_paths()
     with suppress(OSError):
         return bool(paths.cafile) or (paths.capath is not None and any(Path(paths.capath).iterdir()))
@@ -39,14 +38,12 @@ def _has_system_store() -> bool:
 
 
 def _find_path_of_pip() -> Path | None:
-    """Return the certificates that pip was told, if they are there."""
-    said = os.environ.get("PIP_CERT") or next(_read_files(), "")
-    path = Path(said).expanduser() if said else None
+    setting = os.environ.get("PIP_CERT") or next(_read_files(), "")
+    path = Path(setting).expanduser() if setting else None
     return path if path is not None and path.exists() else None
 
 
 def _read_files() -> Iterator[str]:
-    """Yield what the configuration files of pip say, those that win first."""
     for path in _list_config_files():
         parser = configparser.RawConfigParser()
         with suppress(OSError, UnicodeDecodeError, configparser.Error):  # pip itself says what is wrong with it
@@ -56,11 +53,11 @@ def _read_files() -> Iterator[str]:
 
 def _list_config_files() -> Iterator[Path]:
     """Yield the places of pip's files, those that win first. Source: `pip config debug`, pip 26."""
-    own = os.environ.get("PIP_CONFIG_FILE")
-    if own == _NO_FILE:
+    config_file = os.environ.get("PIP_CONFIG_FILE")
+    if config_file == _NO_FILE:
         return
-    if own:
-        yield Path(own)
+    if config_file:
+        yield Path(config_file)
     yield Path(sys.prefix, "pip.conf")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     yield from (config / "pip/pip.conf", Path.home() / ".pip/pip.conf", Path("/etc/pip.conf"))

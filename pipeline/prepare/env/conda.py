@@ -14,10 +14,10 @@ import yaml
 from pipeline.base.domain.records import EnvTool
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.env import activation, conda_file, conda_meta, lock, rattler, uv
-from pipeline.prepare.env.built import BuiltEnv
+from pipeline.prepare.env.built_env import BuiltEnv
 from pipeline.prepare.env.lock import Distribution, Lock
 from pipeline.prepare.env.probe import Probe, probe_new
-from pipeline.prepare.env.recipe import Builder, key_of, python_of
+from pipeline.prepare.env.recipe import Builder, digest_facts, find_interpreter
 
 # conda and mamba have no common flag that keeps every version of them from asking.
 _NEVER_ASK = {"CONDA_ALWAYS_YES": "true", "MAMBA_ALWAYS_YES": "true"}
@@ -40,13 +40,13 @@ class CondaEnv(BuiltEnv):
         self.title = f"the conda environment of {self.file}"
         # What stands in for the machine's properties, so that a solve for another machine is another environment.
         overrides = sorted(item for item in os.environ.items() if item[0].startswith("CONDA_OVERRIDE_"))
-        self.key = key_of(
+        self.key = digest_facts(
             self.kind,
             tool.name,
             self._content.content,
             self._content.channels,
             self._content.pip,
-            lock.platform_name(),
+            lock.name_platform(),
             overrides,
         )
 
@@ -59,13 +59,13 @@ class CondaEnv(BuiltEnv):
                 "or name a program that is: env.tool=conda, mamba or micromamba"
             )
         if self._content.pip:
-            uv.program()
+            uv.find_program()
 
     def build(self, prefix: Path, builder: Builder) -> Lock:
         self.check_tools()
         if self._tool is EnvTool.rattler:
-            asked = {name: getattr(self._content, name) for name in ("channels", "specs", "packages")}
-            task = json.dumps(asked | {"prefix": str(prefix), "cache": str(self.cache.root / "rattler")})
+            request = {name: getattr(self._content, name) for name in ("channels", "specs", "packages")}
+            task = json.dumps(request | {"prefix": str(prefix), "cache": str(self.cache.root / "rattler")})
             # -P: with its folder first on the module path, our file names would shadow the standard library's.
             builder.step([sys.executable, "-P", str(Path(rattler.__file__))], tool=self.tool, stdin=task)
         else:
@@ -76,40 +76,40 @@ class CondaEnv(BuiltEnv):
             (prefix / "conda-meta" / "state").write_text(state, encoding="utf-8")
         probed = probe_new(prefix, self.title)
         pip = self._install_pip(prefix, builder, probed) if self._content.pip else []
-        return conda_file.explicit_lock(probed.python, conda_meta.records(prefix), self._content, pip)
+        return conda_file.make_explicit_lock(probed.python, conda_meta.read_records(prefix), self._content, pip)
 
     def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
-        return activation.variables(prefix, self.title)
+        return activation.capture_variables(prefix, self.title)
 
     def _install_pip(self, prefix: Path, builder: Builder, before: Probe) -> list[Distribution]:
         requirements = builder.scratch / "requirements.txt"
         requirements.write_text("\n".join(self._content.pip) + "\n", encoding="utf-8")
-        uv.install(builder, python_of(prefix), requirements, builder.scratch)
+        uv.install(builder, find_interpreter(prefix), requirements, builder.scratch)
         added = set(probe_new(prefix, self.title).packages) - set(before.packages)
-        return [lock.pinned(each) for each in sorted(added, key=lambda each: each.name)]
+        return [lock.pin(package) for package in sorted(added, key=lambda package: package.name)]
 
     def _program(self) -> str:
         # An activated conda is a function of the shell; the program itself may be known by a variable only.
         variable = "MAMBA_EXE" if self._tool is EnvTool.micromamba else "CONDA_EXE"
-        found = shutil.which(self._tool.name) or (
+        program = shutil.which(self._tool.name) or (
             None if self._tool is EnvTool.mamba else shutil.which(os.environ.get(variable, ""))
         )
-        if found is None:
+        if program is None:
             tool = self._tool.name
             raise ConfigError(f"env.tool={tool}: there is no such program on PATH; env.tool=rattler needs none")
-        return found
+        return program
 
     def _command(self, prefix: Path, scratch: Path) -> list[str]:
         if self._content.packages:
-            asked = scratch / "packages.txt"
+            file = scratch / "packages.txt"
             lines = [p["url"] + (f"#{p['md5']}" if "md5" in p else "") for p in self._content.packages]
             text = "\n".join(["@EXPLICIT", *lines]) + "\n"
         else:
-            asked = scratch / "environment.yml"
+            file = scratch / "environment.yml"
             # Without `nodefaults`, the channels of the user's own settings would have a say.
             channels = [*self._content.channels, "nodefaults"]
             text = yaml.safe_dump({"channels": channels, "dependencies": list(self._content.specs)})
-        asked.write_text(text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
         takes_both = self._content.packages or self._tool is EnvTool.micromamba
         create = ["create", "--yes"] if takes_both else ["env", "create"]
-        return [self._program(), *create, "--prefix", str(prefix), "--file", str(asked)]
+        return [self._program(), *create, "--prefix", str(prefix), "--file", str(file)]

@@ -24,7 +24,7 @@ _EXPLICIT, _PIP, _VARIABLES, _DIGEST = "@EXPLICIT", "# pip ", "# variables ", "#
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaFile:
-    """What a file asks for. Either `specs` are to be solved, or `packages` to be installed as they are.
+    """Content of a file: either `specs` are to be solved, or `packages` to be installed as they are.
 
     Attributes:
         channels: addresses and names, most important first.
@@ -52,21 +52,21 @@ def read(file: Path) -> CondaFile:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"env.file={file} cannot be read: {error}") from error
     if file.suffix in (".yml", ".yaml"):
-        found = _read_yaml(file, text)
+        content = _read_yaml(file, text)
     elif re.search(f"^{_EXPLICIT}$", text, flags=re.MULTILINE):
-        found = _read_explicit(file, text)
+        content = _read_explicit(file, text)
     else:
         raise ConfigError(
             f"env.file={file}: env=conda takes an environment.yml or a list of packages with a line {_EXPLICIT}; "
             "requirements of Python packages alone are for env=venv"
         )
-    return replace(found, content=(text, *requirements.parse(found.pip, file).content))
+    return replace(content, content=(text, *requirements.parse(content.pip, file).content))
 
 
-def explicit_lock(
+def make_explicit_lock(
     python: str, records: Sequence[Mapping[str, Any]], file: CondaFile, pip: Sequence[lock.Distribution]
 ) -> Lock:
-    """The lock of an environment: a list that conda, mamba and micromamba take as well, with the rest in comments.
+    """Make the lock: a list that conda, mamba and micromamba take as well, with the rest in comments.
 
     Records of packages are as `conda-meta` holds them, in the order in which to install them; those of `pip` did not
     come from a channel.
@@ -74,11 +74,11 @@ def explicit_lock(
     # A tool that installed a list knows of a package only what stood there.
     listed = {package["url"]: package for package in file.packages}
     records = [{**listed.get(record["url"], {}), **record} for record in records]
-    lines = [*lock.header("conda", python)]
+    lines = [*lock.make_header("conda", python)]
     if file.variables:
         lines.append(_VARIABLES + json.dumps(file.variables))
     options = [line for line in file.pip if line.startswith("-")]
-    lines += [_PIP + line for line in (*options, *sorted(each.requirement() for each in pip))]
+    lines += [_PIP + line for line in (*options, *sorted(package.requirement() for package in pip))]
     lines.append(_EXPLICIT)
     for record in records:
         lines.append(f"# {record['name']} {record['version']} {record['build']}")
@@ -93,7 +93,7 @@ def explicit_lock(
         lines=tuple(secrets.strip_logins(line) for line in lines),
         identity=(
             *identity,
-            *(f"pip {each.identity()}" for each in pip),
+            *(f"pip {package.identity()}" for package in pip),
             *(f"variable {name}={value}" for name, value in file.variables.items()),
         ),
     )
@@ -105,9 +105,9 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
     except yaml.YAMLError as error:
         raise ConfigError(f"env.file={file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or set(content) - _KEYS:
-        others = sorted(map(str, set(content) - _KEYS)) if isinstance(content, dict) else ["none at all"]
+        unknown = sorted(map(str, set(content) - _KEYS)) if isinstance(content, dict) else ["none at all"]
         raise ConfigError(
-            f"env.file={file}: an environment has the keys {', '.join(sorted(_KEYS))}; found {', '.join(others)}"
+            f"env.file={file}: an environment has the keys {', '.join(sorted(_KEYS))}; found {', '.join(unknown)}"
         )
     dependencies, channels = content.get("dependencies") or [], content.get("channels") or []
     variables = content.get("variables") or {}
@@ -122,10 +122,10 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
         if isinstance(dependency, str):
             specs.append(dependency)
         elif isinstance(dependency, dict) and set(dependency) == {"pip"} and isinstance(dependency["pip"], list):
-            pip += [requirements.with_absolute_place(str(line).strip(), file.parent) for line in dependency["pip"]]
+            pip += [requirements.make_place_absolute(str(line).strip(), file.parent) for line in dependency["pip"]]
         else:
             raise ConfigError(f"env.file={file}: dependency {dependency} is neither a package nor a list `pip:`")
-    named = [address for channel in channels for address in _addresses(str(channel), file.parent)]
+    named = [address for channel in channels for address in _list_addresses(str(channel), file.parent)]
     if not specs or not named:
         missing = "dependencies" if not specs else "channels"
         raise ConfigError(
@@ -148,7 +148,7 @@ def _read_explicit(file: Path, text: str) -> CondaFile:
         if line.startswith(_PIP):
             pip.append(line.removeprefix(_PIP))
         elif line.startswith(_VARIABLES):
-            variables = _variables(file, line.removeprefix(_VARIABLES))
+            variables = _parse_variables(file, line.removeprefix(_VARIABLES))
         elif line.startswith(_DIGEST):
             sha256 = line.removeprefix(_DIGEST)
         elif line and not line.startswith(("#", _EXPLICIT)):
@@ -160,18 +160,18 @@ def _read_explicit(file: Path, text: str) -> CondaFile:
     wrong = [package["url"] for package in packages if "://" not in package["url"]]
     if wrong or not packages:
         raise ConfigError(f"env.file={file}: after {_EXPLICIT} every line is the address of a package: {wrong[:3]}")
-    requested = lock.request_of(text.splitlines())
+    requested = lock.read_request(text.splitlines())
     return CondaFile(packages=tuple(packages), pip=tuple(pip), variables=variables, requested=requested)
 
 
-def _variables(file: Path, text: str) -> dict[str, str]:
+def _parse_variables(file: Path, text: str) -> dict[str, str]:
     try:
         return {str(key): str(value) for key, value in dict(json.loads(text)).items()}
     except (ValueError, TypeError) as error:
         raise ConfigError(f"env.file={file}: after `{_VARIABLES.strip()}` comes a JSON object, not {text}") from error
 
 
-def _addresses(channel: str, folder: Path) -> tuple[str, ...]:
+def _list_addresses(channel: str, folder: Path) -> tuple[str, ...]:
     if channel == "nodefaults":
         return ()
     if channel == "defaults":

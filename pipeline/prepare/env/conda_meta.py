@@ -1,4 +1,4 @@
-"""What conda says is installed in an environment: one JSON file a package, in its folder `conda-meta`."""
+"""Packages that conda says are installed in an environment: one JSON file each, in `conda-meta`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 
 def is_conda(prefix: Path) -> bool:
-    """Whether an environment was made by conda or one of its kind."""
+    """Return whether an environment was made by conda or one of its kind."""
     return (prefix / "conda-meta").is_dir()
 
 
-def records(prefix: Path) -> list[dict[str, Any]]:
-    """What is installed, each after what it depends on: some tools install a list in its order."""
-    found: dict[str, dict[str, Any]] = {}
+def read_records(prefix: Path) -> list[dict[str, Any]]:
+    """Read the installed packages, each after its dependencies: some tools install a list in its order."""
+    by_name: dict[str, dict[str, Any]] = {}
     for path in sorted((prefix / "conda-meta").glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        found[record["name"]] = record
-    needs = {name: [spec.split()[0] for spec in record.get("depends", ())] for name, record in found.items()}
-    graph = {name: [each for each in sorted(needs[name]) if each in found] for name in sorted(found)}
+        by_name[record["name"]] = record
+    needs = {name: [spec.split()[0] for spec in record.get("depends", ())] for name, record in by_name.items()}
+    graph = {name: [needed for needed in sorted(needs[name]) if needed in by_name] for name in sorted(by_name)}
     try:
         ordered = list(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError:  # pip and python, for one, may name each other
-        ordered = sorted(found, key=lambda name: (name != "python", name))
-    return [found[name] for name in ordered]
+        ordered = sorted(by_name, key=lambda name: (name != "python", name))
+    return [by_name[name] for name in ordered]

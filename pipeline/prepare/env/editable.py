@@ -18,16 +18,16 @@ _READ_BYTES = 1 << 24  # of a longer file, such as a library that was compiled h
 _NO_SOURCES = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
-def with_state(package: Distribution, place: str) -> Distribution:
-    """The package; one that can be edited with its commit and a digest of its code, which its version does not tell.
+def add_state(package: Distribution, place: str) -> Distribution:
+    """Add commit and digest of its code to a package that can be edited, whose version does not tell it.
 
     `place` is where its metadata lies: an old `setup.py develop` leaves nothing else.
     """
-    folder = _folder(package, place)
+    folder = _find_folder(package, place)
     if folder is None or not folder.is_dir():
         return package
     repository = git.read(folder)
-    state = {"content": _content(folder)}
+    state = {"content": _digest_modules(folder)}
     if repository is not None:
         state |= {"commit": repository.commit} | ({"changed": "true"} if repository.is_changed else {})
     return dataclasses.replace(
@@ -35,7 +35,7 @@ def with_state(package: Distribution, place: str) -> Distribution:
     )
 
 
-def _folder(package: Distribution, place: str) -> Path | None:
+def _find_folder(package: Distribution, place: str) -> Path | None:
     origin = package.origin
     if "dir_info" in origin:
         is_editable = origin["dir_info"].get("editable", False)
@@ -45,16 +45,15 @@ def _folder(package: Distribution, place: str) -> Path | None:
     return beside if place.endswith(".egg-info") and is_project else None
 
 
-def _content(folder: Path) -> str:
-    """Digest of every module below the folder, by its place there."""
+def _digest_modules(folder: Path) -> str:
     digest = hashlib.sha256()
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(
-            each
-            for each in folders
-            if not each.startswith(".")
-            and each not in _NO_SOURCES
-            and not (Path(parent) / each / "pyvenv.cfg").exists()
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in _NO_SOURCES
+            and not (Path(parent) / name / "pyvenv.cfg").exists()
         )
         for name in sorted(files):
             if name.endswith(_SUFFIXES):

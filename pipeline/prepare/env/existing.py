@@ -14,7 +14,7 @@ from pipeline.prepare.env import activation, conda_file, conda_meta, editable, l
 from pipeline.prepare.env.conda_file import CondaFile
 from pipeline.prepare.env.lock import Distribution, Lock
 from pipeline.prepare.env.probe import Probe, ask
-from pipeline.prepare.env.recipe import activated, python_of
+from pipeline.prepare.env.recipe import find_interpreter, make_path_variables
 
 _WANTED = "give the folder of a conda or virtual environment, or the path of an interpreter"
 
@@ -28,19 +28,19 @@ class ExistingEnv:
                 "env=existing needs an environment that is there: env.prefix=~/miniconda3/envs/NAME for all jobs, or "
                 f"workload.env_prefix (sizes.S.env_prefix, ...) for those of one workload; {_WANTED}"
             )
-        self._given, self._python = prefix, _interpreter(prefix)
+        self._given, self._python = prefix, _find_interpreter(prefix)
 
     def preview(self) -> Interpreter:
-        return _described(self._python, self._given)
+        return _describe(self._python, self._given)
 
     def resolve(self) -> Interpreter:
         return self.preview()
 
 
-def _interpreter(given: str) -> Path:
-    """The interpreter that a key names, as it is named: that of a virtual environment is a link to another one."""
-    path = Path(os.path.abspath(expanded("env.prefix", given)))  # noqa: PTH100  `resolve` would follow that link
-    python = python_of(path) if path.is_dir() else path
+def _find_interpreter(prefix: str) -> Path:
+    """Find the interpreter under its own name: that of a virtual environment is a link to another one."""
+    path = Path(os.path.abspath(expanded("env.prefix", prefix)))  # noqa: PTH100  `resolve` would follow that link
+    python = find_interpreter(path) if path.is_dir() else path
     if not path.exists():
         seen = f"{path} does not exist"
     elif not python.is_file():
@@ -49,37 +49,36 @@ def _interpreter(given: str) -> Path:
         seen = f"{python} cannot be executed"
     else:
         return python
-    raise ConfigError(f"env.prefix={given}: {seen}; {_WANTED}")
+    raise ConfigError(f"env.prefix={prefix}: {seen}; {_WANTED}")
 
 
 @study_cache.cached  # what is installed does not change under a running study
-def _described(python: Path, given: str) -> Interpreter:
+def _describe(python: Path, setting: str) -> Interpreter:
     try:
         probed = ask(python)
     except CommandError as error:
-        raise ConfigError(f"env.prefix={given}: its interpreter cannot run jobs: {error}; {_WANTED}") from error
-    packages = [editable.with_state(each, probed.places[each.name]) for each in probed.packages]
+        raise ConfigError(f"env.prefix={setting}: its interpreter cannot run jobs: {error}; {_WANTED}") from error
+    packages = [editable.add_state(package, probed.places[package.name]) for package in probed.packages]
     prefix = probed.prefix
     if conda_meta.is_conda(prefix):
-        found = _conda_lock(probed, packages)
-        environ = activation.variables(prefix, f"the conda environment {prefix}")
+        recorded = _lock_conda(probed, packages)
+        environ = activation.capture_variables(prefix, f"the conda environment {prefix}")
     else:
-        found = lock.of_packages("venv", probed.python, packages)
+        recorded = lock.lock_packages("venv", probed.python, packages)
         is_virtual = (prefix / "pyvenv.cfg").exists()
-        environ = tuple((activated(prefix) | ({"VIRTUAL_ENV": str(prefix)} if is_virtual else {})).items())
-    return Interpreter(python=probed.executable, environ=environ, lock=found.lines, lock_digest=found.digest)
+        environ = tuple((make_path_variables(prefix) | ({"VIRTUAL_ENV": str(prefix)} if is_virtual else {})).items())
+    return Interpreter(python=probed.executable, environ=environ, lock=recorded.lines, lock_digest=recorded.digest)
 
 
-def _conda_lock(probed: Probe, packages: Sequence[Distribution]) -> Lock:
-    """The packages of conda, and those of Python that none of these brought."""
-    records = conda_meta.records(probed.prefix)
+def _lock_conda(probed: Probe, packages: Sequence[Distribution]) -> Lock:
+    records = conda_meta.read_records(probed.prefix)
     brought = {str(probed.prefix / file) for record in records for file in record.get("files", ())}
-    by_pip = [each for each in packages if f"{probed.places[each.name]}/METADATA" not in brought]
-    found = conda_file.explicit_lock(probed.python, records, CondaFile(), by_pip)
-    variables = activation.state(probed.prefix)
+    by_pip = [package for package in packages if f"{probed.places[package.name]}/METADATA" not in brought]
+    explicit = conda_file.make_explicit_lock(probed.python, records, CondaFile(), by_pip)
+    variables = activation.read_state(probed.prefix)
     if not variables:
-        return found
+        return explicit
     # Nobody set them with a record in mind: their values stay here, and decide nevertheless.
     names = f"# variables whose values are not recorded: {', '.join(sorted(variables))}"
     identity = (f"variable {name}={value}" for name, value in variables.items())
-    return Lock(lines=(found.lines[0], names, *found.lines[1:]), identity=(*found.identity, *identity))
+    return Lock(lines=(explicit.lines[0], names, *explicit.lines[1:]), identity=(*explicit.identity, *identity))

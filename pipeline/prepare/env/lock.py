@@ -28,7 +28,7 @@ _ARCHIVE = re.compile(r" @ (file://\S+)#sha256=([0-9a-f]{64})$", flags=re.MULTIL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """What is installed: a text, line by line, and the packages without their places.
+    """Installed packages: a text, line by line, and their identity without their places.
 
     A mirror or another folder thus makes no difference to the digest.
     """
@@ -38,8 +38,8 @@ class Lock:
 
     @property
     def digest(self) -> str:
-        """Of the packages, and of the platform that they were built for."""
-        return hashlib.sha256("\n".join((platform_name(), *sorted(self.identity))).encode()).hexdigest()
+        """Digest of the packages and of the platform that they were built for."""
+        return hashlib.sha256("\n".join((name_platform(), *sorted(self.identity))).encode()).hexdigest()
 
     @property
     def text(self) -> str:
@@ -64,7 +64,7 @@ class Distribution:
         return dict(json.loads(self.direct_url)) if self.direct_url else {}
 
     def requirement(self) -> str:
-        """A requirement that only this package fulfils. An archive's digest is part of it."""
+        """Return a requirement that only this package fulfils; an archive's digest is part of it."""
         origin = self.origin
         url = str(origin.get("url", ""))
         if "vcs_info" in origin:
@@ -78,7 +78,7 @@ class Distribution:
         return f"{self.name}=={self.version}"
 
     def identity(self) -> str:
-        """Name, version and, if it was not installed by its name, what tells its content."""
+        """Return name, version and, if it was not installed by its name, what tells its content."""
         if state := self.origin.get("state"):  # a commit that leaves the code as it was changes nothing
             return f"{self.name}=={self.version} content={state['content']}"
         _, _, fragment = self.requirement().partition("#")
@@ -86,8 +86,8 @@ class Distribution:
         return " ".join(filter(None, (f"{self.name}=={self.version}", fragment, commit)))
 
 
-def pinned(package: Distribution) -> Distribution:
-    """The package; one from an archive on this machine with the digest that it has now, which uv does not record."""
+def pin(package: Distribution) -> Distribution:
+    """Add its digest of now to a package from an archive on this machine, which uv does not record."""
     origin = package.origin
     url = str(origin.get("url", ""))
     if "dir_info" in origin:
@@ -100,8 +100,8 @@ def pinned(package: Distribution) -> Distribution:
     return dataclasses.replace(package, direct_url=json.dumps(origin))
 
 
-def changed_archive(text: str) -> Path | None:
-    """An archive on this machine that a lock names, and that is not there any more or has another content."""
+def find_changed_archive(text: str) -> Path | None:
+    """Find an archive on this machine that a lock names and that is gone or has changed."""
     for url, digest in _ARCHIVE.findall(text):
         if _sha256(path := _path(url)) != digest:
             return path
@@ -119,46 +119,46 @@ def _sha256(file: Path) -> str | None:
         return None
 
 
-def header(kind: str, python: str) -> tuple[str, ...]:
-    """The first lines of a lock."""
-    return f"{_FIRST_LINE}{kind}", f"# python: {python}", f"# platform: {platform_name()}"
+def make_header(kind: str, python: str) -> tuple[str, ...]:
+    """Make the first lines of a lock."""
+    return f"{_FIRST_LINE}{kind}", f"# python: {python}", f"# platform: {name_platform()}"
 
 
-def of_packages(kind: str, python: str, packages: Iterable[str | Distribution], options: Sequence[str] = ()) -> Lock:
-    """The lock of an environment with packages of Python alone; `options` are requirements' lines of their sources."""
-    every = list(packages)
-    lines = [each if isinstance(each, str) else each.requirement() for each in every]
-    identity = [each if isinstance(each, str) else each.identity() for each in every]
+def lock_packages(kind: str, python: str, packages: Iterable[str | Distribution], options: Sequence[str] = ()) -> Lock:
+    """Make the lock of Python packages alone; `options` are requirements' lines of their sources."""
+    listed = list(packages)
+    lines = [package if isinstance(package, str) else package.requirement() for package in listed]
+    identity = [package if isinstance(package, str) else package.identity() for package in listed]
     return Lock(
-        lines=(*header(kind, python), *map(strip_logins, options), *sorted(map(strip_logins, lines))),
+        lines=(*make_header(kind, python), *map(strip_logins, options), *sorted(map(strip_logins, lines))),
         identity=(f"python=={python}", *identity),
     )
 
 
-def with_request(lines: Sequence[str], requested: Iterable[str]) -> tuple[str, ...]:
+def add_request(lines: Sequence[str], requested: Iterable[str]) -> tuple[str, ...]:
     """Add what the file of an environment asked for to its lock, as comments below the header."""
     comments = [_REQUESTED + line for line in map(strip_logins, requested)]
-    size = len(header("", ""))
+    size = len(make_header("", ""))
     return (*lines[:size], *comments, *lines[size:])
 
 
-def request_of(lines: Iterable[str]) -> tuple[str, ...]:
+def read_request(lines: Iterable[str]) -> tuple[str, ...]:
     """Return what the file of an environment asked for, as its lock has it."""
     return tuple(line.removeprefix(_REQUESTED) for line in lines if line.startswith(_REQUESTED))
 
 
-def kind_of(text: str) -> str | None:
-    """The kind of environment that a lock describes, as `venv`; `None` if it is no lock of ours."""
+def read_kind(text: str) -> str | None:
+    """Read the kind of environment that a lock describes, as `venv`; `None` if it is no lock of ours."""
     match = re.match(rf"{_FIRST_LINE}(.*)", text)
     return match[1].strip() if match else None
 
 
-def python_of(text: str) -> str | None:
-    """The version of Python that a lock names."""
-    match = re.search(r"^# python: (\S+)$", text, flags=re.MULTILINE) if kind_of(text) else None
+def read_python_version(text: str) -> str | None:
+    """Read the version of Python that a lock names."""
+    match = re.search(r"^# python: (\S+)$", text, flags=re.MULTILINE) if read_kind(text) else None
     return match[1] if match else None
 
 
-def platform_name() -> str:
-    """System and architecture, as `linux-x86_64`."""
+def name_platform() -> str:
+    """Name system and architecture, as `linux-x86_64`."""
     return f"{platform.system()}-{platform.machine()}".lower()

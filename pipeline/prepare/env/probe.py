@@ -1,4 +1,4 @@
-"""What an interpreter says of itself. The program runs in the environment, so it is standard library only."""
+"""Probe of an interpreter: a program, standard library only, that runs in its environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.base.system import command
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env.lock import Distribution
-from pipeline.prepare.env.recipe import python_of
+from pipeline.prepare.env.recipe import find_interpreter
 
 _LIMIT_S = 120.0
 _PROGRAM = """
@@ -26,15 +26,7 @@ print(json.dumps({"prefix": sys.prefix, "executable": sys.executable, "python": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """An interpreter that starts.
-
-    Attributes:
-        python: its version.
-        executable: its path, as it knows it itself.
-        prefix: folder of its environment.
-        packages: what is installed, by name.
-        places: where the metadata of each package lies, by its name.
-    """
+    """An interpreter that starts; `places` is the folder of the metadata of each package, by its name."""
 
     python: str
     executable: Path
@@ -69,16 +61,16 @@ def ask(python: Path) -> Probe:
 
 
 def probe(prefix: Path) -> Probe:
-    """The same of the interpreter of an environment; CommandError also if it belongs to another one."""
-    found = ask(python_of(prefix))
-    if found.prefix.resolve() != prefix.resolve():
-        raise CommandError([str(python_of(prefix))], 0, f"belongs to {found.prefix}, not to {prefix}")
-    return found
+    """Probe the interpreter of an environment; CommandError also if it belongs to another one."""
+    probed = ask(find_interpreter(prefix))
+    if probed.prefix.resolve() != prefix.resolve():
+        raise CommandError([str(find_interpreter(prefix))], 0, f"belongs to {probed.prefix}, not to {prefix}")
+    return probed
 
 
 def probe_new(prefix: Path, title: str) -> Probe:
-    """The same for an environment that was just built; ConfigError if it cannot run jobs."""
-    if not python_of(prefix).exists():
+    """Probe an environment that was just built; ConfigError if it cannot run jobs."""
+    if not find_interpreter(prefix).exists():
         raise ConfigError(f"{title} has no interpreter: add `python` to its dependencies")
     try:
         return probe(prefix)

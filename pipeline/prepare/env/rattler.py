@@ -23,7 +23,7 @@ def main() -> int:
     from rattler import exceptions
 
     task = json.load(sys.stdin)
-    classes = [each for each in vars(exceptions).values() if isinstance(each, type)]
+    classes = [member for member in vars(exceptions).values() if isinstance(member, type)]
     known: tuple[type[Exception], ...] = (OSError, ValueError, *(c for c in classes if issubclass(c, Exception)))
     try:
         asyncio.run(_build(task))
@@ -53,16 +53,15 @@ async def _build(task: dict[str, Any]) -> None:
 
 
 def _pin(record: Any, package: dict[str, str]) -> None:
-    """Let only the recorded content of a package be installed."""
     for name in ("sha256", "md5"):
         if name not in package:
             continue
         setattr(record, name, bytes.fromhex(package[name]))
         # The library checks what it downloads, and does not look at the digest of a file on this machine.
         if record.url.startswith("file://"):
-            found = hashlib.new(name, Path(unquote(urlsplit(record.url).path)).read_bytes()).hexdigest()
-            if found != package[name]:
-                raise ValueError(f"{record.url} has the {name} {found}, not {package[name]} as recorded")
+            digest = hashlib.new(name, Path(unquote(urlsplit(record.url).path)).read_bytes()).hexdigest()
+            if digest != package[name]:
+                raise ValueError(f"{record.url} has the {name} {digest}, not {package[name]} as recorded")
 
 
 if __name__ == "__main__":

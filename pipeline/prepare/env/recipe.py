@@ -78,18 +78,18 @@ class Builder:
             raise ConfigError(f"{self.title} cannot be built: {tool} says:\n    {words}") from error
 
 
-def python_of(prefix: Path) -> Path:
-    """The interpreter of an environment."""
+def find_interpreter(prefix: Path) -> Path:
+    """Return the interpreter of an environment."""
     return prefix / "bin" / "python"
 
 
-def key_of(*facts: object) -> str:
-    """Digest of what decides an environment."""
+def digest_facts(*facts: object) -> str:
+    """Return the digest of what decides an environment."""
     return hashlib.sha256(json.dumps([FORMAT, *facts]).encode()).hexdigest()
 
 
-def activated(prefix: Path) -> dict[str, str]:
-    """Variables that put the programs of an environment first, and keep all packages but its own out of it.
+def make_path_variables(prefix: Path) -> dict[str, str]:
+    """Return variables that put an environment's programs first, and keep all other packages out of it.
 
     An empty value counts as none for Python.
     """

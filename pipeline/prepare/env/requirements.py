@@ -1,4 +1,4 @@
-"""What a requirements file brings with it: files that it includes, where packages come from, what Python it wants."""
+"""Requirements files: included files, sources of packages, and the version of Python."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read(file: Path) -> Requirements:
     text = data.decode("utf-8", errors="replace")
     is_toml = file.suffix == ".toml" or file.name == "uv.lock"
     try:
-        parsed = parse(() if is_toml else _lines(text), file)
+        parsed = parse(() if is_toml else _iterate_lines(text), file)
     except RecursionError as error:
         raise ConfigError(f"{file} includes itself") from error
     places = (str(file.parent.resolve()),) if is_toml else ()
@@ -60,9 +60,9 @@ def read(file: Path) -> Requirements:
     return Requirements(
         content=content,
         options=parsed.options,
-        python=lock.python_of(text),
+        python=lock.read_python_version(text),
         packages=parsed.packages,
-        requested=lock.request_of(text.splitlines()),
+        requested=lock.read_request(text.splitlines()),
     )
 
 
@@ -83,8 +83,8 @@ def parse(lines: Iterable[str], file: Path) -> Requirements:
             options += included.options
             packages += included.packages
         elif word in _SOURCES:
-            options.append(with_absolute_place(line, folder))
-            content += _archives(options[-1]) if word in _FOLDERS else ()
+            options.append(make_place_absolute(line, folder))
+            content += _list_archives(options[-1]) if word in _FOLDERS else ()
         else:
             if not word:
                 packages.append(line)
@@ -94,7 +94,6 @@ def parse(lines: Iterable[str], file: Path) -> Requirements:
 
 
 def _explain_editable(place: str) -> str:
-    """Say what to write instead of a package that can be edited: the address without `-e`, or a wheel of the folder."""
     unquoted = place.strip("\"'")
     if (scp := _AS_SCP.match(unquoted)) is not None:
         unquoted = f"git+ssh://{scp['user']}/{scp['path']}"
@@ -109,8 +108,8 @@ def _explain_editable(place: str) -> str:
     return f"an editable package can change and cannot be recorded; leave -e out: {requirement}"
 
 
-def with_absolute_place(line: str, folder: Path) -> str:
-    """The line with its path, if it has one, as an absolute one."""
+def make_place_absolute(line: str, folder: Path) -> str:
+    """Return the line with its path, if it has one, made absolute."""
     word, place = _split(line)
     if word in (*_INCLUDES, *_SOURCES):
         is_path = place and "://" not in place and word != "--trusted-host"
@@ -120,22 +119,20 @@ def with_absolute_place(line: str, folder: Path) -> str:
     return line
 
 
-def _archives(line: str) -> list[str]:
-    """The archives in the folder that a line names, each with what changes if it is replaced."""
+def _list_archives(line: str) -> list[str]:
     try:
         files = [file for file in sorted(Path(_split(line)[1]).iterdir()) if _ARCHIVE.search(file.name)]
-        return [f"{file.name} {(found := file.stat()).st_size} {found.st_mtime_ns}" for file in files]
+        return [f"{file.name} {(status := file.stat()).st_size} {status.st_mtime_ns}" for file in files]
     except OSError:  # an address, or what uv will find no folder either
         return []
 
 
 def _split(line: str) -> tuple[str, str]:
-    """An option and its value; both may be one word."""
     match = re.match(r"(--[a-z-]+|-[a-z])[\s=]*(.*)", line)
     return (match.group(1), match.group(2).strip()) if match else ("", line)
 
 
-def _lines(text: str) -> Iterator[str]:
+def _iterate_lines(text: str) -> Iterator[str]:
     for line in re.sub(r"\\\n", " ", text).splitlines():
         stripped = re.sub(r"(^|\s)#.*$", "", line).strip()
         if stripped:

@@ -1,4 +1,4 @@
-"""Whether another user of the machine could decide what lies at a path. Reads only.
+"""Trust in a path: whether another user could decide what lies there. Reads only.
 
 Root runs an environment that was built days ago. What lay below a folder such as /tmp may have been removed since, and
 put there again by somebody else.
@@ -15,17 +15,17 @@ _WHOLE_MAP = "0 0 4294967295"
 _MOST_LINKS = 40  # Source: path_resolution(7)
 
 
-def replaceable_part(path: Path) -> Path | None:
-    """The first part of an absolute path that others than root and ourselves can change; `None` if there is none.
+def find_replaceable_part(path: Path) -> Path | None:
+    """Find the first part of an absolute path that others than root and we can change; `None` if there is none.
 
     Links are followed one by one, and each of them is looked at. What our own group may write counts as ours.
     """
-    for part in _parts(path):
+    for part in _iterate_parts(path):
         try:
             status = part.lstat()
         except OSError:
             return part if _is_open_to_others(part.parent.stat()) else None  # whoever can write its folder can make it
-        if status.st_uid not in _trusted_owners():
+        if status.st_uid not in _list_trusted_owners():
             return part
         is_sticky_folder = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
         if not stat.S_ISLNK(status.st_mode) and not is_sticky_folder and _is_open_to_others(status):
@@ -37,29 +37,29 @@ def _is_open_to_others(status: os.stat_result) -> bool:
     return bool(status.st_mode & 0o002) or (status.st_mode & 0o020 != 0 and status.st_gid not in (0, os.getegid()))
 
 
-def _parts(path: Path) -> Iterator[Path]:
-    """Every file and link that is passed on the way to a path, from the root on, up to the first that is not there."""
-    here, rest, num_links = Path("/"), list(path.parts[1:]), 0
-    yield here
+def _iterate_parts(path: Path) -> Iterator[Path]:
+    """Yield every file and link on the way to a path, from the root up to the first that is missing."""
+    folder, rest, num_links = Path("/"), list(path.parts[1:]), 0
+    yield folder
     while rest:
         name = rest.pop(0)
         if name == "..":
-            here = here.parent
+            folder = folder.parent
             continue
-        there = here / name
-        yield there
-        if not there.is_symlink():
-            here = there
+        part = folder / name
+        yield part
+        if not part.is_symlink():
+            folder = part
             continue
         num_links += 1
         if num_links > _MOST_LINKS:
             return
-        target = there.readlink()
+        target = part.readlink()
         rest = [*(target.parts[1:] if target.is_absolute() else target.parts), *rest]
-        here = Path("/") if target.is_absolute() else here
+        folder = Path("/") if target.is_absolute() else folder
 
 
-def _trusted_owners() -> set[int]:
+def _list_trusted_owners() -> set[int]:
     owners = {0, os.geteuid()}
     # In a container without a number for the machine's root, its files seem to belong to the overflow user.
     if " ".join(Path("/proc/self/uid_map").read_text(encoding="ascii").split()) != _WHOLE_MAP:

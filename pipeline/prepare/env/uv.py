@@ -13,22 +13,22 @@ from pipeline.prepare.env.recipe import Builder
 _UNTRUSTED = "invalid peer certificate"
 
 
-def program() -> str:
-    """Absolute path of uv: that of the extra `envs`, else the one on PATH."""
+def find_program() -> str:
+    """Find the absolute path of uv: that of the extra `envs`, else the one on PATH."""
     try:
         from uv import find_uv_bin
 
         return str(find_uv_bin())
     except (ImportError, FileNotFoundError):
-        found = shutil.which("uv")
-    if found is None:
+        path = shutil.which("uv")
+    if path is None:
         raise ConfigError("this environment needs uv, which is not installed here: pip install uv")
-    return found
+    return path
 
 
 def run(builder: Builder, arguments: Sequence[str], folder: Path) -> None:
     """Run uv with relative paths from a folder."""
-    argv = [program(), "--no-progress", "--color=never", "--directory", str(folder), *arguments]
+    argv = [find_program(), "--no-progress", "--color=never", "--directory", str(folder), *arguments]
     try:
         builder.step(argv, tool="uv", environ=certificates.choose_variables())
     except ConfigError as error:

@@ -10,10 +10,10 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import expanded
 from pipeline.prepare.env import lock, uv
 from pipeline.prepare.env import requirements as env_requirements
-from pipeline.prepare.env.built import BuiltEnv
+from pipeline.prepare.env.built_env import BuiltEnv
 from pipeline.prepare.env.lock import Lock
 from pipeline.prepare.env.probe import probe_new
-from pipeline.prepare.env.recipe import Builder, activated, key_of, python_of
+from pipeline.prepare.env.recipe import Builder, digest_facts, find_interpreter, make_path_variables
 
 _SUFFIXES = (".txt", ".in", ".toml", ".lock")
 
@@ -41,15 +41,15 @@ class VenvEnv(BuiltEnv):
             content += env_requirements.read(self.file.with_name("pyproject.toml")).content
         if python and "/" in python:
             python = str(expanded("env.python", python).absolute())
-        named, own = python or read.python or platform.python_version(), platform.python_version()
+        named, current = python or read.python or platform.python_version(), platform.python_version()
         # Its own version for a venv of the orchestrator's interpreter: an upgrade of it makes another environment.
-        self._python = sys.executable if named == own else named
-        version = own if self._python == sys.executable else named
+        self._python = sys.executable if named == current else named
+        version = current if self._python == sys.executable else named
         self.requested = read.requested or (f"python=={version}", *read.packages)
-        self.key = key_of(self.kind, content, self._options, version, lock.platform_name())
+        self.key = digest_facts(self.kind, content, self._options, version, lock.name_platform())
 
     def check_tools(self) -> None:
-        uv.program()
+        uv.find_program()
 
     def build(self, prefix: Path, builder: Builder) -> Lock:
         folder, requirements = self.file.parent, self.file
@@ -58,10 +58,10 @@ class VenvEnv(BuiltEnv):
             requirements = builder.scratch / "requirements.txt"
             export = ["export", "--frozen", "--no-emit-project", "--output-file", str(requirements)]
             uv.run(builder, export, folder)
-        uv.install(builder, python_of(prefix), requirements, folder)
+        uv.install(builder, find_interpreter(prefix), requirements, folder)
         installed = probe_new(prefix, self.title)
-        packages = [lock.pinned(each) for each in installed.packages]
-        return lock.of_packages(self.kind, installed.python, packages, self._options)
+        packages = [lock.pin(package) for package in installed.packages]
+        return lock.lock_packages(self.kind, installed.python, packages, self._options)
 
     def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
-        return tuple((activated(prefix) | {"VIRTUAL_ENV": str(prefix)}).items())
+        return tuple((make_path_variables(prefix) | {"VIRTUAL_ENV": str(prefix)}).items())

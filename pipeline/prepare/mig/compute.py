@@ -8,20 +8,20 @@ of `partitions`. Source of the widths: `mig_table.ci_profiles`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain import mig_names, mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import counted
 from pipeline.prepare.mig import partitions
-from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
+from pipeline.prepare.mig.partitions import Instance, Layout
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one job gets: `slices` compute slices of a GPU instance of a profile; `None` for all of it."""
+    """Share of one job: `slices` compute slices of a GPU instance of a profile; `None` for all of it."""
 
     profile: Profile
     slices: int | None = None
@@ -31,18 +31,18 @@ class Share:
         return mig_names.name_of(self.profile.name, self.slices)
 
 
-def widths(profile: Profile) -> tuple[int, ...]:
-    """The compute slices that a part of a GPU instance can have, in rising order."""
-    return tuple(each.compute_slices for each in mig_table.ci_profiles(profile.compute_slices)[:-1])
+def list_widths(profile: Profile) -> tuple[int, ...]:
+    """List the compute slices that a part of a GPU instance can have, in rising order."""
+    return tuple(row.compute_slices for row in mig_table.ci_profiles(profile.compute_slices)[:-1])
 
 
-def profile_id(profile: Profile, slices: int) -> int:
-    """What nvidia-smi takes to create a part of a GPU instance."""
+def find_profile_id(profile: Profile, slices: int) -> int:
+    """Find the id by which nvidia-smi creates a part of a GPU instance."""
     return next(p.id for p in mig_table.ci_profiles(profile.compute_slices) if p.compute_slices == slices)
 
 
-def in_creation_order(parts: Sequence[int]) -> list[int]:
-    """Positions of the parts of a GPU instance, so that each finds room: those of an even width first, wider first.
+def order_for_creation(parts: Sequence[int]) -> list[int]:
+    """Order the parts of a GPU instance so that each finds room: even widths first, wider first.
 
     The driver chooses where they begin, and no source tells how. With this order any that fit by their sum find room
     both if it takes the first free slice and if it aligns a part to its width.
@@ -51,7 +51,7 @@ def in_creation_order(parts: Sequence[int]) -> list[int]:
 
 
 def resolve(gpu: MigGpu, request: str) -> Share:
-    """What a profile of GPU instances (`3g`, `3g.40gb`) or a part of one (`1c.3g`, `1c.3g.40gb`) means.
+    """Resolve a profile of GPU instances (`3g`, `3g.40gb`) or a part of one (`1c.3g`, `1c.3g.40gb`).
 
     Raises:
         ConfigError: the GPU has no such profile, or it has no such part; the message says what there is.
@@ -62,55 +62,48 @@ def resolve(gpu: MigGpu, request: str) -> Share:
     try:
         profile = partitions.resolve(gpu, of_instance)
     except ConfigError as error:
-        alike = [each for each in partitions.plain_profiles(gpu) if of_instance.startswith(f"{each.compute_slices}g.")]
-        near = ", ".join(mig_names.name_of(each.name, slices) for each in alike if slices in widths(each))
+        plain = partitions.list_plain_profiles(gpu)
+        alike = [row for row in plain if of_instance.startswith(f"{row.compute_slices}g.")]
+        near = ", ".join(mig_names.name_of(row.name, slices) for row in alike if slices in list_widths(row))
         raise ConfigError(f"{error}{f'; nearest to {request}: {near}' if near else ''}") from error
-    if slices not in widths(profile):
-        there = ", ".join([*(mig_names.name_of(profile.name, width) for width in widths(profile)), profile.name])
+    if slices not in list_widths(profile):
+        choices = ", ".join([*(mig_names.name_of(profile.name, width) for width in list_widths(profile)), profile.name])
         raise ConfigError(
             f"{gpu.name} has no compute instance '{request}': a {profile.name} has "
-            f"{counted(profile.compute_slices, 'compute slice')}; choose among {there}"
+            f"{counted(profile.compute_slices, 'compute slice')}; choose among {choices}"
         )
     return Share(profile=profile, slices=slices)
 
 
-def choose(
-    gpu: MigGpu,
-    sizes: Sequence[str | None],
-    *,
-    profiles: Sequence[str] = (),
-    profile: str = AUTO,
-    size_profile: Mapping[str, str] = SIZE_PROFILE,
-) -> tuple[Share, ...]:
-    """The share of each job, from what was asked for, as `partitions.requests` has it; ConfigError if there is none.
-
-    `auto` of equal jobs is `partitions.auto_profile`.
-    """
-    asked = partitions.requests(sizes, profiles=profiles, profile=profile, size_profile=size_profile)
-    if None in asked:
-        return (Share(profile=partitions.auto_profile(gpu, len(sizes))),) * len(sizes)
-    return tuple(resolve(gpu, str(request)) for request in asked)
+def choose(gpu: MigGpu, requests: Sequence[str | None]) -> tuple[Share, ...]:
+    """Choose the share of each job from `partitions.list_requests`; ConfigError if there is none."""
+    if None in requests:
+        return (Share(profile=partitions.choose_auto_profile(gpu, len(requests))),) * len(requests)
+    return tuple(resolve(gpu, str(request)) for request in requests)
 
 
 def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
-    """Where the GPU instances of the shares, one a job, go on an empty GPU, with the parts of each.
+    """Place the GPU instances of the shares, one a job, on an empty GPU, with the parts of each.
 
     The jobs, in their order, have the parts of the first GPU instance, then those of the second, and so on.
 
     Raises:
         ConfigError: they do not fit; it says why, and what does.
     """
-    divided = _grouped(shares)
+    divided = _fill_instances(shares)
     profiles = [profile for profile, _ in divided]
     if all(share.slices is None for share in shares):
         return partitions.plan_layout(gpu, profiles)
     layout = partitions.place(gpu, profiles)
     if layout is None:
-        asked, into = ",".join(share.name for share in shares), ", ".join(str(_instance(*each)) for each in divided)
-        near = "; ".join(f"[{','.join(names)}]" for names in _nearest(gpu, divided))
+        request, into = (
+            ",".join(share.name for share in shares),
+            ", ".join(str(_make_instance(*pair)) for pair in divided),
+        )
+        near = "; ".join(f"[{','.join(names)}]" for names in _find_nearest(gpu, divided))
         raise ConfigError(
-            f"[{asked}], as the GPU instances {into}, does not fit on {gpu.name}: "
-            f"{partitions.why_illegal(gpu, profiles)}. Nearest: {near}"
+            f"[{request}], as the GPU instances {into}, does not fit on {gpu.name}: "
+            f"{partitions.explain_illegal(gpu, profiles)}. Nearest: {near}"
         )
     return Layout(
         instances=tuple(
@@ -120,56 +113,55 @@ def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
     )
 
 
-def idle_slices(gpu: MigGpu, layout: Layout) -> int:
-    """Compute slices of the GPU that are in no MIG device of a layout."""
-    return gpu.compute_slices - sum(sum(each.parts) or each.profile.compute_slices for each in layout.instances)
+def count_idle_slices(gpu: MigGpu, layout: Layout) -> int:
+    """Count the compute slices of the GPU that are in no MIG device of a layout."""
+    return gpu.compute_slices - sum(
+        sum(instance.parts) or instance.profile.compute_slices for instance in layout.instances
+    )
 
 
 _Divided = tuple[Profile, tuple[int, ...]]
 """A GPU instance and the compute slices of its parts; none if it is not divided."""
 
 
-def _grouped(shares: Sequence[Share]) -> list[_Divided]:
-    made: list[_Divided] = []
+def _fill_instances(shares: Sequence[Share]) -> list[_Divided]:
+    divided: list[_Divided] = []
     for share in shares:
-        if share.slices is None:
-            made.append((share.profile, ()))
-            continue
-        last, parts = made[-1] if made else (None, ())
-        if parts and last == share.profile and sum(parts) + share.slices <= share.profile.compute_slices:
-            made[-1] = (share.profile, (*parts, share.slices))
+        slices = () if share.slices is None else (share.slices,)
+        last, parts = divided[-1] if divided else (None, ())
+        if parts and slices and last == share.profile and sum(parts + slices) <= share.profile.compute_slices:
+            divided[-1] = (share.profile, parts + slices)
         else:
-            made.append((share.profile, (share.slices,)))
-    return made
+            divided.append((share.profile, slices))
+    return divided
 
 
-def _instance(profile: Profile, parts: tuple[int, ...]) -> Instance:
-    """One that has no place yet, to be named."""
+def _make_instance(profile: Profile, parts: tuple[int, ...]) -> Instance:
     return Instance(job=0, profile=profile, start=0, parts=parts)
 
 
-def _nearest(gpu: MigGpu, divided: Sequence[_Divided], limit: int = 3) -> list[tuple[str, ...]]:
-    """The devices of legal layouts most like a request, nearest first; of as many devices if there are such."""
-    legal = partitions.nearest_by_job(gpu, [profile for profile, _ in divided], limit=None)
-    found = dict.fromkeys(
+def _find_nearest(gpu: MigGpu, divided: Sequence[_Divided], limit: int = 3) -> list[tuple[str, ...]]:
+    """Find the devices of legal layouts most like a request, nearest first, with as many devices if possible."""
+    legal = partitions.find_nearest_by_job(gpu, [profile for profile, _ in divided], limit=None)
+    alike = dict.fromkeys(
         tuple(
             name
-            for job, profile in sorted(each.items())
-            for name in _instance(profile, _fitted(profile, divided[job][1])).device_names
+            for job, profile in sorted(layout.items())
+            for name in _make_instance(profile, _shrink_to_fit(profile, divided[job][1])).device_names
         )
-        for each in legal
+        for layout in legal
     )
     num_devices = sum(max(len(parts), 1) for _, parts in divided)
-    return sorted(found, key=lambda names: abs(len(names) - num_devices))[:limit]
+    return sorted(alike, key=lambda names: abs(len(names) - num_devices))[:limit]
 
 
-def _fitted(profile: Profile, parts: Sequence[int]) -> tuple[int, ...]:
-    """The first of the parts, each narrower if need be, that fit into a GPU instance; none for all of it."""
+def _shrink_to_fit(profile: Profile, parts: Sequence[int]) -> tuple[int, ...]:
+    """Return the first parts, each narrower if need be, that fit into a GPU instance; none for all of it."""
     if len(parts) == 1 and profile.compute_slices <= parts[0]:
         return ()
     fitted: list[int] = []
     for position, part in enumerate(parts):
-        left = profile.compute_slices - sum(fitted)
-        room = left - min(len(parts) - position - 1, max(left - 1, 0))  # without a slice for each that follows
-        fitted += [width for width in widths(profile) if width <= min(part, room)][-1:]
+        free = profile.compute_slices - sum(fitted)
+        room = free - min(len(parts) - position - 1, max(free - 1, 0))  # without a slice for each that follows
+        fitted += [width for width in list_widths(profile) if width <= min(part, room)][-1:]
     return tuple(fitted)

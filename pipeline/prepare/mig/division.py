@@ -15,18 +15,18 @@ from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import gpu_reader
 from pipeline.prepare.mig import compute
-from pipeline.prepare.mig.control import Control
+from pipeline.prepare.mig.mig_smi import MigSmi
+from pipeline.prepare.mig.mig_state import GpuInstance, MigDevice, MigState
 from pipeline.prepare.mig.partitions import Instance, Layout
-from pipeline.prepare.mig.state import GpuInstance, MigDevice, MigState
 
 
-def refuse_what_is_not_ours(device: Device, state: MigState) -> None:
-    """Raise SharingError if a GPU is between two modes, divided already, or in use."""
+def refuse_unready(device: Device, state: MigState) -> None:
+    """Raise SharingError if a GPU is between two modes, already divided, or in use."""
     which = f"{device.name} ({device.uuid})"
     if not state.is_settled:
-        wanted, there = ("on", "off") if state.is_pending_on else ("off", "on")
+        pending, current = ("on", "off") if state.is_pending_on else ("off", "on")
         raise SharingError(
-            f"MIG mode of {which} is {there} and waits to be switched {wanted} by a reset, which somebody else asked "
+            f"MIG mode of {which} is {current} and waits to be switched {pending} by a reset that somebody else asked "
             f"for; an administrator can reset it: nvidia-smi -i {device.uuid} --gpu-reset"
         )
     if state.instances:
@@ -37,7 +37,7 @@ def refuse_what_is_not_ours(device: Device, state: MigState) -> None:
             f"{entry_points.spell('gpu', 'destroy')}; those of an earlier run that was killed: "
             f"{entry_points.spell('gpu', 'clean')}"
         )
-    if clients := gpu_reader.staying_processes(device.uuid, lambda process: True):
+    if clients := gpu_reader.list_staying_processes(device.uuid, lambda process: True):
         whom = ", ".join(map(str, clients))
         raise SharingError(
             f"{which} cannot be divided while it is in use by {whom}: end them, gpu.tolerate does not help here; or "
@@ -45,22 +45,28 @@ def refuse_what_is_not_ours(device: Device, state: MigState) -> None:
         )
 
 
-def commands(control: Control, instances: Sequence[Instance], *, is_on: bool) -> Commands:
-    """What `divide` runs on a GPU whose MIG mode is on or off, and what undoes it."""
+def list_commands(control: MigSmi, instances: Sequence[Instance], *, is_on: bool) -> Commands:
+    """List what `divide` runs on a GPU whose MIG mode is on or off, and what undoes it."""
     do: list[tuple[str, ...]] = []
     undo: list[tuple[str, ...]] = []
-    for each in instances:
-        do.append(control.creation(each.profile.profile_id, each.start, is_divided=bool(each.parts)))
-        widths = [each.parts[position] for position in compute.in_creation_order(each.parts)]
-        do += [control.part_creation("<GI>", compute.profile_id(each.profile, width)) for width in widths]
-        undo += [control.destruction("<GI>", "<CI>")] * max(len(each.parts), 1) + [control.destruction("<GI>")]
-    made = Commands(do=tuple(do), undo=tuple(undo))
+    for instance in instances:
+        do.append(
+            control.creation_command(instance.profile.profile_id, instance.start, is_divided=bool(instance.parts))
+        )
+        widths = [instance.parts[position] for position in compute.order_for_creation(instance.parts)]
+        do += [
+            control.part_creation_command("<GI>", compute.find_profile_id(instance.profile, width)) for width in widths
+        ]
+        undo += [control.destruction_command("<GI>", "<CI>")] * max(len(instance.parts), 1) + [
+            control.destruction_command("<GI>")
+        ]
+    creation = Commands(do=tuple(do), undo=tuple(undo))
     if is_on:
-        return made
-    return Commands(do=(control.mode(is_on=True),), undo=(control.mode(is_on=False),)).around(made)
+        return creation
+    return Commands(do=(control.mode_command(is_on=True),), undo=(control.mode_command(is_on=False),)).around(creation)
 
 
-def divide(control: Control, before: MigState, layout: Layout, journal: Journal, stack: UndoStack) -> list[MigDevice]:
+def divide(control: MigSmi, before: MigState, layout: Layout, journal: Journal, stack: UndoStack) -> list[MigDevice]:
     """Switch MIG mode on if it was off, and make the instances; the stack undoes what was done, also after an error.
 
     Gives the MIG devices in the order of the jobs.
@@ -69,33 +75,28 @@ def divide(control: Control, before: MigState, layout: Layout, journal: Journal,
         SharingError: it does not become what was asked for, or we have no permission.
     """
     if not before.is_on:
-        stack.enter_context(journal.undoing("mig_mode", **control.recorded_mode()))
+        stack.enter_context(journal.guard("mig_mode", **control.to_mode_record()))
         control.switch_on()
-    return _make(control, layout, journal, stack)
-
-
-def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) -> list[MigDevice]:
-    """Make the instances, larger first, each in the journal before it is made; gives them in the order of the jobs."""
-    made: dict[int, GpuInstance] = {}
+    instances: dict[int, GpuInstance] = {}
     parts: dict[int, list[MigDevice]] = {}
-    for instance in layout.in_creation_order:
+    for instance in layout.creation_order:
         is_divided = bool(instance.parts)
         place = {"profile_id": instance.profile.profile_id, "start": instance.start}
-        arguments = control.recorded() | place | {"boot": boot_id()} | ({"is_divided": True} if is_divided else {})
-        step = stack.enter_context(journal.undoing("mig_instance", **arguments))
-        made[instance.job] = there = control.create(**place, is_divided=is_divided)
-        journal.amend(step, gi_id=there.gi_id)
-        parts[instance.job] = _make_parts(control, instance, there, journal, stack)
+        arguments = control.to_record() | place | {"boot": boot_id()} | ({"is_divided": True} if is_divided else {})
+        step = stack.enter_context(journal.guard("mig_instance", **arguments))
+        instances[instance.job] = created = control.create(**place, is_divided=is_divided)
+        journal.amend(step, gi_id=created.gi_id)
+        parts[instance.job] = _make_parts(control, instance, created, journal, stack)
     state = control.read()
-    if set(state.instances or ()) != set(made.values()):
+    if set(state.instances or ()) != set(instances.values()):
         raise SharingError(
-            f"{control.uuid} was divided into the instances {listed(made.values())}, but NVML lists "
-            f"{listed(state.instances or ())}: somebody else changes it at the same time"
+            f"{control.uuid} was divided into the instances {describe_instances(instances.values())}, but NVML lists "
+            f"{describe_instances(state.instances or ())}: somebody else changes it at the same time"
         )
-    whole = {each.gi_id: [each] for each in state.devices}
-    devices = [each for job in sorted(made) for each in parts[job] or whole.get(made[job].gi_id, [])]
+    undivided = {device.gi_id: [device] for device in state.devices}
+    devices = [device for job in sorted(instances) for device in parts[job] or undivided.get(instances[job].gi_id, [])]
     if set(devices) != set(state.devices):
-        places = ", ".join(f"{each.gi_id}/{each.ci_id}" for each in state.devices)
+        places = ", ".join(f"{device.gi_id}/{device.ci_id}" for device in state.devices)
         raise SharingError(
             f"{control.uuid} was divided, but NVML does not list the compute instances that were made: it has {places} "
             "(GPU instance/compute instance): somebody else changes it at the same time"
@@ -104,16 +105,15 @@ def _make(control: Control, layout: Layout, journal: Journal, stack: UndoStack) 
 
 
 def _make_parts(
-    control: Control, planned: Instance, instance: GpuInstance, journal: Journal, stack: UndoStack
+    control: MigSmi, planned: Instance, instance: GpuInstance, journal: Journal, stack: UndoStack
 ) -> list[MigDevice]:
-    """Make the compute instances of a divided GPU instance, each in the journal before; in the order of the jobs."""
-    made: dict[int, MigDevice] = {}
-    for position in compute.in_creation_order(planned.parts):
-        slices, beside = planned.parts[position], [each.ci_id for each in made.values()]
+    devices: dict[int, MigDevice] = {}
+    for position in compute.order_for_creation(planned.parts):
+        slices, beside = planned.parts[position], [device.ci_id for device in devices.values()]
         step = stack.enter_context(
-            journal.undoing(
+            journal.guard(
                 "mig_compute_instance",
-                **control.recorded(),
+                **control.to_record(),
                 profile_id=instance.profile_id,
                 start=instance.start,
                 gi_id=instance.gi_id,
@@ -122,13 +122,13 @@ def _make_parts(
                 boot=boot_id(),
             )
         )
-        made[position] = control.create_part(
-            instance.gi_id, compute.profile_id(planned.profile, slices), slices, beside
+        devices[position] = control.create_part(
+            instance.gi_id, compute.find_profile_id(planned.profile, slices), slices, beside
         )
-        journal.amend(step, ci_id=made[position].ci_id)
-    return [made[position] for position in sorted(made)]
+        journal.amend(step, ci_id=devices[position].ci_id)
+    return [devices[position] for position in sorted(devices)]
 
 
-def listed(instances: Iterable[GpuInstance]) -> str:
-    """GPU instances in words, by their starts."""
-    return ", ".join(map(str, sorted(instances, key=lambda each: each.start))) or "none"
+def describe_instances(instances: Iterable[GpuInstance]) -> str:
+    """Describe GPU instances by their starts."""
+    return ", ".join(map(str, sorted(instances, key=lambda instance: instance.start))) or "none"

@@ -1,4 +1,4 @@
-"""Which GPU instances fit together on one GPU, and where. Pure: works on records and touches no hardware.
+"""Legal combinations of GPU instances on one GPU, and their places. Pure: touches no hardware.
 
 A layout is legal when the placements of its instances do not overlap on the memory-slice axis, their compute slices
 suffice, no profile is used more often than the driver allows, and the units that exist once are given once.
@@ -46,7 +46,7 @@ class Instance:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """Of its MIG devices, one a compute instance: `1c.3g.40gb`, or `3g.40gb` of the one that has all of it."""
+        """Names of its MIG devices, one a compute instance: `1c.3g.40gb`, or `3g.40gb` if it has all of it."""
         return tuple(mig_names.name_of(self.profile.name, part) for part in self.parts or (None,))
 
     def __str__(self) -> str:
@@ -61,69 +61,70 @@ class Layout:
 
     @property
     def devices(self) -> tuple[tuple[Instance, str], ...]:
-        """Each MIG device that it has, in the order of the jobs: its GPU instance, and its name."""
+        """MIG devices in the order of the jobs: GPU instance and name of each."""
         return tuple((instance, name) for instance in self.instances for name in instance.device_names)
 
     @property
-    def in_creation_order(self) -> tuple[Instance, ...]:
-        """Larger first: in another order some drivers refuse what fits."""
+    def creation_order(self) -> tuple[Instance, ...]:
+        """Instances in the order of creation, larger first: in another order some drivers refuse what fits."""
         return tuple(
             sorted(self.instances, key=lambda i: (-i.profile.memory_slices, -i.profile.compute_slices, i.start))
         )
 
 
-def slice_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
-    """The profiles that `1g`, `2g`, ... name: for each number of slices the plain one with the least memory."""
+def list_slice_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
+    """List the profiles that `1g`, `2g`, ... name: for each number of slices the plain one with the least memory."""
     smallest: dict[int, Profile] = {}
-    for profile in plain_profiles(gpu):
+    for profile in list_plain_profiles(gpu):
         smallest.setdefault(profile.compute_slices, profile)
     return tuple(smallest.values())
 
 
-def plain_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
-    """The profiles without a suffix, smaller first. Beside those of `slice_profiles`, 1g with twice the memory."""
+def list_plain_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
+    """List the profiles without a suffix, smaller first: `list_slice_profiles`, and 1g with twice the memory."""
     return tuple(profile for profile in gpu.profiles if not profile.suffix)
 
 
 def resolve(gpu: MigGpu, request: str) -> Profile:
-    """The profile that a number of slices (`2g`) or a full name (`3g.20gb`, `1g.10gb+me`) means."""
+    """Resolve a number of slices (`2g`) or a full name (`3g.20gb`, `1g.10gb+me`) to a profile."""
     name = request.strip().lower()
     by_name = {profile.name: profile for profile in gpu.profiles}
-    by_name |= {f"{profile.compute_slices}g": profile for profile in slice_profiles(gpu)}
+    by_name |= {f"{profile.compute_slices}g": profile for profile in list_slice_profiles(gpu)}
     if name not in by_name:
         raise ConfigError(f"{gpu.name} has no MIG profile '{request}'; it has {', '.join(sorted(by_name))}")
     return by_name[name]
 
 
-def auto_profile(gpu: MigGpu, degree: int) -> Profile:
-    """The largest plain profile of which `degree` instances fit; more compute slices count before more memory."""
-    for profile in sorted(plain_profiles(gpu), key=lambda profile: profile.size, reverse=True):
+def choose_auto_profile(gpu: MigGpu, degree: int) -> Profile:
+    """Choose the largest plain profile of which `degree` instances fit; compute slices count before memory."""
+    for profile in sorted(list_plain_profiles(gpu), key=lambda profile: profile.size, reverse=True):
         if place(gpu, [profile] * degree) is not None:
             return profile
-    most = max(profile.max_instances for profile in plain_profiles(gpu))
+    most = max(profile.max_instances for profile in list_plain_profiles(gpu))
     raise ConfigError(f"{degree} MIG instances do not fit on {gpu.name}: it takes at most {most}")
 
 
-def requests(
-    sizes: Sequence[str | None], *, profiles: Sequence[str], profile: str, size_profile: Mapping[str, str]
+def list_requests(
+    sizes: Sequence[str | None],
+    *,
+    profiles: Sequence[str] = (),
+    profile: str = AUTO,
+    size_profile: Mapping[str, str] = SIZE_PROFILE,
 ) -> list[str | None]:
-    """What each job asks for; the first of the arguments that says something decides.
+    """List the request of each job; the first argument that says something decides.
 
-    Args:
-        sizes: the mix letter of each job, or `None` for each of a group of equal jobs.
-        profiles: one request a job, by position.
-        profile: one request for all jobs; `auto` leaves it to the sizes.
-        size_profile: request by mix letter.
-
-    Returns:
-        `None` for each of equal jobs to which anything is left.
+    `sizes` has the mix letter of each job, or `None` for each of equal jobs; `profiles` are by position, `profile` is
+    for all jobs. A request is `None` for each of equal jobs if nothing is asked for.
 
     Raises:
         ConfigError: the lists do not match, or a size has no profile.
     """
     if profiles:
         if len(profiles) != len(sizes):
-            raise ConfigError(f"{len(profiles)} MIG profiles, {', '.join(profiles)}, are given for {len(sizes)} jobs")
+            raise ConfigError(
+                f"scenario.profiles names {len(profiles)} MIG profiles, {', '.join(profiles)}, for {len(sizes)} jobs; "
+                "name one for each job"
+            )
         return list(profiles)
     if profile != AUTO:
         return [profile] * len(sizes)
@@ -135,30 +136,29 @@ def requests(
 
 
 def plan_layout(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout:
-    """Where the instances, one a job, go on an empty GPU; a ConfigError says why they do not fit, and what does."""
+    """Place the instances, one a job, on an empty GPU; a ConfigError says why they do not fit, and what does."""
     layout = place(gpu, profiles)
     if layout is None:
-        near = "; ".join(f"[{','.join(names)}]" for names in nearest(gpu, profiles))
-        asked = ",".join(profile.name for profile in profiles)
-        raise ConfigError(f"[{asked}] does not fit on {gpu.name}: {why_illegal(gpu, profiles)}. Nearest: {near}")
+        near = "; ".join(f"[{','.join(names)}]" for names in find_nearest(gpu, profiles))
+        request = ",".join(profile.name for profile in profiles)
+        raise ConfigError(f"[{request}] does not fit on {gpu.name}: {explain_illegal(gpu, profiles)}. Nearest: {near}")
     return layout
 
 
 def place(gpu: MigGpu, profiles: Sequence[Profile], around: Placed = ()) -> Layout | None:
-    """A legal layout of exactly these instances, the same every time; `None` if there is none.
+    """Place exactly these instances, the same way every time; `None` if they do not fit.
 
-    Args:
-        gpu: what is divided.
-        profiles: of the instances to place, one a job.
-        around: instances that are there and stay, each with its start; the layout is of the new ones alone.
+    `around` are instances that stay, each with its start; the layout is of the new ones alone.
     """
-    if _broken_limit(gpu, [*(profile for profile, _ in around), *profiles]) is not None:
+    if _find_broken_limit(gpu, [*(profile for profile, _ in around), *profiles]) is not None:
         return None
     placed: Placed | None
     if around:
-        placed = _beside(gpu, tuple(sorted(profiles, key=_largest_first)), tuple(around))
+        placed = _place_beside(gpu, tuple(sorted(profiles, key=_order_largest_first)), tuple(around))
     else:
-        placed = _first_placements(gpu, tuple(sorted(set(profiles), key=_largest_first))).get(_names(profiles))
+        placed = _find_first_placements(gpu, tuple(sorted(set(profiles), key=_order_largest_first))).get(
+            _sort_names(profiles)
+        )
     if placed is None:
         return None
     starts = {profile: deque(start for other, start in placed if other == profile) for profile in profiles}
@@ -169,21 +169,21 @@ def place(gpu: MigGpu, profiles: Sequence[Profile], around: Placed = ()) -> Layo
     )
 
 
-def why_illegal(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
-    """The limit that these instances break, in words; `None` if they fit."""
-    limit = _broken_limit(gpu, profiles)
+def explain_illegal(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
+    """Explain which limit these instances break; `None` if they fit."""
+    limit = _find_broken_limit(gpu, profiles)
     if limit is not None or place(gpu, profiles) is not None:
         return limit
     possible = "; ".join(
         f"{profile.name} takes {profile.memory_slices} from {', '.join(map(str, profile.starts))}"
-        for profile in sorted(set(profiles), key=_largest_first)
+        for profile in sorted(set(profiles), key=_order_largest_first)
     )
     return f"there is no place for all on the {gpu.memory_slices} memory slices ({possible})"
 
 
-def why_misplaced(gpu: MigGpu, placed: Placed) -> str | None:
-    """The limit that instances at these starts break, in words; `None` if the driver would make them there."""
-    limit = _broken_limit(gpu, [profile for profile, _ in placed])
+def explain_misplaced(gpu: MigGpu, placed: Placed) -> str | None:
+    """Explain which limit instances at these starts break; `None` if the driver would make them there."""
+    limit = _find_broken_limit(gpu, [profile for profile, _ in placed])
     if limit is not None:
         return limit
     for profile, start in placed:
@@ -196,66 +196,73 @@ def why_misplaced(gpu: MigGpu, placed: Placed) -> str | None:
     return None
 
 
-def nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tuple[tuple[str, ...], ...]:
-    """The profiles of the legal layouts most like a request, nearest first: as many instances, or all that fit.
+def find_nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tuple[tuple[str, ...], ...]:
+    """Find the profiles of the legal layouts most like a request, nearest first: as many instances, or all that fit.
 
     Nearness is the change in the instances' shares of the compute and memory slices. Candidates are the profiles of
     `slice_profiles` and those that were asked for. Each names its profiles in the order of the request.
     """
     return tuple(
-        tuple(profile.name for _, profile in sorted(found.items())) for found in nearest_by_job(gpu, profiles, limit)
+        tuple(profile.name for _, profile in sorted(layout.items()))
+        for layout in find_nearest_by_job(gpu, profiles, limit)
     )
 
 
-def nearest_by_job(gpu: MigGpu, profiles: Sequence[Profile], limit: int | None) -> tuple[dict[int, Profile], ...]:
-    """The same, each as the profile for every position of the request that has one; all legal ones without a limit."""
-    pool = tuple(sorted({*slice_profiles(gpu), *profiles}, key=_largest_first))
-    legal = [tuple(profile for profile, _ in placed) for placed in _first_placements(gpu, pool).values()]
+def find_nearest_by_job(gpu: MigGpu, profiles: Sequence[Profile], limit: int | None) -> tuple[dict[int, Profile], ...]:
+    """Find the same layouts by position of the request; all legal ones without a limit."""
+    pool = tuple(sorted({*list_slice_profiles(gpu), *profiles}, key=_order_largest_first))
+    legal = [tuple(profile for profile, _ in placed) for placed in _find_first_placements(gpu, pool).values()]
     num_instances = min(len(profiles), max(map(len, legal)))
-    order = sorted(range(len(profiles)), key=lambda job: _largest_first(profiles[job]))[:num_instances]
-    asked = [profiles[job] for job in order]
+    order = sorted(range(len(profiles)), key=lambda job: _order_largest_first(profiles[job]))[:num_instances]
+    request = [profiles[job] for job in order]
 
     def change(candidate: Sequence[Profile]) -> tuple[float, int, list[tuple[int, int, str]]]:
         slices = sum(
             abs(new.compute_slices - old.compute_slices) / gpu.compute_slices
             + abs(new.memory_slices - old.memory_slices) / gpu.memory_slices
-            for new, old in zip(candidate, asked, strict=True)
+            for new, old in zip(candidate, request, strict=True)
         )
-        return round(slices, 6), (Counter(asked) - Counter(candidate)).total(), [_largest_first(p) for p in candidate]
+        return (
+            round(slices, 6),
+            (Counter(request) - Counter(candidate)).total(),
+            [_order_largest_first(p) for p in candidate],
+        )
 
-    candidates = (sorted(each, key=_largest_first) for each in legal if len(each) == num_instances)
+    candidates = (
+        sorted(combination, key=_order_largest_first) for combination in legal if len(combination) == num_instances
+    )
     return tuple(dict(zip(order, candidate, strict=True)) for candidate in sorted(candidates, key=change)[:limit])
 
 
-def maximal_combinations(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[tuple[str, ...], ...]:
-    """Every legal combination, as sorted names, to which none of the profiles can be added.
+def list_maximal_combinations(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[tuple[str, ...], ...]:
+    """List every legal combination, as sorted names, to which none of the profiles can be added.
 
     Placements do not tell combinations apart. The profiles are those of `slice_profiles` if none are given.
     """
-    pool = tuple(slice_profiles(gpu) if profiles is None else profiles)
-    legal = set(_first_placements(gpu, pool))
+    pool = tuple(list_slice_profiles(gpu) if profiles is None else profiles)
+    legal = set(_find_first_placements(gpu, pool))
     return tuple(
         names for names in sorted(legal) if not any(tuple(sorted((*names, new.name))) in legal for new in pool)
     )
 
 
-def maximal_layouts(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[Placed, ...]:
-    """Every arrangement of profiles and starts that leaves no place for one more.
+def list_maximal_layouts(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[Placed, ...]:
+    """List every arrangement of profiles and starts that leaves no place for one more.
 
     The same combination counts once for each way to place it, and one that a better arrangement could extend counts
     as well: so this is more than `maximal_combinations`, and what is often quoted as the number of MIG layouts.
     """
-    pool = tuple(slice_profiles(gpu) if profiles is None else profiles)
-    every = {frozenset(placed) for placed in _arrangements(gpu, pool)}
+    pool = tuple(list_slice_profiles(gpu) if profiles is None else profiles)
+    legal = {frozenset(placed) for placed in _iterate_arrangements(gpu, pool)}
     options = [(profile, start) for profile in pool for start in profile.starts]
-    maximal = [placed for placed in every if not any(placed | {new} in every for new in options if new not in placed)]
+    maximal = [placed for placed in legal if not any(placed | {new} in legal for new in options if new not in placed)]
     rows = (tuple(sorted(placed, key=lambda instance: instance[1])) for placed in maximal)
     return tuple(sorted(rows, key=lambda row: [(start, profile.name) for profile, start in row]))
 
 
 @functools.lru_cache(maxsize=4096)
-def _beside(gpu: MigGpu, profiles: tuple[Profile, ...], around: Placed) -> Placed | None:
-    """The first arrangement of instances, equal ones next to each other, in the room that others leave."""
+def _place_beside(gpu: MigGpu, profiles: tuple[Profile, ...], around: Placed) -> Placed | None:
+    """Find the first arrangement, equal instances next to each other, in the room that others leave."""
     occupied = {slice_ for profile, start in around for slice_ in range(start, start + profile.memory_slices)}
 
     def extend(placed: Placed, taken: frozenset[int]) -> Placed | None:
@@ -267,41 +274,41 @@ def _beside(gpu: MigGpu, profiles: tuple[Profile, ...], around: Placed) -> Place
         for start in profile.starts:
             slices = frozenset(range(start, start + profile.memory_slices))
             if start > lowest and not slices & taken:
-                found = extend((*placed, (profile, start)), taken | slices)
-                if found is not None:
-                    return found
+                extended = extend((*placed, (profile, start)), taken | slices)
+                if extended is not None:
+                    return extended
         return None
 
     return extend((), frozenset(occupied))
 
 
 @functools.lru_cache(maxsize=128)
-def _first_placements(gpu: MigGpu, pool: tuple[Profile, ...]) -> dict[tuple[str, ...], Placed]:
-    """Each legal combination of the pool, by its sorted names, with the first arrangement that holds it."""
+def _find_first_placements(gpu: MigGpu, pool: tuple[Profile, ...]) -> dict[tuple[str, ...], Placed]:
+    """Find each legal combination of the pool, by its sorted names, with its first arrangement."""
     first: dict[tuple[str, ...], Placed] = {}
-    for placed in _arrangements(gpu, pool):
-        first.setdefault(_names([profile for profile, _ in placed]), placed)
+    for placed in _iterate_arrangements(gpu, pool):
+        first.setdefault(_sort_names([profile for profile, _ in placed]), placed)
     return first
 
 
-def _arrangements(gpu: MigGpu, pool: Sequence[Profile]) -> Iterator[Placed]:
-    """Every legal arrangement once, the empty one included: instances are put down from the lowest slice upwards."""
+def _iterate_arrangements(gpu: MigGpu, pool: Sequence[Profile]) -> Iterator[Placed]:
+    """Yield every legal arrangement once, also the empty one: instances are placed from the lowest slice upwards."""
     options = sorted(
         ((start, profile) for profile in pool for start in profile.starts),
-        key=lambda option: (option[0], _largest_first(option[1])),
+        key=lambda option: (option[0], _order_largest_first(option[1])),
     )
 
     def extend(placed: Placed, end: int) -> Iterator[Placed]:
         yield placed
         for start, profile in options:
-            if start >= end and _broken_limit(gpu, [*(other for other, _ in placed), profile]) is None:
+            if start >= end and _find_broken_limit(gpu, [*(other for other, _ in placed), profile]) is None:
                 yield from extend((*placed, (profile, start)), start + profile.memory_slices)
 
     return extend((), 0)
 
 
-def _broken_limit(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
-    """The limit that is broken wherever the instances lie. What breaks one does so with any instance more, too."""
+def _find_broken_limit(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
+    """Find a limit that is broken wherever the instances lie; one more instance breaks it as well."""
     for profile, count in Counter(profiles).items():
         if count > profile.max_instances:
             return f"{count} instances of {profile.name}, but the driver allows {profile.max_instances}"
@@ -322,9 +329,9 @@ def _broken_limit(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
     return None
 
 
-def _largest_first(profile: Profile) -> tuple[int, int, str]:
+def _order_largest_first(profile: Profile) -> tuple[int, int, str]:
     return -profile.memory_slices, -profile.compute_slices, profile.name
 
 
-def _names(profiles: Sequence[Profile]) -> tuple[str, ...]:
+def _sort_names(profiles: Sequence[Profile]) -> tuple[str, ...]:
     return tuple(sorted(profile.name for profile in profiles))

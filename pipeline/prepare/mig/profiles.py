@@ -35,8 +35,6 @@ class Profile:
         memory_slices: how much of the axis of placements it occupies.
         starts: where on that axis it may begin, in rising order.
         max_instances: how many of them an empty GPU takes.
-        multiprocessors: SMs of one instance.
-        memory_mib: usable memory of one instance.
     """
 
     name: str
@@ -50,7 +48,7 @@ class Profile:
 
     @property
     def suffix(self) -> str:
-        """What the name says of engines: `+me`, `+me.all`, `-me`, `+gfx`; empty for a plain profile."""
+        """Engines in the name: `+me`, `+me.all`, `-me`, `+gfx`; empty for a plain profile."""
         match = _NAME.fullmatch(self.name)
         return "" if match is None else match["suffix"]
 
@@ -79,7 +77,7 @@ class MigGpu:
     driver_branch: int | None = None
 
     def ideal_ratio(self, profile: Profile) -> float | None:
-        """Share of the undivided GPU's SMs that an instance has, between 0 and 1; `None` when a count is unknown.
+        """Return the share of the undivided GPU's SMs that an instance has, from 0 to 1; `None` if unknown.
 
         What a job that is limited by computing would keep of its solo speed. Slices are no measure of it: on an H100
         80GB, 3g has 60 of 132 SMs, seven 1g together 112.
@@ -90,31 +88,31 @@ class MigGpu:
 
 
 def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
-    """One model of the table, named as for `mig_table.find`, under an imagined driver; a current one if not given."""
+    """Load one model of the table, named as for `mig_table.find`, under a driver; a current one if not given."""
     model = mig_table.find(name)
     return MigGpu(
         name=model.product,
         compute_slices=model.compute_slices,
         memory_slices=model.memory_slices,
         multiprocessors=model.num_multiprocessors,
-        profiles=_in_order([_of_table(profile) for profile in model.profiles]),
+        profiles=_sort([_convert_row(profile) for profile in model.profiles]),
         driver_branch=driver_branch,
     )
 
 
 def find_gpu(selector: str) -> MigGpu:
-    """A model of the table for `simulated_MODEL`, else a GPU of this machine by index or UUID; it must have MIG."""
-    return load_model(selector) if selector.startswith(SIMULATED) else read_gpu(_chosen(selector))
+    """Find a model of the table for `simulated_MODEL`, else a GPU of this machine by index or UUID, with MIG."""
+    return load_model(selector) if selector.startswith(SIMULATED) else read_gpu(_choose_device(selector))
 
 
 def look_up(selector: str) -> tuple[str, MigGpu | None]:
-    """Name of a GPU of this machine, by index or UUID, and how MIG divides it; `None` if it cannot be divided."""
-    device = _chosen(selector)
+    """Look up a GPU of this machine by index or UUID: its name, and how MIG divides it; `None` if it does not."""
+    device = _choose_device(selector)
     return device.name, _read(device)
 
 
-def _chosen(selector: str) -> Device:
-    from pipeline.prepare.device.chosen import choose  # which imports Hydra; a model can be looked at without it
+def _choose_device(selector: str) -> Device:
+    from pipeline.prepare.device.device_choice import choose  # which imports Hydra; a model can be looked at without it
 
     devices = nvml.list_devices()
     if not devices:
@@ -126,16 +124,16 @@ def _chosen(selector: str) -> Device:
 
 
 def read_gpu(device: Device) -> MigGpu:
-    """The profiles of a GPU of this machine, as NVML lists it; MIG mode may be off. ConfigError if it shows none."""
-    found = _read(device)
-    if found is None:
+    """Read the profiles of a GPU of this machine from NVML; MIG mode may be off. ConfigError if it shows none."""
+    gpu = _read(device)
+    if gpu is None:
         raise ConfigError(f"{device.name} ({device.uuid}) cannot be divided: the driver names no MIG profile for it")
-    return found
+    return gpu
 
 
 def _read(device: Device) -> MigGpu | None:
     with nvml.session():
-        profiles = _in_order(_read_profiles(device))
+        profiles = _sort(_read_profiles(device))
     if not profiles:
         return None
     details = dict(device.details)
@@ -150,11 +148,11 @@ def _read(device: Device) -> MigGpu | None:
     )
 
 
-def _in_order(profiles: list[Profile]) -> tuple[Profile, ...]:
+def _sort(profiles: list[Profile]) -> tuple[Profile, ...]:
     return tuple(sorted(profiles, key=lambda profile: (profile.size, profile.name)))
 
 
-def _of_table(profile: mig_table.GiProfile) -> Profile:
+def _convert_row(profile: mig_table.GiProfile) -> Profile:
     return Profile(
         name=profile.name,
         profile_id=profile.id,
@@ -167,8 +165,8 @@ def _of_table(profile: mig_table.GiProfile) -> Profile:
     )
 
 
-def offered(handle: object, **version: int) -> Iterator[Any]:
-    """What NVML says of each profile of an open GPU, in the version of its structure that is asked for."""
+def list_offered(handle: object, **version: int) -> Iterator[Any]:
+    """Yield NVML's structure, in the requested version, for each profile of an open GPU."""
     for query in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         # Not supported: this GPU has no such profile. Invalid: the driver does not know the query.
         with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
@@ -176,18 +174,17 @@ def offered(handle: object, **version: int) -> Iterator[Any]:
 
 
 def _read_profiles(device: Device) -> list[Profile]:
-    with nvml.asking(f"the MIG profiles of {device.name}"):
+    with nvml.translate_errors(f"the MIG profiles of {device.name}"):
         handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
         try:
-            infos = list(offered(handle, version=2))
+            infos = list(list_offered(handle, version=2))
         except pynvml.NVMLError_FunctionNotFound as error:
             raise ConfigError("this NVIDIA driver is too old to name MIG profiles: install a newer one") from error
-    return [_profile(info, _read_placements(device, handle, info.id)) for info in infos]
+    return [_convert_info(info, _read_placements(device, handle, info.id)) for info in infos]
 
 
-def _profile(info: Any, placements: list[tuple[int, int]]) -> Profile:
+def _convert_info(info: Any, placements: list[tuple[int, int]]) -> Profile:
     name = info.name.decode() if isinstance(info.name, bytes) else info.name
-    is_counted = info.multiprocessorCount != pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value
     return Profile(
         name=name.removeprefix("MIG "),
         profile_id=info.id,
@@ -195,16 +192,16 @@ def _profile(info: Any, placements: list[tuple[int, int]]) -> Profile:
         memory_slices=placements[0][1],
         starts=tuple(sorted(start for start, _ in placements)),
         max_instances=info.instanceCount,
-        multiprocessors=info.multiprocessorCount if is_counted else None,
+        multiprocessors=nvml.count_multiprocessors(info),
         memory_mib=info.memorySizeMB,
     )
 
 
 def _read_placements(device: Device, handle: object, profile_id: int) -> list[tuple[int, int]]:
-    """Start and size of each possible placement. NVML gives all of them, whatever exists on the GPU now."""
+    """Read start and size of each possible placement, whatever exists on the GPU now."""
     count = ctypes.c_uint(_PLACEMENTS_ROOM)
     room = (pynvml.c_nvmlGpuInstancePlacement_t * _PLACEMENTS_ROOM)()
-    with nvml.asking(f"the MIG placements of {device.name}"):
+    with nvml.translate_errors(f"the MIG placements of {device.name}"):
         try:
             pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(count))
         except pynvml.NVMLError_NoPermission as error:

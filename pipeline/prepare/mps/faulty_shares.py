@@ -12,12 +12,12 @@ _FAULTY_MULTIPROCESSORS = frozenset(
 _MEASURED_ON = {"compute_capability": "9.0", "multiprocessors": "132"}
 
 
-def warning(job: Job, device: Device, share_pct: float) -> str | None:
-    """What is known of the job's arithmetic under its share."""
+def describe_fault(job: Job, device: Device, share_pct: float) -> str | None:
+    """Describe what is known to go wrong in the job's arithmetic under its share; `None` if nothing is."""
     precision = dict(job.workload.params).get("precision")
     if precision in ("default", "fp32", "tf32") or not _MEASURED_ON.items() <= dict(device.details).items():
         return None
-    multiprocessors = _multiprocessors(share_pct)
+    multiprocessors = _count_multiprocessors(share_pct)
     if multiprocessors not in _FAULTY_MULTIPROCESSORS:
         return None
     return (
@@ -27,6 +27,6 @@ def warning(job: Job, device: Device, share_pct: float) -> str | None:
     )
 
 
-def _multiprocessors(share_pct: float) -> int:
-    """Multiprocessors of 132 that a share leaves to a client: pairs, rounded down, at least four of them."""
+def _count_multiprocessors(share_pct: float) -> int:
+    """Count the multiprocessors of 132 that a share leaves to a client: pairs, rounded down, at least four."""
     return max(8, int(share_pct * 132 / 200) * 2)

@@ -36,15 +36,13 @@ class MpsLogs:
 
     @property
     def is_written(self) -> bool:
-        """Whether the daemon writes its log; it goes on without one where it cannot."""
+        """True if the daemon writes its log; it goes on without one if it cannot."""
         return bool(self._read("control.log"))
 
-    def says_ready(self, server: int) -> bool:
-        """Tell whether the daemon wrote that this server accepts clients."""
+    def is_server_ready(self, server: int) -> bool:
         return f"NEW SERVER {server}: Ready" in self._read("control.log")
 
-    def says_ended(self) -> bool:
-        """Tell whether the daemon wrote that a server of it ended or hit a fatal exception."""
+    def has_server_ended(self) -> bool:
         return any(_END.match(line) for line in self._read("control.log"))
 
     def explain(self) -> str:
@@ -62,7 +60,6 @@ class MpsLogs:
         return words
 
     def _read(self, name: str) -> list[str]:
-        """Return the texts of the lines, without instant, process and PID."""
         with suppress(OSError):
             lines = (self.folder / name).read_text(errors="replace").splitlines()
             return [_PREFIX.sub("", line).strip() for line in lines]

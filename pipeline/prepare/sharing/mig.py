@@ -19,12 +19,12 @@ from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.words import counted
 from pipeline.clean.journal import Journal
-from pipeline.clean.processes import tree_of
+from pipeline.clean.processes import list_tree
 from pipeline.prepare.device import compute_mode, refusals
-from pipeline.prepare.mig import compute, division, existing, partitions, profiles
-from pipeline.prepare.mig.control import Control
+from pipeline.prepare.mig import assignment, compute, division, partitions, profiles
+from pipeline.prepare.mig.mig_smi import MigSmi
+from pipeline.prepare.mig.mig_state import MigDevice, MigState, list_processes_on
 from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
-from pipeline.prepare.mig.state import MigDevice, MigState, processes_on
 
 _EXISTING = "existing"
 """`scenario.layout`: the instances that are there are used, none is made."""
@@ -51,9 +51,9 @@ def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, 
     its PIDs are not the driver's.
     """
     for uuid in dict.fromkeys(uuid for slot in slots for uuid in slot.every_device):
-        there = processes_on(uuid)
+        computing = list_processes_on(uuid)
         for index, pid in pids.items():
-            if uuid not in slots[index].every_device and tree_of(pid) & there:
+            if uuid not in slots[index].every_device and list_tree(pid) & computing:
                 raise SharingError(
                     f"job {jobs[index].name} (pid {pid}) runs on {uuid}, which is not its MIG device: it must keep the "
                     "CUDA_VISIBLE_DEVICES that it is given"
@@ -73,11 +73,13 @@ class Mig:
         instances_per_job: int | None = None,
     ) -> None:
         if layout not in (None, _EXISTING):
-            raise ConfigError(f"scenario.layout={layout}: existing, or nothing for instances that are made")
+            raise ConfigError(f"scenario.layout={layout} is unknown; use existing, or leave it out to make instances")
         if instances_per_job is not None and not 1 <= instances_per_job <= _MAX_INSTANCES:
-            raise ConfigError(f"scenario.instances_per_job={instances_per_job}: must be from 1 to {_MAX_INSTANCES}")
+            raise ConfigError(f"scenario.instances_per_job={instances_per_job} must be from 1 to {_MAX_INSTANCES}")
         if profiles is not None and not profiles:
-            raise ConfigError("scenario.profiles=[]: name the profile of each instance, as in [1g.5gb,2g.10gb]")
+            raise ConfigError(
+                "scenario.profiles=[] is empty; name the profile of each instance, as in [1g.5gb,2g.10gb]"
+            )
         self._per_job = instances_per_job or 1
         self._uses_existing = layout == _EXISTING
         self._profile, self._profiles = str(profile), tuple(map(str, profiles or ()))
@@ -89,7 +91,7 @@ class Mig:
         if not group.device.details:  # it was not read: what it can do is not known before it is
             return None
         if self._uses_existing:
-            self._existing(group)  # which others can change until the group runs
+            self._assign_existing(group)  # which others can change until the group runs
             return None
         return self._plan_layout(group)
 
@@ -98,11 +100,11 @@ class Mig:
         refusals.refuse_cpus(group, "an NVIDIA GPU with MIG")
         if device.parent is not None:
             raise ConfigError(
-                f"{what} divides a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
-                f"scenario=serial, naive and mps run on it; for all MIG devices of its GPU: gpu.device={device.parent} "
-                "scenario=mig scenario.layout=existing"
+                f"{what} divides a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use scenario=serial, "
+                f"naive or mps on it, or all MIG devices of its GPU: gpu.device={device.parent} scenario=mig "
+                "scenario.layout=existing"
             )
-        compute_mode.refuse(group, "cannot use it: no compute mode but the default is possible under MIG")
+        compute_mode.refuse_exclusive(group, "cannot use it: no compute mode but the default is possible under MIG")
         compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
         if self._per_job > 1 and self._profiles and len(self._profiles) != len(group.jobs) * self._per_job:
             raise ConfigError(
@@ -120,33 +122,35 @@ class Mig:
         if not group.device.details or self._uses_existing:
             return ()
         gpu = profiles.read_gpu(group.device)
-        layout, said = self._layout(group), []
-        asked = ",".join(name for _, name in layout.devices)
+        layout, warnings = self._layout(group), []
+        names = ",".join(name for _, name in layout.devices)
         if any(instance.parts for instance in layout.instances):
-            made = ", ".join(map(str, layout.instances))
-            said.append(f"[{asked}] is made as {made}: compute instances share the memory of their GPU instance")
-        if unused := compute.idle_slices(gpu, layout):
-            said.append(f"[{asked}] leaves {unused} of {gpu.compute_slices} compute slices of {gpu.name} unused")
-        return tuple(said)
+            instances = ", ".join(map(str, layout.instances))
+            warnings.append(
+                f"[{names}] is made as {instances}: compute instances share the memory of their GPU instance"
+            )
+        if unused := compute.count_idle_slices(gpu, layout):
+            warnings.append(f"[{names}] leaves {unused} of {gpu.compute_slices} compute slices of {gpu.name} unused")
+        return tuple(warnings)
 
     def privileged(self, group: Group) -> Commands:
         if self._uses_existing:
             return Commands()
         device = group.device
-        control = Control.found(self._programs(group), device.uuid)
-        made = self._layout(group).in_creation_order if device.details else ()
-        return division.commands(control, made, is_on=bool(device.mig_enabled))
+        control = MigSmi.locate(self._programs(group), device.uuid)
+        instances = self._layout(group).creation_order if device.details else ()
+        return division.list_commands(control, instances, is_on=bool(device.mig_enabled))
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        with nullcontext(self._existing(group)) if self._uses_existing else self.divided(device, group) as places:
-            environ = refusals.without_mps(scratch)
-            mine = [places[begin : begin + self._per_job] for begin in range(0, len(places), self._per_job)]
-            slots = tuple(dataclasses.replace(_together(each), environ=environ) for each in mine)
+        with nullcontext(self._assign_existing(group)) if self._uses_existing else self.divide(device, group) as places:
+            environ = refusals.isolate_from_mps(scratch)
+            by_job = [places[begin : begin + self._per_job] for begin in range(0, len(places), self._per_job)]
+            slots = tuple(dataclasses.replace(_merge_places(job_places), environ=environ) for job_places in by_job)
             yield MigSlots(slots=slots, jobs=group.jobs, device=device)
 
     @contextmanager
-    def divided(self, device: Device, group: Group) -> Iterator[tuple[Slot, ...]]:
+    def divide(self, device: Device, group: Group) -> Iterator[tuple[Slot, ...]]:
         """Switch MIG mode on if it is off, make the instances, and put everything back in the end.
 
         Yields the MIG devices as slots without an environment, in the order of what was asked for.
@@ -158,47 +162,41 @@ class Mig:
         self._check_request(group)
         layout = self._layout(group)
         programs = self._programs(group)
-        control = Control.found(programs, device.uuid)
+        control = MigSmi.locate(programs, device.uuid)
         before = control.read()
-        division.refuse_what_is_not_ours(device, before)
+        division.refuse_unready(device, before)
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         with UndoStack() as last, UndoStack() as stack:
             last.callback(_compare, control, before)
-            made = division.divide(control, before, layout, journal, stack)
-            yield _places(control, made, layout)
+            devices = division.divide(control, before, layout, journal, stack)
+            yield _make_places(control, devices, layout)
 
-    def _existing(self, group: Group) -> tuple[Slot, ...]:
-        """The MIG devices that are there, as `divided` gives those that it makes."""
-        asked = partitions.requests(
-            self.sizes(group), profiles=self._profiles, profile=self._profile, size_profile=self._size_profile
-        )
-        found = existing.assigned(group.device, asked)
-        self._refuse_parts_of_one([device.gi_id for device in found])
+    def _assign_existing(self, group: Group) -> tuple[Slot, ...]:
+        devices = assignment.assign(group.device, self._list_requests(group))
+        self._refuse_parts_of_one([device.gi_id for device in devices])
         return tuple(
-            dataclasses.replace(Slot.on(each), facts=(("mig_profile", existing.profile_of(each)),)) for each in found
+            dataclasses.replace(Slot.on(mig_device), facts=(("mig_profile", assignment.read_profile(mig_device)),))
+            for mig_device in devices
         )
 
-    def sizes(self, group: Group) -> Sequence[str | None]:
-        """The mix letter for each instance, or `None`: here, as many instances a job, one job after another."""
+    def _list_requests(self, group: Group) -> list[str | None]:
+        return partitions.list_requests(
+            self.list_sizes(group), profiles=self._profiles, profile=self._profile, size_profile=self._size_profile
+        )
+
+    def list_sizes(self, group: Group) -> Sequence[str | None]:
+        """List the mix letter of each instance, or `None`: here, as many instances a job, one job after another."""
         return [job.size for job in group.jobs for _ in range(self._per_job)]
 
     def _programs(self, group: Group) -> Programs:
         return of_group(group, {"nvidia-smi": self._program})
 
     def _layout(self, group: Group) -> Layout:
-        """Return the layout that was planned for the group, or plan it if nobody has."""
         return group.layout if isinstance(group.layout, Layout) else self._plan_layout(group)
 
     def _plan_layout(self, group: Group) -> Layout:
         gpu = profiles.read_gpu(group.device)
-        chosen = compute.choose(
-            gpu,
-            self.sizes(group),
-            profiles=self._profiles,
-            profile=self._profile,
-            size_profile=self._size_profile,
-        )
-        layout = compute.plan_layout(gpu, chosen)
+        layout = compute.plan_layout(gpu, compute.choose(gpu, self._list_requests(group)))
         self._refuse_parts_of_one([instance.job for instance, _ in layout.devices])
         return layout
 
@@ -208,8 +206,8 @@ class Mig:
         Source: MIG User Guide, CUDA device enumeration: a process uses one compute instance of a GPU instance.
         """
         for begin in range(0, len(instances), self._per_job):
-            mine = instances[begin : begin + self._per_job]
-            if len(set(mine)) < len(mine):
+            of_job = instances[begin : begin + self._per_job]
+            if len(set(of_job)) < len(of_job):
                 raise ConfigError(
                     f"scenario.instances_per_job={self._per_job}: job {begin // self._per_job} would get several "
                     "compute instances of one GPU instance, of which a process can use only one; give it whole GPU "
@@ -217,21 +215,21 @@ class Mig:
                 )
 
 
-def _places(control: Control, made: Sequence[MigDevice], layout: Layout) -> tuple[Slot, ...]:
+def _make_places(control: MigSmi, devices: Sequence[MigDevice], layout: Layout) -> tuple[Slot, ...]:
     return tuple(
         Slot(
             visible_devices=device.uuid,
             gpu_uuid=control.uuid,
             gi_id=device.gi_id,
             ci_id=device.ci_id,
-            facts=_facts(instance, name, device),
+            facts=_list_facts(instance, name, device),
         )
-        for device, (instance, name) in zip(made, layout.devices, strict=True)
+        for device, (instance, name) in zip(devices, layout.devices, strict=True)
     )
 
 
-def _together(places: Sequence[Slot]) -> Slot:
-    """The one place of a job that has these; of several it has no one GPU instance whose figures could be its own."""
+def _merge_places(places: Sequence[Slot]) -> Slot:
+    """Merge the places of a job; several have no one GPU instance whose figures could be the job's."""
     if len(places) == 1:
         return places[0]
     profiles = "+".join(dict(place.facts)["mig_profile"] for place in places)
@@ -242,7 +240,7 @@ def _together(places: Sequence[Slot]) -> Slot:
     )
 
 
-def _facts(instance: Instance, name: str, device: MigDevice) -> tuple[tuple[str, str], ...]:
+def _list_facts(instance: Instance, name: str, device: MigDevice) -> tuple[tuple[str, str], ...]:
     facts = {
         "mig_profile": name,
         "mig_start": instance.start,
@@ -251,21 +249,18 @@ def _facts(instance: Instance, name: str, device: MigDevice) -> tuple[tuple[str,
     return tuple((key, str(value)) for key, value in facts.items() if value is not None)
 
 
-def _told(state: MigState) -> str:
+def _describe(state: MigState) -> str:
     hidden = "instances that only administrators see"
-    instances = hidden if state.instances is None else f"instances {division.listed(state.instances)}"
-    pending = "" if state.is_on == state.is_pending_on else f", {_switched(state.is_pending_on)} after a reset"
-    return f"MIG mode {_switched(state.is_on)}{pending}, {instances}, {len(state.devices)} MIG devices"
+    instances = hidden if state.instances is None else f"instances {division.describe_instances(state.instances)}"
+    now, then = ("on" if is_on else "off" for is_on in (state.is_on, state.is_pending_on))
+    pending = "" if state.is_settled else f", {then} after a reset"
+    return f"MIG mode {now}{pending}, {instances}, {len(state.devices)} MIG devices"
 
 
-def _switched(is_on: bool) -> str:
-    return "on" if is_on else "off"
-
-
-def _compare(control: Control, before: MigState) -> None:
+def _compare(control: MigSmi, before: MigState) -> None:
     after = control.read()
     if after != before:
         raise SharingError(
-            f"{control.uuid} was not restored: before {_told(before)}; now {_told(after)}; if the journal "
+            f"{control.uuid} was not restored: before {_describe(before)}; now {_describe(after)}; if the journal "
             f"still holds steps: {entry_points.spell('gpu', 'clean')}"
         )

@@ -20,9 +20,9 @@ from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.mig.partitions import AUTO, Layout
 from pipeline.prepare.mig.profiles import read_gpu
-from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.control import CONTROL
-from pipeline.prepare.mps.daemon import daemon
+from pipeline.prepare.mps.client_proof import MpsSlots
+from pipeline.prepare.mps.control_program import CONTROL
+from pipeline.prepare.mps.mps_daemon import run_daemon
 from pipeline.prepare.sharing.mig import Mig, check_places
 from pipeline.prepare.sharing.mps import Mps, MpsPercent, refuse_too_many
 
@@ -60,7 +60,7 @@ class MigMps(Mig):
     ) -> None:
         super().__init__(profile=profile, profiles=profiles, program=program)
         if num_instances < 1:
-            raise ConfigError(f"scenario.num_instances={num_instances}: at least 1")
+            raise ConfigError(f"scenario.num_instances={num_instances} must be at least 1")
         self._num_instances, self._instance_of = num_instances, instance_of
         self._control_program = mps_program
         if active_thread_pct is None:
@@ -69,26 +69,26 @@ class MigMps(Mig):
             self._mps = MpsPercent(active_thread_pct, pinned_mem_limit, priority)
 
     def _check_request(self, group: Group) -> None:
-        num_instances, dealt = len(self.sizes(group)), self._dealt(group)
+        num_instances, dealt = len(self.list_sizes(group)), self._deal(group)
         if len(dealt) != group.degree:
             raise ConfigError(f"scenario.instance_of has {len(dealt)} values for {group.degree} jobs; give one a job")
         if sorted(set(dealt)) != list(range(num_instances)):
-            given = ", ".join(map(str, sorted(set(dealt))))
+            used = ", ".join(map(str, sorted(set(dealt))))
             raise ConfigError(
-                f"the jobs are dealt to the instances {given}, but there are {num_instances}, counted "
+                f"the jobs are dealt to the instances {used}, but there are {num_instances}, counted "
                 "from 0: give each instance a job, with scenario.instance_of, fewer scenario.profiles or more jobs"
             )
         for position in range(group.degree):
-            self._mps.variables(position, group.degree)
+            self._mps.list_variables(position, group.degree)
         super()._check_request(group)
 
-    def sizes(self, group: Group) -> Sequence[str | None]:
-        """The number of instances: their profiles do not depend on the sizes of jobs."""
+    def list_sizes(self, group: Group) -> Sequence[str | None]:
+        """List one `None` for each instance: their profiles do not depend on the sizes of jobs."""
         return [None] * (len(self._profiles) or min(self._num_instances, group.degree))
 
     def _plan_layout(self, group: Group) -> Layout:
         gpu = read_gpu(group.device)
-        layout, num_jobs = super()._plan_layout(group), Counter(self._dealt(group))
+        layout, num_jobs = super()._plan_layout(group), Counter(self._deal(group))
         for position, (instance, name) in enumerate(layout.devices):
             slices = mig_names.split(name)[1] or instance.profile.compute_slices
             refuse_too_many(group, num_jobs[position], f"a {name}", slices / gpu.compute_slices)
@@ -99,17 +99,16 @@ class MigMps(Mig):
         programs = of_group(group, {CONTROL: self._control_program})
         program = programs.find(CONTROL)
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)
-        with self.divided(device, group) as places, UndoStack() as stack:
+        with self.divide(device, group) as places, UndoStack() as stack:
             servers = [
-                stack.enter_context(daemon(place.visible_devices, scratch, program, journal, number=number))
+                stack.enter_context(run_daemon(place.visible_devices, scratch, program, journal, number=number))
                 for number, place in enumerate(places)
             ]
-            dealt = self._dealt(group)
+            dealt = self._deal(group)
             of_jobs = [places[position] for position in dealt]
-            with self._mps.clients(of_jobs, [servers[position] for position in dealt], group) as clients:
+            with self._mps.as_clients(of_jobs, [servers[position] for position in dealt], group) as clients:
                 yield MigMpsSlots(clients=clients, jobs=group.jobs)
 
-    def _dealt(self, group: Group) -> Sequence[int]:
-        """Position of the instance of each job."""
-        num_instances = len(self.sizes(group))
+    def _deal(self, group: Group) -> Sequence[int]:
+        num_instances = len(self.list_sizes(group))
         return self._instance_of or [index % num_instances for index in range(group.degree)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import compute_mode, refusals
-from pipeline.prepare.device.smi import Smi
-from pipeline.prepare.mig import existing
+from pipeline.prepare.device.smi_commands import Smi
+from pipeline.prepare.mig import assignment
 from pipeline.prepare.mps import faulty_shares
-from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.control import CONTROL
-from pipeline.prepare.mps.daemon import MpsDaemon, daemon
+from pipeline.prepare.mps.client_proof import MpsSlots
+from pipeline.prepare.mps.control_program import CONTROL, ControlProgram
+from pipeline.prepare.mps.mps_daemon import MpsDaemon, run_daemon
 
 # Clients that MPS takes on one GPU, since a version of CUDA. Source: MPS documentation, release 615, architecture.
 # On a MIG device the limit is reduced in proportion to its size (MIG User Guide, concepts). Neither says how that is
@@ -44,12 +44,14 @@ class Mps:
         program: str | None = None,
     ) -> None:
         self._limits, self._priorities, self._program = pinned_mem_limit, priority, program
-        for limit in _each(pinned_mem_limit):
+        for limit in list_values(pinned_mem_limit):
             if not re.fullmatch(r"[1-9]\d*(G|M|GB|MB)", str(limit)):
-                raise ConfigError(f"scenario.pinned_mem_limit={limit}: a number with G or M, such as 10G")
-        for value in _each(priority):
+                raise ConfigError(
+                    f"scenario.pinned_mem_limit={limit} is not a size; use a number with G or M, such as 10G"
+                )
+        for value in list_values(priority):
             if isinstance(value, bool) or value not in (0, 1):
-                raise ConfigError(f"scenario.priority={value}: 0 (normal) or 1 (below normal)")
+                raise ConfigError(f"scenario.priority={value} is unknown; use 0 (normal) or 1 (below normal)")
 
     def check(self, group: Group) -> None:
         device = group.device
@@ -58,7 +60,7 @@ class Mps:
         if device.parent is None:
             refuse_too_many(group, group.degree)
         else:
-            refuse_too_many(group, group.degree, device.name, existing.share(device))
+            refuse_too_many(group, group.degree, device.name, assignment.read_share(device))
         compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
         if gpu.exclusive_process and device.parent is not None:
@@ -68,55 +70,63 @@ class Mps:
         if gpu.exclusive_process:
             refusals.refuse_without_admin(group, f"gpu.exclusive_process changes a setting of {device.name}")
         for position in range(group.degree):
-            self.variables(position, group.degree)
+            self.list_variables(position, group.degree)
 
     def warnings(self, group: Group) -> tuple[str, ...]:
         return ()
 
     def privileged(self, group: Group) -> Commands:
-        found = dict(group.device.details).get("compute_mode", "default")
-        if not group.gpu.exclusive_process or found == compute_mode.EXCLUSIVE:
+        previous = dict(group.device.details).get("compute_mode", "default")
+        if not group.gpu.exclusive_process or previous == compute_mode.EXCLUSIVE:
             return Commands()
-        return compute_mode.commands(Smi.found(of_group(group), group.device.uuid), found)
+        return compute_mode.list_commands(Smi.locate(of_group(group), group.device.uuid), previous)
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+        places = [Slot.on(device)] * group.degree
+        with (
+            self.run_server(device, group, scratch) as server,
+            self.as_clients(places, [server] * group.degree, group) as slots,
+        ):
+            yield slots
+
+    @contextmanager
+    def run_server(
+        self, device: Device, group: Group, scratch: Path, divide: Callable[[ControlProgram], None] | None = None
+    ) -> Iterator[MpsDaemon]:
+        """Run the daemon of the whole device, whose compute mode is set before if the group asks for that."""
         self.check(group)
         programs = of_group(group, {CONTROL: self._program})
         program = programs.find(CONTROL)
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         with UndoStack() as stack:
             if group.gpu.exclusive_process:
-                stack.enter_context(compute_mode.exclusive(Smi.found(programs, device.uuid), journal))
-            server = stack.enter_context(daemon(device.uuid, scratch, program, journal))
-            places = [Slot.on(device)] * group.degree
-            with self.clients(places, [server] * group.degree, group) as slots:
-                yield slots
+                stack.enter_context(compute_mode.hold_exclusive(Smi.locate(programs, device.uuid), journal))
+            yield stack.enter_context(run_daemon(device.uuid, scratch, program, journal, divide))
 
     @contextmanager
-    def clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:
-        """The places of the jobs as clients of their servers, both in the order of the jobs.
+    def as_clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:
+        """Make the places of the jobs clients of their servers, both in the order of the jobs.
 
         At the end, a server that is not healthy, or a job that was never seen as its client, is a SharingError.
         """
         slots = []
         for position, (place, server) in enumerate(zip(places, servers, strict=True)):
-            variables = self.variables(position, group.degree)
+            variables = self.list_variables(position, group.degree)
             pipes = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MPS_PIPE_DIRECTORY": str(server.control.pipes)}
             facts = (*place.facts, *((name.removeprefix("CUDA_").lower(), value) for name, value in variables.items()))
             environ = dict(place.environ) | pipes | variables
             slots.append(dataclasses.replace(place, environ=tuple(environ.items()), facts=facts))
         under_mps = MpsSlots(slots, servers, group.jobs)
-        with under_mps.watching():
+        with under_mps.watch():
             yield under_mps
         for server in dict.fromkeys(servers):
             server.check_health()
         under_mps.check_scripts()
 
-    def variables(self, position: int, num_jobs: int) -> dict[str, str]:
-        """What the client at a position gets in its environment."""
-        limit = _at("pinned_mem_limit", self._limits, position, num_jobs)
-        priority = _at("priority", self._priorities, position, num_jobs)
+    def list_variables(self, position: int, num_jobs: int) -> dict[str, str]:
+        limit = value_at("pinned_mem_limit", self._limits, position, num_jobs)
+        priority = value_at("priority", self._priorities, position, num_jobs)
         return {
             # A daemon serves one device here, which its clients know as number 0.
             **({} if limit is None else {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}"}),
@@ -139,29 +149,30 @@ class MpsPercent(Mps):
     ) -> None:
         super().__init__(pinned_mem_limit, priority, program)
         self._shares_pct = active_thread_pct
-        for share in _each(active_thread_pct):
+        for share in list_values(active_thread_pct):
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 100:
-                raise ConfigError(f"scenario.active_thread_pct={share}: must be greater than 0 and at most 100")
+                raise ConfigError(f"scenario.active_thread_pct={share} must be greater than 0 and at most 100")
 
     def share_pct(self, position: int, num_jobs: int) -> float:
-        """The cap of the job at a position. Unit: per cent of the multiprocessors."""
-        share = _at("active_thread_pct", self._shares_pct, position, num_jobs)
+        """Return the cap of the job at a position, in per cent of the multiprocessors."""
+        share = value_at("active_thread_pct", self._shares_pct, position, num_jobs)
         return 100 / num_jobs if share is None else share
 
     def warnings(self, group: Group) -> tuple[str, ...]:
         return tuple(
             warning
             for position, job in enumerate(group.jobs)
-            if (warning := faulty_shares.warning(job, group.device, self.share_pct(position, group.degree))) is not None
+            if (warning := faulty_shares.describe_fault(job, group.device, self.share_pct(position, group.degree)))
+            is not None
         )
 
-    def variables(self, position: int, num_jobs: int) -> dict[str, str]:
+    def list_variables(self, position: int, num_jobs: int) -> dict[str, str]:
         share = f"{self.share_pct(position, num_jobs):g}"
-        return super().variables(position, num_jobs) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": share}
+        return super().list_variables(position, num_jobs) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": share}
 
 
-def numbers(version: str) -> tuple[int, int]:
-    """The two of a version, `13.1`."""
+def parse_version(version: str) -> tuple[int, int]:
+    """Parse the two numbers of a version, `13.1`."""
     major, _, minor = version.partition(".")
     return int(major), int(minor or 0)
 
@@ -173,7 +184,7 @@ def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: 
     """
     if (cuda := dict(group.device.details).get("cuda_version")) is None:
         return
-    most = math.ceil(share * next(most for since, most in _MOST_CLIENTS if numbers(cuda) >= since))
+    most = math.ceil(share * next(most for since, most in _MOST_CLIENTS if parse_version(cuda) >= since))
     if num_jobs > most:
         larger = "" if share == 1 else " or larger MIG devices"
         raise ConfigError(
@@ -182,15 +193,15 @@ def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: 
         )
 
 
-def _each(option: object) -> Sequence[object]:
-    """The values of an option that is nothing, one value, or a list by position."""
+def list_values(option: object) -> Sequence[object]:
+    """List the values of an option that is nothing, one value, or a list by position."""
     if option is None:
         return ()
     return option if isinstance(option, list | tuple) else (option,)
 
 
-def _at(key: str, option: Any, position: int, num_jobs: int) -> Any:
-    """The value of such an option for one job."""
+def value_at(key: str, option: Any, position: int, num_jobs: int) -> Any:
+    """Return the value of such an option for one job."""
     if not isinstance(option, list | tuple):
         return option
     if len(option) != num_jobs:

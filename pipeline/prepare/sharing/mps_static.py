@@ -10,20 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.modes import PARTITION
-from pipeline.base.domain.programs import of_group
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Device, Group, Job, Slot
 from pipeline.base.system.errors import ConfigError, SharingError
-from pipeline.base.system.interrupts import UndoStack
-from pipeline.clean.journal import Journal
-from pipeline.prepare.device import compute_mode, refusals
-from pipeline.prepare.device.smi import Smi
-from pipeline.prepare.mps import partitions
-from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.control import CONTROL, Control
-from pipeline.prepare.mps.daemon import MpsDaemon, daemon
-from pipeline.prepare.mps.partitions import Partition
-from pipeline.prepare.sharing.mps import Mps, numbers
+from pipeline.prepare.device import refusals
+from pipeline.prepare.mps import sm_partitions
+from pipeline.prepare.mps.client_proof import MpsSlots
+from pipeline.prepare.mps.control_program import ControlProgram
+from pipeline.prepare.mps.mps_daemon import MpsDaemon
+from pipeline.prepare.mps.sm_partitions import Partition
+from pipeline.prepare.sharing.mps import Mps, list_values, parse_version, value_at
 
 # Source: NVIDIA's MPS documentation, release 615: CUDA 13.1 brought static partitions, on Ampere and newer GPUs.
 _SINCE_CUDA, _SINCE_CAPABILITY = (13, 1), (8, 0)
@@ -55,12 +51,11 @@ class PartitionSlots:
             if job.index in pids and not job.workload.ends_by_itself
         }
         deadline = time.monotonic() + _PROOF_LIMIT_S
-        while due and (unused := partitions.unused(self.server.control, list(due))):
+        while due and (unused := sm_partitions.list_unused(self.server.control, list(due))):
             if time.monotonic() > deadline:
-                names = ", ".join(f"{due[each].name} (pid {pids[due[each].index]})" for each in unused)
+                names = ", ".join(f"{due[partition].name} (pid {pids[due[partition].index]})" for partition in unused)
                 raise SharingError(
-                    f"not in its partition of the multiprocessors: {names}; a job must keep the CUDA_MPS_SM_PARTITION "
-                    "that it is given"
+                    f"not in its MPS static partition: {names}; a job must keep its CUDA_MPS_SM_PARTITION"
                 )
             time.sleep(_LOOK_S)
 
@@ -77,26 +72,26 @@ class MpsStatic(Mps):
     ) -> None:
         super().__init__(pinned_mem_limit, priority, program)
         self._chunks = chunks
-        for number in chunks if isinstance(chunks, list | tuple) else () if chunks is None else (chunks,):
+        for number in list_values(chunks):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ConfigError(f"scenario.chunks={number}: a whole number, at least 1")
+                raise ConfigError(f"scenario.chunks={number} must be a whole number, at least 1")
 
     def check(self, group: Group) -> None:
         device, what, details = group.device, f"scenario={group.scenario}", dict(group.device.details)
         if device.parent is not None:
             raise ConfigError(
-                f"{what} divides a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
-                "scenario=serial, naive and mps run on it"
+                f"{what} divides a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use scenario=serial, "
+                "naive or mps"
             )
         refusals.refuse_cpus(group, rehearsal="gpu=simulated_h100_80gb gpu.driver=590")
         super().check(group)
-        wanted = self._wanted(group.degree)
+        chunks = self._list_chunks(group.degree)
         if not details:  # it was not read: what it can do is not known before it is
             return
-        capability = numbers(details.get("compute_capability", "0.0"))
+        capability = parse_version(details.get("compute_capability", "0.0"))
         if capability < _SINCE_CAPABILITY:
             raise ConfigError(f"{what} needs an Ampere GPU or a newer one, not {device.name}: use scenario=mps_percent")
-        if numbers(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
+        if parse_version(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
             remedy = ", or rehearse it with gpu.driver=590" if device.is_simulated else ""
             raise ConfigError(
                 f"{what} needs a driver of CUDA 13.1 or newer (R590), not {details.get('driver_version')} with CUDA "
@@ -107,41 +102,30 @@ class MpsStatic(Mps):
                 f"{what}: how many multiprocessors {device.name} has is not known, so a simulated one has none to "
                 "divide: choose another gpu.model"
             )
-        most = partitions.most_chunks(capability, int(details.get("multiprocessors", 0)))
-        if "multiprocessors" in details and sum(wanted or [1] * group.degree) > most:
-            asked = f"{sum(wanted)} are asked for" if wanted else f"there are {group.degree} jobs"
-            raise ConfigError(f"{what}: {device.name} has at most {most} chunks of multiprocessors, and {asked}")
+        most = sm_partitions.count_chunks(capability, int(details.get("multiprocessors", 0)))
+        if "multiprocessors" in details and sum(chunks or [1] * group.degree) > most:
+            request = f"{sum(chunks)} are asked for" if chunks else f"there are {group.degree} jobs"
+            raise ConfigError(f"{what}: {device.name} has at most {most} chunks of multiprocessors, and {request}")
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        self.check(group)
-        programs = of_group(group, {CONTROL: self._program})
-        program = programs.find(CONTROL)
-        journal = Journal(group.gpu.lock_dir, device.uuid, programs)
-        made: list[Partition] = []
+        created: list[Partition] = []
 
-        def divide(control: Control) -> None:
-            made.extend(partitions.divide(control, device.uuid, self._wanted(group.degree), group.degree))
+        def divide(control: ControlProgram) -> None:
+            created.extend(sm_partitions.divide(control, device.uuid, self._list_chunks(group.degree), group.degree))
 
-        with UndoStack() as stack:
-            if group.gpu.exclusive_process:
-                stack.enter_context(compute_mode.exclusive(Smi.found(programs, device.uuid), journal))
-            server = stack.enter_context(daemon(device.uuid, scratch, program, journal, divide))
-            places = [_in_partition(Slot.on(device), partition) for partition in made]
-            with self.clients(places, [server] * group.degree, group) as clients:
-                yield PartitionSlots(clients=clients, jobs=group.jobs, server=server, partitions=made)
+        with self.run_server(device, group, scratch, divide) as server:
+            places = [_place_in_partition(Slot.on(device), partition) for partition in created]
+            with self.as_clients(places, [server] * group.degree, group) as clients:
+                yield PartitionSlots(clients=clients, jobs=group.jobs, server=server, partitions=created)
 
-    def _wanted(self, num_jobs: int) -> list[int] | None:
-        """The chunks of each job; `None` for equal parts of all there are."""
+    def _list_chunks(self, num_jobs: int) -> list[int] | None:
         if self._chunks is None:
             return None
-        chunks = [self._chunks] * num_jobs if isinstance(self._chunks, int) else list(self._chunks)
-        if len(chunks) != num_jobs:
-            raise ConfigError(f"scenario.chunks has {len(chunks)} values for {num_jobs} jobs; give one for each job")
-        return chunks
+        return [value_at("chunks", self._chunks, position, num_jobs) for position in range(num_jobs)]
 
 
-def _in_partition(place: Slot, partition: Partition) -> Slot:
+def _place_in_partition(place: Slot, partition: Partition) -> Slot:
     facts = {"mps_chunks": partition.chunks, PARTITION: partition.multiprocessors}
     return dataclasses.replace(
         place,

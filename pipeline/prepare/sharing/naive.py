@@ -21,7 +21,7 @@ class WholeDevice:
     tolerated: Sequence[str] = ()
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Naive must not turn into MPS, by a daemon of the machine."""
+        """Check that no MPS daemon of the machine turns naive into MPS."""
         if self.device.is_gpu:
             refusals.refuse_mps_clients(self.device, self.tolerated)
 
@@ -31,7 +31,7 @@ class Naive:
 
     def check(self, group: Group) -> None:
         refusals.refuse_mig(group)
-        compute_mode.refuse(group, "lets every job compute on the GPU itself")
+        compute_mode.refuse_exclusive(group, "lets every job compute on the GPU itself")
         compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
 
     def warnings(self, group: Group) -> tuple[str, ...]:
@@ -46,5 +46,5 @@ class Naive:
         if not device.is_gpu:
             yield WholeDevice(tuple(Slot(visible_devices="") for _ in group.jobs), device)
             return
-        slot = dataclasses.replace(Slot.on(device), environ=refusals.without_mps(scratch))
+        slot = dataclasses.replace(Slot.on(device), environ=refusals.isolate_from_mps(scratch))
         yield WholeDevice(tuple(slot for _ in group.jobs), device, group.gpu.tolerate)

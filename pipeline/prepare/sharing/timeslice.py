@@ -11,7 +11,7 @@ from pipeline.base.domain.records import Commands, Device, Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import refusals, time_slice
-from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.naive import Naive, WholeDevice
 
 
@@ -20,7 +20,7 @@ class Timeslice(Naive):
 
     def __init__(self, timeslice: str = "default", program: str | None = None) -> None:
         if timeslice not in time_slice.VALUES:
-            raise ConfigError(f"scenario.timeslice={timeslice}: one of {', '.join(time_slice.VALUES)}")
+            raise ConfigError(f"scenario.timeslice={timeslice} is unknown; use one of {', '.join(time_slice.VALUES)}")
         self._timeslice, self._program = timeslice, program
 
     def check(self, group: Group) -> None:
@@ -29,14 +29,14 @@ class Timeslice(Naive):
         super().check(group)
         if device.parent is not None:
             raise ConfigError(
-                f"{what} changes a setting of a whole GPU, and {device.name} ({device.uuid}) is a MIG device of one: "
-                "use scenario=naive"
+                f"{what} changes a setting of a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use "
+                "scenario=naive"
             )
         refusals.refuse_without_admin(group, f"{what} changes the time slice of {device.name}")
         if not device.details:  # it was not read: what it can do is not known before it is
             return
         try:
-            why_not = time_slice.refusal(self._smi(group))
+            why_not = time_slice.explain_refusal(self._smi(group))
         except SharingError as error:
             raise ConfigError(str(error)) from error
         if why_not is not None:
@@ -44,16 +44,16 @@ class Timeslice(Naive):
 
     def privileged(self, group: Group) -> Commands:
         smi = self._smi(group)
-        found = time_slice.read(smi) if group.device.details else time_slice.VALUES[0]  # of a GPU that was not read
-        return time_slice.commands(smi, self._timeslice, found)
+        previous = time_slice.read(smi) if group.device.details else time_slice.VALUES[0]  # of a GPU that was not read
+        return time_slice.list_commands(smi, self._timeslice, previous)
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
         self.check(group)
         smi = self._smi(group)
         journal = Journal(group.gpu.lock_dir, device.uuid, of_group(group, {"nvidia-smi": self._program}))
-        with time_slice.of(self._timeslice, smi, journal), super().prepare(device, group, scratch) as slots:
+        with time_slice.hold(self._timeslice, smi, journal), super().prepare(device, group, scratch) as slots:
             yield slots
 
     def _smi(self, group: Group) -> Smi:
-        return Smi.found(of_group(group, {"nvidia-smi": self._program}), group.device.uuid)
+        return Smi.locate(of_group(group, {"nvidia-smi": self._program}), group.device.uuid)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.base.system import secrets, squeue, words
-from pipeline.launch.events import last_lines
+from pipeline.launch.events import read_last_lines
 from pipeline.record.shards.shard_states import ENDED, INCOMPLETE, LOST, NOT_BEGUN, RUNNING, Shard
 
 UNFINISHED = (INCOMPLETE, LOST, NOT_BEGUN)
@@ -117,7 +117,7 @@ def read_awaited(path: Path) -> str:
 
 
 def _read_last_start(path: Path) -> list[str]:
-    lines = [line.decode(errors="replace").rstrip() for line in last_lines(path, _TAIL_BYTES)]
+    lines = [line.decode(errors="replace").rstrip() for line in read_last_lines(path, _TAIL_BYTES)]
     starts = [number for number, line in enumerate(lines) if _START.match(line)]
     return [line for line in lines[starts[-1] + 1 if starts else 0 :] if line]
 

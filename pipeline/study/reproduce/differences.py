@@ -172,7 +172,7 @@ def _requests(original: Original, group: Group, inventory: Inventory) -> Iterabl
         interpreter = inventory.interpreters[job.workload.env]
         before = original.job_locks.get(str(job.index))
         if interpreter.to_build is not None and before is not None:
-            then = lock.request_of(before.splitlines())
+            then = lock.read_request(before.splitlines())
             changes = difference(*map(_requested_by_name, (then, interpreter.requested))) if then else ""
             found[changes or f"packages: not known yet, as {interpreter.to_build}"] = None
     return found

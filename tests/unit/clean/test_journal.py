@@ -16,7 +16,7 @@ import pytest
 from pipeline.base.domain.programs import Programs
 from pipeline.base.system.errors import SharingError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.clean.journal import Journal, JournalError, Step, find, in_words, replay, undo_all
+from pipeline.clean.journal import Journal, JournalError, UndoStep, describe, find_journals, replay, undo_all
 from pipeline.clean.kinds import undoes
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -64,7 +64,7 @@ def undone(tmp_path):
 
 def test_a_step_is_on_disk_while_its_body_runs_and_nothing_is_left_afterwards(journal, tmp_path):
     made = tmp_path / TAKEN
-    with journal.undoing("file", path=str(made)):
+    with journal.guard("file", path=str(made)):
         assert json.loads(journal.path.read_text())["arguments"] == {"path": str(made)}
         made.touch()
         assert [step.kind for step in Journal(tmp_path, UUID).steps()] == ["file"]  # as another process reads it
@@ -78,13 +78,13 @@ def test_each_device_has_a_journal_of_its_own(journal, tmp_path):
     journal.add("file", path=str(tmp_path / "own"))
     assert [step.arguments["path"] for step in replay(journal)] == [str(tmp_path / "own")]
     assert len(other.steps()) == 1
-    assert [found.device_uuid for found in find(tmp_path)] == ["MIG-0_1"]
+    assert [found.device_uuid for found in find_journals(tmp_path)] == ["MIG-0_1"]
     assert other.path.parent.parent == tmp_path
 
 
 def test_what_became_known_later_is_used(journal, tmp_path):
     (tmp_path / "known-later").touch()
-    with journal.undoing("file", path="/nonexistent/guess") as step:
+    with journal.guard("file", path="/nonexistent/guess") as step:
         journal.amend(step, path=str(tmp_path / "known-later"))
         assert len(journal.steps()) == 1
     assert undone(tmp_path) == ["known-later"]
@@ -121,14 +121,14 @@ def test_what_the_system_refuses_keeps_its_step_and_not_the_older_ones(journal, 
 
 
 def test_the_error_of_a_body_is_not_hidden_by_that_of_its_undoing(journal):
-    with pytest.raises(ValueError, match="the body") as caught, journal.undoing("stuck", path="it"):
+    with pytest.raises(ValueError, match="the body") as caught, journal.guard("stuck", path="it"):
         raise ValueError("the body")
     assert "it is stuck" in caught.value.__notes__[0]
     assert [step.kind for step in journal.steps()] == ["stuck"]
 
 
 def test_a_failed_undoing_of_a_good_body_is_raised(journal):
-    with pytest.raises(SharingError, match="it is stuck"), journal.undoing("stuck", path="it"):
+    with pytest.raises(SharingError, match="it is stuck"), journal.guard("stuck", path="it"):
         pass
 
 
@@ -149,9 +149,9 @@ def run_killed(folder: Path, fatal: int) -> int:
 
         sys.addaudithook(step)
         journal = Journal(folder, UUID)
-        with journal.undoing("file", path=str(folder / "a")):
+        with journal.guard("file", path=str(folder / "a")):
             (folder / "a").touch()
-            with journal.undoing("file", path=str(folder / "b")):
+            with journal.guard("file", path=str(folder / "b")):
                 (folder / "b").touch()
         os._exit(0)
     finally:
@@ -193,28 +193,28 @@ def test_a_file_with_only_half_a_line_goes_away(journal):
 )
 def test_a_line_of_somebody_else_is_refused(journal, line):
     plant(journal, line)
-    with pytest.raises(JournalError, match="a line that is not ours"):
+    with pytest.raises(JournalError, match="has an invalid line"):
         replay(journal)
     assert journal.path.read_bytes() == line
 
 
 # A kind is a word, and no path of a function; those of another version may need other arguments.
-@pytest.mark.parametrize("kind", ["future", "file", "os.getpid", "pipeline.prepare.mps.daemon.end_daemon"])
+@pytest.mark.parametrize("kind", ["future", "file", "os.getpid", "pipeline.prepare.mps.mps_daemon.end_daemon"])
 def test_a_step_that_this_version_cannot_undo_is_kept(journal, kind):
     plant(journal, json.dumps({"step_id": "1", "kind": kind, "arguments": {}}).encode() + b"\n")
     with pytest.raises(JournalError, match=f"kind '{kind}' that this version cannot undo"):
         replay(journal)
     (step,) = journal.steps()
-    assert in_words(step) == f"a step of kind {kind!r} that this version does not know"
+    assert describe(step) == f"a step of kind {kind!r} that this version does not know"
 
 
 def test_whoever_replays_a_journal_knows_every_kind_without_importing_what_wrote_it():
     code = """
-from pipeline.clean.journal import Step, in_words
+from pipeline.clean.journal import UndoStep, describe
 import sys
 kinds = {"compute_mode": {"mode": "default"}, "dcgm_profiling": {}, "mps_daemon": {"pipes": "/p"}, "mig_mode": {},
     "mig_instance": {"profile_id": 9, "start": 4}}
-print(*(in_words(Step(kind=kind, arguments=arguments)) for kind, arguments in kinds.items()), sep="\\n")
+print(*(describe(UndoStep(kind=kind, arguments=arguments)) for kind, arguments in kinds.items()), sep="\\n")
 assert "pipeline.prepare.env" not in sys.modules, "no environment is ever undone"
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_DIR, capture_output=True, text=True, check=True)
@@ -233,7 +233,7 @@ def test_two_functions_cannot_undo_one_kind():
 
 
 def test_a_step_says_what_its_undoing_does():
-    assert in_words(Step(kind="file", arguments={"path": "/x"})) == "remove /x"
+    assert describe(UndoStep(kind="file", arguments={"path": "/x"})) == "remove /x"
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_file_that_others_could_have_written_is_not_believed(journal, tmp_path
         }
         make[trick]()
     for use in (journal.steps, lambda: journal.add("file", path="x"), lambda: replay(journal)):
-        with pytest.raises(JournalError, match=r"remove it: python -m pipeline.gpu clean undoes nothing"):
+        with pytest.raises(JournalError, match=r"remove it; python -m pipeline.gpu clean undoes only steps"):
             use()
     assert target.read_bytes() == line
 
@@ -272,7 +272,7 @@ def test_a_file_of_ours_that_somebody_moved_into_the_lock_folder_is_no_journal(j
     made.write_text('{"step_id": "1", "kind": "file", "arguments": {"path": "/etc/passwd"}}\n')
     made.rename(tmp_path / f"collocation-{UUID}.journal")
     assert replay(journal) == ()
-    assert find(tmp_path) == ()
+    assert find_journals(tmp_path) == ()
 
 
 def as_another_user(monkeypatch, number=4242):
@@ -285,7 +285,7 @@ def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, 
     ours = Journal(tmp_path, UUID)
     with pytest.raises(JournalError, match="must clean up"):
         replay(ours)
-    assert [(found.device_uuid, found.is_ours) for found in find(tmp_path)] == [(UUID, False)]
+    assert [(found.device_uuid, found.is_ours) for found in find_journals(tmp_path)] == [(UUID, False)]
     assert undo_all(ours) == ([], [])
     assert undone(tmp_path) == []
 
@@ -303,7 +303,7 @@ def test_root_undoes_nothing_that_another_user_planted(journal, tmp_path, which)
     line = {"step_id": "1", "kind": "file", "arguments": {"path": str(tmp_path / "a")}}
     plant(journal, json.dumps(line).encode() + b"\n")
     os.chown(journal.path.parent if which == "folder" else journal.path, 4242, 4242)
-    with pytest.raises(JournalError, match=r"only we can write|holds steps that are not ours"):
+    with pytest.raises(JournalError, match=r"only we can write|holds steps of user"):
         replay(journal)
     with pytest.raises(JournalError, match="only we can write"):
         undo_all(journal)
@@ -353,7 +353,7 @@ def test_for_a_simulated_device_no_real_program_is_run(tmp_path, program, monkey
 
 def test_no_step_is_taken_when_the_journal_cannot_be_written(tmp_path):
     journal = Journal(tmp_path / "missing", UUID)
-    with pytest.raises(JournalError, match="does not exist"), journal.undoing("file", path="x"):
+    with pytest.raises(JournalError, match="does not exist"), journal.guard("file", path="x"):
         pytest.fail("the step was taken")
 
 
@@ -379,5 +379,5 @@ def test_a_disk_that_fails_is_an_error_before_the_step(journal, monkeypatch):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(JournalError, match="Input/output error"), journal.undoing("file", path="a"):
+    with pytest.raises(JournalError, match="Input/output error"), journal.guard("file", path="a"):
         pytest.fail("the step was taken")

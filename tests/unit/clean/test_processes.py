@@ -27,9 +27,9 @@ def test_an_orphan_that_ignores_term_is_found_and_ended():
     try:
         done = subprocess.run([sys.executable, "-c", ORPHAN], env=environ, capture_output=True, text=True, timeout=120)
         pid = int(done.stdout)
-        assert processes.marked(mark) == [pid]
+        assert processes.list_marked(mark) == [pid]
         assert processes.end(mark, grace_s=0.3) == 1
-        assert processes.marked(mark) == []
+        assert processes.list_marked(mark) == []
         assert other.poll() is None
     finally:
         other.kill()
@@ -41,7 +41,7 @@ def test_a_polite_process_gets_the_time_to_end():
     polite = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"], env=os.environ | {processes.MARK_VARIABLE: mark}
     )
-    while processes.marked(mark) != [polite.pid]:
+    while processes.list_marked(mark) != [polite.pid]:
         time.sleep(0.01)
     processes.end(mark, grace_s=60)
     assert polite.wait(timeout=60) == -signal.SIGTERM
@@ -66,5 +66,5 @@ def test_what_is_started_meanwhile_is_ended_too():
         assert starting.stdout is not None and starting.stdout.readline() == b"up\n"
         begin = time.monotonic()
         assert processes.end(mark, grace_s=60) > 1
-        assert processes.marked(mark) == []
+        assert processes.list_marked(mark) == []
         assert time.monotonic() - begin < 60  # it was told to end like the others

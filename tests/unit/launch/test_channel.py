@@ -88,13 +88,13 @@ def jobs() -> Iterator[Group]:
     [
         (b"x" * 5000, "sent a line of more than 4096 bytes over its control socket"),
         (b"x" * 50_000_000, "sent a line of more than 4096 bytes"),
-        (b"\xff\xfe\x00" * 5 + b"\n", r"sent what is no message over its control socket: b'\xff\xfe"),
-        (b"[" * 4000 + b"\n", "sent what is no message over its control socket: b'[[["),
-        (b'{"a":' * 600 + b"\n", "sent what is no message"),
-        (b"[]\n", "sent what is no message over its control socket: b'[]'"),
-        (b"\n", "sent what is no message over its control socket: b''"),
-        (b"1" * 4090 + b"\n", "sent what is no message"),
-        (b"x" * 5000 + b"\n", "sent what is no message"),
+        (b"\xff\xfe\x00" * 5 + b"\n", r"sent an invalid message over its control socket: b'\xff\xfe"),
+        (b"[" * 4000 + b"\n", "sent an invalid message over its control socket: b'[[["),
+        (b'{"a":' * 600 + b"\n", "sent an invalid message"),
+        (b"[]\n", "sent an invalid message over its control socket: b'[]'"),
+        (b"\n", "sent an invalid message over its control socket: b''"),
+        (b"1" * 4090 + b"\n", "sent an invalid message"),
+        (b"x" * 5000 + b"\n", "sent an invalid message"),
         (OTHER * 100_000, "sent more than 1048576 bytes over its control socket"),
         (hello("true"), "said hello over its control socket as job True"),
         (hello("1.0"), "said hello over its control socket as job 1.0"),
@@ -186,4 +186,4 @@ def test_a_process_below_a_job_speaks_for_it_and_one_of_no_job_fails_nobody(jobs
         jobs.pump(lambda: False, 0.1)
         assert stranger.recv(1) == b""
     assert jobs.faults == []
-    assert "a process that is of no job sent what is no message" in caplog.text
+    assert "a process that is of no job sent an invalid message" in caplog.text

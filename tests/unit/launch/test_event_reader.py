@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.records import Result, WindowKind
-from pipeline.launch import event_reader, steps
+from pipeline.launch import event_reader, job_steps
 from pipeline.launch.lifetime import Lifetime
 from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult
@@ -242,8 +242,8 @@ def test_the_reasons_are_counted_and_bounded(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "x" * 3_000_000 + "\nnothing\n[]\n")
     damages = event_reader.read(path, Lifetime(released_ns=S)).damages
     assert damages.reasons["a step counts work that was counted before"] == 100
-    assert damages.reasons["no event"] == 3, "a line of three megabytes is one"
-    assert damages.in_words().endswith(", and 2 more") and len(damages.in_words()) < 250
+    assert damages.reasons["not an event"] == 3, "a line of three megabytes is one"
+    assert damages.describe().endswith(", and 2 more") and len(damages.describe()) < 250
 
 
 def write_steps(path, num: int, *, line=lambda number, text: text) -> None:
@@ -291,7 +291,7 @@ def test_of_more_steps_than_are_kept_the_rate_stays_and_step_times_go(tmp_path, 
     alone = group("a", kind=WindowKind.WORK)
     job = state(tmp_path, alone.jobs[0], [])
     write_steps(job.folder / "events.jsonl", 30_001)
-    monkeypatch.setattr(steps, "MOST_STEPS", 1000)
+    monkeypatch.setattr(job_steps, "MOST_STEPS", 1000)
     if not is_large:
         monkeypatch.setattr(event_reader, "_LARGE_BYTES", 2**63)
     row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))

@@ -23,9 +23,9 @@ from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.launch import warm_start
-from pipeline.launch.environ import inherited_environ
-from pipeline.launch.spawn import Process, Spawn, Starter
-from pipeline.launch.warm_start import ForkServer, WarmStart
+from pipeline.launch.environ import inherit_environ
+from pipeline.launch.spawn import Process, Spawner
+from pipeline.launch.warm_start import ForkServer, Starter, WarmStart
 from tests.support.job_server import is_alive, wait_until
 from tests.support.rows import workload
 
@@ -75,7 +75,7 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     script = folder.parent / "script.py"
     script.write_text(textwrap.dedent(code))
-    environ = inherited_environ() | {processes.MARK_VARIABLE: mark} | variables
+    environ = inherit_environ() | {processes.MARK_VARIABLE: mark} | variables
     out, err = folder / "out", folder / "err"
     return starter.start([str(script), *words], environ, out, err, cpus, starts_in), mark, out, err
 
@@ -101,7 +101,7 @@ def printed(starter: Starter, folder: Path, code: str, **choices: Any) -> str:
 
 def test_a_forked_job_is_as_one_that_was_started_from_nothing(server, tmp_path):
     found = []
-    for name, starter in (("cold", Spawn(PYTHON)), ("warm", server)):
+    for name, starter in (("cold", Spawner(PYTHON)), ("warm", server)):
         process, mark, out, err = start(
             starter, tmp_path / name, FACTS, "--x", "a b", starts_in=tmp_path, COLOUR="blue"
         )
@@ -141,11 +141,11 @@ def test_it_and_its_children_are_found_by_their_mark(server, tmp_path):
     code = "import os, time; os.fork(); print('here', flush=True); time.sleep(60)"
     process, mark, out, _ = start(server, tmp_path / "job", code)
     assert wait_until(lambda: out.read_text().count("here") == 2)
-    assert len(processes.marked(mark)) == 2
-    assert process.pid in processes.marked(mark)
+    assert len(processes.list_marked(mark)) == 2
+    assert process.pid in processes.list_marked(mark)
     assert processes.end(mark, 5.0) == 2
     assert end(process) == -signal.SIGTERM
-    assert processes.marked(mark) == []
+    assert processes.list_marked(mark) == []
 
 
 def test_random_numbers_differ_between_jobs_that_do_not_seed(tmp_path):
@@ -182,8 +182,8 @@ def test_what_cannot_fork_starts_its_jobs_from_nothing_and_says_so(module, words
     job = dataclasses.replace(workload("w"), preload=module)
     with WarmStart() as warm:
         warm.begin(job, PYTHON)
-        assert warm.starter(job, PYTHON) == Spawn(PYTHON)
-        assert warm.starter(job, PYTHON) == Spawn(PYTHON)
+        assert warm.starter(job, PYTHON) == Spawner(PYTHON)
+        assert warm.starter(job, PYTHON) == Spawner(PYTHON)
     assert [words in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -199,12 +199,12 @@ def test_some_workloads_start_from_nothing():
     with WarmStart() as warm:
         assert isinstance(warm.starter(job, PYTHON), ForkServer)
         assert warm.starter(job, PYTHON) is warm.starter(job, PYTHON)
-        assert warm.starter(workload("w"), PYTHON) == Spawn(PYTHON)
-        assert warm.starter(dataclasses.replace(job, environ=(("A", "1"),)), PYTHON) == Spawn(PYTHON)
+        assert warm.starter(workload("w"), PYTHON) == Spawner(PYTHON)
+        assert warm.starter(dataclasses.replace(job, environ=(("A", "1"),)), PYTHON) == Spawner(PYTHON)
         other = Interpreter(python=Path("/no/such/python"))
-        assert warm.starter(job, other) == Spawn(other)
+        assert warm.starter(job, other) == Spawner(other)
     with WarmStart(enabled=False) as warm:
-        assert warm.starter(job, PYTHON) == Spawn(PYTHON)
+        assert warm.starter(job, PYTHON) == Spawner(PYTHON)
 
 
 def test_a_server_that_was_killed_is_replaced_by_cold_starts(server, tmp_path, caplog):
@@ -218,7 +218,7 @@ def test_a_server_that_was_killed_is_replaced_by_cold_starts(server, tmp_path, c
         with pytest.raises(LaunchError):
             process.status()
         process.reap()
-        assert warm.starter(job, PYTHON) == Spawn(PYTHON)
+        assert warm.starter(job, PYTHON) == Spawner(PYTHON)
         assert "start cold" in caplog.text
         assert processes.end(mark, 5.0) == 1
 
@@ -248,13 +248,13 @@ def test_a_server_that_did_not_answer_is_not_asked_again(tmp_path, monkeypatch):
         with pytest.raises(LaunchError, match="does not answer: timed out"):
             start(starter, tmp_path / "job", "print(1)")
         os.kill(starter.pid, signal.SIGCONT)
-        assert warm.starter(job, PYTHON) == Spawn(PYTHON)
+        assert warm.starter(job, PYTHON) == Spawner(PYTHON)
 
 
 def sleeps(mark: str, folder: Path) -> dict[str, object]:
     """A request for a job that only sleeps."""
     (folder / "sleep.py").write_text("import time; time.sleep(60)")
-    environ = inherited_environ() | {processes.MARK_VARIABLE: mark}
+    environ = inherit_environ() | {processes.MARK_VARIABLE: mark}
     files = {"stdout": str(folder / "out"), "stderr": str(folder / "err")}
     return {"argv": [str(folder / "sleep.py")], "environ": environ, **files}
 
@@ -295,7 +295,7 @@ time.sleep(60)
     os.kill(pids[0], signal.SIGCONT)
     try:
         assert wait_until(lambda: not any(map(is_alive, pids)))
-        assert wait_until(lambda: not any(map(processes.marked, marks)))
+        assert wait_until(lambda: not any(map(processes.list_marked, marks)))
     finally:
         for mark in marks:
             processes.end(mark, 0.1)
@@ -318,9 +318,9 @@ def test_losses_are_the_same_and_so_are_the_threads(timm_server, tmp_path):
     script = str(PROJECT_DIR / "workloads" / "train_timm.py")
     words = "--model resnet10t --dataset cifar10 --source synthetic_host --image-px 32 --num-classes 10 --batch-size 8"
     more = "--samples 16 --epochs 2 --warmup-steps 1 --loader-workers 1 --device cpu --seed 5"
-    for name, starter in (("cold", Spawn(PYTHON)), ("warm", timm_server)):
+    for name, starter in (("cold", Spawner(PYTHON)), ("warm", timm_server)):
         out = tmp_path / name
-        environ = inherited_environ() | {processes.MARK_VARIABLE: uuid.uuid4().hex}
+        environ = inherit_environ() | {processes.MARK_VARIABLE: uuid.uuid4().hex}
         process = starter.start([script, *words.split(), *more.split()], environ, out, tmp_path / "err", ())
         assert end(process) == 0, (tmp_path / "err").read_text()
         found[name] = [line.split(", loss ")[1] for line in out.read_text().splitlines() if "loss" in line]
@@ -341,7 +341,7 @@ def test_torch_gets_the_threads_that_it_would_have_had(request, tmp_path, monkey
             server.wait_ready()
         cold, warm = (
             printed(starter, tmp_path, "import torch; print(torch.get_num_threads())")
-            for starter in (Spawn(PYTHON), server)
+            for starter in (Spawner(PYTHON), server)
         )
         assert cold == warm
 
@@ -363,4 +363,4 @@ def test_numpy_gets_the_threads_that_it_would_have_had(tmp_path, monkeypatch, mo
         monkeypatch.setenv(name, value)
     with contextlib.closing(ForkServer(PYTHON, module)) as server:
         server.wait_ready()
-        assert printed(server, tmp_path, BLAS) == printed(Spawn(PYTHON), tmp_path, BLAS)
+        assert printed(server, tmp_path, BLAS) == printed(Spawner(PYTHON), tmp_path, BLAS)

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.base.domain.records import Job, Result, WindowKind
 from pipeline.base.domain.samples import Sample
-from pipeline.launch.state import Ending
+from pipeline.launch.job_state import Ending
 from pipeline.observe import baseline_comparison, endings, fields, group_row, sample_figures
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.group_result import GroupResult, JobResult

@@ -10,7 +10,7 @@ import pytest
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.workload import Objective
-from pipeline.launch.state import JobState
+from pipeline.launch.job_state import JobState
 from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
@@ -93,7 +93,7 @@ def test_what_cannot_be_measured_fails_and_what_cannot_be_is_counted(tmp_path):
     damaged = asked(tmp_path / "damaged", alone.jobs[0], every_ms=10, takes_ms=5, told_ns=11 * S)
     with (damaged.folder / client.REQUESTS_FILE).open("ab") as file:
         file.write(client.REQUEST.pack(5, 4, 3, 2, 1, 0, 1) + b"torn")
-    words = "job 0-a: 1 request (number 1101): instants or counts that cannot be"
+    words = "job 0-a: 1 request (number 1101): impossible instants or counts"
     assert judge(alone, damaged).tags["collocation.damaged_events"] == words
 
 

@@ -74,7 +74,7 @@ def test_an_environment_without_the_server_is_refused(make_plan, monkeypatch):
     assert make_plan(over_http).groups
     found = current.CurrentEnv().resolve()
     others = dataclasses.replace(found, lock=tuple(line for line in found.lock if not line.startswith("uvicorn")))
-    monkeypatch.setattr(current, "_current", lambda: others)
+    monkeypatch.setattr(current, "_describe", lambda: others)
     assert make_plan(TINY).groups
     with pytest.raises(ConfigError, match=r"infer_tiny: its options take uvicorn, which the environment of .* lacks"):
         make_plan(over_http)

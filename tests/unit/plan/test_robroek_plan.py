@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain.records import Group, Plan, WindowKind
-from pipeline.prepare.mig import compute, profiles
+from pipeline.prepare.mig import compute, partitions, profiles
 from tests.conftest import DATA
 from tests.support.experiments import configs_of, planned
 
@@ -29,13 +29,12 @@ def instances_of(group: Group) -> str:
         return ""
     options = dict(group.sharing.options)
     gpu = profiles.read_gpu(group.device)
-    chosen = compute.choose(
-        gpu,
+    requests = partitions.list_requests(
         [job.size for job in group.jobs],
         profile=str(options["profile"]),
         size_profile=dict(options["size_profile"]),  # type: ignore[call-overload]
     )
-    layout = compute.plan_layout(gpu, chosen)
+    layout = compute.plan_layout(gpu, compute.choose(gpu, requests))
     return " ".join(f"{instance.profile.name}@{instance.start}" for instance in layout.instances)
 
 

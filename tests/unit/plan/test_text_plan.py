@@ -121,7 +121,7 @@ def test_an_environment_without_transformers_is_refused(make_plan, monkeypatch):
     assert make_plan(["workload=tiny_text"]).groups
     found = current.CurrentEnv().resolve()
     others = dataclasses.replace(found, lock=tuple(line for line in found.lock if not line.startswith("transformers")))
-    monkeypatch.setattr(current, "_current", lambda: others)
+    monkeypatch.setattr(current, "_describe", lambda: others)
     with pytest.raises(
         ConfigError, match=r"tiny_text: its options take transformers, which the environment of .* lack"
     ):

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.base.mlflow_internals.files import ScriptRun
-from pipeline.launch.state import Ending
+from pipeline.launch.job_state import Ending
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.plan import describe, read
 from pipeline.plan import plan as planning

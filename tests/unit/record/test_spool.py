@@ -74,7 +74,7 @@ def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
         tmp_path, sender, {"host": "h", "command_line": "a/run.py tracking.root=/x"}, {"plan.txt": "the plan"}
     )
     with spool.open(a_group) as run:
-        assert leftovers.scratch_folder(run.spool_id).is_dir()
+        assert leftovers.scratch_path(run.spool_id).is_dir()
         run.sink.put(Sample(source="host", t_ns=5, values={"load_1min": 1.5}))
         jobs = [
             JobResult(job=job, result=Result.OK, reason="", metrics={"loss": 1.0}, start_ns=7, end_ns=9)
@@ -85,7 +85,7 @@ def test_a_closed_group_is_sent_with_its_row_and_its_samples(tmp_path, a_group):
         )
         folder = run.folder
     assert [what for what, _ in sender.asked] == ["begin", "send"]
-    assert not leftovers.scratch_folder(run.spool_id).exists()
+    assert not leftovers.scratch_path(run.spool_id).exists()
     record = group_folder.read(folder)
     assert (record.state, record.parent.status, record.parent.metrics) == ("closed", "FINISHED", {"makespan_s": 2.0})
     assert record.parent.tags["collocation.host"] == "h" and record.parent.tags["mlflow.source.name"] == "run.py"

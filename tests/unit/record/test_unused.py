@@ -88,7 +88,7 @@ def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):
 def test_what_an_environment_that_is_not_built_asks_for_is_compared(planned, now, words):
     plan, inventory = planned()
     _, original = stored(plan.groups[0])
-    before = lock.with_request(lock.header("venv", "3.11.7"), ("numpy", "torch==2.1"))
+    before = lock.add_request(lock.make_header("venv", "3.11.7"), ("numpy", "torch==2.1"))
     original = dataclasses.replace(original, job_locks={"0": "\n".join(before)})
     (spec,) = inventory.interpreters
     interpreter = dataclasses.replace(

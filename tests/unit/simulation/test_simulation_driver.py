@@ -216,13 +216,13 @@ def test_making_a_layout_and_destroying_it_changes_nothing(state_file: StateFile
 def test_planner_and_driver_agree_on_what_fits(name: str) -> None:
     """Every maximal combination that the project plans fits where it plans it, and nothing fits beside it."""
     model, gpu = mig_table.find(name), profiles.load_model(name)
-    combinations = partitions.maximal_combinations(gpu, partitions.plain_profiles(gpu))
+    combinations = partitions.list_maximal_combinations(gpu, partitions.list_plain_profiles(gpu))
     assert combinations
     for names in combinations:
         by_name = {profile.name: profile for profile in gpu.profiles}
         layout = partitions.plan_layout(gpu, [by_name[each] for each in names])
         made: tuple[GpuInstance, ...] = ()
-        for planned in layout.in_creation_order:
+        for planned in layout.creation_order:
             profile = model.profile(planned.profile.profile_id)
             assert planned.start in placement.free_starts(model, made, profile)
             number = placement.gpu_instance_id(model, planned.start, profile.memory_slices)

@@ -213,7 +213,7 @@ def test_what_the_file_says_was_set_is_the_state_of_the_device(state_file: State
     assert (details["power_limit_w"], details["graphics_clock_setting_mhz"], details["ecc_mode"]) == (
         *("500", "1410", "disabled"),
     )
-    assert nvml.with_state_now(device) == device
+    assert nvml.refresh_state(device) == device
     text["gpus"][0]["settings"] = {"power_limit_w": "500"}
     state_file.path.write_text(json.dumps(text))
     with pytest.raises(ConfigError, match='power_limit_w must be a whole number, not "500"'):
@@ -256,7 +256,7 @@ def test_mig_devices_from_making_to_destroying(state_file: StateFile, handle: ob
         (entry,) = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(mig)
         assert (entry.pid, entry.gpuInstanceId, entry.computeInstanceId) == (process.pid, 2, 0)
         assert entry.usedGpuMemory == 500 * MIB
-        assert gpu_reader.processes(pynvml.nvmlDeviceGetUUID(handle))[0].memory_mib == 500
+        assert gpu_reader.list_processes(pynvml.nvmlDeviceGetUUID(handle))[0].memory_mib == 500
         process.kill()
     driver.destroy_compute_instance(0, 2, 0)
     driver.destroy_gpu_instance(0, 2)

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.base.domain import mig_table
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.prepare.mig import control
+from pipeline.prepare.mig import mig_smi
 from pipeline.simulation.machine.state_file import Gpu
 from pipeline.simulation.smi import smi_tables
 from tests.support.mig_listings import LISTINGS, parse_placements, parse_profiles
@@ -87,7 +87,7 @@ def test_instances_of_a_listing_are_read_and_lie_where_the_table_says(
     listing: str, model: str, num_instances: int
 ) -> None:
     text = read(listing)
-    rows = control._INSTANCE_ROW.findall(text)
+    rows = mig_smi._INSTANCE_ROW.findall(text)
     assert len(rows) == num_instances
     for profile_id, _, start in rows:
         assert int(start) in mig_table.find(model).profile(int(profile_id)).starts

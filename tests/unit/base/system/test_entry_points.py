@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pipeline.base.system import entry_points
-from pipeline.launch.environ import inherited_environ
+from pipeline.launch.environ import inherit_environ
 from pipeline.record import owner
 from pipeline.record.invocation import Invocation, spell_resume_command
 
@@ -90,4 +90,4 @@ def test_a_study_of_the_command_can_be_resumed_from_a_clone(monkeypatch):
 
 def test_jobs_do_not_inherit_how_the_study_was_started(monkeypatch):
     monkeypatch.setenv(entry_points.VARIABLE, "1")
-    assert entry_points.VARIABLE not in inherited_environ()
+    assert entry_points.VARIABLE not in inherit_environ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 
 import pytest
@@ -32,8 +31,7 @@ def test_it_says_whether_anything_was_touched(
     def fails(_: object) -> None:
         raise error
 
-    command = dataclasses.replace(gpu.COMMANDS["profiles"], answer=fails)
-    monkeypatch.setitem(gpu.COMMANDS, "profiles", command)
+    monkeypatch.setattr(gpu, "show_profiles", fails)
     monkeypatch.setattr(planner, "_file_of", lambda _: types.SimpleNamespace(add_arguments=id, answer=fails))
     assert gpu.main(["profiles"]) == planner.main(["serve"]) == status
     assert capsys.readouterr().err == 2 * f"error: {error}\n"

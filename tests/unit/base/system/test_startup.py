@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.base.system import startup
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.launch.environ import inherited_environ
+from pipeline.launch.environ import inherit_environ
 
 BEGINS = "import os, sys; from pipeline.base.system import startup; startup.begin()\n"
 
@@ -89,7 +89,7 @@ def test_warnings_of_libraries_are_no_errors_here_and_the_variable_is_for_the_jo
 def test_a_job_is_given_no_variable_that_was_not_there(monkeypatch):
     monkeypatch.setattr(startup, "job_variables", {})
     monkeypatch.delenv("PYTHONWARNINGS", raising=False)
-    assert "PYTHONWARNINGS" not in inherited_environ()
+    assert "PYTHONWARNINGS" not in inherit_environ()
 
 
 def test_without_a_working_directory_a_program_ends_with_one_line(tmp_path):

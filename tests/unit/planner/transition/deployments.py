@@ -14,7 +14,7 @@ _PER_SLICE = 10.0
 
 @functools.cache
 def _layouts(model: str, branch: int | None) -> tuple[partitions.Placed, ...]:
-    return partitions.maximal_layouts(profiles.load_model(model, branch))
+    return partitions.list_maximal_layouts(profiles.load_model(model, branch))
 
 
 def random_plan(chance: random.Random, model: str, num_gpus: int, num_services: int, branch: int | None = None) -> Plan:

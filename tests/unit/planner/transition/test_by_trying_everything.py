@@ -33,7 +33,7 @@ def is_legal(there: OnGpu) -> bool:
 
 @functools.cache
 def can_be(spots: tuple[tuple[int, str], ...]) -> bool:
-    return partitions.why_misplaced(A30, tuple((PROFILES[name], start) for start, name in spots)) is None
+    return partitions.explain_misplaced(A30, tuple((PROFILES[name], start) for start, name in spots)) is None
 
 
 def there_is_a_way(today: Plan, tomorrow: Plan, num_gpus: int) -> bool:

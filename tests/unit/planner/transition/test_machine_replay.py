@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from pipeline.base.system import command
-from pipeline.clean import own_file
+from pipeline.clean import journal_file
 from pipeline.planner import input_files
 from pipeline.planner.__main__ import main
 from pipeline.planner.deployment import Instance
 from pipeline.planner.transition import gpu_progress, proof, transition_steps
 from pipeline.planner.transition import transition_plan as planning
 from pipeline.planner.transition.transition_steps import Transition
-from pipeline.prepare.device import smi
+from pipeline.prepare.device import smi_commands
 from pipeline.prepare.mig import profiles
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Driver
@@ -88,7 +88,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         return command.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
 
     monkeypatch.setattr(command, "run", run)
-    monkeypatch.setattr(smi, "_writers", lambda uuid: [])
+    monkeypatch.setattr(smi_commands, "_find_writers", lambda uuid: [])
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return bench
 
@@ -148,7 +148,7 @@ def killed_at(count: int, run: Callable[[], int]) -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
         try:
-            own_file.append, own_file.remove = counted(own_file.append), counted(own_file.remove)
+            journal_file.append, journal_file.remove = counted(journal_file.append), counted(journal_file.remove)
             command.run = counted(command.run)
             os._exit(run())
         finally:

@@ -14,7 +14,7 @@ from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import compute_mode
-from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
@@ -29,14 +29,14 @@ from tests.support.rows import group as make_group
 class Machine(simulated.Machine):
     @property
     def smi(self) -> Smi:
-        return Smi.found(of_device(self.rehearsed), self.device.uuid)
+        return Smi.locate(of_device(self.rehearsed), self.device.uuid)
 
     @property
     def mode(self) -> int:
         return self.gpu.compute_mode
 
     def exclusive(self):
-        return compute_mode.exclusive(self.smi, self.journal)
+        return compute_mode.hold_exclusive(self.smi, self.journal)
 
     def group(self, *jobs: str, mode: str = "default", **gpu) -> Group:
         details = dict(self.rehearsed.details) | {"compute_mode": mode}

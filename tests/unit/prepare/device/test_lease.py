@@ -109,23 +109,23 @@ def test_a_folder_that_cannot_hold_locks_is_refused_with_what_to_choose(tmp_path
 
 
 def test_the_holder_is_told_only_while_it_holds(tmp_path):
-    assert lease.holder(GPU.uuid, tmp_path) is None
+    assert lease.find_holder(GPU.uuid, tmp_path) is None
     with lease.hold(GPU, tmp_path):
-        found = lease.holder(GPU.uuid, tmp_path)
+        found = lease.find_holder(GPU.uuid, tmp_path)
         assert found is not None
         assert (found.pid, found.folder) == (os.getpid(), os.getcwd())
         (path,) = tmp_path.iterdir()
         path.write_text('{"pid": "x", "user": "evil\\u001b[2J", "folder": 3}')
-        assert lease.holder(GPU.uuid, tmp_path) == lease.Holder()
+        assert lease.find_holder(GPU.uuid, tmp_path) == lease.Holder()
         path.write_text("[]")
-        assert lease.holder(GPU.uuid, tmp_path) == lease.Holder()
+        assert lease.find_holder(GPU.uuid, tmp_path) == lease.Holder()
     path.write_text('{"pid": 1}')  # as a killed holder leaves it
-    assert lease.holder(GPU.uuid, tmp_path) is None
+    assert lease.find_holder(GPU.uuid, tmp_path) is None
 
 
 def test_strangers_on_the_gpu_are_named(monkeypatch):
     stranger = gpu_reader.GpuProcess(pid=4242, name="python3", memory_mib=None, kind="compute")
-    monkeypatch.setattr(gpu_reader, "processes", lambda uuid: (stranger,))
+    monkeypatch.setattr(gpu_reader, "list_processes", lambda uuid: (stranger,))
     monkeypatch.setattr(gpu_reader, "_STARTS_WITHIN_S", 0.01)
     with pytest.raises(GpuBusyError, match=r"python3 \(pid 4242\)"):
         lease.refuse_strangers(GPU, [])
@@ -135,7 +135,7 @@ def test_strangers_on_the_gpu_are_named(monkeypatch):
 def test_a_process_that_only_starts_on_another_gpu_is_no_stranger(monkeypatch):
     starting = [gpu_reader.GpuProcess(pid=pid, name="python3", memory_mib=None, kind="compute") for pid in (1, 2, 3)]
     looks = iter([starting[:2], starting[1:], starting[2:]])
-    monkeypatch.setattr(gpu_reader, "processes", lambda uuid: next(looks))
+    monkeypatch.setattr(gpu_reader, "list_processes", lambda uuid: next(looks))
     monkeypatch.setattr(gpu_reader, "_LOOK_S", 0.001)
     lease.refuse_strangers(GPU, [])
     assert next(looks, None) is None

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import gpu_reader, nvml
-from pipeline.prepare.device.chosen import choose
+from pipeline.prepare.device.device_choice import choose
 from pipeline.prepare.device.gpu_reader import GpuProcess
 from pipeline.simulation.machine.state_file import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill
@@ -80,13 +80,13 @@ def test_the_state_is_read_again_and_the_other_details_stay(library: NvmlLibrary
         nvmlDeviceGetApplicationsClock=pynvml.NVML_ERROR_DEPRECATED,
         nvmlDeviceGetEccMode=pynvml.NVML_ERROR_NOT_SUPPORTED,
     )
-    after = dict(nvml.with_state_now(before).details)
+    after = dict(nvml.refresh_state(before).details)
     gone = {"graphics_clock_setting_mhz", "memory_clock_setting_mhz", "ecc_mode"}
     assert dict(before.details).keys() - after.keys() == gone
     assert after == {key: value for key, value in before.details if key not in gone} | {"power_limit_w": "500"}
     library.fail(nvmlDeviceGetEnforcedPowerLimit=pynvml.NVML_ERROR_GPU_IS_LOST)
     with pytest.raises(nvml.NvmlError, match="the power limit"):
-        nvml.with_state_now(before)
+        nvml.refresh_state(before)
 
 
 def test_a_pending_mig_mode_is_told_apart_from_a_current_one(library: NvmlLibrary) -> None:
@@ -178,7 +178,7 @@ def test_a_session_ends_with_an_error_of_its_body(library: NvmlLibrary) -> None:
 
 
 def test_a_client_of_mps_counts_once_and_names_are_those_of_programs(library: NvmlLibrary) -> None:
-    assert gpu_reader.processes(UUID) == (
+    assert gpu_reader.list_processes(UUID) == (
         GpuProcess(pid=538, name="python3", memory_mib=744.0, kind="mps"),
         GpuProcess(pid=539, name="python3", memory_mib=744.0, kind="mps"),
         GpuProcess(pid=577, name="nvidia-cuda-mps-server", memory_mib=66.0, kind="compute"),
@@ -190,7 +190,7 @@ def test_memory_that_the_driver_does_not_tell_is_none(library: NvmlLibrary) -> N
     ours = Process(pid=os.getpid(), name="unknown to the driver", memory_mib=7)
     library.change(processes=(ours, Process(pid=1, name="unknown as well", memory_mib=5, kind="G")))
     library.fail(nvmlSystemGetProcessName=pynvml.NVML_ERROR_NOT_FOUND)
-    first, second = gpu_reader.processes(UUID)
+    first, second = gpu_reader.list_processes(UUID)
     assert (first.pid, first.kind, first.memory_mib) == (1, "graphics", 5.0)
     assert (second.kind, second.memory_mib) == ("compute", None)
     assert second.name == Path("/proc/self/comm").read_text().strip(), "the driver knows no name: /proc does"
@@ -199,18 +199,18 @@ def test_memory_that_the_driver_does_not_tell_is_none(library: NvmlLibrary) -> N
 def test_a_process_that_nobody_can_name_has_no_name(library: NvmlLibrary) -> None:
     library.change(processes=(Process(pid=2**22 + 1, name="unknown to the driver", memory_mib=1),))
     library.fail(nvmlSystemGetProcessName=pynvml.NVML_ERROR_NOT_FOUND)
-    assert [process.name for process in gpu_reader.processes(UUID)] == [None]
+    assert [process.name for process in gpu_reader.list_processes(UUID)] == [None]
 
 
 def test_an_old_driver_without_the_mps_list_still_lists_processes(library: NvmlLibrary) -> None:
     library.fail(nvmlDeviceGetMPSComputeRunningProcesses_v3=pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    assert {process.kind for process in gpu_reader.processes(UUID)} == {"compute"}
+    assert {process.kind for process in gpu_reader.list_processes(UUID)} == {"compute"}
 
 
 def test_a_list_of_processes_that_cannot_be_had_is_never_empty(library: NvmlLibrary) -> None:
     library.fail(nvmlDeviceGetComputeRunningProcesses_v3=pynvml.NVML_ERROR_NOT_SUPPORTED)
     with pytest.raises(nvml.NvmlError, match="compute processes"):
-        gpu_reader.processes(UUID)
+        gpu_reader.list_processes(UUID)
 
 
 def test_under_mig_the_processes_are_those_of_the_mig_devices_whatever_their_index(library: NvmlLibrary) -> None:
@@ -222,7 +222,7 @@ def test_under_mig_the_processes_are_those_of_the_mig_devices_whatever_their_ind
     library.functions["nvmlDeviceGetMigDeviceHandleByIndex"] = lambda handle, index, mig: (
         by_index(handle, 0, mig) if index.value == 2 else pynvml.NVML_ERROR_NOT_FOUND
     )
-    assert [(process.pid, process.memory_mib) for process in gpu_reader.processes(UUID)] == [(700, 10.0)]
+    assert [(process.pid, process.memory_mib) for process in gpu_reader.list_processes(UUID)] == [(700, 10.0)]
 
 
 def test_one_reading_holds_every_quantity_in_the_units_of_nvml(library: NvmlLibrary) -> None:

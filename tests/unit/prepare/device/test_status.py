@@ -25,8 +25,8 @@ from pipeline.clean.journal import Journal
 from pipeline.gpu import status
 from pipeline.gpu.__main__ import main
 from pipeline.prepare.device import lease, nvml
-from pipeline.prepare.mig import control as mig_control
-from pipeline.prepare.mps import daemon
+from pipeline.prepare.mig import mig_smi as mig_control
+from pipeline.prepare.mps import mps_daemon
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
@@ -44,18 +44,18 @@ class Kept(simulated.Machine):
 
     ask: Callable[..., tuple[int, Any]]
 
-    def control(self) -> mig_control.Control:
-        return mig_control.Control(uuid=self.gpu.uuid, program=self.programs["nvidia-smi"], admin=())
+    def control(self) -> mig_control.MigSmi:
+        return mig_control.MigSmi(uuid=self.gpu.uuid, program=self.programs["nvidia-smi"], admin=())
 
     def leave(self, *starts: int) -> None:
         """What a study leaves that was killed in its window: the mode, and instances of two slices."""
         control = self.control()
         with installed(self.file.path):
-            self.journal.add("mig_mode", **control.recorded())
+            self.journal.add("mig_mode", **control.to_record())
             control.switch_on()
             for start in starts:
                 place = {"profile_id": PROFILE_2G, "start": start}
-                step = self.journal.add("mig_instance", **control.recorded(), **place, boot=host.boot_id())
+                step = self.journal.add("mig_instance", **control.to_record(), **place, boot=host.boot_id())
                 self.journal.amend(step, gi_id=control.create(**place).gi_id)
 
 
@@ -225,7 +225,7 @@ def test_what_is_left_on_a_mig_device_is_told_and_cleaned_with_its_gpu(
 ) -> None:
     part = leave_on_a_part(a100, scratch)
     Clients(a100.file).hold(part.uuid, os.getppid(), "train", 400)
-    a100.journal.add("mig_mode", **a100.control().recorded())
+    a100.journal.add("mig_mode", **a100.control().to_record())
     asked = ask if is_real else a100.ask
     with installed(a100.file.path) if is_real else contextlib.nullcontext():
         code, answer = asked("status", "--gpu", "0")
@@ -320,7 +320,7 @@ def test_a_foreign_mps_daemon_lives_on(a100: Kept, scratch: Path) -> None:
     for whose in ("ours", "theirs"):
         pipes = scratch / whose
         pipes.mkdir()
-        daemons[whose] = control = daemon.Control(program=str(program), pipes=pipes)
+        daemons[whose] = control = mps_daemon.ControlProgram(program=str(program), pipes=pipes)
         mark = {processes.MARK_VARIABLE: f"mps:{pipes}"} if whose == "ours" else {}
         subprocess.run([program, "-d"], env=control.environ(**mark), check=True)
     try:
@@ -328,7 +328,7 @@ def test_a_foreign_mps_daemon_lives_on(a100: Kept, scratch: Path) -> None:
         code, answer = a100.ask("clean")
         assert (code, answer["gpus"][0]["undone"]) == (0, [f"end the MPS daemon in {scratch / 'ours'}"])
         assert daemons["theirs"].ask("get_server_list") == []
-        assert not processes.marked(f"mps:{scratch / 'ours'}")
+        assert not processes.list_marked(f"mps:{scratch / 'ours'}")
     finally:
         daemons["theirs"].ask("quit")
 
@@ -385,7 +385,7 @@ import subprocess, sys, time
 from pathlib import Path
 from pipeline.clean import leftovers, processes
 leftovers._PARENT = Path(sys.argv[1])
-with leftovers.scratch(sys.argv[2]) as folder:
+with leftovers.hold_scratch(sys.argv[2]) as folder:
     (folder / "socket").touch()
     environ = {{processes.MARK_VARIABLE: sys.argv[2]}}
     child = subprocess.Popen([sys.executable, "-c", {ORPHAN!r}], env=environ, stdout=-1, start_new_session=True)
@@ -399,7 +399,7 @@ def test_the_folder_of_a_process_that_hangs_in_the_kernel_stays_and_clean_says_s
     ask: Callable[..., tuple[int, Any]], scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool_id = uuid.uuid4().hex
-    folder = leftovers.scratch_folder(spool_id)
+    folder = leftovers.scratch_path(spool_id)
     folder.mkdir()
     with subprocess.Popen(["sleep", "60"], env={processes.MARK_VARIABLE: spool_id}) as hanging:
         with monkeypatch.context() as kernel:
@@ -432,13 +432,13 @@ def test_folders_and_processes_of_killed_orchestrators_go_and_those_of_living_on
         killed.kill()
         killed.wait()
         code, answer = ask("status")
-        gone = str(leftovers.scratch_folder(ids[0]))
+        gone = str(leftovers.scratch_path(ids[0]))
         unnamed = str(scratch / f"collocation-new-{ended.pid}-x")
         assert (code, answer["abandoned"]) == (1, {gone: [pids[0]], unnamed: []})
         code, answer = ask("clean")
         assert (code, answer["abandoned"]) == (0, {gone: [pids[0]], unnamed: []})
-        assert not processes.marked(ids[0])
-        assert processes.marked(ids[1]) == [pids[1]]
+        assert not processes.list_marked(ids[0])
+        assert processes.list_marked(ids[1]) == [pids[1]]
         assert {path.name for path in scratch.iterdir()} == {
             f"collocation-{ids[1][:12]}",
             young,
@@ -473,6 +473,6 @@ def test_a_question_does_not_keep_a_study_from_its_device(a100: Kept, monkeypatc
     with subprocess.Popen([sys.executable, "-c", looking, str(path)], stdout=-1) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        assert lease.holder(device.uuid, a100.locks) is None
+        assert lease.find_holder(device.uuid, a100.locks) is None
         with lease.hold(device, a100.locks):
             assert other.wait(60) == 0

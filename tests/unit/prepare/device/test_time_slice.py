@@ -17,7 +17,7 @@ from pipeline.base.domain.records import Commands, Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import time_slice
-from pipeline.prepare.device.smi import Smi
+from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.timeslice import Timeslice
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.codes import NO_PERMISSION, NOT_SUPPORTED
@@ -29,10 +29,10 @@ from tests.support.rows import group as make_group
 class Machine(simulated.Machine):
     @property
     def smi(self) -> Smi:
-        return Smi.found(of_device(self.rehearsed), self.device.uuid)
+        return Smi.locate(of_device(self.rehearsed), self.device.uuid)
 
     def sliced(self, wanted: str) -> AbstractContextManager[None]:
-        return time_slice.of(wanted, self.smi, self.journal)
+        return time_slice.hold(wanted, self.smi, self.journal)
 
     def group(self, *jobs: str, **changes) -> Group:
         return make_group(*jobs, device=self.rehearsed, gpu=gpu_settings(lock_dir=self.locks), **changes)
@@ -67,7 +67,7 @@ def test_jobs_run_on_the_whole_gpu_with_the_time_slice_which_is_put_back(machine
 
 def test_a_time_slice_that_is_there_is_not_touched(machine):
     machine.driver.set_timeslice(0, 2)
-    assert time_slice.commands(machine.smi, "medium", "medium") == Commands()
+    assert time_slice.list_commands(machine.smi, "medium", "medium") == Commands()
     with machine.sliced("medium"):
         assert machine.journal.steps() == ()
     assert machine.gpu.timeslice == 2
@@ -162,7 +162,7 @@ def test_what_cannot_be_is_refused_beforehand(machine):
     refused = {
         "needs an NVIDIA GPU": machine.group("a", "b") and dataclasses.replace(machine.group("a"), device=cpu_device()),
         "MIG mode is on": dataclasses.replace(machine.group("a"), device=dataclasses.replace(whole, mig_enabled=True)),
-        "is a MIG device of one": dataclasses.replace(
+        "is a MIG device": dataclasses.replace(
             machine.group("a"), device=dataclasses.replace(whole, parent=whole.uuid)
         ),
         "gpu.admin=null forbids": dataclasses.replace(machine.group("a"), gpu=gpu_settings(admin=None)),
@@ -171,7 +171,9 @@ def test_what_cannot_be_is_refused_beforehand(machine):
     for words, group in refused.items():
         with pytest.raises(ConfigError, match=words):
             Timeslice("long").check(group)
-    with pytest.raises(ConfigError, match=r"scenario\.timeslice=lang: one of default, short, medium, long"):
+    with pytest.raises(
+        ConfigError, match=r"scenario\.timeslice=lang is unknown; use one of default, short, medium, long"
+    ):
         Timeslice("lang")
 
 

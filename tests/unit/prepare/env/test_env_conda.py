@@ -93,7 +93,7 @@ def test_the_lock_names_every_package_exactly(channel, resolve, tmp_path):
     assert "# tiny 1.0 0" in interpreter.lock and f"# python: {VERSION}" in interpreter.lock
     urls = [line for line in interpreter.lock if line.startswith("file:")]
     assert [Path(url).name.split("-")[0] for url in urls] == ["python", "tiny"]  # each after what it depends on
-    assert env_lock.kind_of("\n".join(interpreter.lock)) == "conda"
+    assert env_lock.read_kind("\n".join(interpreter.lock)) == "conda"
 
 
 @pytest.mark.slow
@@ -239,7 +239,7 @@ def test_passwords_and_tokens_do_not_get_into_a_lock():
         "url": "https://me:secret@host/t/token-1/ch/noarch/a-1-0.conda",
     }
     pip = ("--index-url https://me:secret@host/simple",)
-    lock = conda_file.explicit_lock("3.12", [record], conda_file.CondaFile(pip=pip), [])
+    lock = conda_file.make_explicit_lock("3.12", [record], conda_file.CondaFile(pip=pip), [])
     assert "https://host/ch/noarch/a-1-0.conda" in lock.lines and "# pip --index-url https://host/simple" in lock.lines
     assert "secret" not in lock.text and "token-1" not in lock.text
     for place in ("a @ git+ssh://git@host/me/a@0123", "a @ file:///data/t/wheels/a.whl", "--find-links /data/t/wheels"):

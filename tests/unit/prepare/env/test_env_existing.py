@@ -43,7 +43,7 @@ def install(prefix: Path, name: str, version: str, **files: str) -> Path:
 
 
 def described(prefix: Path | str) -> Interpreter:
-    existing._described.cache_clear()
+    existing._describe.cache_clear()
     return ExistingEnv(str(prefix)).resolve()
 
 
@@ -177,5 +177,5 @@ def test_an_environment_that_was_built_is_the_same_one_as_itself_where_it_lies(t
         built = VenvEnv(str(tmp_path / "requirements.txt"), cache_root=str(tmp_path / "cache")).resolve()
     found = described(built.python.parent.parent)
     assert (found.lock_digest, found.python, found.environ) == (built.lock_digest, built.python, built.environ)
-    unrecorded = {*sources, *(f"# requested: {line}" for line in lock.request_of(built.lock))}
+    unrecorded = {*sources, *(f"# requested: {line}" for line in lock.read_request(built.lock))}
     assert {line for line in built.lock if line.removeprefix("# pip ") not in unrecorded} == set(found.lock)

@@ -68,7 +68,7 @@ def test_what_is_asked_for_stands_in_the_preview_and_then_in_the_lock(resolve, t
     file = write(tmp_path / "requirements.txt", OFFLINE + "-r more.txt\n")
     requested = (f"python=={VERSION}", "tiny<2")
     assert VenvEnv(str(file), cache_root=str(tmp_path / "cache")).preview().requested == requested
-    assert env_lock.request_of(resolve(file).lock) == requested
+    assert env_lock.read_request(resolve(file).lock) == requested
 
 
 def test_an_environment_built_from_its_lock_is_the_same_one_from_another_folder_too(resolve, tmp_path, wheels):
@@ -79,7 +79,7 @@ def test_an_environment_built_from_its_lock_is_the_same_one_from_another_folder_
     assert version_of(again) == "2.0" and again.python != original.python
     assert again.lock == original.lock and again.lock_digest == original.lock_digest
     text = lock.read_text()
-    assert env_lock.kind_of(text) == "venv" and env_lock.python_of(text) == VERSION
+    assert env_lock.read_kind(text) == "venv" and env_lock.read_python_version(text) == VERSION
 
 
 @pytest.mark.slow
@@ -324,7 +324,7 @@ def test_a_place_that_cannot_be_written_is_named_with_its_key(tmp_path):
 
 def test_options_of_a_requirements_file_keep_their_meaning_in_another_folder(tmp_path):
     lines = ["--find-links=wheels", "-f ../other", "--index-url https://host/simple", "--pre", "numpy==1", "./a.txt"]
-    absolute = [requirements.with_absolute_place(line, tmp_path) for line in lines]
+    absolute = [requirements.make_place_absolute(line, tmp_path) for line in lines]
     assert absolute == [
         f"--find-links {tmp_path}/wheels",
         f"-f {tmp_path.parent}/other",
@@ -338,7 +338,7 @@ def test_options_of_a_requirements_file_keep_their_meaning_in_another_folder(tmp
 def test_the_current_environment_has_a_lock_that_says_what_it_is():
     interpreter = CurrentEnv().resolve()
     text = "\n".join(interpreter.lock)
-    assert env_lock.kind_of(text) == "current" and env_lock.python_of(text) == VERSION
+    assert env_lock.read_kind(text) == "current" and env_lock.read_python_version(text) == VERSION
     assert any(line.startswith("hydra-core==") for line in interpreter.lock)
     # Built as a venv from it, the same packages are the same environment.
     packages = [line for line in interpreter.lock if not line.startswith("#")]
@@ -346,5 +346,5 @@ def test_the_current_environment_has_a_lock_that_says_what_it_is():
     assert {line.split("==")[0].split(" @ ")[0] for line in packages} == installed.keys()
     pinned = dict(line.split("==") for line in packages if "==" in line)
     assert pinned == {name: installed[name] for name in pinned} and pinned
-    assert env_lock.of_packages("venv", VERSION, packages).digest == interpreter.lock_digest
-    assert env_lock.kind_of("numpy==1") is None and env_lock.python_of("# python: 3.12") is None
+    assert env_lock.lock_packages("venv", VERSION, packages).digest == interpreter.lock_digest
+    assert env_lock.read_kind("numpy==1") is None and env_lock.read_python_version("# python: 3.12") is None

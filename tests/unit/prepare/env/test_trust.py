@@ -37,25 +37,25 @@ def swap(program: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["file", "folder", "gone", "link"])
 def test_a_program_that_others_could_have_put_there_is_known(program, how):
-    assert trust.replaceable_part(program) is None
+    assert trust.find_replaceable_part(program) is None
     swap(program, how)
-    assert trust.replaceable_part(program) is not None
+    assert trust.find_replaceable_part(program) is not None
 
 
 def test_a_link_to_a_program_of_ours_is_trusted(tmp_path, program):
     link = tmp_path / "link"
     link.symlink_to("bin/../bin/program")
-    assert trust.replaceable_part(link) is None
+    assert trust.find_replaceable_part(link) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_program_of_another_user_is_not_trusted(program):
-    assert trust.replaceable_part(program) is None
+    assert trust.find_replaceable_part(program) is None
     os.chown(program.parent, 4242, 0)
-    assert trust.replaceable_part(program) == program.parent
+    assert trust.find_replaceable_part(program) == program.parent
 
 
 def test_links_that_lead_nowhere_end(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    assert trust.replaceable_part(tmp_path / "a") is None
+    assert trust.find_replaceable_part(tmp_path / "a") is None

@@ -49,7 +49,7 @@ def test_the_devices_are_in_the_order_of_the_jobs_and_what_is_idle_is_counted() 
     layout = compute.plan_layout(A100, [compute.resolve(A100, request) for request in requests])
     names = [name for instance in layout.instances for name in instance.device_names]
     assert names == ["1g.5gb", "2c.3g.20gb", "1c.3g.20gb", "1c.2g.10gb"]
-    assert compute.idle_slices(A100, layout) == 2  # one of the GPU, one of the 2g
+    assert compute.count_idle_slices(A100, layout) == 2  # one of the GPU, one of the 2g
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_every_model_divides_gpu_instances_in_the_same_way() -> None:
 
 def lists_of(profile: Profile) -> set[tuple[int, ...]]:
     """Every list of parts that fits by its sum."""
-    possible = compute.widths(profile)
+    possible = compute.list_widths(profile)
     every = (
         parts for count in range(1, profile.compute_slices + 1) for parts in itertools.product(possible, repeat=count)
     )
@@ -122,7 +122,7 @@ def test_whatever_fits_by_its_sum_finds_room_in_the_order_of_creation(name: str)
     lists = lists_of(profile)
     assert len(lists) >= profile.compute_slices
     for parts in lists:
-        order = compute.in_creation_order(parts)
+        order = compute.order_for_creation(parts)
         assert sorted(order) == list(range(len(parts)))
         for choose in (lambda free: free[0], min):
             there: tuple[ComputeInstance, ...] = ()

@@ -20,11 +20,11 @@ import pytest
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.records import Group
 from pipeline.base.system import command
-from pipeline.prepare.device import nvml, smi
+from pipeline.prepare.device import nvml, smi_commands
 from pipeline.prepare.mig import compute, profiles
+from pipeline.prepare.mig.mig_state import read_state
 from pipeline.prepare.mig.partitions import Instance, Layout
 from pipeline.prepare.mig.profiles import Profile
-from pipeline.prepare.mig.state import read_state
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import placement
@@ -74,7 +74,7 @@ def layouts(model: mig_table.Model) -> list[Places]:
 
 def some_parts(profile: Profile, number: int) -> tuple[int, ...]:
     """One way to divide a GPU instance, or not to, another one for each number: all of it in parts of one width."""
-    width = (None, *compute.widths(profile))[number % (len(compute.widths(profile)) + 1)]
+    width = (None, *compute.list_widths(profile))[number % (len(compute.list_widths(profile)) + 1)]
     return () if width is None else (width,) * (profile.compute_slices // width)
 
 
@@ -97,7 +97,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         return command.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
 
     monkeypatch.setattr(command, "run", run)
-    monkeypatch.setattr(smi, "_writers", lambda uuid: [])  # no other process: there is none to be looked for
+    monkeypatch.setattr(
+        smi_commands, "_find_writers", lambda uuid: []
+    )  # no other process: there is none to be looked for
     return machine
 
 

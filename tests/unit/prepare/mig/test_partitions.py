@@ -79,35 +79,35 @@ def brute_force(model: dict[str, Any], doubled: bool) -> tuple[set[tuple[str, ..
 def test_combinations_and_layouts_equal_those_found_by_brute_force(name: str) -> None:
     gpu, model = profiles.load_model(name), row_of(name)
     expected, num_layouts = brute_force(model, doubled=False)
-    found = partitions.maximal_combinations(gpu)
+    found = partitions.list_maximal_combinations(gpu)
     assert len(found) == len(set(found))
     assert set(found) == expected
-    assert len(partitions.maximal_layouts(gpu)) == num_layouts
+    assert len(partitions.list_maximal_layouts(gpu)) == num_layouts
 
 
 def test_with_double_memory_they_equal_those_found_by_brute_force_too() -> None:
     expected, num_layouts = brute_force(TABLE["A100-40GB"], doubled=True)
-    pool = partitions.plain_profiles(A100)
-    assert set(partitions.maximal_combinations(A100, pool)) == expected
-    assert len(partitions.maximal_layouts(A100, pool)) == num_layouts
+    pool = partitions.list_plain_profiles(A100)
+    assert set(partitions.list_maximal_combinations(A100, pool)) == expected
+    assert len(partitions.list_maximal_layouts(A100, pool)) == num_layouts
     assert len(expected) == 28
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_the_counts_of_its_family_at_once(name: str) -> None:
     gpu = profiles.load_model(name)
-    partitions._first_placements.cache_clear()
+    partitions._find_first_placements.cache_clear()
     begin = time.process_time()
-    found = partitions.maximal_combinations(gpu), partitions.maximal_layouts(gpu)
+    found = partitions.list_maximal_combinations(gpu), partitions.list_maximal_layouts(gpu)
     assert time.process_time() - begin < 1
     assert tuple(map(len, found)) == ((4, 5) if gpu.compute_slices == 4 else (12, 19))
 
 
 def test_before_r510_the_two_halves_do_not_coexist() -> None:
-    lost = set(partitions.maximal_combinations(A100)) - set(partitions.maximal_combinations(A100_R470))
+    lost = set(partitions.list_maximal_combinations(A100)) - set(partitions.list_maximal_combinations(A100_R470))
     assert lost == {("3g.20gb", "4g.20gb")}
-    assert len(partitions.maximal_combinations(A100_R470)) == 11
-    assert len(partitions.maximal_layouts(A100_R470)) == 18
+    assert len(partitions.list_maximal_combinations(A100_R470)) == 11
+    assert len(partitions.list_maximal_layouts(A100_R470)) == 18
     with pytest.raises(ConfigError, match="4g and 3g together need a driver of branch 510 or later, not 470"):
         partitions.plan_layout(A100_R470, named(A100_R470, "4g", "3g"))
     for branch in (510, 580):
@@ -119,19 +119,19 @@ def test_before_r510_the_two_halves_do_not_coexist() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_maximal_combination_is_placed_by_the_rules_and_in_the_order_of_the_jobs(name: str) -> None:
     gpu = profiles.load_model(name)
-    pool = (*partitions.plain_profiles(gpu), next(p for p in gpu.profiles if p.suffix == "+me"))
+    pool = (*partitions.list_plain_profiles(gpu), next(p for p in gpu.profiles if p.suffix == "+me"))
     shuffle = random.Random(0).shuffle
-    for names in partitions.maximal_combinations(gpu, pool):
+    for names in partitions.list_maximal_combinations(gpu, pool):
         wanted = named(gpu, *names)
         shuffle(wanted)
         layout = partitions.plan_layout(gpu, wanted)
         assert [(i.job, i.profile) for i in layout.instances] == list(enumerate(wanted))
         check(gpu, layout)
-        created = layout.in_creation_order
+        created = layout.creation_order
         assert sorted(i.job for i in created) == list(range(len(wanted)))
         sizes = [i.profile.memory_slices for i in created]
         assert sizes == sorted(sizes, reverse=True)
-        assert partitions.why_illegal(gpu, wanted) is None
+        assert partitions.explain_illegal(gpu, wanted) is None
 
 
 def test_the_order_of_the_jobs_changes_neither_legality_nor_the_places() -> None:
@@ -139,13 +139,13 @@ def test_the_order_of_the_jobs_changes_neither_legality_nor_the_places() -> None
     seen = set()
     for order in set(itertools.permutations(("1g", "1g", "2g", "3g"))):
         layout = partitions.plan_layout(A100, named(A100, *order))
-        seen.add(tuple((i.profile.name, i.start) for i in layout.in_creation_order))
+        seen.add(tuple((i.profile.name, i.start) for i in layout.creation_order))
     assert seen == {(("3g.20gb", 4), ("2g.10gb", 0), ("1g.5gb", 2), ("1g.5gb", 3))}
 
 
 def test_twelve_slices_of_memory_for_four_of_compute() -> None:
     layout = partitions.plan_layout(RTX, named(RTX, "1g", "2g", "1g"))
-    assert [(i.start, i.profile.memory_slices) for i in layout.in_creation_order] == [(0, 6), (6, 3), (9, 3)]
+    assert [(i.start, i.profile.memory_slices) for i in layout.creation_order] == [(0, 6), (6, 3), (9, 3)]
     assert [i.profile.name for i in layout.instances] == ["1g.24gb", "2g.48gb", "1g.24gb"]
 
 
@@ -168,8 +168,8 @@ def test_an_illegal_layout_is_refused_with_its_reason_and_legal_ones(
 ) -> None:
     wanted = named(gpu, *requests)
     assert partitions.place(gpu, wanted) is None
-    assert reason in str(partitions.why_illegal(gpu, wanted))
-    near = partitions.nearest(gpu, wanted)
+    assert reason in str(partitions.explain_illegal(gpu, wanted))
+    near = partitions.find_nearest(gpu, wanted)
     assert len(near) >= 2
     for names in near:
         assert len(names) == len(wanted)
@@ -181,12 +181,12 @@ def test_an_illegal_layout_is_refused_with_its_reason_and_legal_ones(
 
 
 def test_the_nearest_layouts_change_least_and_keep_the_order_of_the_jobs() -> None:
-    near = partitions.nearest(A100, named(A100, "1g", "3g", "3g"))
+    near = partitions.find_nearest(A100, named(A100, "1g", "3g", "3g"))
     assert near[0] == ("1g.5gb", "3g.20gb", "2g.10gb")
     assert near[1] == ("1g.5gb", "4g.20gb", "2g.10gb")
-    assert partitions.nearest(A100, named(A100, "4g", "4g"))[0] == ("4g.20gb", "3g.20gb")
-    assert partitions.nearest(A100, named(A100, *["1g"] * 8)) == (("1g.5gb",) * 7,)
-    assert partitions.nearest(A100, named(A100, "3g", "2g"), limit=1) == (("3g.20gb", "2g.10gb"),)
+    assert partitions.find_nearest(A100, named(A100, "4g", "4g"))[0] == ("4g.20gb", "3g.20gb")
+    assert partitions.find_nearest(A100, named(A100, *["1g"] * 8)) == (("1g.5gb",) * 7,)
+    assert partitions.find_nearest(A100, named(A100, "3g", "2g"), limit=1) == (("3g.20gb", "2g.10gb"),)
 
 
 def test_media_engines_go_to_one_instance_and_others_do_without() -> None:
@@ -202,8 +202,8 @@ def test_slices_that_suffice_and_still_leave_no_place() -> None:
     gpu = MigGpu(name="made up", compute_slices=4, memory_slices=4, multiprocessors=None, profiles=(narrow, wide))
     assert partitions.place(gpu, [narrow, wide]) is None
     reason = "no place for all on the 4 memory slices (1g.20gb takes 2 from 1; 1g.10gb takes 1 from 1, 2)"
-    assert reason in str(partitions.why_illegal(gpu, [narrow, wide]))
-    assert partitions.nearest(gpu, [narrow, wide]) == (("1g.10gb", "1g.10gb"),)
+    assert reason in str(partitions.explain_illegal(gpu, [narrow, wide]))
+    assert partitions.find_nearest(gpu, [narrow, wide]) == (("1g.10gb", "1g.10gb"),)
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_slices_that_suffice_and_still_leave_no_place() -> None:
 )
 def test_auto_takes_the_largest_profile_that_fits_as_often_as_there_are_jobs(gpu: MigGpu, expected: list[str]) -> None:
     most = len(expected)
-    assert [partitions.auto_profile(gpu, degree).name for degree in range(1, most + 1)] == expected
+    assert [partitions.choose_auto_profile(gpu, degree).name for degree in range(1, most + 1)] == expected
     with pytest.raises(ConfigError, match=f"{most + 1} MIG instances do not fit on .*: it takes at most {most}"):
-        partitions.auto_profile(gpu, most + 1)
+        partitions.choose_auto_profile(gpu, most + 1)
 
 
 def test_a_request_names_slices_or_a_profile() -> None:
@@ -231,14 +231,16 @@ def test_a_request_names_slices_or_a_profile() -> None:
 
 def test_a_list_wins_over_one_profile_over_the_sizes_over_auto() -> None:
     def chosen(*sizes: str | None, **asked: Any) -> list[str]:
-        return [profile.name for profile in compute.choose(A100, sizes, **asked)]
+        return [profile.name for profile in compute.choose(A100, partitions.list_requests(sizes, **asked))]
 
     assert chosen(None, None, None) == ["2g.10gb"] * 3
     assert chosen("L", "S", "M") == ["3g.20gb", "1g.5gb", "2g.10gb"]
     assert chosen("L", "S", size_profile={"S": "1g", "L": "4g"}) == ["4g.20gb", "1g.5gb"]
     assert chosen("L", "S", profile="2g") == ["2g.10gb"] * 2
     assert chosen("L", "S", profile="2g", profiles=["1g", "3g"]) == ["1g.5gb", "3g.20gb"]
-    with pytest.raises(ConfigError, match="1 MIG profiles, 1g, are given for 2 jobs"):
+    with pytest.raises(
+        ConfigError, match=r"scenario\.profiles names 1 MIG profiles, 1g, for 2 jobs; name one for each job"
+    ):
         chosen(None, None, profiles=["1g"])
     with pytest.raises(ConfigError, match="no MIG profile is given for size XL"):
         chosen("S", "XL")
@@ -270,8 +272,8 @@ def test_the_command_counts_double_memory_when_asked(capsys: pytest.CaptureFixtu
 def test_instances_are_placed_around_those_that_stay_wherever_there_is_room(name: str) -> None:
     """Every choice of what stays of an arrangement, against all arrangements of one profile more."""
     gpu = profiles.load_model(name)
-    pool = partitions.slice_profiles(gpu)
-    every = {frozenset(placed) for placed in partitions._arrangements(gpu, pool)}
+    pool = partitions.list_slice_profiles(gpu)
+    every = {frozenset(placed) for placed in partitions._iterate_arrangements(gpu, pool)}
     asked = 0
     for placed in every:
         for new in pool:
@@ -286,15 +288,17 @@ def test_instances_are_placed_around_those_that_stay_wherever_there_is_room(name
             rest = placed - set(stays)
             layout = partitions.place(gpu, [profile for profile, _ in rest], tuple(stays))
             assert layout is not None
-            assert partitions.why_misplaced(gpu, (*stays, *((i.profile, i.start) for i in layout.instances))) is None
+            assert (
+                partitions.explain_misplaced(gpu, (*stays, *((i.profile, i.start) for i in layout.instances))) is None
+            )
 
 
 @pytest.mark.parametrize("name", ["a30_24gb", "a100_40gb", "rtxpro6000_96gb"])
 def test_instances_at_starts_are_legal_exactly_where_an_arrangement_has_them(name: str) -> None:
     gpu = profiles.load_model(name)
-    pool = partitions.slice_profiles(gpu)
-    every = {frozenset(placed) for placed in partitions._arrangements(gpu, pool)}
+    pool = partitions.list_slice_profiles(gpu)
+    every = {frozenset(placed) for placed in partitions._iterate_arrangements(gpu, pool)}
     options = [(profile, start) for profile in pool for start in range(gpu.memory_slices)]
     for count in (1, 2, 3):
         for chosen in itertools.combinations(options, count):
-            assert (partitions.why_misplaced(gpu, chosen) is None) == (frozenset(chosen) in every), chosen
+            assert (partitions.explain_misplaced(gpu, chosen) is None) == (frozenset(chosen) in every), chosen

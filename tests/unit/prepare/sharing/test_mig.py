@@ -20,10 +20,10 @@ from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Commands, Device, Group, Job
 from pipeline.base.system import host
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
-from pipeline.clean import held_folder
+from pipeline.clean import temporary_folder
 from pipeline.clean.journal import replay
-from pipeline.prepare.device import chosen, nvml
-from pipeline.prepare.mig import compute, control, existing
+from pipeline.prepare.device import device_choice, nvml
+from pipeline.prepare.mig import assignment, compute, mig_smi
 from pipeline.prepare.sharing.mig import Mig, MigSlots
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
@@ -99,8 +99,8 @@ def sleeper() -> Iterator[int]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_RETRY_LIMIT_S", 0.3)
-    monkeypatch.setattr(control, "_RETRY_S", 0.05)
+    monkeypatch.setattr(mig_smi, "_RETRY_LIMIT_S", 0.3)
+    monkeypatch.setattr(mig_smi, "_RETRY_S", 0.05)
 
 
 def recording(machine: Machine) -> Path:
@@ -154,7 +154,7 @@ def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None
         assert [slot.place["mig_profile"] for slot in slots.slots] == ["3g.20gb+1g.5gb", "2g.10gb+1g.5gb"]
         assert {(slot.gpu_uuid, slot.gi_id, slot.ci_id) for slot in slots.slots} == {(a100.device.uuid, None, None)}
     assert a100.gpu == before
-    with pytest.raises(ConfigError, match="instances_per_job=0: must be from 1 to 7"):
+    with pytest.raises(ConfigError, match="instances_per_job=0 must be from 1 to 7"):
         Mig(instances_per_job=0)
     with pytest.raises(ConfigError, match=r"names 1 instances, and scenario\.instances_per_job=2 gives 4 to 2 jobs"):
         Mig(instances_per_job=2, profiles=["3g"]).check(a100.group(None, None))
@@ -244,7 +244,7 @@ def test_a_compute_instance_whose_id_nobody_wrote_down_is_the_one_that_came(h100
 
     for other in ({"gi_id": gi_id + 1}, {"slices": 2}, {"boot": "an earlier one"}, {"ci_id": 5}, {"beside": [0, 1]}):
         assert undo(**other) == [0, 1]
-    with pytest.raises(SharingError, match="it is 0 or 1, and somebody else made the other"):
+    with pytest.raises(SharingError, match="one of 0,1 was made by somebody else"):
         undo()
     assert undo(beside=[0]) == [0]
     assert undo(beside=[0]) == [0]
@@ -385,7 +385,7 @@ def test_an_instance_without_a_compute_instance_is_taken_back(a100: Machine) -> 
 
 
 def test_in_use_with_nobody_on_it_is_tried_again(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_RETRY_S", 0.05)
+    monkeypatch.setattr(mig_smi, "_RETRY_S", 0.05)
     before = a100.gpu
     with a100.shared(None):
         for function in ("nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"):
@@ -466,7 +466,7 @@ def test_a_mode_that_is_on_after_a_restart_is_ours_only_where_the_gpu_keeps_it(
             mode = machine.journal.steps()[0]
         machine.journal.add(mode.kind, **mode.arguments)
         machine.driver.set_mig_mode(0, is_on=True)
-        monkeypatch.setattr(control, "boot_id", lambda: "another")
+        monkeypatch.setattr(mig_smi, "boot_id", lambda: "another")
         assert [step.kind for step in replay(machine.journal)] == ["mig_mode"]
         assert machine.gpu.mig_current is is_theirs
 
@@ -581,7 +581,7 @@ def divided(a100: Machine) -> Machine:
 def granted(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The device of a study to which an allocation grants this one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuid)
-    return chosen.find_device(None, needs_gpu=False)
+    return device_choice.find_device(None, needs_gpu=False)
 
 
 def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, monkeypatch) -> None:
@@ -596,7 +596,7 @@ def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, m
         sharing.check(group)
         assert sharing.privileged(group) == Commands()
         with (
-            held_folder.held(Path("/tmp"), "colloc-") as scratch,
+            temporary_folder.hold(Path("/tmp"), "colloc-") as scratch,
             sharing.prepare(device, group, scratch) as slots,
         ):
             for slot in slots.slots:
@@ -667,6 +667,6 @@ def test_parts_that_follow_each_other_come_from_the_gpu_instance_that_has_them_a
     for width in (0, 1):
         h100.driver.create_compute_instance(0, second, width)
     device = nvml.list_devices()[0]
-    assert [each.gi_id for each in existing.assigned(device, ["1c.3g", "2c.3g"])] == [second, second]
-    assert [each.gi_id for each in existing.assigned(device, ["1c.3g", "2c.3g", "1c.3g"])] == [second, second, first]
-    assert [each.gi_id for each in existing.assigned(device, ["1c.3g", "1c.3g"])] == [first, second]
+    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "2c.3g"])] == [second, second]
+    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "2c.3g", "1c.3g"])] == [second, second, first]
+    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "1c.3g"])] == [first, second]

@@ -13,7 +13,7 @@ import pytest
 from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
-from pipeline.prepare.mps import clients
+from pipeline.prepare.mps import client_proof
 from pipeline.prepare.sharing.mig_mps import MigMps
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.gpu_clients import Clients
@@ -70,7 +70,7 @@ def join(folder: Path, slot, pid: int) -> None:
 
 @pytest.mark.slow
 def test_jobs_share_instances_each_with_a_server_of_its_own_and_nothing_is_left(make, folder, sleepers, monkeypatch):
-    monkeypatch.setattr(clients, "_PROOF_LIMIT_S", 0.3)
+    monkeypatch.setattr(client_proof, "_PROOF_LIMIT_S", 0.3)
     group, before = make(3), gpu_of(folder)
     with MigMps(profiles=["3g.20gb", "2g.10gb"]).prepare(group.device, group, folder) as shared:
         slots = shared.slots
@@ -107,9 +107,9 @@ def test_compute_instances_of_one_gpu_instance_have_servers_of_their_own(make, f
 
 
 def test_as_many_instances_as_jobs_at_most(make):
-    assert len(MigMps().sizes(make(1))) == 1
-    assert len(MigMps().sizes(make(5))) == 2
-    assert len(MigMps(num_instances=3).sizes(make(5))) == 3
+    assert len(MigMps().list_sizes(make(1))) == 1
+    assert len(MigMps().list_sizes(make(5))) == 2
+    assert len(MigMps(num_instances=3).list_sizes(make(5))) == 3
     MigMps(num_instances=3).check(make(5))
 
 

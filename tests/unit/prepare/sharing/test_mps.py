@@ -27,13 +27,13 @@ from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal, replay
-from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
-from pipeline.launch.spawn import Spawn
-from pipeline.prepare.mps import clients as mps_clients
-from pipeline.prepare.mps import control as mps_control
-from pipeline.prepare.mps import daemon
-from pipeline.prepare.mps.clients import MpsSlots
-from pipeline.prepare.mps.control import Control
+from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
+from pipeline.launch.spawn import Spawner
+from pipeline.prepare.mps import client_proof as mps_clients
+from pipeline.prepare.mps import control_program as mps_control
+from pipeline.prepare.mps import mps_daemon
+from pipeline.prepare.mps.client_proof import MpsSlots
+from pipeline.prepare.mps.control_program import ControlProgram
 from pipeline.prepare.sharing.mps import Mps, MpsPercent
 from pipeline.simulation.mps.control_program import connect, write_program
 from tests.conftest import GPU
@@ -42,7 +42,7 @@ from tests.support.rows import gpu_settings, workload
 from tests.support.rows import group as make_group
 
 H100 = dataclasses.replace(GPU, details=(("compute_capability", "9.0"), ("multiprocessors", "132")))
-LOGS, environ = "CUDA_MPS_LOG_DIRECTORY", Control.environ
+LOGS, environ = "CUDA_MPS_LOG_DIRECTORY", ControlProgram.environ
 CLIENT = """
 import os, sys, time
 from pipeline.simulation.mps.control_program import connect
@@ -96,13 +96,13 @@ def prepared(
         yield slots
 
 
-def control_of(slots: MpsSlots) -> daemon.Control:
+def control_of(slots: MpsSlots) -> mps_daemon.ControlProgram:
     """What a user would ask the daemon of the slots with."""
     pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
-    return daemon.Control(program=str(pipes.parents[1] / daemon.CONTROL), pipes=pipes)
+    return mps_daemon.ControlProgram(program=str(pipes.parents[1] / mps_daemon.CONTROL), pipes=pipes)
 
 
-def served_by(control: daemon.Control) -> str:
+def served_by(control: mps_daemon.ControlProgram) -> str:
     """The device that the daemon was started for."""
     pid = int((control.pipes / "nvidia-cuda-mps-control.pid").read_text())
     return psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"]
@@ -118,7 +118,7 @@ def pid_of_daemon(slots: MpsSlots) -> int:
 
 
 def of_folder(folder: Path) -> Programs:
-    return Programs(configured={daemon.CONTROL: str(folder / daemon.CONTROL)})
+    return Programs(configured={mps_daemon.CONTROL: str(folder / mps_daemon.CONTROL)})
 
 
 def group_in(folder: Path, *names: str, **changes: Any) -> Group:
@@ -155,7 +155,7 @@ def test_jobs_get_a_ready_server_of_their_own_and_nothing_is_left(folder, monkey
         pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
         assert pipes.is_relative_to(folder)
         assert [step.kind for step in journal.steps()] == ["mps_daemon"]
-        control = daemon.Control(program=str(folder / "nvidia-cuda-mps-control"), pipes=pipes)
+        control = mps_daemon.ControlProgram(program=str(folder / "nvidia-cuda-mps-control"), pipes=pipes)
         (server,) = control.list_pids("get_server_list")
         assert control.ask(f"get_server_status {server}") == ["ACTIVE"]
         assert served_by(control) == GPU.uuid
@@ -178,7 +178,7 @@ def test_a_job_that_bypasses_mps_is_an_error_that_names_it(folder, monkeypatch):
     with prepared(folder, group_in(folder, "a", "b")) as slots, ExitStack() as stack:
         first = stack.enter_context(client(slots.slots[0]))
         second = stack.enter_context(client(slots.slots[1], says="bypassed", **nowhere))
-        with pytest.raises(SharingError, match=rf"not under MPS: 1-b \(pid {second}\); no process"):
+        with pytest.raises(SharingError, match=rf"not under MPS: 1-b \(pid {second}\); check that"):
             slots.verify({0: first, 1: second})
 
 
@@ -224,7 +224,7 @@ def test_a_script_that_never_was_a_client_is_an_error(folder, monkeypatch):
 
 
 def test_a_fault_of_the_server_is_an_error(folder, monkeypatch):
-    monkeypatch.setattr(daemon, "_CLIENTS_END_S", 0.1)
+    monkeypatch.setattr(mps_daemon, "_CLIENTS_END_S", 0.1)
     group = group_in(folder, "a")
     fault = pytest.raises(SharingError, match="status: FAULT")
     with fault, ExitStack() as stack, prepared(folder, group, ("fault_on_client",)) as slots:
@@ -241,7 +241,7 @@ def test_a_server_that_died_is_an_error(folder, branch):
 
 
 def test_the_error_of_the_group_is_not_hidden_by_the_fault(folder, monkeypatch):
-    monkeypatch.setattr(daemon, "_CLIENTS_END_S", 0.1)
+    monkeypatch.setattr(mps_daemon, "_CLIENTS_END_S", 0.1)
     group = group_in(folder, "a")
     body = pytest.raises(ValueError, match="the body")
     with body, ExitStack() as stack, prepared(folder, group, ("fault_on_client",)) as slots:
@@ -274,8 +274,8 @@ def test_a_daemon_that_does_not_become_ready_is_an_error_and_leaves_nothing(fold
     if fault == "no_answer":  # others answer in time on a busy machine too
         monkeypatch.setattr(mps_control, "_ASK_LIMIT_S", 0.5)
     if fault == "never_ready":
-        monkeypatch.setattr(daemon, "_START_LIMIT_S", 0.5)
-    monkeypatch.setattr(daemon, "_END_GRACE_S", 0.3)
+        monkeypatch.setattr(mps_daemon, "_START_LIMIT_S", 0.5)
+    monkeypatch.setattr(mps_daemon, "_END_GRACE_S", 0.3)
     refused = pytest.raises(SharingError, match=rf"starting MPS for {GPU.uuid}: .*{says}")
     with refused, prepared(folder, group_in(folder, "a"), (fault,)):
         pytest.fail("it is not ready")
@@ -297,7 +297,7 @@ def test_the_program_of_each_branch_runs_a_group(folder, branch):
 
 
 def test_a_server_that_no_program_tells_to_be_ready_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(daemon, "_START_LIMIT_S", 0.5)
+    monkeypatch.setattr(mps_daemon, "_START_LIMIT_S", 0.5)
     says = "its server was not ready within 0.5 s; this control program knows no get_server_status"
     with (
         pytest.raises(SharingError, match=says),
@@ -307,7 +307,7 @@ def test_a_server_that_no_program_tells_to_be_ready_is_refused(folder, monkeypat
 
 
 def test_without_status_and_log_nothing_is_waited_for(folder, monkeypatch):
-    monkeypatch.setattr(Control, "environ", lambda self, **more: environ(self, **more) | {LOGS: "/nonexistent"})
+    monkeypatch.setattr(ControlProgram, "environ", lambda self, **more: environ(self, **more) | {LOGS: "/nonexistent"})
     group = group_in(folder, "a")
     says = r"knows no get_server_status, and no control\.log says when its server is ready; use driver R550 or newer"
     with pytest.raises(SharingError, match=says), prepared(folder, group, branch="535"):
@@ -348,11 +348,11 @@ def test_a_start_that_is_refused_says_so_at_once(folder):
         Mps(program=program).prepare(GPU, group_in(folder, "a"), folder),
     ):
         pytest.fail("there is no server")
-    assert time.monotonic() - begin < daemon._APPEAR_LIMIT_S
+    assert time.monotonic() - begin < mps_daemon._APPEAR_LIMIT_S
 
 
 def test_a_server_that_ends_unseen_and_unlogged_is_not_waited_for(folder, monkeypatch):
-    monkeypatch.setattr(daemon, "_APPEAR_LIMIT_S", 0.3)
+    monkeypatch.setattr(mps_daemon, "_APPEAR_LIMIT_S", 0.3)
     program = wrap_program(folder, f'case "$line" in start_server*) exit 0;; esac; {PASS_ON}')
     with (
         pytest.raises(SharingError, match=r"there is no server \(docs/mps\.md"),
@@ -362,7 +362,7 @@ def test_a_server_that_ends_unseen_and_unlogged_is_not_waited_for(folder, monkey
 
 
 def test_a_daemon_that_does_not_quit_is_ended_by_signals(folder, monkeypatch):
-    monkeypatch.setattr(daemon, "_END_GRACE_S", 0.2)
+    monkeypatch.setattr(mps_daemon, "_END_GRACE_S", 0.2)
     with prepared(folder, group_in(folder, "a"), faults=("ignores_quit",)):
         assert len(daemons(folder)) == 2
     assert daemons(folder) == []
@@ -378,7 +378,7 @@ def test_the_server_of_a_killed_daemon_is_ended(folder):
 
 
 def test_clients_that_stay_are_disconnected_before_the_daemon_quits(folder, monkeypatch):
-    monkeypatch.setattr(daemon, "_CLIENTS_END_S", 0.1)
+    monkeypatch.setattr(mps_daemon, "_CLIENTS_END_S", 0.1)
     with ExitStack() as stack:
         with prepared(folder, group_in(folder, "a")) as slots:
             stack.enter_context(client(slots.slots[0]))
@@ -396,7 +396,7 @@ def test_the_daemon_of_somebody_else_is_left_alone(folder):
         before = daemons(foreign)
         with prepared(folder, group_in(folder, "a")):
             pass
-        journal = Journal(folder, GPU.uuid, Programs(configured={daemon.CONTROL: str(program)}))
+        journal = Journal(folder, GPU.uuid, Programs(configured={mps_daemon.CONTROL: str(program)}))
         journal.add("mps_daemon", pipes=str(folder / "mps/pipe"))
         replay(journal)
         assert len(before) == 2
@@ -415,7 +415,7 @@ def test_several_daemons_run_at_once(folder):
     with prepared(folder, group_in(folder, "a")) as first:
         journal = Journal(folder, "MIG-1")
         program = str(folder / "nvidia-cuda-mps-control")
-        with daemon.daemon("MIG-1", folder, program, journal, number=1) as second:
+        with mps_daemon.run_daemon("MIG-1", folder, program, journal, number=1) as second:
             assert second.server != server_of(first)
             assert served_by(second.control) == "MIG-1"
         assert not journal.path.exists()
@@ -488,16 +488,16 @@ def test_a_process_that_got_the_pid_of_the_daemon_is_not_ended(folder):
     pipes.mkdir(parents=True)
     with subprocess.Popen(["/bin/sleep", "60"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}) as bystander:
         (pipes / "nvidia-cuda-mps-control.pid").write_text(str(bystander.pid))
-        daemon.end_daemon(Programs(own={}), pipes=str(pipes))
+        mps_daemon.end_daemon(Programs(own={}), pipes=str(pipes))
         assert bystander.poll() is None
         bystander.kill()
 
 
 def variables(sharing: Mps, group: Group, position: int) -> dict[str, str]:
-    control = daemon.Control(program="/x", pipes=Path("/p"))
-    server = daemon.MpsDaemon(control=control, logs=Path("/l"), server=1)
+    control = mps_daemon.ControlProgram(program="/x", pipes=Path("/p"))
+    server = mps_daemon.MpsDaemon(control=control, logs=Path("/l"), server=1)
     places = [Slot(visible_devices=GPU.uuid)] * group.degree
-    clients = sharing.clients(places, [server] * group.degree, group)
+    clients = sharing.as_clients(places, [server] * group.degree, group)
     return dict(clients.__enter__().slots[position].environ)
 
 
@@ -648,7 +648,7 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
     jobs = tuple(Job(index=i, workload=program) for i in range(2))
     group = group_in(folder, "a", jobs=jobs)
     window = dataclasses.replace(group.window, seconds=0.2, settle_s=0.1)
-    starter = Spawn(Interpreter(python=Path(sys.executable)))
+    starter = Spawner(Interpreter(python=Path(sys.executable)))
     files = GroupFiles(folder=tmp_path, scratch=folder, mark=folder.name)
     with prepared(folder, group, sharing=MpsPercent) as slots:
         starts = [JobStart(job=job, slot=slots.slots[job.index], starter=starter) for job in jobs]
@@ -659,5 +659,5 @@ def test_a_whole_group_runs_under_mps_and_nothing_is_left(folder, tmp_path, monk
             running.measure(window)
         assert [state.ended_well for state in running.states] == [True] * 2
         assert control_of(slots).ask(f"get_server_status {server_of(slots)}") == ["ACTIVE"]
-    assert processes.marked(folder.name) == []
+    assert processes.list_marked(folder.name) == []
     assert daemons(folder) == []

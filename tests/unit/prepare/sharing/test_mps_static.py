@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError, SharingError
-from pipeline.prepare.mps import control, partitions
-from pipeline.prepare.mps.control import Control
+from pipeline.prepare.mps import control_program, sm_partitions
+from pipeline.prepare.mps.control_program import ControlProgram
 from pipeline.prepare.sharing import mps_static
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.mps_static import MpsStatic
@@ -64,9 +64,9 @@ def test_jobs_get_equal_parts_of_the_gpu_and_are_proved_to_be_in_them(machine, m
 
 def test_the_commands_of_a_newer_protocol_are_not_those_that_are_used_here(machine, monkeypatch):
     """What makes the test above one that can fail."""
-    monkeypatch.setattr(control, "_PROTOCOL", "CUDA_MPS_PROTOCOL")
+    monkeypatch.setattr(control_program, "_PROTOCOL", "CUDA_MPS_PROTOCOL")
     monkeypatch.setattr(
-        Control, "environ", lambda self, **more: os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes)} | more
+        ControlProgram, "environ", lambda self, **more: os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes)} | more
     )
     monkeypatch.setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
     group = machine.group("a")
@@ -91,8 +91,10 @@ def test_more_than_the_daemon_has_is_an_error_and_nothing_is_left(machine):
 
 
 def test_a_partition_that_the_daemon_refuses_is_an_error_with_its_words(machine, monkeypatch):
-    asked = Control.ask
-    monkeypatch.setattr(Control, "ask", lambda self, text, *limit: asked(self, text.replace(" 4", " 40"), *limit))
+    asked = ControlProgram.ask
+    monkeypatch.setattr(
+        ControlProgram, "ask", lambda self, text, *limit: asked(self, text.replace(" 4", " 40"), *limit)
+    )
     group = machine.group("a")
     says = "made no partition of 4 chunks .*It said: Failed to fulfill the requested SM partition of 40 chunks"
     with pytest.raises(SharingError, match=says), MpsStatic(chunks=4).prepare(group.device, group, machine.folder):
@@ -106,7 +108,7 @@ def test_a_job_that_is_in_the_partition_of_another_is_an_error_that_names_it(mac
         first, second = slots.slots
         pids = [stack.enter_context(client(first))]
         pids.append(stack.enter_context(client(second, **{VARIABLE: partition_of(first)})))
-        with pytest.raises(SharingError, match=rf"not in its partition .*: 1-b \(pid {pids[1]}\)"):
+        with pytest.raises(SharingError, match=rf"not in its MPS static partition: 1-b \(pid {pids[1]}\)"):
             slots.verify(dict(enumerate(pids)))
         with pytest.raises(RuntimeError, match=INVALID):
             connect({key: value for key, value in first.environ if key != VARIABLE})
@@ -125,16 +127,18 @@ def test_an_older_driver_is_refused_and_so_is_an_older_control_program(machine):
 
 
 def test_a_program_that_starts_all_the_same_but_has_no_partitions_is_refused(machine, monkeypatch):
-    monkeypatch.setattr(Control, "ask", lambda self, text, *_: ['Unknown command "lspart"'] if text == "lspart" else [])
+    monkeypatch.setattr(
+        ControlProgram, "ask", lambda self, text, *_: ['Unknown command "lspart"'] if text == "lspart" else []
+    )
     says = "static partitions need the control program of CUDA 13.1 .*It said: Unknown command"
     with pytest.raises(SharingError, match=says):
-        partitions.divide(Control(program="/x", pipes=Path("/p")), machine.device.uuid, None, 2)
+        sm_partitions.divide(ControlProgram(program="/x", pipes=Path("/p")), machine.device.uuid, None, 2)
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"chunks": 0}, "scenario.chunks=0: a whole number, at least 1"),
+        ({"chunks": 0}, "scenario.chunks=0 must be a whole number, at least 1"),
         ({"chunks": (2, 1.5)}, r"scenario.chunks=1\.5"),
         ({"chunks": True}, "scenario.chunks=True"),
         ({"chunks": (5, 5)}, "scenario.chunks has 2 values for 3 jobs"),
@@ -204,13 +208,13 @@ def test_the_answers_of_earlier_programs_are_read_as_well(monkeypatch):
     uuid = "GPU-6b47fc4c-5ff2-5f75-af0b-aeea2dbeef5f"
     books = Partitions([Device(uuid, 132, 8)], 13010)
     used: list[str] = []
-    monkeypatch.setattr(Control, "ask", lambda _, text, *limit: books.answer(text.split(), used))
-    control = Control(program="/x", pipes=Path("/p"))
-    made = partitions.divide(control, uuid, None, 2)
+    monkeypatch.setattr(ControlProgram, "ask", lambda _, text, *limit: books.answer(text.split(), used))
+    control = ControlProgram(program="/x", pipes=Path("/p"))
+    made = sm_partitions.divide(control, uuid, None, 2)
     assert [(each.chunks, each.multiprocessors) for each in made] == [(7, 56)] * 2
     assert control.ask("sm_partition add GPU 1")[0] == f"Partition {uuid}/D/79AgAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA created"
-    assert partitions.unused(control, made) == made
+    assert sm_partitions.list_unused(control, made) == made
     used.append(made[0].id)
-    assert partitions.unused(control, made) == made[1:]
+    assert sm_partitions.list_unused(control, made) == made[1:]
     with pytest.raises(SharingError, match="has 0 chunks of multiprocessors for 1 jobs, and each needs one"):
-        partitions.divide(control, uuid, None, 1)
+        sm_partitions.divide(control, uuid, None, 1)

@@ -1,0 +1,137 @@
+"""File of JSON lines that only its user can have written, each on disk before its writer goes on.
+
+It lies in a folder that only this user can write: not even a file of root's own can be moved there by somebody else.
+Others may read it, to see that something is left. All that goes wrong is a `JournalError`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.system import entry_points
+from pipeline.base.system.errors import CollocationError
+
+# systemd-tmpfiles, which removes old files of /var/tmp, leaves a file with the sticky bit. Source: its function
+# dir_cleanup; XDG Base Directory Specification, XDG_RUNTIME_DIR.
+_FILE_MODE = 0o1644
+_REMOVE = (
+    f"Look at it, then remove it; {entry_points.spell('gpu', 'clean')} undoes only steps that nobody else can write"
+)
+
+
+class JournalError(CollocationError):
+    """A journal cannot be read, written or carried out; the device may not be as it was found."""
+
+
+def read(path: Path) -> list[bytes]:
+    """Read the complete lines; none if there is no file."""
+    try:
+        descriptor = _open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return []
+    try:
+        return _read_complete_lines(descriptor).splitlines()
+    finally:
+        os.close(descriptor)
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Write a line; on return it is on the disk. File and folder are made if need be."""
+    line = json.dumps(record).encode() + b"\n"
+    try:
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    except FileNotFoundError as error:
+        raise JournalError(f"{path.parent.parent} does not exist; choose a folder with gpu.lock_dir") from error
+    try:
+        os.fchmod(descriptor, _FILE_MODE)
+        # A process killed while it wrote leaves half a line, of a step that it did not take.
+        length = len(_read_complete_lines(descriptor))
+        os.ftruncate(descriptor, length)
+        if os.write(descriptor, line) != len(line):
+            os.ftruncate(descriptor, length)
+            raise JournalError(f"cannot write the journal {path}: the disk is full")
+        os.fsync(descriptor)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise JournalError(f"cannot write the journal {path}: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove the file, if it is there."""
+    try:
+        path.unlink()
+        _sync_folder(path.parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise JournalError(f"cannot remove the journal {path}: {error.strerror}") from error
+
+
+def move(path: Path, to: Path) -> None:
+    """Give the file another name in its folder, at once; there must be no file of that name."""
+    try:
+        path.rename(to)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise JournalError(f"cannot rename the journal {path} to {to.name}: {error.strerror}") from error
+
+
+def _open(path: Path, flags: int) -> int:
+    folder = _open_folder(path.parent, is_made=bool(flags & os.O_CREAT))
+    try:
+        # Not to be kept waiting by a pipe in its place.
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(path.name, flags, 0o644, dir_fd=folder)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise JournalError(f"cannot open the journal {path}: {error.strerror}. {_REMOVE}") from error
+    finally:
+        os.close(folder)
+    status = os.fstat(descriptor)
+    if not (stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and _is_private(status)):
+        os.close(descriptor)
+        raise JournalError(f"the journal {path} is not a plain file that only we can write. {_REMOVE}")
+    return descriptor
+
+
+def _open_folder(folder: Path, *, is_made: bool) -> int:
+    try:
+        if is_made:
+            with suppress(FileExistsError):
+                folder.mkdir(0o755)
+                folder.chmod(0o755)  # whatever the umask says: others must see that something is left
+                _sync_folder(folder.parent)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise JournalError(f"cannot open the folder {folder} of the journals: {error.strerror}. {_REMOVE}") from error
+    if not _is_private(os.fstat(descriptor)):
+        os.close(descriptor)
+        raise JournalError(f"the folder {folder} is not one that only we can write. {_REMOVE}")
+    return descriptor
+
+
+def _is_private(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _read_complete_lines(descriptor: int) -> bytes:
+    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

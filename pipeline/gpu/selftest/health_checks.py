@@ -1,0 +1,121 @@
+"""Health of a GPU by what its driver tells: each check in words, and its fault if it has one. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from pipeline.base.system.words import counted, duration
+from pipeline.prepare.device.gpu_health import Health
+
+_UNKNOWN = "not told by the driver"
+
+# Errors of the GPU, its memory, its links or its firmware, not of a program that ran there (as 13, 31 and 43 are).
+# Source: NVIDIA, "Xid Errors" and "GPU Memory Error Management": uncorrectable ECC error, failed row remapping, NVLink,
+# fallen off the bus, contained and uncontained ECC error, no answer of the firmware (GSP), unrecovered ECC error.
+_OF_HARDWARE = frozenset({48, 64, 74, 79, 94, 95, 119, 120, 140})
+
+# The hardware slows itself down to protect itself; power caps and heat within limits are everyday.
+_PROTECTION = ("hardware slowdown", "heat (hardware)", "power brake (hardware)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """One check of the health; `trouble` says what is wrong and what to do, if anything is."""
+
+    name: str
+    text: str
+    is_known: bool = True
+    trouble: str | None = None
+
+
+def check_health(health: Health, before: Health, now_s: float) -> tuple[HealthCheck, ...]:
+    """Check the health read after a load against the reading `before` it; `now_s` is of CLOCK_MONOTONIC."""
+    return (
+        _check_ecc(health),
+        _check_rows(health),
+        _check_pages(health),
+        _check_resets(health),
+        _check_xids(health, before, now_s),
+        _check_throttling(health),
+    )
+
+
+def _check_ecc(health: Health) -> HealthCheck:
+    now, ever = health.num_ecc_uncorrected_now, health.num_ecc_uncorrected_ever
+    name = "uncorrected ECC errors"
+    if now is None and ever is None:
+        return HealthCheck(name=name, text=_UNKNOWN, is_known=False)
+    text = f"{_format_number(now)} since the driver was loaded, {_format_number(ever)} ever"
+    trouble = "data was lost since the driver was loaded: let an administrator reset the GPU" if now else None
+    return HealthCheck(name=name, text=text, trouble=trouble)
+
+
+def _check_rows(health: Health) -> HealthCheck:
+    name = "remapped rows"
+    if health.is_remap_pending is None:
+        return HealthCheck(name=name, text=_UNKNOWN, is_known=False)
+    numbers = (health.num_rows_remapped_correctable, health.num_rows_remapped_uncorrectable)
+    text = f"{_format_number(numbers[0])} after correctable, {_format_number(numbers[1])} after uncorrectable errors"
+    states = [
+        state for state, holds in (("pending", health.is_remap_pending), ("failed", health.has_remap_failed)) if holds
+    ]
+    trouble = None
+    if health.has_remap_failed:
+        trouble = "a row could not be remapped: the GPU is to be replaced"
+    elif health.is_remap_pending:
+        trouble = "rows wait to be remapped: let an administrator reset the GPU"
+    return HealthCheck(name=name, text=", ".join([text, *(states or ["none pending, none failed"])]), trouble=trouble)
+
+
+def _check_pages(health: Health) -> HealthCheck:
+    name, pending = "retired pages", health.is_page_retirement_pending
+    if pending is None and health.num_pages_retired is None:
+        return HealthCheck(name=name, text=f"{_UNKNOWN} (GPUs from Ampere on remap rows instead)", is_known=False)
+    trouble = "pages wait to be retired: let an administrator reset the GPU" if pending else None
+    return HealthCheck(
+        name=name, text=f"{_format_number(health.num_pages_retired)}{', pending' if pending else ''}", trouble=trouble
+    )
+
+
+def _check_resets(health: Health) -> HealthCheck:
+    name, action = "pending resets", health.recovery_action
+    changes = [f"the driver asks for: {action}"] if action not in (None, "none") else []
+    changes += list(health.waiting)
+    if changes:
+        return HealthCheck(
+            name=name, text="; ".join(changes), trouble=f"{'; '.join(changes)}: an administrator must see to it"
+        )
+    return HealthCheck(
+        name=name, text="none" if action == "none" else f"none by its settings; recovery action {_UNKNOWN}"
+    )
+
+
+def _check_xids(health: Health, before: Health, now_s: float) -> HealthCheck:
+    name = "XID events"
+    if health.xids is None:
+        return HealthCheck(name=name, text=f"cannot be read: {health.xids_unread}", is_known=False)
+    if not health.xids:
+        return HealthCheck(name=name, text="none in the kernel's log")
+    counts = Counter(xid.number for xid in health.xids)
+    numbers = ", ".join(f"{number}{'' if times == 1 else f' ({times} times)'}" for number, times in counts.items())
+    bad = [xid for xid in health.xids if xid.number in _OF_HARDWARE or xid not in (before.xids or ())]
+    last = f"the last one {duration(max(0.0, now_s - health.xids[-1].t_s))} ago"
+    trouble = None
+    if bad:
+        which = f"{counted(len(bad), 'XID event')} that no program causes, or during the self-test"
+        trouble = f"{which}; the last: {bad[-1].text}"
+    return HealthCheck(name=name, text=f"{numbers} in the kernel's log, {last}", trouble=trouble)
+
+
+def _check_throttling(health: Health) -> HealthCheck:
+    name, reasons = "throttled now", health.throttle_reasons
+    if reasons is None:
+        return HealthCheck(name=name, text=_UNKNOWN, is_known=False)
+    bad = [reason for reason in reasons if reason in _PROTECTION]
+    trouble = f"{', '.join(bad)}: look at cooling and power supply" if bad else None
+    return HealthCheck(name=name, text=", ".join(reasons) or "no", trouble=trouble)
+
+
+def _format_number(value: int | None) -> str:
+    return "unknown" if value is None else str(value)

@@ -1,0 +1,259 @@
+"""Loads the places of a GPU step by step, while the listeners sample it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from pipeline.base.domain.protocols import Listener
+from pipeline.base.domain.records import Device, Slot
+from pipeline.base.domain.samples import Sample
+from pipeline.base.system import factory, words
+from pipeline.base.system.errors import ConfigError, LaunchError, ListenerError
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.gpu.selftest import load_process
+from pipeline.gpu.selftest.load_plan import QUANTITIES, Place, Step, plan_steps
+from pipeline.gpu.selftest.plausibility import Row
+from pipeline.gpu.selftest.simulated_load import SimulatedLoader, count_multiprocessors
+from pipeline.prepare.device import nvml
+from pipeline.prepare.mig import profiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long a step lasts, and how often listeners read.
+
+    Attributes:
+        settle_s: what it leaves out at its beginning, at least: two readings of each source, of which the second has
+            nothing in it of the step before.
+        window_s: how long it measures, at least: until each source has been read.
+        limit_s: how much longer it waits for readings that do not come.
+    """
+
+    settle_s: float
+    window_s: float
+    interval_ms: int
+    limit_s: float = 10.0
+
+
+PACE = Pace(settle_s=2.0, window_s=3.0, interval_ms=500)
+"""Utilisation is a mean of up to a second."""
+
+REHEARSED_PACE = Pace(settle_s=0.0, window_s=0.0, interval_ms=200)
+"""A model answers at once."""
+
+
+_FIELDS = {**{name: (name, 1.0) for name in QUANTITIES}, "utilization_ratio": ("utilization_gpu_pct", 0.01)}
+"""By counter: how listeners name it, and the factor that makes it a share."""
+
+_MIG_NAME = re.compile(r"\bMIG (?P<part>\d+c\.)?(?P<profile>(?P<slices>\d+)g[^,]*)")
+
+
+Loading = load_process.Loader | SimulatedLoader
+Start = Callable[[Device, Path], AbstractContextManager[Loading]]
+"""Starts what loads a device, with a folder of its own; it is gone after the context."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Measurement:
+    """Readings and faults of one self-test.
+
+    Attributes:
+        absent: listeners that could not start, each with why; `died`: those that stopped on the way.
+        num_wrong: results of the load that were wrong, by place.
+        failure: what ended the measurement before its last step.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    died: dict[str, str] = field(default_factory=dict)
+    num_wrong: dict[str, int] = field(default_factory=dict)
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Watch:
+    device: Device
+    slots: Sequence[Slot]
+
+    def pids(self) -> Mapping[int, int]:
+        return {}
+
+
+class _Samples:
+    def __init__(self) -> None:
+        self._samples: list[Sample] = []
+        self._changed = threading.Condition()
+
+    def put(self, sample: Sample) -> None:
+        with self._changed:
+            self._samples.append(sample)
+            self._changed.notify_all()
+
+    def between(self, begin_ns: int, end_ns: int) -> list[Sample]:
+        with self._changed:
+            return [sample for sample in self._samples if begin_ns < sample.t_ns <= end_ns]
+
+    def wait(self, number: int, at_least_s: float, limit_s: float) -> int:
+        """Wait so long, and until each source that is alive was read so often from now on; gives the instant, in ns.
+
+        A source is alive that was read in the last seconds, as many as the limit; of each GPU instance by itself.
+        """
+        since_ns = time.monotonic_ns()
+        time.sleep(at_least_s)
+        with self._changed:
+            alive = {_name_subject(sample) for sample in self._samples if since_ns - sample.t_ns < limit_s * 1e9}
+
+            def is_enough() -> bool:
+                read = Counter(_name_subject(sample) for sample in self._samples if sample.t_ns > since_ns)
+                return all(read[subject] >= number for subject in alive)
+
+            self._changed.wait_for(is_enough, limit_s)
+        return time.monotonic_ns()
+
+
+def _name_subject(sample: Sample) -> tuple[str, int | None, int | None]:
+    return sample.source, sample.gi_id, sample.job
+
+
+def list_loadable(gpu: Device) -> tuple[Device, ...]:
+    """List what can be loaded: the GPU or, in MIG mode, the largest MIG device of each GPU instance."""
+    if not gpu.mig_enabled:
+        return (gpu,)
+    largest: dict[int | None, Device] = {}
+    for device in nvml.list_mig_devices(gpu):
+        other = largest.get(device.gi_id)
+        if other is None or (count_multiprocessors(device) or 0) > (count_multiprocessors(other) or 0):
+            largest[device.gi_id] = device
+    return tuple(largest[gi_id] for gi_id in sorted(largest, key=lambda number: number or 0))
+
+
+def make_listeners(interval_ms: int) -> dict[str, Listener]:
+    """Make every listener of the project, or of the user, that reads a checked counter; by name."""
+    by_name: dict[str, Listener] = {}
+    for path in sorted((PROJECT_DIR / "conf" / "listeners").glob("*.yaml")):
+        for name, config in (OmegaConf.to_object(OmegaConf.load(path)) or {}).items():  # type: ignore[union-attr]
+            spec = factory.spec_of(config, without=frozenset({"interval_ms", "required"}))
+            listener: Listener = factory.instance(spec, interval_ms=interval_ms)
+            if {field.name for field in listener.table.fields} & {name for name, _ in _FIELDS.values()}:
+                by_name[str(name)] = listener
+    return by_name
+
+
+def measure(gpu: Device, scratch: Path, start: Start = load_process.start_loader, pace: Pace = PACE) -> Measurement:
+    """Run the steps; `scratch` is a short-lived folder.
+
+    Raises:
+        ConfigError: the load cannot run with what is installed.
+    """
+    measured = Measurement()
+    try:
+        _run_steps(gpu, scratch, start, pace, measured)
+    except LaunchError as error:  # a GPU on which nothing runs has a health all the same
+        measured.failure = str(error)
+    return measured
+
+
+def _run_steps(gpu: Device, scratch: Path, start: Start, pace: Pace, measured: Measurement) -> None:
+    samples, devices = _Samples(), list_loadable(gpu)
+    with ExitStack() as stack:
+        loaders: dict[int | None, Loading] = {}
+        for device in devices:
+            (folder := scratch / f"load-{device.gi_id}").mkdir()
+            loaders[device.gi_id] = stack.enter_context(start(device, folder))
+        for loader in loaders.values():
+            loader.wait_for_device()
+        places = [_make_place(device, loaders[device.gi_id].facts, gpu) for device in devices]
+        watch = _Watch(device=gpu, slots=[Slot.on(device) for device in devices])
+        for name, listener in make_listeners(pace.interval_ms).items():
+            stack.enter_context(_observe(name, listener, watch, samples, measured))
+        steps = plan_steps(places)
+        for number, step in enumerate(steps, start=1):
+            words.say(f"step {number} of {len(steps)}: {step.name}")
+            measured.rows += _make_rows(step, _run_step(step, loaders, samples, pace, measured))
+
+
+def _run_step(
+    step: Step, loaders: Mapping[int | None, Loading], samples: _Samples, pace: Pace, measured: Measurement
+) -> list[Sample]:
+    working = {place.name: (loaders[place.gi_id], load) for place, load in step.loads if load.blocks}
+    for loader, kernels in working.values():
+        loader.begin(kernels)
+    for loader, _ in working.values():
+        loader.wait_running()
+    begin_ns = samples.wait(2, pace.settle_s, pace.limit_s)
+    end_ns = samples.wait(1, pace.window_s, pace.limit_s)
+    for loader, _ in working.values():
+        loader.stop()
+    for name, (loader, _) in working.items():
+        if num_wrong := int(loader.wait_done()["num_wrong"]):
+            measured.num_wrong[name] = measured.num_wrong.get(name, 0) + num_wrong
+    return samples.between(begin_ns, end_ns)
+
+
+def _make_rows(step: Step, samples: Sequence[Sample]) -> Iterator[Row]:
+    """Make a row for each place and, in MIG mode, first one for the whole GPU if it has readings."""
+    if all(place.gi_id is not None for place, _ in step.loads):
+        readings, numbers = _average(samples, None)
+        if readings:
+            yield Row(step=step.name, readings=readings, num_samples=numbers)
+    for place, kernels in step.loads:
+        readings, numbers = _average(samples, place.gi_id)
+        yield Row(step=step.name, place=place, load=kernels, readings=readings, num_samples=numbers)
+
+
+def _average(samples: Sequence[Sample], gi_id: int | None) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
+    of_place = [sample for sample in samples if sample.gi_id == gi_id and sample.job is None]
+    readings: dict[str, dict[str, float]] = {}
+    for source in dict.fromkeys(sample.source for sample in of_place):
+        for quantity, (name, factor) in _FIELDS.items():
+            values = [sample.values[name] for sample in of_place if sample.source == source and name in sample.values]
+            if values:
+                readings.setdefault(source, {})[quantity] = factor * sum(values) / len(values)
+    return readings, {source: sum(s.source == source for s in of_place) for source in readings}
+
+
+@contextmanager
+def _observe(name: str, listener: Listener, watch: _Watch, samples: _Samples, measured: Measurement) -> Iterator[None]:
+    """Let a listener sample, if it can; what keeps it from that, or ends it, is noted."""
+    is_under_way = False
+    try:
+        with listener.observe(watch, samples):
+            is_under_way = True
+            yield
+    except ListenerError as error:
+        (measured.died if is_under_way else measured.absent)[name] = str(error)
+    if not is_under_way:
+        yield
+
+
+def _make_place(device: Device, facts: Mapping[str, Any], gpu: Device) -> Place:
+    reached, slices = int(facts["multiprocessors"]), None
+    counted: int | None = reached
+    if device.gi_id is not None and (match := _MIG_NAME.search(device.name)) is not None:
+        slices = int(match["slices"])
+        if match["part"]:  # its counters are those of the GPU instance, of which it is a part
+            counted = _count_multiprocessors(gpu, match["profile"])
+    return Place(
+        gi_id=device.gi_id,
+        multiprocessors=reached,
+        counted=counted,
+        threads_each=int(facts["threads_per_multiprocessor"]),
+        compute_slices=slices,
+    )
+
+
+def _count_multiprocessors(gpu: Device, profile: str) -> int | None:
+    with suppress(ConfigError):
+        known = {row.name: row.multiprocessors for row in profiles.read_gpu(gpu).profiles}
+        return known.get(profile)
+    return None

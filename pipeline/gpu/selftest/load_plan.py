@@ -1,0 +1,101 @@
+"""The loads of a self-test, from an idle GPU to a full one, and what the counters must then show. Pure.
+
+A block of a kernel runs on one multiprocessor, and a GPU gives blocks to multiprocessors that have none as long as
+there are any. So `blocks` decides SMACT, threads beside that occupancy, and a single block is enough for GRACT and
+utilisation to be full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+WARP = 32
+"""Threads that run together; counters count warps, so that one thread is as much as 32."""
+
+_WIDE = 512
+"""Threads of the blocks that fill multiprocessors: a divisor of what each kind of them holds (1024, 1536, 2048)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where kernels run: a whole GPU, or one of its GPU instances.
+
+    Attributes:
+        gi_id: of the GPU instance; `None` for the whole GPU.
+        multiprocessors: that kernels can reach: of a GPU instance, those of one of its compute instances.
+        counted: multiprocessors that its counters are shares of; `None` if the driver does not tell.
+        threads_each: that one multiprocessor holds.
+        compute_slices: of a GPU instance, if the driver tells them.
+    """
+
+    gi_id: int | None = None
+    multiprocessors: int
+    counted: int | None
+    threads_each: int
+    compute_slices: int | None = None
+
+    @property
+    def name(self) -> str:
+        return "GPU" if self.gi_id is None else f"GI {self.gi_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Kernels of so many blocks of so many threads, one right after the other; nothing without blocks."""
+
+    blocks: int = 0
+    threads: int = 0
+
+    def expected(self, place: Place) -> dict[str, float]:
+        """Return the value of each known counter while this runs at a place: shares between 0 and 1."""
+        if self.blocks == 0:
+            return dict.fromkeys(QUANTITIES, 0.0)
+        shares = {"gract_ratio": 1.0, "utilization_ratio": 1.0}
+        if place.counted is None:
+            return shares
+        resident = min(self.blocks, place.multiprocessors * (place.threads_each // self.threads))
+        return shares | {
+            "smact_ratio": min(self.blocks, place.multiprocessors) / place.counted,
+            "smocc_ratio": resident * self.threads / (place.counted * place.threads_each),
+        }
+
+
+QUANTITIES = ("gract_ratio", "smact_ratio", "smocc_ratio", "utilization_ratio")
+"""The counters that are looked at: shares between 0 and 1."""
+
+IDLE = Load()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Loads that run at the same time, one at each place."""
+
+    name: str
+    loads: tuple[tuple[Place, Load], ...]
+
+
+def plan_steps(places: Sequence[Place]) -> tuple[Step, ...]:
+    """Plan steps from idle to full on all places at once, then each instance full beside idle ones."""
+    ladder: list[tuple[str, Callable[[Place], Load]]] = [
+        ("idle", lambda place: IDLE),
+        ("one block", lambda place: Load(blocks=1, threads=WARP)),
+        ("a quarter", lambda place: Load(blocks=max(1, place.multiprocessors // 4), threads=WARP)),
+        ("a half", lambda place: Load(blocks=max(1, place.multiprocessors // 2), threads=WARP)),
+        ("a warp on each", lambda place: Load(blocks=place.multiprocessors, threads=WARP)),
+        ("a block on each", lambda place: Load(blocks=place.multiprocessors, threads=_WIDE)),
+        ("full", fill),
+    ]
+    steps = [Step(name=name, loads=tuple((place, load(place)) for place in places)) for name, load in ladder]
+    if len(places) > 1:
+        steps += [Step(name=f"only {full_one.name}", loads=_fill_one(full_one, places)) for full_one in places]
+    return tuple(steps)
+
+
+def fill(place: Place) -> Load:
+    """Return as many threads as a place holds."""
+    return Load(blocks=place.multiprocessors * (place.threads_each // _WIDE), threads=_WIDE)
+
+
+def _fill_one(one: Place, places: Iterable[Place]) -> tuple[tuple[Place, Load], ...]:
+    return tuple((place, fill(place) if place is one else IDLE) for place in places)

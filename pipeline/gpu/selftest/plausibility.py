@@ -1,0 +1,204 @@
+"""Readings of a self-test that are impossible. Pure.
+
+Limits are wide on purpose: a listener is not to be accused of what the moment of its samples explains. What is found
+with them are counters that mean something else than they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from pipeline.base.system.words import counted
+from pipeline.gpu.selftest.load_plan import QUANTITIES, Load, Place
+
+RELATIVE, ABSOLUTE = 0.15, 0.05
+"""How far a counter may be from what is expected: by this part of that, and by this much more. Chosen, not measured."""
+
+ABOVE = 0.05
+"""How far a counter may be above one that contains it: both are read at about the same time."""
+
+OUTSIDE = 0.005
+"""How far a share may be outside 0 to 1: sources print three decimals, and count time by two clocks."""
+
+MOVES = 0.002
+"""By how much a counter must move from an idle place to a full one, to be a counter at all."""
+
+_NEAR_SHARE = 0.08
+"""How near to a neighbour's share a reading is that was capped at it."""
+
+_CONTAINED = (("smact_ratio", "gract_ratio"), ("smocc_ratio", "smact_ratio"))
+_NAMES = {
+    "gract_ratio": "GRACT",
+    "smact_ratio": "SMACT",
+    "smocc_ratio": "SM occupancy",
+    "utilization_ratio": "utilisation",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One place during one step, and what listeners read of it.
+
+    Attributes:
+        place: `None` for the whole GPU in MIG mode, of which nothing is known but that instances compute.
+        load: that ran there; `None` likewise.
+        readings: listener to quantity to its mean over the step, as a share between 0 and 1; only what was read.
+        num_samples: listener to how many of its samples that is of.
+    """
+
+    step: str
+    place: Place | None = None
+    load: Load | None = None
+    readings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    num_samples: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        return "GPU" if self.place is None else self.place.name
+
+    @property
+    def expected(self) -> dict[str, float]:
+        """By quantity, where something is expected."""
+        return {} if self.place is None or self.load is None else self.load.expected(self.place)
+
+    def within(self, quantity: str) -> tuple[float, float] | None:
+        """Return the shares between which a quantity must be."""
+        if (value := self.expected.get(quantity)) is None:
+            return None
+        return max(0.0, value * (1 - RELATIVE) - ABSOLUTE), min(1.0, value * (1 + RELATIVE) + ABSOLUTE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One impossible reading: a quantity of a place, as one source has it.
+
+    Attributes:
+        steps: in which it was seen, the one first that `what` and `value` are about; none where it is about all.
+        value: what the source says, as a share; `None` where it says nothing.
+    """
+
+    source: str
+    quantity: str
+    where: str
+    what: str
+    steps: tuple[str, ...] = ()
+    value: float | None = None
+
+    def __str__(self) -> str:
+        more = f" and {counted(len(self.steps) - 1, 'other step')}" if len(self.steps) > 1 else ""
+        when = f" (step `{self.steps[0]}`{more})" if self.steps else ""
+        return f"{self.source}, {self.where}: {self.what}{when}"
+
+    def matches(self, row: Row) -> bool:
+        """Return whether the row shows it."""
+        return self.where == row.where and (not self.steps or row.step in self.steps)
+
+
+def find_implausible(rows: Sequence[Row]) -> tuple[Finding, ...]:
+    """Find all impossible readings, those about every step first."""
+    general = [*_find_stuck(rows), *_find_missing(rows)]
+    known = {(finding.source, finding.quantity, finding.where) for finding in general}
+    single: dict[tuple[str, str, str], list[_Fault]] = {}
+    for row in rows:
+        for source, values in sorted(row.readings.items()):
+            for fault in _find_impossible(row, values, rows):
+                single.setdefault((source, fault.quantity, row.where), []).append(fault)
+    return (*general, *(_merge(key, faults) for key, faults in single.items() if key not in known))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault:
+    """Impossible reading of one row; of several, the one of the highest weight says most."""
+
+    quantity: str
+    step: str
+    value: float
+    what: str
+    weight: float = 0.0
+
+
+def _merge(key: tuple[str, str, str], faults: Sequence[_Fault]) -> Finding:
+    source, quantity, where = key
+    worst = max(faults, key=lambda fault: fault.weight)
+    steps = dict.fromkeys([worst.step, *(fault.step for fault in faults)])
+    return Finding(
+        source=source, quantity=quantity, where=where, what=worst.what, value=worst.value, steps=tuple(steps)
+    )
+
+
+def _find_impossible(row: Row, values: Mapping[str, float], rows: Sequence[Row]) -> Iterator[_Fault]:
+    """Yield the first fault of each quantity in one source's readings of a row."""
+    wrong: dict[str, tuple[str, float]] = {}
+    for quantity, value in values.items():
+        if not -OUTSIDE <= value <= 1 + OUTSIDE:
+            wrong[quantity] = f"{_NAMES[quantity]} is {value:.3f}, outside 0 to 1", abs(value) + 1
+    for inner, outer in _CONTAINED:
+        if inner in values and outer in values and inner not in wrong and values[inner] > values[outer] + ABOVE:
+            text = f"{_NAMES[inner]} is {values[inner]:.3f}, above {_NAMES[outer]}, which is {values[outer]:.3f}"
+            wrong[inner] = text, 1 + values[inner] - values[outer]
+    for quantity, value in values.items():
+        limits = row.within(quantity)
+        if quantity not in wrong and limits is not None and not limits[0] <= value <= limits[1]:
+            wrong[quantity] = _explain_distance(row, quantity, value, rows)
+    for quantity, (what, weight) in wrong.items():
+        yield _Fault(quantity=quantity, step=row.step, value=values[quantity], what=what, weight=weight)
+
+
+def _explain_distance(row: Row, quantity: str, value: float, rows: Sequence[Row]) -> tuple[str, float]:
+    assert row.place is not None and row.load is not None
+    name, must = _NAMES[quantity], row.expected[quantity]
+    if row.load.blocks == 0:
+        return f"{name} is {value:.3f}, and nothing ran there", value
+    blocks = counted(row.load.blocks, "block")
+    ran = f"{blocks} of {row.load.threads} threads ran on {row.place.multiprocessors} SMs"
+    text = f"{name} is {value:.3f} where {must:.3f} was to be seen: {ran}"
+    neighbour = None if quantity == "smocc_ratio" else _find_cap(row, value, rows)
+    if neighbour is None:
+        return text, abs(value - must)
+    return f"{text}; capped at the share of its neighbour {neighbour.name}, which has {neighbour.multiprocessors}", 1.0
+
+
+def _find_cap(row: Row, value: float, rows: Sequence[Row]) -> Place | None:
+    place = row.place
+    assert place is not None
+    if place.gi_id is None or place.counted is None or row.expected["smact_ratio"] < 1:
+        return None
+    neighbours = {other_row.place for other_row in rows if other_row.place is not None and other_row.place != place}
+    for other in sorted(neighbours, key=lambda candidate: candidate.multiprocessors, reverse=True):
+        shares = [other.multiprocessors / place.counted]
+        if other.compute_slices and place.compute_slices:
+            shares.append(other.compute_slices / place.compute_slices)
+        if any(share < 1 and abs(value - share) <= _NEAR_SHARE for share in shares):
+            return other
+    return None
+
+
+def _find_stuck(rows: Sequence[Row]) -> Iterator[Finding]:
+    for source, quantity in product(_list_sources(rows), QUANTITIES):
+        for where in dict.fromkeys(row.where for row in rows):
+            seen = [
+                (row.expected[quantity], row.readings[source][quantity])
+                for row in rows
+                if row.where == where and quantity in row.expected and quantity in row.readings.get(source, {})
+            ]
+            must, values = [must for must, _ in seen], [value for _, value in seen]
+            if seen and max(must) - min(must) > 1 / 2 and max(values) - min(values) < MOVES:
+                what = f"{_NAMES[quantity]} does not move: {max(values):.3f} in {len(values)} steps, from idle to full"
+                yield Finding(source=source, quantity=quantity, where=where, value=max(values), what=what)
+
+
+def _find_missing(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Find the instances of which a source tells nothing that it tells of another one."""
+    places = {row.place.name: row.place for row in rows if row.place is not None}
+    for source, quantity in product(_list_sources(rows), QUANTITIES):
+        covered = {row.where for row in rows if row.place is not None and quantity in row.readings.get(source, {})}
+        for name in places if covered else ():
+            if name not in covered:
+                what = f"no {_NAMES[quantity]}, which it tells of {', '.join(sorted(covered))}"
+                yield Finding(source=source, quantity=quantity, where=name, what=what)
+
+
+def _list_sources(rows: Iterable[Row]) -> dict[str, None]:
+    return dict.fromkeys(sorted(source for row in rows for source in row.readings))

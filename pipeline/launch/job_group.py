@@ -1,0 +1,311 @@
+"""The processes of one group: spawned together, released together, ended together.
+
+A job is a process group and a session of its own, so that signals reach what it forked as well. Nothing here decides
+what an ending means: `JobState` keeps the facts, `pipeline/observe/endings.py` judges them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.domain import layout, placeholders
+from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
+from pipeline.base.system import cgroup, secrets
+from pipeline.base.system.errors import LaunchError
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.clean import processes
+from pipeline.launch import events
+from pipeline.launch.channel import PROTOCOL, Channel
+from pipeline.launch.environ import inherit_environ, share_cpus
+from pipeline.launch.job_state import JobState, ProcessStart
+from pipeline.launch.warm_start import Starter
+
+# From "everybody is ready" to the common start: long enough that the slowest process is asleep waiting for it.
+_START_DELAY_NS = 50_000_000
+_TERM_GRACE_S = 5.0
+_LOOK_S = 0.05  # between two looks at what neighbours have done
+_UNKNOWN_STATUS = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStart:
+    """One job to start; `profiler` is the program that the starter puts before its command, if there is one."""
+
+    job: Job
+    slot: Slot
+    starter: Starter
+    profiler: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFiles:
+    """Where a group keeps its files, and how its processes are known.
+
+    Attributes:
+        folder: of the group; job `i` gets `jobs/<i>` below it.
+        scratch: short-lived folder with a short path, for the control socket.
+        mark: what every process of the group carries in its environment (`pipeline/clean/processes.py`).
+    """
+
+    folder: Path
+    scratch: Path
+    mark: str
+
+
+class JobGroup:
+    """A context in which jobs run at the same time; leaving it ends every process, whatever happened.
+
+    They are told the block of their group. With `pin_cpus`, each gets an equal share of the CPUs. With `go_on`, jobs go
+    on when another one fails.
+    """
+
+    def __init__(
+        self,
+        starts: Sequence[JobStart],
+        files: GroupFiles,
+        limits: Limits,
+        *,
+        block: int = 1,
+        pin_cpus: bool = False,
+        go_on: bool = False,
+    ) -> None:
+        self._starts, self._files, self._limits, self._pin_cpus = starts, files, limits, pin_cpus
+        self._block, self._goes_on = block, go_on
+        self.states = [
+            JobState(job=start.job, folder=files.folder / layout.job_path(start.job.index), profiler=start.profiler)
+            for start in starts
+        ]
+        self._by_index = {state.job.index: state for state in self.states}
+
+    def __enter__(self) -> JobGroup:
+        """Start all jobs, or none: those already started are ended if one cannot be."""
+        self._channel = Channel(self._socket, self._handle_message, self._note_exit, self._note_fault)
+        try:
+            for position, (state, start) in enumerate(zip(self.states, self._starts, strict=True)):
+                self._start(state, start, position)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End every process group: TERM, then KILL after a grace period; also what ended jobs left behind."""
+        try:
+            for signum, limit_s in ((signal.SIGTERM, _TERM_GRACE_S), (signal.SIGKILL, processes.KILL_LIMIT_S)):
+                if self._are_all_gone():
+                    break
+                self._signal(signum)
+                deadline_ns = _compute_deadline(limit_s)
+                # A stray child wakes nobody up when it ends, so this looks now and then.
+                while not self._are_all_gone() and time.monotonic_ns() < deadline_ns:
+                    self._channel.pump(self._have_all_ended, min(deadline_ns, _compute_deadline(0.05)))
+                    if self._have_all_ended():
+                        time.sleep(0.01)
+        finally:
+            for state in self.states:
+                if state.started is not None and state.has_ended:
+                    state.started.process.reap()
+            self._channel.close()
+
+    def pids(self) -> Mapping[int, int]:
+        """Return the PID of each living job by its index; below a profiler, of the process that it profiles."""
+        return {s.job.index: s.working_pid for s in self.states if s.working_pid is not None and not s.has_ended}
+
+    def wait_ready(self) -> bool:
+        """Wait until every job stands at the barrier; returns whether they do. If not, their states say why."""
+        in_time = self._channel.pump(
+            lambda: self.went_wrong or self._has_any_left() or all(state.said.is_ready for state in self.states),
+            _compute_deadline(self._limits.ready_s),
+        )
+        self._notice_early(self.states, "ended before it was ready")
+        if not in_time:
+            for state in self.states:
+                if not state.said.is_ready:
+                    phase = events.read_progress(state.folder / layout.EVENTS).phase
+                    late = f"not ready within {self._limits.ready_s:g} s (last phase: {phase})"
+                    state.notice(Result.TIMEOUT, late)
+        return not self.went_wrong
+
+    def measure(self, window: Window) -> None:
+        """Release the jobs at one instant, wait through the window, and wait for their end.
+
+        Neighbours begin before the others are released, and are told to stop when these have ended.
+
+        Returns when all jobs have ended, or as soon as one has gone wrong and the others are not to go on: then leaving
+        the context ends them.
+        """
+        neighbours = [state for state in self.states if state.job.is_neighbour]
+        measured = [state for state in self.states if not state.job.is_neighbour]
+        if neighbours and not self._are_under_way(neighbours):
+            return
+        start_ns = self._release(measured)
+        if window.kind is WindowKind.STEADY:
+            length_ns = int((window.settle_s + window.seconds) * 1e9)
+            self._channel.pump(self._has_any_left, start_ns + length_ns)
+            if self._has_any_left():
+                self._notice_early(self.states)
+                return
+            self._stop(measured)
+        else:
+            self._wait_end(measured, self._limits.group_s, f"limits.group_s={self._limits.group_s:g} s")
+        self._notice_early(neighbours)
+        if neighbours and not self.went_wrong:
+            self._stop(neighbours)
+
+    @property
+    def went_wrong(self) -> bool:
+        return any(state.went_wrong for state in self.states)
+
+    def _release(self, states: Sequence[JobState]) -> int:
+        start_ns = time.monotonic_ns() + _START_DELAY_NS
+        for state in states:
+            state.released_ns = start_ns
+            self._channel.send(state.job.index, type="go", start_ns=start_ns)
+        return start_ns
+
+    def _are_under_way(self, neighbours: Sequence[JobState]) -> bool:
+        self._release(neighbours)
+        limit_ns, idle = _compute_deadline(self._limits.ready_s), list(neighbours)
+        while idle and not self._has_any_left() and time.monotonic_ns() < limit_ns:
+            self._channel.pump(self._has_any_left, _compute_deadline(_LOOK_S))
+            idle = [state for state in idle if events.read_progress(state.folder / layout.EVENTS).total is None]
+        self._notice_early(self.states)
+        for state in idle if not self.went_wrong else ():
+            state.notice(Result.TIMEOUT, f"a neighbour that made no step within {self._limits.ready_s:g} s")
+        return not self.went_wrong
+
+    def _stop(self, states: Sequence[JobState]) -> None:
+        now = time.monotonic_ns()
+        for state in states:
+            state.ended.told_ns = now
+            self._channel.send(state.job.index, type="stop")
+        self._wait_end(states, self._limits.stop_s, f"limits.stop_s={self._limits.stop_s:g} s of being told to stop")
+
+    def _wait_end(self, states: Sequence[JobState], limit_s: float, limit: str) -> None:
+        waited_for = {state.job.index for state in states}
+        running = [state for state in self.states if state.job.index not in waited_for and not state.has_left]
+
+        def is_over() -> bool:
+            has_ended = all(state.has_ended for state in states if state.pid is not None)
+            return has_ended or any(other.has_left for other in running) or (self.went_wrong and not self._goes_on)
+
+        if not self._channel.pump(is_over, _compute_deadline(limit_s)):
+            for state in states:
+                if not state.has_ended:
+                    state.notice(Result.TIMEOUT, f"did not end within {limit}")
+
+    def _notice_early(self, states: Sequence[JobState], reason: str = "ended before it was told to stop") -> None:
+        for state in states:
+            if state.has_left and not state.went_wrong:
+                state.notice(Result.FAILED, reason)
+
+    def _has_any_left(self) -> bool:
+        return any(state.has_left for state in self.states)
+
+    def _have_all_ended(self) -> bool:
+        return all(state.has_ended for state in self.states if state.pid is not None)
+
+    def _are_all_gone(self) -> bool:
+        return self._have_all_ended() and not processes.list_marked(self._files.mark)
+
+    def _signal(self, signum: int) -> None:
+        for state in self.states:
+            if state.pid is not None and not state.ended.is_lost:
+                state.ended.was_signalled |= not state.has_ended
+                if signum == signal.SIGKILL:  # also what left both our session and the mark, as long as it has a parent
+                    processes.kill_descendants(state.pid)
+                # The leader is not reaped before the end, so its number cannot belong to anybody else; only where the
+                # fork server died, the system may have reaped it just now.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(state.pid, signum)
+        processes.send_signal(self._files.mark, signum)
+
+    def _start(self, state: JobState, start: JobStart, position: int) -> None:
+        job, slot, starter = start.job, start.slot, start.starter
+        state.folder.mkdir(parents=True, exist_ok=True)  # the record of the group may have begun it
+        output = state.folder / layout.OUTPUT
+        output.mkdir(exist_ok=True)
+        argv = self._make_argv(job, output)
+        shown_argv = secrets.mask_words(argv)  # for people: the file is among the artifacts
+        spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": shown_argv}
+        spec["block"] = self._block
+        spec["watches_output"] = job.workload.rate.pattern is not None
+        (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
+        cpus = share_cpus(position, len(self.states)) if self._pin_cpus else []
+        environ = self._make_environ(state, slot, starter.interpreter) | dict(slot.environ) | dict(job.workload.environ)
+        if job.workload.module_path:  # it needs `workloads` as well, which may lie elsewhere
+            path = [*job.workload.module_path, environ.get("PYTHONPATH"), str(PROJECT_DIR)]
+            environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
+        folder = output if job.workload.is_in_own_folder else None
+        stdout, stderr = state.folder / layout.STDOUT, state.folder / layout.STDERR
+        oom_kills, at_ns = cgroup.count_oom_kills(), time.monotonic_ns()
+        try:
+            process = starter.start(argv, environ, stdout, stderr, cpus, folder)
+        except LaunchError as error:
+            raise LaunchError(f"job {job.name}: {error}") from error
+        state.started = ProcessStart(process=process, at_ns=at_ns, cpus=cpus, oom_kills=oom_kills)
+        self._channel.watch(job.index, process.pid)
+
+    def _make_argv(self, job: Job, output: Path) -> list[str]:
+        values = {"output_dir": output, "job": job.index, "degree": len(self._starts)}
+        script = job.workload.script
+        return [word if word == script else placeholders.filled(word, values) for word in job.workload.argv]
+
+    @property
+    def _socket(self) -> Path:
+        return self._files.scratch / "control"
+
+    def _make_environ(self, state: JobState, slot: Slot, interpreter: Interpreter) -> dict[str, str]:
+        # A job's own MLflow calls go to files of its own: several jobs that write to one database while they are
+        # measured would wait for each other. They reach the job's run when the window is over.
+        return inherit_environ(interpreter.environ) | {
+            "MLFLOW_TRACKING_URI": (state.folder / layout.SCRIPT_STORE).as_uri(),
+            "MLFLOW_ALLOW_FILE_STORE": "true",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "CUDA_VISIBLE_DEVICES": slot.visible_devices,
+            "COLLOCATION_JOB": str(state.folder),
+            "COLLOCATION_OUTPUT_DIR": str(state.folder / layout.OUTPUT),
+            processes.MARK_VARIABLE: self._files.mark,
+        }
+
+    def _handle_message(self, index: int, message: dict[str, object]) -> None:
+        state = self._by_index.get(index)
+        if state is None:
+            return
+        kind = message.get("type")
+        if kind == "hello" and message.get("protocol") != PROTOCOL:
+            spoken = str(message.get("protocol"))[:20]
+            state.notice(Result.FAILED, f"speaks version {spoken} of the job protocol, not {PROTOCOL}")
+        elif kind == "hello":
+            pid = message.get("pid")
+            # Anything could come over the socket; what we observe, and look for on the GPU, must be the group's.
+            if state.profiler is not None and type(pid) is int and pid in processes.list_marked(self._files.mark):
+                state.said.pid = pid
+        elif kind == "ready":
+            state.said.is_ready = True
+        elif kind == "bye":
+            state.said.bye, state.said.bye_ns = str(message.get("status")), time.monotonic_ns()
+
+    def _note_fault(self, index: int, how: str) -> None:
+        self._by_index[index].notice(Result.FAILED, how)
+
+    def _note_exit(self, index: int) -> None:
+        state = self._by_index[index]
+        assert state.started is not None
+        try:
+            state.ended.status = state.started.process.status()
+        except LaunchError as error:
+            state.ended.status, state.ended.is_lost = _UNKNOWN_STATUS, True
+            state.notice(Result.FAILED, f"ended with an unknown status: {error}")
+        state.ended.at_ns, state.ended.oom_kills = time.monotonic_ns(), cgroup.count_oom_kills()
+
+
+def _compute_deadline(seconds: float) -> int:
+    return time.monotonic_ns() + int(seconds * 1e9)

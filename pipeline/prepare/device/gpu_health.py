@@ -1,0 +1,241 @@
+"""Health of a GPU as the driver tells it: memory errors, rows, pages, pending resets, XIDs, throttling.
+
+Reads only. What a GPU or its driver does not tell is `None`. What is healthy is not judged here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.domain.records import Device
+from pipeline.prepare.device import nvml
+from pipeline.prepare.device.nvml import pynvml
+
+KERNEL_LOG = Path("/dev/kmsg")
+_MOST_OF_A_RECORD = 8192  # Source: Documentation/ABI/testing/dev-kmsg: a shorter buffer is refused
+
+# What the driver wants done before the GPU is used again. Source: nvml.h, nvmlDeviceGpuRecoveryAction_t.
+_RECOVERY_ACTIONS = {
+    0: "none",
+    1: "reset of the GPU",
+    2: "restart of the machine",
+    3: "end of peer-to-peer traffic",
+    4: "end of the programs on it and a reset",
+    5: "recovery of the IMEX domain",
+    6: "reset of the bus",
+    7: "restart of the machine",
+}
+RECOVERY_ACTION = 230
+"""Its number among NVML's fields. Source: nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older packages lack."""
+
+# Source: nvml.h, nvmlClocksEventReason*.
+THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "clocks that were set",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "power brake (hardware)",
+    0x100: "display clocks",
+}
+"""Why the clocks are what they are, by bit."""
+
+_XID = re.compile(r"NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<number>\d+)(?:, )?(?P<text>.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid:
+    """An error that the driver wrote to the kernel's log.
+
+    Attributes:
+        number: as NVIDIA's catalogue of Xids has it.
+        t_s: when, in seconds since the machine was started (the kernel's clock, close to CLOCK_MONOTONIC).
+    """
+
+    number: int
+    t_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """One reading. Numbers count from the making of the board, unless they say since when.
+
+    Attributes:
+        num_ecc_uncorrected_now: uncorrected ECC errors since the driver was loaded or the GPU was reset.
+        num_rows_remapped_correctable, num_rows_remapped_uncorrectable: rows of the memory that were replaced for such
+            errors.
+        is_remap_pending: whether rows will be replaced at the next reset.
+        has_remap_failed: whether there was no row left to replace one with.
+        num_pages_retired: of GPUs before Ampere, which replace pages instead.
+        recovery_action: what the driver wants done, `none` if nothing.
+        waiting: settings that come into force with the next reset, each as `what: now -> then`.
+        throttle_reasons: why the clocks are what they are at this instant.
+        xids: of this GPU in the kernel's log, oldest first.
+        xids_unread: why there are none to tell.
+    """
+
+    ecc_mode: str | None = None
+    num_ecc_uncorrected_now: int | None = None
+    num_ecc_uncorrected_ever: int | None = None
+    num_rows_remapped_correctable: int | None = None
+    num_rows_remapped_uncorrectable: int | None = None
+    is_remap_pending: bool | None = None
+    has_remap_failed: bool | None = None
+    num_pages_retired: int | None = None
+    is_page_retirement_pending: bool | None = None
+    recovery_action: str | None = None
+    waiting: tuple[str, ...] = ()
+    throttle_reasons: tuple[str, ...] | None = None
+    xids: tuple[Xid, ...] | None = None
+    xids_unread: str | None = None
+
+
+def read(device: Device) -> Health:
+    """Read the health of a GPU; a simulated one has no kernel that would log XIDs.
+
+    Raises:
+        NvmlError: it does not answer.
+    """
+    with nvml.session():
+        with nvml.translate_errors(f"GPU {device.gpu_uuid}"):
+            handle = pynvml.nvmlDeviceGetHandleByUUID(device.gpu_uuid)
+        ecc = nvml.ask_if_offered("the ECC mode", pynvml.nvmlDeviceGetEccMode, handle)
+        mig = nvml.ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
+        rows = nvml.ask_if_offered("the remapped rows", pynvml.nvmlDeviceGetRemappedRows, handle)
+        pending = nvml.ask_if_offered("the pages to retire", pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+        reasons = nvml.ask_if_offered(
+            "why the clocks are throttled", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle
+        )
+        corrected, uncorrected, is_remap_pending, has_remap_failed = (None,) * 4 if rows is None else rows
+        now, ever = (
+            nvml.ask_if_offered(
+                "the ECC errors",
+                pynvml.nvmlDeviceGetTotalEccErrors,
+                handle,
+                pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                counter,
+            )
+            for counter in (pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC)
+        )
+        pages, action = _count_retired_pages(handle), _read_recovery_action(handle)
+    xids, unread = (None, "a simulated GPU has no kernel") if device.is_simulated else _read_xids(device)
+    switches = {"ECC": ecc, "MIG mode": mig}
+    return Health(
+        ecc_mode=None if ecc is None else _format_switch(ecc[0]),
+        num_ecc_uncorrected_now=now,
+        num_ecc_uncorrected_ever=ever,
+        num_rows_remapped_correctable=corrected,
+        num_rows_remapped_uncorrectable=uncorrected,
+        is_remap_pending=None if rows is None else bool(is_remap_pending),
+        has_remap_failed=None if rows is None else bool(has_remap_failed),
+        num_pages_retired=pages,
+        is_page_retirement_pending=None if pending is None else bool(pending),
+        recovery_action=action,
+        waiting=tuple(
+            f"{what}: {_format_switch(modes[0])} -> {_format_switch(modes[1])}"
+            for what, modes in switches.items()
+            if modes is not None and modes[0] != modes[1]
+        ),
+        throttle_reasons=None if reasons is None else describe_reasons(int(reasons)),
+        xids=xids,
+        xids_unread=unread,
+    )
+
+
+def describe_reasons(reasons: int) -> tuple[str, ...]:
+    """Describe the reasons for the clocks in a bit mask of NVML."""
+    return tuple(words for bit, words in THROTTLE_REASONS.items() if reasons & bit)
+
+
+def parse_xids(bus_id: str, records: Iterable[str]) -> tuple[Xid, ...]:
+    """Parse the records of the kernel's log about the GPU at a PCI address.
+
+    A record is `6,1023,5140900,-;text`, with the time in us as its third number.
+    """
+    xids = []
+    for record in records:
+        prefix, _, text = record.partition(";")
+        match = _XID.search(text)
+        fields = prefix.split(",")
+        if (
+            match is not None
+            and len(fields) > 2
+            and fields[2].isdecimal()
+            and _parse_bus_id(match["bus"]) == _parse_bus_id(bus_id)
+        ):
+            line = text.partition("\n")[0].strip()
+            xids.append(Xid(number=int(match["number"]), t_s=int(fields[2]) / 1e6, text=line))
+    return tuple(xids)
+
+
+def _format_switch(mode: int) -> str:
+    return "on" if mode else "off"
+
+
+def _parse_bus_id(bus_id: str) -> tuple[int, ...]:
+    """Return domain, bus and device of a PCI address, written as `0000:06:00` or `00000000:06:00.0`."""
+    parts = bus_id.partition(".")[0].split(":")
+    try:
+        return tuple(int(part, 16) for part in parts)
+    except ValueError:
+        return ()
+
+
+def _count_retired_pages(handle: object) -> int | None:
+    causes = (
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+    )
+    read_pages = pynvml.nvmlDeviceGetRetiredPages
+    pages = [nvml.ask_if_offered("the retired pages", read_pages, handle, cause) for cause in causes]
+    known = [addresses for addresses in pages if addresses is not None]
+    return sum(map(len, known)) if known else None
+
+
+def _read_recovery_action(handle: object) -> str | None:
+    what = "the recovery action"
+    try:
+        values = nvml.ask_if_offered(what, pynvml.nvmlDeviceGetFieldValues, handle, [RECOVERY_ACTION])
+    except nvml.NvmlError as error:
+        if isinstance(error.__cause__, pynvml.NVMLError_InvalidArgument):
+            return None
+        raise
+    if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    number = int(values[0].value.uiVal)
+    return _RECOVERY_ACTIONS.get(number, f"action {number} of nvml.h")
+
+
+def _read_xids(device: Device) -> tuple[tuple[Xid, ...] | None, str | None]:
+    bus_id = dict(device.details).get("pci_bus_id")
+    if bus_id is None:
+        return None, "the driver does not tell its PCI address"
+    try:
+        return parse_xids(bus_id, _read_kernel_log()), None
+    except OSError as error:
+        return None, f"{KERNEL_LOG}: {error.strerror} (administrators may read it, outside most containers)"
+
+
+def _read_kernel_log() -> Iterator[str]:
+    """Yield the records of the kernel's log; new ones may overwrite old ones meanwhile."""
+    descriptor = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        with suppress(BlockingIOError):
+            while True:
+                try:
+                    record = os.read(descriptor, _MOST_OF_A_RECORD)
+                except BrokenPipeError:  # the one that came next was overwritten meanwhile
+                    continue
+                if not record:
+                    return
+                yield record.decode(errors="replace")
+    finally:
+        os.close(descriptor)

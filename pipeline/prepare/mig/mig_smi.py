@@ -1,0 +1,271 @@
+"""Writes MIG through nvidia-smi, reads it back through NVML, and undoes it: mode and instances of one GPU.
+
+Nothing here decides what to make. What is destroyed is named by its ids: without them nvidia-smi destroys all there is.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.base.domain.programs import Programs
+from pipeline.base.system import entry_points
+from pipeline.base.system.errors import SharingError
+from pipeline.base.system.host import boot_id
+from pipeline.clean.kinds import undoes
+from pipeline.prepare.device import gpu_reader, nvml
+from pipeline.prepare.device.smi_commands import Smi, await_last_write
+from pipeline.prepare.mig.mig_state import GpuInstance, MigDevice, MigState, read_state
+
+# A GPU can report itself in use for a moment after its last process ended. Unit: s.
+_RETRY_LIMIT_S = 10.0
+_RETRY_S = 0.5
+_IN_USE = "in use"
+_LOSES_MODE = (9, 0)  # Hopper and later. Source: NVIDIA MIG User Guide
+_CLEAN = f"{entry_points.spell('gpu', 'clean')} (destroy, for what was made by hand)"
+# `GPU  MIG NAME  profile id  instance id  start:size` of `nvidia-smi mig -lgi`; the widths differ between drivers.
+_INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\|$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigSmi(Smi):
+    """Program nvidia-smi for MIG on one GPU; a change that does not take effect is a SharingError."""
+
+    def mode_command(self, *, is_on: bool) -> tuple[str, ...]:
+        return self.admin_command("-i", self.uuid, "-mig", str(int(is_on)))
+
+    def to_mode_record(self) -> dict[str, Any]:
+        """Return what undoing `switch_on` needs, with the boot if a restart switches the mode off by itself."""
+        is_lost = nvml.read_compute_capability(self.uuid) >= _LOSES_MODE
+        return self.to_record() | ({"boot": boot_id()} if is_lost else {})
+
+    def creation_command(self, profile_id: int, start: int, *, is_divided: bool = False) -> tuple[str, ...]:
+        """Return the command for a GPU instance at a start, with a full compute instance unless parts follow."""
+        option = () if is_divided else ("-C",)
+        return self.admin_command("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", *option)
+
+    def part_creation_command(self, gi_id: int | str, profile_id: int) -> tuple[str, ...]:
+        return self.admin_command("mig", "-i", self.uuid, "-gi", str(gi_id), "-cci", str(profile_id))
+
+    def destruction_command(self, gi_id: int | str, ci_id: int | str | None = None) -> tuple[str, ...]:
+        if ci_id is None:
+            return self.admin_command("mig", "-dgi", "-i", self.uuid, "-gi", str(gi_id))
+        return self.admin_command("mig", "-dci", "-i", self.uuid, "-gi", str(gi_id), "-ci", str(ci_id))
+
+    def read(self) -> MigState:
+        """Read mode, instances and MIG devices; the instances are never `None`."""
+        state = read_state(self.uuid)
+        return state if state.instances is not None else replace(state, instances=self._list_by_program())
+
+    def switch_on(self) -> None:
+        """Switch MIG mode on, at once or not at all: what stays pending is for the caller to take back."""
+        output = self.run(self.mode_command(is_on=True)).said
+        if not self.read().is_on:
+            raise SharingError(
+                f"MIG mode of {self.uuid} was not switched on: a client holds the GPU (a monitor such as DCGM, an "
+                "exporter or a display server), or it is passed through to a virtual machine. Stop the clients and try "
+                f"again, or let an administrator do it: nvidia-smi -i {self.uuid} -mig 1, then --gpu-reset. "
+                f"nvidia-smi said: {output}"
+            )
+
+    def create(self, profile_id: int, start: int, *, is_divided: bool = False) -> GpuInstance:
+        """Make a GPU instance at a start, with its compute instance or, for parts to follow, without one.
+
+        After an error some of it may be there.
+        """
+        output = self.run(self.creation_command(profile_id, start, is_divided=is_divided)).said
+        state = self.read()
+        created = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
+        num_parts = 0 if is_divided else 1
+        if len(created) != 1 or sum(device.gi_id == created[0].gi_id for device in state.devices) != num_parts:
+            amiss = "has one compute instance already" if is_divided else "has not one compute instance"
+            raise SharingError(
+                f"a MIG instance of profile {profile_id} at slice {start} of {self.uuid} is not there, or {amiss}. "
+                f"nvidia-smi said: {output}. {_suggest_remedy(output)}"
+            )
+        return created[0]
+
+    def create_part(self, gi_id: int, profile_id: int, slices: int, beside: Collection[int]) -> MigDevice:
+        """Make a compute instance of so many slices in a GPU instance, `beside` those with these ids."""
+        output = self.run(self.part_creation_command(gi_id, profile_id)).said
+        created = [device for device in self.read().devices if device.gi_id == gi_id and device.ci_id not in beside]
+        if len(created) != 1 or created[0].compute_slices != slices:
+            raise SharingError(
+                f"a {slices}c compute instance in GPU instance {gi_id} of {self.uuid} is not there, or not the only "
+                f"new one. nvidia-smi said: {output}. {_suggest_remedy(output)}"
+            )
+        return created[0]
+
+    def _list_by_program(self) -> tuple[GpuInstance, ...]:
+        completed = self.run(self.admin_command("mig", "-i", self.uuid, "-lgi"))
+        rows = _INSTANCE_ROW.findall(completed.stdout)
+        if not rows and "No GPU instances found" not in completed.stdout:
+            raise SharingError(f"the MIG instances of {self.uuid} cannot be listed. nvidia-smi said: {completed.said}")
+        instances = (GpuInstance(gi_id=int(gi), profile_id=int(profile), start=int(at)) for profile, gi, at in rows)
+        return tuple(sorted(instances, key=lambda instance: instance.start))
+
+
+@undoes("mig_mode", "switch MIG mode off")
+def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | None = None) -> None:
+    """Undo `Control.switch_on`, also when it left the mode pending. Safe to repeat.
+
+    With a boot, nothing is done after a restart of the machine: a mode that is on was switched on by somebody else.
+
+    Raises:
+        SharingError: instances are left, which switching off would take from their owner; or it does not switch.
+    """
+    if boot not in (None, boot_id()):
+        return
+    control = MigSmi.locate(programs, uuid, admin)
+    await_last_write(uuid)
+    nvml.release()
+
+    def is_done() -> bool:
+        state = control.read()
+        if state.instances:
+            raise SharingError(
+                f"MIG mode of {uuid} stays on: it has {len(state.instances)} GPU instances that are not ours or could "
+                f"not be destroyed; when they are gone: {_CLEAN}"
+            )
+        return not state.is_on and state.is_settled
+
+    def switch() -> str:
+        return control.run(control.mode_command(is_on=False)).said
+
+    _repeat(switch, is_done, control, f"switching MIG mode of {uuid} off")
+
+
+@undoes("mig_instance", "destroy the GPU instance of profile {profile_id} at slice {start}")
+def destroy_instance(
+    programs: Programs,
+    uuid: str,
+    admin: Sequence[str],
+    profile_id: int,
+    start: int,
+    boot: str,
+    gi_id: int | None = None,
+    is_divided: bool = False,
+) -> None:
+    """Undo `Control.create`: the compute instance first. Safe to repeat, and after half of it was done.
+
+    Only an instance of this profile at this start is touched, and after a restart of the machine none. Its id is not
+    known if the orchestrator was killed before it could write it down. Of a divided one, each part has a step of its
+    own, undone before: what is left in it is somebody else's and keeps it.
+
+    Raises:
+        SharingError: it is still there.
+    """
+    if boot != boot_id():
+        return
+    control = MigSmi.locate(programs, uuid, admin)
+    await_last_write(uuid)
+
+    what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
+
+    def ours(state: MigState) -> list[int]:
+        candidates = (i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start))
+        return [instance.gi_id for instance in candidates if gi_id in (None, instance.gi_id)]
+
+    def inside(state: MigState, gi_id: int) -> list[int]:
+        return [device.ci_id for device in state.devices if device.gi_id == gi_id]
+
+    def destroy() -> str:
+        state = control.read()
+        (target,) = ours(state)
+        if is_divided and (parts := inside(state, target)):
+            raise SharingError(
+                f"{what}: it has the compute instances {', '.join(map(str, parts))}, which are not ours or could not "
+                f"be destroyed; when they are gone: {_CLEAN}"
+            )
+        outputs = [control.run(control.destruction_command(target, ci_id)).said for ci_id in inside(state, target)]
+        if not inside(read_state(uuid), target):
+            outputs.append(control.run(control.destruction_command(target)).said)
+        return " / ".join(outputs)
+
+    _repeat(destroy, lambda: not ours(control.read()), control, what)
+
+
+@undoes(
+    "mig_compute_instance",
+    "destroy the {slices}c compute instance in the GPU instance of profile {profile_id} at slice {start}",
+)
+def destroy_part(
+    programs: Programs,
+    uuid: str,
+    admin: Sequence[str],
+    profile_id: int,
+    start: int,
+    gi_id: int,
+    slices: int,
+    beside: Sequence[int],
+    boot: str,
+    ci_id: int | None = None,
+) -> None:
+    """Undo `Control.create_part` in the GPU instance of this profile, start and id. Safe to repeat.
+
+    Only a compute instance of this width is touched. Without its id, which the orchestrator could not write down if it
+    was killed, it is the one that is not among those that it was made beside.
+
+    Raises:
+        SharingError: it is still there, or somebody else made one as well, and nobody knows which is ours.
+    """
+    if boot != boot_id():
+        return
+    control = MigSmi.locate(programs, uuid, admin)
+    await_last_write(uuid)
+    what = f"destroying a {slices}c compute instance in GPU instance {gi_id} of {uuid}"
+
+    def ours() -> list[int]:
+        state = control.read()
+        if not any((i.gi_id, i.profile_id, i.start) == (gi_id, profile_id, start) for i in state.instances or ()):
+            return []
+        alike = [device for device in state.devices if (device.gi_id, device.compute_slices) == (gi_id, slices)]
+        ids = [device.ci_id for device in alike]
+        return [number for number in ids if (number not in beside if ci_id is None else number == ci_id)]
+
+    def destroy() -> str:
+        candidates = ours()
+        if len(candidates) > 1:
+            ids = ",".join(map(str, candidates))
+            raise SharingError(
+                f"{what}: one of {ids} was made by somebody else; an administrator can destroy all of them: "
+                f"nvidia-smi mig -dci -i {uuid} -gi {gi_id} -ci {ids}; then: {_CLEAN}"
+            )
+        return control.run(control.destruction_command(gi_id, candidates[0])).said
+
+    _repeat(destroy, lambda: not ours(), control, what)
+
+
+def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: MigSmi, what: str) -> None:
+    """Take a step until reading back shows that it is done, for as long as the GPU says that it is in use."""
+    deadline = time.monotonic() + _RETRY_LIMIT_S
+    while not is_done():
+        output = step()
+        if is_done():
+            return
+        if _IN_USE not in output.lower():
+            raise SharingError(f"{what} failed. nvidia-smi said: {output}. When that is fixed: {_CLEAN}")
+        if time.monotonic() > deadline:
+            raise SharingError(
+                f"{what} failed for {_RETRY_LIMIT_S:g} s. nvidia-smi said: {output}. "
+                f"{_describe_holders(control.uuid)}; then: {_CLEAN}"
+            )
+        time.sleep(_RETRY_S)
+
+
+def _describe_holders(uuid: str) -> str:
+    if names := ", ".join(map(str, gpu_reader.list_processes(uuid))):
+        return f"{names} holds it: end it"
+    return (
+        "No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it, or an administrator can "
+        f"reset the GPU: nvidia-smi -i {uuid} --gpu-reset"
+    )
+
+
+def _suggest_remedy(output: str) -> str:
+    if "insufficient resources" in output.lower():
+        return "There is no room for it: another program divides this GPU at the same time, or its driver is older"
+    return "Try again when nobody else uses or monitors the GPU"

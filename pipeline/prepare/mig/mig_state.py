@@ -1,0 +1,124 @@
+"""MIG state of a GPU, read through NVML: mode, GPU instances, MIG devices and their processes.
+
+Reads only. NVML is open in this process only while a function runs: on Ampere whoever has it open keeps the MIG mode
+from being switched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.base.system import study_cache
+from pipeline.base.system.errors import SharingError
+from pipeline.prepare.device import nvml
+from pipeline.prepare.device.nvml import pynvml
+from pipeline.prepare.mig import profiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInstance:
+    """A GPU instance that exists; `start` is its first memory slice, `profile_id` what nvidia-smi calls the ID."""
+
+    gi_id: int
+    profile_id: int
+    start: int
+
+    def __str__(self) -> str:
+        return f"{self.gi_id} (profile {self.profile_id} at {self.start})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigDevice:
+    """A compute instance in a GPU instance: what a job can be given; `multiprocessors` where the driver counts them."""
+
+    uuid: str
+    gi_id: int
+    ci_id: int
+    compute_slices: int
+    multiprocessors: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigState:
+    """State of MIG on a GPU.
+
+    Attributes:
+        is_pending_on: whether the mode will be on after the next reset of the GPU.
+        instances: in the order of their starts; `None` if NVML shows them to administrators only.
+    """
+
+    is_on: bool
+    is_pending_on: bool
+    instances: tuple[GpuInstance, ...] | None = ()
+    devices: tuple[MigDevice, ...] = ()
+
+    @property
+    def is_settled(self) -> bool:
+        return self.is_on == self.is_pending_on
+
+
+def read_state(uuid: str) -> MigState:
+    """Read mode, instances and MIG devices of the GPU with this UUID.
+
+    Raises:
+        SharingError: the GPU has no MIG.
+        NvmlError: it does not answer.
+    """
+    with nvml.session(), nvml.translate_errors(f"the MIG state of {uuid}"):
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        try:
+            current, pending = pynvml.nvmlDeviceGetMigMode(handle)
+        except pynvml.NVMLError_NotSupported as error:
+            raise SharingError(f"{uuid} has no MIG: choose another GPU with gpu.device, or scenario=mps") from error
+        return MigState(
+            is_on=bool(current),
+            is_pending_on=bool(pending),
+            instances=_list_instances(uuid, handle) if current else (),
+            devices=_list_devices(handle) if current else (),
+        )
+
+
+def list_processes_on(device_uuid: str) -> frozenset[int]:
+    """List the PIDs of the host on a MIG device; NvmlError if the list cannot be had."""
+    with nvml.session(), nvml.translate_errors(f"the processes on {device_uuid}"):
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device_uuid)
+        pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
+        try:
+            clients = {process.pid for process in pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)}
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+            clients = set()
+        return frozenset(pids | clients)
+
+
+@study_cache.cached
+def _list_profiles(uuid: str) -> tuple[tuple[int, int], ...]:
+    """List id and most instances of each profile; asked once, as it takes most of the calls."""
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    return tuple((profile.id, profile.instanceCount) for profile in profiles.list_offered(handle))
+
+
+def _list_instances(uuid: str, handle: object) -> tuple[GpuInstance, ...] | None:
+    instances = []
+    try:
+        for profile_id, most in _list_profiles(uuid):
+            room, count = (pynvml.c_nvmlGpuInstance_t * most)(), pynvml.c_uint(most)
+            pynvml.nvmlDeviceGetGpuInstances(handle, profile_id, room, pynvml.byref(count))
+            for info in map(pynvml.nvmlGpuInstanceGetInfo, room[: count.value]):
+                instances.append(GpuInstance(gi_id=info.id, profile_id=info.profileId, start=info.placement.start))
+    except pynvml.NVMLError_NoPermission:
+        return None
+    return tuple(sorted(instances, key=lambda instance: instance.start))
+
+
+def _list_devices(handle: object) -> tuple[MigDevice, ...]:
+    return tuple(
+        MigDevice(
+            uuid=pynvml.nvmlDeviceGetUUID(device),
+            gi_id=pynvml.nvmlDeviceGetGpuInstanceId(device),
+            ci_id=pynvml.nvmlDeviceGetComputeInstanceId(device),
+            compute_slices=attributes.computeInstanceSliceCount,
+            multiprocessors=nvml.count_multiprocessors(attributes),
+        )
+        for device in nvml.list_mig_handles(handle)
+        for attributes in [pynvml.nvmlDeviceGetAttributes_v2(device)]
+    )

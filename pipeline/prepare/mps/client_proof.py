@@ -1,0 +1,87 @@
+"""Proof that each job is a client of the MPS server that was started for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from pipeline.base.domain.records import Job, Slot
+from pipeline.base.system.errors import SharingError
+from pipeline.clean.processes import list_tree
+from pipeline.prepare.mps.mps_daemon import MpsDaemon
+
+log = logging.getLogger(__name__)
+
+_PROOF_LIMIT_S = 5.0
+_LOOK_S = 0.05
+_WATCH_S = 0.5
+
+
+class MpsSlots:
+    """One slot a job, and the proof that each job is a client of its server; all in the order of the jobs."""
+
+    def __init__(self, slots: Sequence[Slot], servers: Sequence[MpsDaemon], jobs: Sequence[Job]) -> None:
+        self.slots = slots
+        self._servers = servers
+        # A program that knows nothing of the barrier initialises CUDA some time after it.
+        self._late = {job.index for job in jobs if job.workload.ends_by_itself}
+        self._names = {job.index: job.name for job in jobs}
+        self._unproved: dict[int, int] = {}
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def verify(self, pids: Mapping[int, int]) -> None:
+        """Check the jobs now, and unmodified scripts while they run: they do not say when they initialise CUDA."""
+        due = {index: pid for index, pid in pids.items() if index not in self._late}
+        deadline = time.monotonic() + _PROOF_LIMIT_S
+        while due := self._find_bypassing(due):
+            if time.monotonic() > deadline:
+                raise self._explain_bypass(due)
+            time.sleep(_LOOK_S)
+        self._unproved = {index: pid for index, pid in pids.items() if index in self._late}
+        if self._unproved:
+            self._watcher = threading.Thread(target=self._look_for_clients, name="mps-clients", daemon=True)
+            self._watcher.start()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Let `verify` look for clients until the end of the body."""
+        try:
+            yield
+        finally:
+            self._stop.set()
+            if self._watcher is not None:
+                self._watcher.join()
+
+    def check_scripts(self) -> None:
+        """Raise SharingError if a script that `verify` left to be looked for was never seen as a client."""
+        if self._unproved:
+            raise self._explain_bypass(self._unproved)
+
+    def _look_for_clients(self) -> None:
+        while not self._stop.wait(_WATCH_S):
+            try:
+                self._unproved = self._find_bypassing(self._unproved)
+            except SharingError as error:
+                log.debug("looking for MPS clients: %s", error)  # the check of the server's health says what is wrong
+                return
+            if not self._unproved:
+                return
+
+    def _find_bypassing(self, pids: Mapping[int, int]) -> dict[int, int]:
+        if not pids:
+            return {}
+        clients = {server.server: server.list_clients() for server in {self._servers[index] for index in pids}}
+        return {
+            index: pid for index, pid in pids.items() if clients[self._servers[index].server].isdisjoint(list_tree(pid))
+        }
+
+    def _explain_bypass(self, pids: Mapping[int, int]) -> SharingError:
+        jobs = ", ".join(f"{self._names[index]} (pid {pid})" for index, pid in pids.items())
+        return SharingError(
+            f"not under MPS: {jobs}; check that the program uses CUDA and keeps CUDA_MPS_PIPE_DIRECTORY in its "
+            "environment"
+        )

@@ -1,0 +1,241 @@
+"""One MPS daemon with its server, from its start to its end, by the control program.
+
+A daemon is known by its pipe folder, which is ours alone: one that somebody else runs is never asked and never ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pipeline.base.domain.programs import Programs
+from pipeline.base.system import command, entry_points
+from pipeline.base.system.errors import CommandError, SharingError
+from pipeline.clean import processes
+from pipeline.clean.journal import Journal
+from pipeline.clean.kinds import undoes
+from pipeline.prepare.mps.control_program import CONTROL, ControlProgram
+from pipeline.prepare.mps.logs import MpsLogs
+
+log = logging.getLogger(__name__)
+
+_LONGEST_SOCKET_PATH = 107  # bytes; Source: sun_path in unix(7)
+_ANSWER_LIMIT_S = 10.0
+_START_LIMIT_S = 60.0  # a server initialises CUDA first, which takes seconds without persistence mode
+_APPEAR_LIMIT_S = 5.0  # a server is listed from its first moment on
+_CLIENTS_END_S = 2.0
+_END_GRACE_S = 3.0
+_LOOK_S = 0.02
+_REFUSAL = "Unrecognized option"
+_HELP = "docs/mps.md#when-mps-does-not-start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsDaemon:
+    """A running daemon whose server, of this PID, is ready for clients. What it does not answer is a SharingError."""
+
+    control: ControlProgram
+    logs: MpsLogs
+    server: int
+
+    def list_clients(self) -> set[int]:
+        try:
+            return set(self.control.list_pids(f"get_client_list {self.server}"))
+        except CommandError as error:
+            raise SharingError(f"the MPS daemon is gone: {error}{self.logs.explain()}") from error
+
+    def check_health(self) -> None:
+        """Raise SharingError if the server ended, was replaced or is in FAULT: what ran under it does not count.
+
+        Of a control program that does not tell the status, the list of servers and the log count instead.
+        """
+        try:
+            servers = self.control.list_pids("get_server_list")
+            status = self.control.read_status(self.server)
+        except CommandError as error:
+            raise SharingError(f"the MPS daemon is gone: {error}{self.logs.explain()}") from error
+        is_active = status == "ACTIVE" if status is not None else not self.logs.has_server_ended()
+        if servers != [self.server] or not is_active:
+            status = "not told by this control program" if status is None else status or "none"
+            raise SharingError(
+                f"the MPS server {self.server} was replaced or is not active (status: {status}; "
+                f"servers now: {servers or 'none'}); look for a fatal GPU error of one client, which ends all of them, "
+                f"in stderr.log of the jobs{self.logs.explain()}"
+            )
+
+
+@contextmanager
+def run_daemon(
+    visible_device: str,
+    scratch: Path,
+    program: str,
+    journal: Journal,
+    divide: Callable[[ControlProgram], None] | None = None,
+    *,
+    number: int | None = None,
+) -> Iterator[MpsDaemon]:
+    """Run an MPS daemon of our own, with a server that is ready, and end both.
+
+    Pipes and logs go into `mps/` below the group's `scratch`, or into `mps-NUMBER/` if the group has several daemons.
+    The daemon is in the journal before it is started. `divide` makes static partitions before there is a server.
+
+    Raises:
+        SharingError: it did not become ready, or did not end.
+    """
+    folder = scratch / ("mps" if number is None else f"mps-{number}")
+    control = ControlProgram(program=program, pipes=folder / "pipe")
+    longest = os.fsencode(control.pipes / "control_privileged")
+    if len(longest) > _LONGEST_SOCKET_PATH:
+        raise SharingError(
+            f"the path of the MPS sockets is longer than {_LONGEST_SOCKET_PATH} bytes: {os.fsdecode(longest)}"
+        )
+    logs = MpsLogs(folder=folder / "log")
+    for path in (control.pipes, logs.folder):
+        path.mkdir(parents=True)
+    with journal.guard("mps_daemon", pipes=str(control.pipes)):
+        yield _start(control, logs, visible_device, divide)
+
+
+@undoes("mps_daemon", "end the MPS daemon in {pipes}", ends_processes=True)
+def end_daemon(programs: Programs, pipes: str) -> None:
+    """Undo the start of a daemon of ours, in whatever state it is: the clients first, then server and daemon.
+
+    Safe to repeat, and without the pipe folder: daemon and server carry a mark in their environment, so no other
+    process is ever signalled, not even one that got the PID of the daemon.
+
+    Raises:
+        SharingError: something of it is still alive.
+    """
+    mark = _make_mark(Path(pipes))
+    if processes.list_marked(mark):
+        try:
+            _quit(ControlProgram(program=programs.find(CONTROL), pipes=Path(pipes)))
+            _wait(lambda: not processes.list_marked(mark), _END_GRACE_S)  # the answer may come before both are gone
+        except (CommandError, SharingError) as error:
+            log.info("the MPS daemon in %s is ended by signals, because it did not quit: %s", pipes, error)
+    processes.end(mark, _END_GRACE_S)
+    if survivors := processes.list_marked(mark):
+        pids = ", ".join(map(str, survivors))
+        raise SharingError(
+            f"the MPS processes {pids} of {pipes} do not end, not even by SIGKILL: they hang in the driver; "
+            f"when they are gone, or after a restart of the machine: {entry_points.spell('gpu', 'clean')}"
+        )
+
+
+def _start(
+    control: ControlProgram, logs: MpsLogs, visible_device: str, divide: Callable[[ControlProgram], None] | None
+) -> MpsDaemon:
+    environ = control.environ(
+        CUDA_MPS_LOG_DIRECTORY=str(logs.folder),
+        CUDA_VISIBLE_DEVICES=visible_device,
+        **{processes.MARK_VARIABLE: _make_mark(control.pipes)},
+    )
+    try:
+        _start_daemon(control, environ, ["-d"] if divide is None else ["-d", "-S"])
+        if divide is not None:
+            divide(control)
+        server = _start_server(control, logs)
+    except (CommandError, SharingError) as error:
+        raise SharingError(f"starting MPS for {visible_device}: {error}{logs.explain()}") from error
+    return MpsDaemon(control=control, logs=logs, server=server)
+
+
+def _start_daemon(control: ControlProgram, environ: Mapping[str, str], options: Sequence[str]) -> None:
+    """Start the daemon and wait until it answers. One that knows not all options may say so with exit status 0."""
+    done = command.run([control.program, *options], environ=environ, timeout_s=_ANSWER_LIMIT_S)
+    first_line = (done.stdout or done.stderr).partition("\n")[0].strip(" \0")
+    if first_line.startswith(_REFUSAL):
+        raise SharingError(f"{CONTROL} {' '.join(options)} was answered with: {first_line}")
+    if not _wait(lambda: _answers(control), _ANSWER_LIMIT_S):
+        raise SharingError(f"the daemon does not answer{f'; it said: {first_line}' if first_line else ''}")
+
+
+def _answers(control: ControlProgram) -> bool:
+    try:
+        control.ask("get_server_list")
+    except CommandError as error:
+        if error.status is None:
+            raise
+        return False
+    return True
+
+
+def _start_server(control: ControlProgram, logs: MpsLogs) -> int:
+    """Start the server before there is a client, whose time it would take; returns its PID when it accepts clients.
+
+    Raises:
+        SharingError: it ended, is in FAULT, or was not ready in time.
+        CommandError: nobody answers.
+    """
+    reply: list[str] = []
+    try:
+        reply = control.ask_again(f"start_server -uid {os.getuid()}")
+    except CommandError as error:
+        if error.status is None:
+            raise  # else the answer was dropped, as it may be while a server exits: the log tells
+    deadline = time.monotonic() + _START_LIMIT_S
+    # A start is answered with nothing: words are a refusal.
+    doubtful_until = time.monotonic() + (0 if reply else _APPEAR_LIMIT_S)
+    while True:
+        if logs.has_server_ended():
+            raise SharingError(f"its server ended at once ({_HELP})")
+        servers = control.list_pids("get_server_list", _limit_left(deadline))
+        status = control.read_status(servers[0], _limit_left(deadline)) if len(servers) == 1 else ""
+        if status == "ACTIVE" or (status is None and logs.is_server_ready(servers[0])):
+            return servers[0]
+        if status is None and not logs.is_written:
+            raise SharingError(
+                "its control program knows no get_server_status, and no control.log says when its server is ready; "
+                f"use driver R550 or newer ({_HELP})"
+            )
+        if (not servers or status == "FAULT") and time.monotonic() > doubtful_until:
+            answer = f"; start_server was answered with: {' / '.join(reply)}" if reply else ""
+            raise SharingError(f"{'its server is in FAULT' if servers else 'there is no server'}{answer} ({_HELP})")
+        if time.monotonic() > deadline:
+            untold = "; this control program knows no get_server_status" if status is None else ""
+            raise SharingError(f"its server was not ready within {_START_LIMIT_S:g} s{untold} ({_HELP})")
+        time.sleep(_LOOK_S)
+
+
+def _limit_left(deadline: float) -> float:
+    """Return the time until then, but enough for an answer: a daemon may be silent while its server initialises."""
+    return max(_ANSWER_LIMIT_S, deadline - time.monotonic())
+
+
+def _quit(control: ControlProgram) -> None:
+    """Ask the daemon to end. It waits for its clients, so those that stay are disconnected first."""
+    for server in control.list_pids("get_server_list"):
+        listing = f"get_client_list {server}"
+        with suppress(SharingError):  # the server has ended meanwhile
+            if not _wait(partial(_has_no_client, control, listing), _CLIENTS_END_S):
+                # A client killed by a signal while its kernels run leaves the server in an undefined state.
+                for client in control.list_pids(listing):
+                    control.ask(f"terminate_client {server} {client}")
+    try:
+        control.ask("quit")
+    except CommandError as error:
+        if error.status is None:
+            raise  # else it quits: the exit status is that of its servers
+
+
+def _has_no_client(control: ControlProgram, listing: str) -> bool:
+    return not control.list_pids(listing)
+
+
+def _make_mark(pipes: Path) -> str:
+    return f"mps:{pipes}"
+
+
+def _wait(is_true: Callable[[], bool], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_S)
+    return True

@@ -1,0 +1,135 @@
+"""Static SM partitions of an MPS daemon: made before its server starts, each for the one job that is told its name.
+
+A partition has a number of chunks, and a chunk some multiprocessors, which nobody else may use meanwhile. How many
+there are depends on how the multiprocessors lie on the chip, so the daemon is asked. Partitions end with their daemon.
+
+Sources: NVIDIA's MPS documentation, release 615 (common-tasks, Using Static SM Partitioning; mpsv2-interface), and
+public programs that read the answers of earlier control programs, which differ a little (sgl-project/sglang-omni,
+`mps/control.py`; NVIDIA-ISAAC-ROS/isaac_ros_common, `isaac_ros_gpu_partitioning`): `sm_partition add` is answered by
+the name, alone or within a sentence, and in `lspart` a column that does not apply is `-` or blank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.base.system.errors import CommandError, SharingError
+from pipeline.prepare.mps.control_program import ControlProgram
+
+# Multiprocessors of a chunk, from a compute capability on. Source: MPS documentation, Static SM Partitioning; one chunk
+# of an L40S (8.9) was told to have four.
+_CHUNK = (((9, 0), 8), ((8, 0), 4))
+# The first such command initialises CUDA.
+_LIMIT_S = 60.0
+_NAME = re.compile(r"\bGPU-[0-9a-fA-F-]+/(\S+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Static partition of a daemon.
+
+    Attributes:
+        name: which a client is told, `GPU-<UUID>/<id>`; the id may have slashes.
+        multiprocessors: that it has, as the daemon says: the one that takes the last chunk also gets those that fill no
+            chunk.
+    """
+
+    name: str
+    chunks: int
+    multiprocessors: int
+
+    @property
+    def id(self) -> str:
+        return self.name.partition("/")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    gpu: str  # the beginning of a UUID
+    partition: str | None  # `None` in the line of the GPU itself
+    free: int
+    used: int
+    multiprocessors: int
+    is_in_use: bool
+
+
+def count_chunks(compute_capability: tuple[int, int], multiprocessors: int) -> int:
+    """Return the most chunks that a GPU can have; it may have fewer, and none before Ampere."""
+    return next((multiprocessors // size for since, size in _CHUNK if compute_capability >= since), 0)
+
+
+def divide(control: ControlProgram, uuid: str, request: Sequence[int] | None, num_jobs: int) -> list[Partition]:
+    """Make a partition for each job, with so many chunks, or of equal size where nothing is asked for.
+
+    Raises:
+        SharingError: the daemon makes no partitions, or not these. Those made so far end with the daemon.
+    """
+    (free,) = [row.free for row in _list_rows(control, uuid) if row.partition is None]
+    chunks = list(request or [free // num_jobs] * num_jobs)
+    if sum(chunks) > free or not all(chunks):
+        asked_for = f"{sum(chunks)} are asked for" if request else "each needs one"
+        raise SharingError(
+            f"{uuid} has {free} chunks of multiprocessors for {num_jobs} jobs, and {asked_for}: choose fewer with "
+            "scenario.chunks, or fewer jobs"
+        )
+    names = [_add(control, uuid, number) for number in chunks]
+    rows = {row.partition: row for row in _list_rows(control, uuid)}
+    partitions = []
+    for name, number in zip(names, chunks, strict=True):
+        row = rows.get(name.partition("/")[2])
+        if row is None or row.used != number:
+            raise SharingError(f"the MPS daemon does not list the partition {name} with {number} chunks: {rows}")
+        partitions.append(Partition(name=name, chunks=number, multiprocessors=row.multiprocessors))
+    return partitions
+
+
+def list_unused(control: ControlProgram, partitions: Sequence[Partition]) -> list[Partition]:
+    """List the partitions that no client is in."""
+    uuid = partitions[0].name.partition("/")[0]
+    used = {row.partition for row in _list_rows(control, uuid) if row.is_in_use}
+    return [partition for partition in partitions if partition.id not in used]
+
+
+def _add(control: ControlProgram, uuid: str, chunks: int) -> str:
+    reply = " / ".join(_ask(control, f"sm_partition add {uuid} {chunks}"))
+    name = _NAME.search(reply)
+    if name is None:
+        raise SharingError(f"the MPS daemon made no partition of {chunks} chunks on {uuid}. It said: {reply}")
+    return f"{uuid}/{name[1]}"
+
+
+def _list_rows(control: ControlProgram, uuid: str) -> list[_Row]:
+    lines = _ask(control, "lspart")
+    rows = [row for line in lines if (row := _parse_row(line)) is not None and uuid.startswith(row.gpu)]
+    if sum(row.partition is None for row in rows) != 1:
+        raise SharingError(
+            f"the MPS daemon lists no chunks of multiprocessors of {uuid}: static partitions need the control program "
+            "of CUDA 13.1 (driver R590) or newer, and an Ampere GPU or newer. "
+            f"It said: {' / '.join(lines) or 'nothing'}"
+        )
+    return rows
+
+
+def _parse_row(line: str) -> _Row | None:
+    gpu, *cells = [cell for cell in line.split() if cell != "-"] or [""]
+    if not gpu.startswith("GPU-"):
+        return None
+    if len(cells) == 4 and all(cell.isdecimal() for cell in cells):
+        free, used, _, multiprocessors = map(int, cells)
+        return _Row(gpu=gpu, partition=None, free=free, used=used, multiprocessors=multiprocessors, is_in_use=used > 0)
+    if len(cells) in (3, 4) and cells[1].isdecimal() and cells[2].isdecimal():
+        used, multiprocessors = int(cells[1]), int(cells[2])
+        is_in_use = cells[3:] == ["Yes"]
+        return _Row(
+            gpu=gpu, partition=cells[0], free=0, used=used, multiprocessors=multiprocessors, is_in_use=is_in_use
+        )
+    return None
+
+
+def _ask(control: ControlProgram, text: str) -> list[str]:
+    try:
+        return control.ask(text, _LIMIT_S)
+    except CommandError as error:
+        raise SharingError(f"asking the MPS daemon to {text}: {error}") from error

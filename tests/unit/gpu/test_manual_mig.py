@@ -1,0 +1,384 @@
+"""`python -m pipeline.gpu create` and `destroy`: what is made stays, is used, and is all that is taken away again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base.domain.records import Device
+from pipeline.clean import leftovers, processes
+from pipeline.clean.journal import BY_HAND, Journal
+from pipeline.gpu.__main__ import main
+from pipeline.prepare.device import gpu_reader, lease, nvml
+from pipeline.prepare.mig import assignment
+from pipeline.prepare.mig import mig_smi as mig_control
+from pipeline.simulation.install import installed
+from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import Fault
+from pipeline.simulation.mps.control_program import write_executable
+from tests.support import fast_programs, simulated
+
+PROFILE_2G = 14
+Ask = Callable[..., tuple[int, Any]]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Kept(simulated.Machine):
+    """A simulated machine on which commands are run: `run` gives exit status and text, `told` what JSON says.
+
+    `run_as_real` runs them as on a machine of this driver, whose programs are on PATH.
+    """
+
+    run: Ask
+    run_as_real: Ask
+
+    @property
+    def made(self) -> Journal:
+        return Journal(self.locks, self.gpu.uuid, suffix=BY_HAND)
+
+    def told(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "--json")[1])
+
+    def gpu_told(self) -> Any:
+        return self.told("status", "--gpu", "0")["gpus"][0]
+
+    def places(self) -> list[tuple[int, int]]:
+        """Profile id and start of each instance."""
+        return sorted((each.profile_id, each.start) for each in self.gpu.instances)
+
+    def foreign(self) -> int:
+        """An instance of two slices that somebody else makes; its id."""
+        made = self.driver.create_gpu_instance(0, PROFILE_2G, 4)
+        self.driver.create_compute_instance(0, made.id)
+        return made.id
+
+    def fail(self, function: str, code: int, **of: Any) -> None:
+        simulated.set_faults(self.file, Fault(function=function, code=code, **of))
+
+
+@pytest.fixture
+def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+
+    def run_as_real(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        with installed(kept.file.path):
+            status = main([*arguments, "--lock-dir", str(locks)])
+        out, err = capsys.readouterr()
+        return status, out + err
+
+    def run(*arguments: str) -> tuple[int, str]:
+        return run_as_real(*arguments, "--machine", str(tmp_path / "machine.json"))
+
+    def programs(_: object) -> dict[str, Path]:
+        return {name: Path(path) for name, path in kept.programs.items()}
+
+    kept = Kept.make(tmp_path, "a100_40gb", locks=locks, run=run, run_as_real=run_as_real)
+    fast_programs.use_in(tmp_path / "bin", kept.file.path)
+    monkeypatch.setattr("pipeline.rehearsal.programs_beside", programs)
+    monkeypatch.setattr(gpu_reader, "_STARTS_WITHIN_S", 0.05)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # what others leave there is none of ours
+        monkeypatch.setattr(leftovers, "_PARENT", Path(folder))
+        yield kept
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def gpu_of(kept: Kept) -> Device:
+    with installed(kept.file.path):
+        return nvml.list_devices()[0]
+
+
+def test_what_is_made_stays_is_marked_and_is_undone_with_the_mode(a100: Kept) -> None:
+    before = a100.gpu
+    made = a100.told("create", "1g,3g,2g")
+    assert [(each["profile"], each["start"]) for each in made["instances"]] == [
+        ("1g.5gb", 6),
+        ("3g.20gb", 0),
+        ("2g.10gb", 4),
+    ]
+    assert (made["has_switched_mode"], made["is_simulated"]) == (True, True)
+    assert not a100.journal.path.exists()
+    told = a100.gpu_told()
+    assert told["is_clean"]
+    assert [each["is_made_by_hand"] for each in told["gpu_instances"]] == [True] * 3
+    assert [each["kind"] for each in told["made_by_hand"]] == ["mig_mode", *["mig_instance"] * 3]
+    there = a100.gpu
+    assert a100.run("clean") == (0, "nothing to clean\n")
+    assert a100.gpu == there
+    uuids = [each["uuid"] for each in made["instances"]]
+    with installed(a100.file.path):
+        found = assignment.assign(gpu_of(a100), ["3g", "1g"])
+    assert [each.uuid for each in found] == [uuids[1], uuids[0]]
+    told = a100.told("destroy")
+    assert (told["undone"][-1], told["failed"]) == ("switch MIG mode off", [])
+    assert a100.gpu == before
+    assert not a100.made.path.exists()
+    status, text = a100.run("destroy")
+    assert (status, "nothing was made by hand" in text) == (0, True)
+
+
+def test_compute_instances_are_made_marked_and_undone_before_their_gpu_instance(a100: Kept) -> None:
+    before = a100.gpu
+    status, text = a100.run("create", "1c.3g,2c.3g,1g")
+    assert (status, "the GPU instances are 3g.20gb(1c+2c), 1g.5gb" in text) == (0, True)
+    assert text.count("made 1c.3g.20gb at 0:4: MIG-") == text.count("made 2c.3g.20gb at 0:4: MIG-") == 1
+    told = a100.gpu_told()
+    assert [(each["profile"], each["is_made_by_hand"]) for each in told["gpu_instances"]] == [
+        ("3g.20gb", True),
+        ("1g.5gb", True),
+    ]
+    widths = [each["compute_slices"] for each in told["gpu_instances"][0]["compute_instances"]]
+    assert sorted(widths) == [1, 2]
+    assert a100.told("destroy")["undone"][1:3] == [
+        f"destroy the {slices}c compute instance in the GPU instance of profile 9 at slice 0" for slices in (1, 2)
+    ]
+    assert a100.gpu == before
+
+
+def test_a_mode_that_was_on_stays_on(a100: Kept) -> None:
+    a100.driver.set_mig_mode(0, is_on=True)
+    before = a100.gpu
+    a100.run("create", "7g")
+    assert a100.run("destroy")[0] == 0
+    assert a100.gpu == before
+
+
+def test_a_dry_run_shows_the_commands_and_changes_nothing(a100: Kept) -> None:
+    before = a100.gpu
+    shown = a100.told("create", "3g,1g", "--dry-run")["commands"]
+    assert [each[-2:] for each in shown] == [["-mig", "1"], ["9:0", "-C"], ["19:4", "-C"]]
+    assert (a100.gpu, list(a100.locks.iterdir())) == (before, [])
+    a100.run("create", "3g")
+    there = a100.gpu
+    steps = a100.told("destroy", "--dry-run")["would_undo"]
+    assert steps == ["destroy the GPU instance of profile 9 at slice 0", "switch MIG mode off"]
+    assert a100.gpu == there
+
+
+def test_a_model_only_shows(a100: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["create", "3g", "--gpu", "simulated_h100_80gb", "--lock-dir", str(a100.locks)]
+    assert main([*command, "--dry-run", "--admin", "sudo,-n"]) == 0
+    assert "would run: sudo -n nvidia-smi -i GPU-" in capsys.readouterr().out
+    assert main(command) == 2
+    assert "is a model: add --dry-run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [
+        ("3g,3g,1g", "9 memory slices, but there are 8. Nearest: ["),
+        ("5g", "has no MIG profile '5g'"),
+        ("", "''"),
+        ("4c.3g", "choose among 1c.3g.20gb"),
+    ],
+)
+def test_a_layout_that_is_not_legal_is_refused(a100: Kept, layout: str, why: str) -> None:
+    before = a100.gpu
+    status, text = a100.run("create", layout)
+    assert (status, why in text, text.count("\n"), a100.gpu) == (2, True, 1, before)
+
+
+def refused(kept: Kept, *arguments: str) -> str:
+    """What a command says that is refused in one line before it has touched anything, also when it is dry."""
+    before = kept.file.read(), kept.journal.path.exists(), kept.made.path.exists()
+    dry_status, dry = kept.run(*arguments, "--dry-run")
+    status, text = kept.run(*arguments)
+    assert (status, dry_status, text.count("\n")) == (2, 2, 1)
+    assert dry == text
+    assert (kept.file.read(), kept.journal.path.exists(), kept.made.path.exists()) == before
+    return text
+
+
+def test_who_holds_the_gpu_is_named_and_left_alone(a100: Kept, sleeper: int) -> None:
+    with lease.hold(gpu_of(a100), a100.locks):
+        assert f"held by {myself()}" in refused(a100, "create", "1g")
+    Clients(a100.file).hold(a100.gpu.uuid, sleeper, "train", 100)
+    assert f"in use by train (pid {sleeper})" in refused(a100, "create", "1g")
+
+
+def myself() -> str:
+    return str(lease.Holder(pid=os.getpid(), user=lease.host.user_name(), folder=str(Path.cwd())))
+
+
+@pytest.mark.parametrize("command", [["create", "1g"], ["destroy"]])
+def test_a_job_that_a_killed_study_left_is_ended_first_but_by_no_dry_run(a100: Kept, command: list[str]) -> None:
+    mark = uuid.uuid4().hex
+    leftovers.scratch_path(mark).mkdir()
+    environ = {processes.MARK_VARIABLE: mark}
+    with subprocess.Popen(["sleep", "60"], env=environ) as job, subprocess.Popen(["sleep", "60"]) as other:
+        Clients(a100.file).hold(a100.gpu.uuid, job.pid, "train", 100)
+        a100.run(*command, "--dry-run")
+        assert job.poll() is None
+        status, text = a100.run(*command)
+        assert (status, job.wait(10)) == (0, -15)
+        assert f"ending processes that a killed orchestrator left: {job.pid}" in text
+        assert not leftovers.scratch_path(mark).exists()
+        assert other.poll() is None
+        other.kill()
+
+
+def test_instances_of_others_are_never_touched(a100: Kept) -> None:
+    a100.driver.set_mig_mode(0, is_on=True)
+    gi_id = a100.foreign()
+    assert f"has the GPU instances {gi_id}, which this run did not make" in refused(a100, "create", "1g")
+    assert a100.run("destroy")[0] == 0
+    assert a100.places() == [(PROFILE_2G, 4)]
+    assert [each["is_made_by_hand"] for each in a100.gpu_told()["gpu_instances"]] == [False]
+
+
+def test_instances_that_came_later_keep_the_mode_until_they_are_gone(a100: Kept) -> None:
+    before = a100.gpu
+    a100.run("create", "3g")
+    gi_id = a100.foreign()
+    status, text = a100.run("destroy")
+    assert (status, a100.places()) == (1, [(PROFILE_2G, 4)])
+    assert "MIG mode of" in text
+    assert "destroy, for what was made by hand" in text
+    assert [step.kind for step in a100.made.steps()] == ["mig_mode"]
+    assert a100.gpu_told()["is_clean"]  # no study has to be refused for it
+    a100.driver.destroy_compute_instance(0, gi_id, 0)
+    a100.driver.destroy_gpu_instance(0, gi_id)
+    assert a100.run("destroy")[0] == 0
+    assert a100.gpu == before
+
+
+def test_instances_in_use_are_not_taken(a100: Kept, sleeper: int) -> None:
+    (made,) = a100.told("create", "3g")["instances"]
+    Clients(a100.file).hold(made["uuid"], sleeper, "train", 100)
+    assert f"{made['uuid']} of NVIDIA A100" in (text := refused(a100, "destroy"))
+    assert f"in use by train (pid {sleeper})" in text
+    with lease.hold(gpu_of(a100), a100.locks):
+        assert "which is held by" in refused(a100, "destroy")
+
+
+def test_what_a_study_on_a_mig_device_holds_or_left_is_not_taken(a100: Kept, sleeper: int) -> None:
+    (made,) = a100.told("create", "3g")["instances"]
+    with installed(a100.file.path):
+        (part,) = nvml.list_mig_devices(nvml.list_devices()[0])
+    with lease.hold(part, a100.locks):
+        assert f"which is held by {myself()} on {part.uuid}" in refused(a100, "destroy")
+    Journal(a100.locks, part.uuid).add("mps_daemon", pipes=str(a100.folder / "pipe"))
+    Clients(a100.file).hold(made["uuid"], sleeper, "nvidia-cuda-mps-server", 60)
+    assert f"(pid {sleeper}): first python -m pipeline.gpu clean --machine {a100.file.path}" in refused(a100, "destroy")
+
+
+def test_a_second_layout_needs_the_first_to_go(a100: Kept) -> None:
+    a100.run("create", "3g")
+    first = f"python -m pipeline.gpu destroy --machine {a100.file.path} --lock-dir {a100.locks}, or use"
+    assert f"was divided by hand before (2 steps to undo); undo that with {first}" in refused(a100, "create", "1g")
+
+
+def test_what_another_user_made_by_hand_is_named_and_left(a100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    a100.run("create", "3g")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 4242)
+        assert "was divided by hand by user" in refused(a100, "create", "1g")
+        assert "was divided by hand by user" in refused(a100, "destroy")
+        assert a100.gpu_told()["made_by_hand_by_others"]
+    assert a100.places() == [(9, 0)]
+
+
+def test_after_a_restart_nothing_of_it_is_taken_for_ours(a100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    a100.driver.set_mig_mode(0, is_on=True)
+    a100.run("create", "3g")
+    for module in ("pipeline.gpu.status", "pipeline.prepare.mig.mig_smi"):
+        monkeypatch.setattr(f"{module}.boot_id", lambda: "another")
+    told = a100.gpu_told()
+    assert [each["is_made_by_hand"] for each in told["gpu_instances"]] == [False]
+    assert "(gone with a restart of the machine)" in told["made_by_hand"][0]["undoing"]
+    assert a100.run("destroy")[0] == 0
+    assert a100.places() == [(9, 0)]
+
+
+def test_without_permission_it_is_said_how_to_name_an_administrator(a100: Kept) -> None:
+    before = a100.gpu
+    a100.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION)
+    status, text = a100.run("create", "3g")
+    assert (status, a100.gpu, a100.journal.steps()) == (1, before, ())
+    assert "no permission for `" in text
+    assert "--admin sudo,-n" in text
+
+
+def test_the_administrator_of_create_destroys_and_lists_what_only_such_a_one_sees(
+    a100: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, program = a100.gpu, Path(a100.programs["nvidia-smi"])
+    real = program.rename(program.with_name("real"))
+    write_executable(program, f'[ "$IS_ADMIN" ] || {{ echo Insufficient Permissions; exit 4; }}; exec {real}')
+    write_executable(a100.folder / "become", "export IS_ADMIN=1; exec")
+    monkeypatch.setenv("PATH", f"{a100.folder}:{program.parent}:{os.environ['PATH']}")
+    a100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
+    assert a100.run_as_real("create", "3g")[0] == 1
+    assert a100.run_as_real("create", "3g", "--admin", "become")[0] == 0
+    assert a100.run_as_real("destroy")[0] == 0
+    assert a100.gpu == before
+
+
+@pytest.mark.parametrize("admin", ["nosuchadmin", "sudo -n"])
+def test_an_administrator_who_is_no_program_is_refused_before_anything(
+    a100: Kept, monkeypatch: pytest.MonkeyPatch, admin: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{a100.folder}/bin:{os.environ['PATH']}")
+    for dry in ([], ["--dry-run"]):
+        status, text = a100.run_as_real("create", "3g", "--admin", admin, *dry)
+        assert (status, text.count("\n")) == (2, 1)
+        assert f"--admin {admin}: there is no program '{admin}' that can be run; give its words as in --admin" in text
+    assert not a100.gpu.mig_current
+    assert a100.journal.steps() == ()
+
+
+def test_nobody_becomes_an_administrator_for_a_simulated_gpu(a100: Kept) -> None:
+    write_executable(a100.folder / "become", f'touch {a100.folder}/started; exec "$@"')
+    for command in (["create", "3g"], ["destroy"]):
+        assert a100.run(*command, "--admin", str(a100.folder / "become"))[0] == 0
+    assert not (a100.folder / "started").exists()
+
+
+def test_half_a_layout_is_taken_back(a100: Kept) -> None:
+    before = a100.gpu
+    a100.fail("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
+    status, text = a100.run("create", "3g,2g")
+    assert (status, a100.gpu, a100.journal.steps()) == (1, before, ())
+    assert "There is no room for it" in text
+    assert not a100.made.path.exists()
+
+
+def test_what_cannot_be_taken_back_is_said_and_done_by_the_next_start(
+    a100: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mig_control, "_RETRY_LIMIT_S", 0.0)
+    before = a100.gpu
+    create, destroy = (
+        Fault(function=name, code=code, skip=1, times=None)
+        for name, code in (
+            ("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES),
+            ("nvmlGpuInstanceDestroy", codes.IN_USE),
+        )
+    )
+    simulated.set_faults(a100.file, create, dataclasses.replace(destroy, skip=0))
+    status, text = a100.run("create", "3g,2g")
+    assert status == 1
+    assert "while cleaning up: SharingError: destroying the MIG instance" in text
+    assert [step.kind for step in a100.journal.steps()] == ["mig_mode", "mig_instance"]
+    simulated.set_faults(a100.file)
+    assert a100.run("create", "2g")[0] == 0  # which undoes that first
+    assert a100.places() == [(PROFILE_2G, 0)]
+    a100.run("destroy")
+    assert a100.gpu == before

@@ -1,0 +1,140 @@
+"""The health of a GPU: what NVML and the kernel's log say, and what is called trouble."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.gpu.selftest import health_checks as judged
+from pipeline.prepare.device import gpu_health, nvml
+from pipeline.prepare.device.gpu_health import Health, Xid
+from pipeline.simulation.install import installed
+from pipeline.simulation.machine import codes
+from pipeline.simulation.machine.state_file import Health as SimulatedHealth
+from tests.support import simulated
+
+# As the kernel has them: of this GPU, of another one, and of a switch.
+LOG = """\
+6,800,5140900,-;NVRM: Xid (PCI:0000:06:00): 31, pid=4711, name=python, Ch 00000008, intr 00000000. MMU Fault
+ SUBSYSTEM=pci
+4,801,6000000,-;nvidia-nvswitch0: SXid (PCI:0000:06:00.0): 24007, Severity 1
+3,802,7000000,-;NVRM: Xid (PCI:0000:07:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+3,803,9500000,-;NVRM: Xid (PCI:0000:06:00): 94, Contained: SM (0x1). RST: No, D-RST: No
+4,804,9600000,-;usb 1-1: new device\
+"""
+RECORDS = LOG.replace("MMU Fault\n SUB", "MMU Fault\r SUB").split("\n")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[simulated.Machine]:
+    made = simulated.Machine.make(tmp_path / "machine", "h100_80gb")
+    with installed(made.file.path):
+        yield made
+
+
+def ill(machine: simulated.Machine, **what: Any) -> Health:
+    with machine.file.changing() as cell:
+        gpu = dataclasses.replace(cell.state.gpus[0], health=SimulatedHealth(**what))
+        cell.state = cell.state.with_gpu(0, gpu)
+    return gpu_health.read(machine.rehearsed)
+
+
+def troubles(read: Health, before: Health | None = None) -> dict[str, str]:
+    return {item.name: item.trouble for item in judged.check_health(read, before or read, 100.0) if item.trouble}
+
+
+def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Machine) -> None:
+    read = gpu_health.read(machine.rehearsed)
+    assert (read.num_ecc_uncorrected_now, read.is_remap_pending, read.recovery_action) == (0, False, "none")
+    assert (read.num_pages_retired, read.throttle_reasons, read.xids) == (None, None, None)
+    assert troubles(read) == {}
+
+
+@pytest.mark.parametrize(
+    ("what", "item", "said"),
+    [
+        ({"ecc_uncorrected_now": 2}, "uncorrected ECC errors", "data was lost"),
+        ({"is_remap_pending": True, "rows_remapped_uncorrectable": 1}, "remapped rows", "wait to be remapped"),
+        ({"has_remap_failed": True, "is_remap_pending": True}, "remapped rows", "is to be replaced"),
+        ({"recovery_action": 1}, "pending resets", "asks for: reset of the GPU"),
+        ({"recovery_action": 99}, "pending resets", "action 99"),
+    ],
+)
+def test_each_fault_is_named_with_its_remedy(
+    machine: simulated.Machine, what: dict[str, Any], item: str, said: str
+) -> None:
+    found = troubles(ill(machine, **what))
+    assert found.keys() == {item}
+    assert said in found[item]
+
+
+def test_what_is_over_is_told_and_no_trouble(machine: simulated.Machine) -> None:
+    read = ill(machine, ecc_uncorrected_ever=3, rows_remapped_uncorrectable=2, rows_remapped_correctable=1)
+    assert troubles(read) == {}
+    said = {item.name: item.text for item in judged.check_health(read, read, 100.0)}
+    assert said["uncorrected ECC errors"] == "0 since the driver was loaded, 3 ever"
+    assert said["remapped rows"].startswith("1 after correctable, 2 after uncorrectable errors, none pending")
+
+
+def test_a_mode_that_waits_for_a_reset_is_a_pending_reset(machine: simulated.Machine) -> None:
+    machine.fail("nvmlDeviceSetMigMode", codes.IN_USE)
+    machine.driver.set_mig_mode(0, is_on=True)
+    assert "MIG mode: off -> on" in troubles(gpu_health.read(machine.rehearsed))["pending resets"]
+
+
+@pytest.mark.parametrize("of_fields", [codes.NOT_SUPPORTED, codes.INVALID_ARGUMENT])
+def test_what_the_driver_does_not_offer_is_not_told(machine: simulated.Machine, of_fields: int) -> None:
+    for function in ("TotalEccErrors", "RemappedRows"):
+        machine.fail(f"nvmlDeviceGet{function}", codes.NOT_SUPPORTED, times=None)
+    machine.fail("nvmlDeviceGetFieldValues", of_fields, times=None)
+    read = gpu_health.read(machine.rehearsed)
+    assert (read.num_ecc_uncorrected_now, read.has_remap_failed, read.recovery_action) == (None, None, None)
+    items = {item.name: item for item in judged.check_health(read, read, 100.0)}
+    assert not items["remapped rows"].is_known
+    assert not any(item.trouble for item in items.values())
+
+
+def test_a_gpu_that_does_not_answer_is_an_error(machine: simulated.Machine) -> None:
+    machine.fail("nvmlDeviceGetRemappedRows", 15)
+    with pytest.raises(nvml.NvmlError, match="remapped rows"):
+        gpu_health.read(machine.rehearsed)
+
+
+def test_xids_are_those_of_the_gpu() -> None:
+    found = gpu_health.parse_xids("00000000:06:00.0", RECORDS)
+    assert [(xid.number, xid.t_s) for xid in found] == [(31, 5.1409), (94, 9.5)]
+    assert found[0].text.startswith("NVRM: Xid (PCI:0000:06:00): 31, pid=4711")
+    assert [xid.number for xid in gpu_health.parse_xids("00000000:07:00.0", RECORDS)] == [79]
+    assert gpu_health.parse_xids("00000000:08:00.0", RECORDS) == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_trouble"),
+    [((13, 31), (13, 31), False), ((), (31,), True), ((31,), (31, 31), True), ((31, 79), (31, 79), True)],
+)
+def test_an_xid_of_a_program_is_trouble_only_if_it_came_with_the_load(
+    before: tuple[int, ...], after: tuple[int, ...], is_trouble: bool
+) -> None:
+    def with_xids(numbers: tuple[int, ...]) -> Health:
+        return Health(xids=tuple(Xid(number=n, t_s=10.0 * i, text=f"Xid {n}") for i, n in enumerate(numbers, 1)))
+
+    items = judged.check_health(with_xids(after), with_xids(before), 10.0 * len(after) + 60)
+    (item,) = (item for item in items if item.name == "XID events")
+    assert (item.trouble is not None) == is_trouble
+    assert item.text.endswith("in the kernel's log, the last one 60 s ago")
+
+
+def test_a_log_that_may_not_be_read_is_said(machine: simulated.Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_health, "KERNEL_LOG", machine.folder / "none")
+    read = gpu_health.read(machine.device)
+    assert read.xids is None
+    assert "No such file" in str(read.xids_unread)
+
+
+def test_hardware_that_protects_itself_is_trouble_and_a_power_cap_is_not() -> None:
+    assert troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x1 | 0x4))) == {}
+    assert "heat (hardware)" in troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x40)))["throttled now"]
