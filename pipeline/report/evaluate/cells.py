@@ -33,7 +33,7 @@ _SAME_SPEED = 1.1
 """Two runs of the same job differ if the interval of their ratio lies beyond this factor, either way."""
 _BEYOND_NOISE = 1.5
 """Of two eager runs on a host that others use, the ratio scatters by 14 % (standard deviation of its logarithm)."""
-_TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
+TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
 """Less is faster."""
 
 
@@ -298,7 +298,7 @@ def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[dict[in
 
     Of the quantities `names`, that is the first of those that both have in most blocks.
     """
-    found = [(ratios(other, cell, name) if name in _TIMES else ratios(cell, other, name), name) for name in names]
+    found = [(ratios(other, cell, name) if name in TIMES else ratios(cell, other, name), name) for name in names]
     return max(found, key=lambda each: len(each[0]), default=({}, ""))
 
 

@@ -53,6 +53,10 @@ class Metric:
     unit: str = ""
     scale: Scale = Scale.POSITIVE
 
+    def heading(self, prefix: str = "") -> str:
+        """Return the title with the unit, if it has one, and a prefix of that."""
+        return f"{self.title} ({prefix}{self.unit})" if self.unit else self.title
+
 
 _ACTIVITY = {
     "gract_mean_ratio": "GRACT",

@@ -6,11 +6,11 @@ A report publishes them as `cases.json`, so that a board needs neither the store
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from pipeline.base.domain import units
 from pipeline.base.domain.modes import SERIAL
@@ -18,8 +18,9 @@ from pipeline.base.domain.naming import ENVIRONMENT, as_flags, own_params
 from pipeline.base.domain.normalise import SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import ConfigError
-from pipeline.report.evaluate.cells import Case, Cell, by_place, cases_of, metrics_in
-from pipeline.report.evaluate.metrics import MEAN_LATENCY, METRICS, P99_LATENCY, TOTAL_TIME, Metric
+from pipeline.base.system.json_decoder import decode
+from pipeline.report.evaluate.cells import TIMES, Case, Cell, by_place, cases_of, metrics_in
+from pipeline.report.evaluate.metrics import METRICS, Metric
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner, leading, slower_pairs
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words
@@ -28,7 +29,6 @@ from pipeline.report.read.records import JobRow, Row, Study
 
 FORMAT = 1
 SIMULATED = "simulated"
-_LESS_IS_BETTER = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
 _FACTS = {
     "driver_version": "driver",
     "job.torch": "torch",
@@ -39,7 +39,6 @@ _FACTS = {
 }
 """Of the runs of a study, by the name of a tag or param: what a reader of several machines asks for first, in words."""
 _OF_THE_COLUMN = ("device", hosts.SETTING)
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,14 +161,13 @@ def _outcome(
     if winner is not None:
         tied, figure, is_enough = winner.tied, winner.speedup, winner.is_enough
     else:
-        sign = 1 if name in _LESS_IS_BETTER else -1
+        sign = 1 if name in TIMES else -1
         tied, _ = leading({mode: sign * each.median for mode, each in values.items()}, slower_pairs(verdicts))
         figure, is_enough = (values[tied[0]] if tied else None), any(v.p_adjusted is not None for v in verdicts)
     by_mode = {cell.mode: cell for cell in cells}
     first, serial = by_mode.get(tied[0]) if tied else None, by_mode.get(SERIAL.label)
     energy = units.energy_of(row.unit) if row.unit else ""
     kinds = {cell.mode: cell.sharing.label for cell in ranked if name in cell.estimates}
-    metric = titles.get(name, Metric("", ""))
     return Outcome(
         label=cells[0].case.label,
         degree=row.degree,
@@ -178,7 +176,7 @@ def _outcome(
         # Of a mix in a steady window, serial is the unit of all the others and no cell.
         kinds=kinds | {mode: mode for mode in ([SERIAL.label] if winner is not None and serial is None else [])},
         tied=tied,
-        measure=f"{metric.title} ({metric.unit})" if metric.unit else metric.title,
+        measure=titles[name].heading() if name else "",
         figure=figure,
         num_blocks=max((len(cell.values.get(name, ())) for cell in ([first] if first else ranked)), default=0),
         is_enough=is_enough,
@@ -245,73 +243,16 @@ def from_json(text: str) -> list[Measured]:
         ConfigError: the text is damaged, or of another version.
     """
     try:
-        told = json.loads(text)
-        if told["format"] != FORMAT:
-            raise ConfigError(f"it has format {told['format']!r}, and this version reads format {FORMAT}")
-        return [_measured(each) for each in told["measured"]]
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raw = json.loads(text)
+        if raw["format"] != FORMAT:
+            raise ConfigError(f"it has format {raw['format']!r}, and this version reads format {FORMAT}")
+        studies = decode(list[Measured], raw["measured"])
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        seen = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(f"it is damaged ({seen})") from error
-
-
-def _measured(told: Mapping[str, Any]) -> Measured:
-    return Measured(
-        experiment=_a(str, told["experiment"]),
-        device=_a(str, told["device"]),
-        host=_a(str, told["host"]),
-        stamp=_a(str, told["stamp"]),
-        num_gpus=_a(int, told["num_gpus"]),
-        num_blocks=_a(int, told["num_blocks"]),
-        facts=_texts(told["facts"]),
-        outcomes=tuple(map(_outcome_told, told["outcomes"])),
-    )
-
-
-def _outcome_told(told: Mapping[str, Any]) -> Outcome:
-    programs = [
-        Program(
-            workload=_a(str, each["workload"]),
-            size=_a(str, each["size"]),
-            number=_a(int, each["number"]),
-            params=_texts(each["params"]),
-        )
-        for each in told["programs"]
-    ]
-    outcome = Outcome(
-        label=_a(str, told["label"]),
-        degree=_a(int, told["degree"]),
-        programs=tuple(programs),
-        settings=_texts(told["settings"]),
-        kinds=_texts(told["kinds"]),
-        tied=tuple(_a(str, mode) for mode in told["tied"]),
-        measure=_a(str, told["measure"]),
-        figure=_estimate(told["figure"]),
-        num_blocks=_a(int, told["num_blocks"]),
-        is_enough=_a(bool, told["is_enough"]),
-        energy=_estimate(told["energy"]),
-        energy_of_serial=_estimate(told["energy_of_serial"]),
-        energy_unit=_a(str, told["energy_unit"]),
-        endings=tuple(_a(str, ending) for ending in told["endings"]),
-    )
-    if not programs or bool(outcome.tied) != (outcome.figure is not None) or set(outcome.tied) - outcome.kinds.keys():
-        raise ValueError(f"case {outcome.label!r} does not say which jobs or modes its figure is of")
-    return outcome
-
-
-def _estimate(told: Any) -> Estimate | None:
-    if told is None:
-        return None
-    low, high = (None if told[name] is None else float(told[name]) for name in ("low", "high"))
-    return Estimate(median=float(told["median"]), low=low, high=high, n=_a(int, told["n"]))
-
-
-def _texts(told: Any) -> dict[str, str]:
-    return {_a(str, key): _a(str, value) for key, value in told.items()}
-
-
-def _a(kind: type[_T], told: Any) -> _T:
-    if not isinstance(told, kind):
-        raise TypeError(f"{told!r} is no {kind.__name__}")
-    return told
+        raise ConfigError(f"it is damaged ({error})") from error
+    for outcome in itertools.chain.from_iterable(study.outcomes for study in studies):
+        has_figure, unknown = outcome.figure is not None, set(outcome.tied) - outcome.kinds.keys()
+        if not outcome.programs or bool(outcome.tied) != has_figure or unknown:
+            raise ConfigError(f"it is damaged (case {outcome.label!r} lacks the jobs or modes of its figure)")
+    return studies

@@ -19,7 +19,7 @@ from pipeline.base.domain.normalise import SLOWDOWN, SPEEDUP
 from pipeline.base.system.words import counted
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, metrics_in
-from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled
+from pipeline.report.evaluate.joules import prefix_of, scaled
 from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     MEAN_LATENCY,
@@ -120,6 +120,7 @@ def _lines(swept: Swept) -> dict[tuple[str, int], dict[float, Cell]]:
 
 def _paint(swept: Swept, metrics: Sequence[Metric]) -> Figure:
     lines = _lines(swept)
+    every_cell = [cell for by_place in lines.values() for cell in by_place.values()]
     every_degree = sorted({degree for _, degree in lines})
     sharings = [(next(iter(by_place.values())).sharing, degree) for (_, degree), by_place in lines.items()]
     says_degree = len(set(sharings)) == len(sharings)
@@ -128,7 +129,8 @@ def _paint(swept: Swept, metrics: Sequence[Metric]) -> Figure:
     handles: dict[str, Any] = {}
     latencies: list[Axes] = []
     for axes, (metric, title, degrees) in zip(every_axes, panels, strict=True):
-        scale, prefix = _scale(metric, lines)
+        known = (cell.shown[metric.name] for cell in every_cell if metric.name in cell.shown)
+        scale, prefix = prefix_of((estimate.median for estimate in known), metric.unit)
         drawn: Counter[Mode] = Counter()
         for (mode, degree), by_place in lines.items():
             sharing = next(iter(by_place.values())).sharing
@@ -165,13 +167,6 @@ def _apart(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str
     else:
         for degree in together:
             yield metric, f"{metric.title}, {counted(degree, 'job')}", [1, degree]
-
-
-def _scale(metric: Metric, lines: Mapping[tuple[str, int], Mapping[float, Cell]]) -> tuple[float, str]:
-    """How many of its unit one of the unit of the axis is, and the prefix of that."""
-    cells = [cell for by_place in lines.values() for cell in by_place.values()]
-    energies = [cell.shown[metric.name].median for cell in cells if metric.name in cell.shown]
-    return prefix_of(energies) if metric.unit == JOULE else (1.0, "")
 
 
 def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[str, Any], scale: float) -> Any:

@@ -11,11 +11,10 @@ from pipeline.base.system.words import aligned, counted
 from pipeline.report.evaluate.board import Agreement, Board, Column, Entry, Line
 from pipeline.report.evaluate.joules import prefix_of
 from pipeline.report.evaluate.outcomes import Outcome
-from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import listed
 from pipeline.report.figures.drawing import COLOURS, THEME
 from pipeline.report.page.page import environment, without_forbidden
-from pipeline.report.page.table_format import MISSING, Table, Value, Values, with_interval
+from pipeline.report.page.table_format import MISSING, Table, Values, with_ends, with_interval
 
 TEMPLATE = "board.html.jinja"
 TITLE = "Which sharing mode wins where"
@@ -29,40 +28,17 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Mode:
-    label: str
-    swatch: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Note:
-    text: str
-    warns: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cell:
     """An entry as a reader sees it."""
 
-    tied: tuple[_Mode, ...]
-    notes: tuple[_Note, ...]
+    tied: list[tuple[str, str]]
+    notes: list[str]
+    differs: str
     gain: str
     blocks: str
     energy: str
     serial: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """A line as a reader sees it, with a cell or nothing for each column."""
-
-    label: str
-    degree: int
-    consists: str
-    agreement: Agreement
-    why: str
-    cells: tuple[_Cell | None, ...]
 
 
 def render(board: Board) -> str:
@@ -79,8 +55,8 @@ def render(board: Board) -> str:
             common=board.common,
             columns=board.columns,
             cases=[
-                (label, consists, [_shown(line, board) for line in lines])
-                for (label, consists), lines in itertools.groupby(board.lines, lambda line: (line.label, line.consists))
+                (case, [(line, _cells(line, len(board.columns))) for line in lines])
+                for case, lines in itertools.groupby(board.lines, lambda line: (line.label, line.consists))
             ],
             note=NOTE,
             told=[(column, _told(column)) for column in board.columns],
@@ -178,28 +154,15 @@ def _of_entry(entry: Entry) -> Values:
     settings = "; ".join(f"{key}: {value}" for key, value in outcome.settings.items())
     energy = outcome.energy_of_serial
     return (
-        *(", ".join(outcome.tied) or None, outcome.measure or None, *_three(outcome.figure)),
+        *(", ".join(outcome.tied) or None, outcome.measure or None, *with_ends(outcome.figure)),
         *(outcome.num_blocks, "yes" if outcome.is_enough else "no"),
-        *(*_three(outcome.energy), None if energy is None else energy.median, outcome.energy_unit or None),
+        *(*with_ends(outcome.energy), None if energy is None else energy.median, outcome.energy_unit or None),
         *(", ".join(outcome.kinds) or None, "; ".join(outcome.endings) or None, entry.differs or None, settings),
     )
 
 
-def _three(estimate: Estimate | None) -> tuple[Value, Value, Value]:
-    return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
-
-
-def _shown(line: Line, board: Board) -> _Shown:
-    entries = [line.entries.get(number) for number in range(len(board.columns))]
-    cells = tuple(None if entry is None else _cell(entry) for entry in entries)
-    return _Shown(
-        label=line.label,
-        degree=line.degree,
-        consists=line.consists,
-        agreement=line.agreement,
-        why=line.why,
-        cells=cells,
-    )
+def _cells(line: Line, num_columns: int) -> list[_Cell | None]:
+    return [_cell(line.entries[number]) if number in line.entries else None for number in range(num_columns)]
 
 
 def _cell(entry: Entry) -> _Cell:
@@ -207,17 +170,15 @@ def _cell(entry: Entry) -> _Cell:
     colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
     title, unit = _measure(outcome)
     blocks = counted(outcome.num_blocks, "block") if outcome.tied else ""
-    notes = []
-    if len(outcome.tied) > 1:
-        why = "not told apart" if outcome.is_enough else "too few blocks or GPUs for a verdict"
-        notes.append(_Note(why))
+    notes = list(outcome.endings)
     if len(outcome.kinds) == 1:
-        notes.append(_Note("the only one with a figure"))
-    notes += [_Note(ending) for ending in outcome.endings]
-    notes += [_Note(entry.differs, warns=True)] if entry.differs else []
+        notes.insert(0, "the only one with a figure")
+    if len(outcome.tied) > 1:
+        notes.insert(0, "not told apart" if outcome.is_enough else "too few blocks or GPUs for a verdict")
     return _Cell(
-        tied=tuple(_Mode(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied),
-        notes=tuple(notes),
+        tied=[(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied],
+        notes=notes,
+        differs=entry.differs,
         gain=_gain(outcome),
         blocks=f"{title}, {blocks}" if unit else blocks,
         energy=energy,

@@ -100,7 +100,7 @@ def _speed(
                 case=case.label,
                 consists=consists.get(case, ""),
                 degree=degree,
-                measure="" if name in ("", SPEEDUP) else _title(name, members),
+                measure="" if name in ("", SPEEDUP) else metrics_in(members)[name].heading(),
                 entries=tuple(map(tuple, entries)),
             )
         )
@@ -112,11 +112,6 @@ def _measure(cells: Sequence[Cell]) -> str:
     ranked = [cell for cell in cells if cell.is_ranked]
     names = dict.fromkeys([SPEEDUP, *(name for cell in ranked for name in cell.speed)])
     return next((name for name in names if any(name in cell.estimates for cell in ranked)), "")
-
-
-def _title(name: str, cells: Sequence[Cell]) -> str:
-    metric = metrics_in(cells)[name]
-    return f"{metric.title} ({metric.unit})" if metric.unit else metric.title
 
 
 def _entry(cell: Cell, name: str, winner: Winner | None) -> Entry:

@@ -74,6 +74,11 @@ def with_interval(estimate: Estimate) -> str:
     return texts[0] if len(set(texts)) == 1 else "{} ({} to {})".format(*texts)
 
 
+def with_ends(estimate: Estimate | None) -> tuple[Value, Value, Value]:
+    """Return an estimate and the ends of its interval in full, as three values of a row."""
+    return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
+
+
 def brief(value: float) -> str:
     """Return three significant digits of a value, or its whole part if that has more."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"  # what is rounded to 100 has no decimals

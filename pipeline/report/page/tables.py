@@ -5,25 +5,37 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
-from pipeline.base.domain import units
-from pipeline.base.domain.normalise import SPEEDUP
-from pipeline.base.domain.records import DEVICE, Result, WindowKind
-from pipeline.report.evaluate import doubts, other_gpus
-from pipeline.report.evaluate.cells import Cell, cases_of, metrics_in
+from pipeline.base.domain import mig_names, units
+from pipeline.base.domain.modes import PROFILE
+from pipeline.base.domain.normalise import SPEEDUP, independent
+from pipeline.base.domain.records import DEVICE, NEIGHBOURS, Result, WindowKind
+from pipeline.base.system.words import natural
+from pipeline.report.evaluate import doubts, other_gpus, scaling
+from pipeline.report.evaluate.cells import Case, Cell, cases_of, metrics_in
 from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled
-from pipeline.report.evaluate.metrics import GROUPS, HOST, TOTAL_TIME, Metric, table_of
+from pipeline.report.evaluate.metrics import (
+    ACTIVITY,
+    ENERGY_VS_ALONE,
+    GROUPS,
+    HOST,
+    INSTANCE_MEMORY,
+    METRICS,
+    TOTAL_TIME,
+    Scale,
+    table_of,
+)
 from pipeline.report.evaluate.paper import FindingCheck
-from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, Estimate
+from pipeline.report.evaluate.publication import WHOLE_GPU
+from pipeline.report.evaluate.quantities import energy_alone, modelled_energy
+from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.frameworks import framework_table
-from pipeline.report.page.instances import instance_table
-from pipeline.report.page.mix_energy import mix_energy_table
-from pipeline.report.page.scaling import neighbour_table, scaling_table
 from pipeline.report.page.services import beside_table, objective_table
-from pipeline.report.page.table_format import MISSING, Table, Value, Values, with_interval
+from pipeline.report.page.table_format import MISSING, Table, Values, with_ends, with_interval
 from pipeline.report.read.records import Row, Study
 
 SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
@@ -40,6 +52,14 @@ _OF_VERDICTS = (
     "verdict is equality, else of a difference. Over several GPUs each counts once, and a verdict needs three."
 )
 _OF_CELLS = f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."
+
+_OF_MIXES = (
+    "A GPU counts the energy of all that runs on it. Measured: that of the mix over that of the same work, each job "
+    "alone on the GPU, idle power included. A model: what of it each workload took. Above idle, each job is given as "
+    "much more or less than alone as the jobs of the mix took together."
+)
+_Place = tuple[Case, int, str, str]
+"""Case, degree, mode and profile."""
 
 
 def every_table(
@@ -74,10 +94,104 @@ def every_table(
     return [dataclasses.replace(table, note=f"{stamp}{table.note}".strip()) for table in tables if table.rows]
 
 
+def instance_table(study: Study) -> Table:
+    """Figures of the instances of each profile: the mean of a group's instances, of their memory the highest."""
+    cases = cases_of(study)
+    read: dict[_Place, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    gpus: dict[_Place, dict[int, str]] = defaultdict(dict)
+    for row in (row for row in study.rows if row.is_valid):
+        by_profile: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+        for job in row.jobs:  # jobs that share an instance say the same of it, those on compute instances as well
+            for name in (*ACTIVITY, INSTANCE_MEMORY):
+                if "gi_id" in job.place and PROFILE in job.place and name in job.metrics:
+                    profile, _ = mig_names.split(job.place[PROFILE])
+                    by_profile[profile][name][job.place["gi_id"]] = job.metrics[name]
+        for profile, figures in by_profile.items():
+            place = (cases[row.run_id], row.degree, row.mode, profile)
+            gpus[place][row.block] = row.gpu_uuid
+            for name, values in figures.items():
+                together = max if name == INSTANCE_MEMORY else statistics.fmean
+                read[place][name][row.block] = together(values.values())
+    names = [name for name in (*ACTIVITY, INSTANCE_MEMORY) if any(name in figures for figures in read.values())]
+    rows: list[Values] = []
+    for place, by_name in sorted(read.items()):
+        found = [_shown(name, by_name[name], gpus[place]) if name in by_name else None for name in names]
+        rows.append((place[0].label, *place[1:], *found))
+    titles = ["peak memory of an instance (MiB)" if name == INSTANCE_MEMORY else METRICS[name].title for name in names]
+    note = (
+        "Mean over the instances of a profile, of memory the highest; then the median over the blocks. Shares are of "
+        "the instance, whatever its size."
+    )
+    columns = ("case", "jobs", "mode", "profile", *titles)
+    return Table("instances", "GPU instances by profile", columns, tuple(rows), note)
+
+
+def _shown(name: str, by_block: dict[int, float], gpus: dict[int, str]) -> str:
+    if name == INSTANCE_MEMORY:
+        return with_interval(estimate(list(by_block.values()), Scale.PEAK))
+    return with_interval(estimate(independent(by_block, gpus), Scale.SHARE))
+
+
+def mix_energy_table(cells: Sequence[Cell]) -> Table:
+    """Each workload of each mix whose energy, and that of each of its jobs alone, was measured."""
+    rows: list[Values] = []
+    for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
+        if ENERGY_VS_ALONE not in cell.estimates:
+            continue
+        ratio = with_interval(cell.estimates[ENERGY_VS_ALONE])
+        for label, params in dict(zip(cell.case.workloads, cell.case.params, strict=True)).items():
+            by_block = [cell.values.get(name(label)) for name in (energy_alone, modelled_energy)]
+            one = units.one_in_words(params.get(units.PARAM, units.SAMPLES))
+            rows.append((cell.case.label, cell.mode, ratio, label, one, *_energies(cell, by_block)))
+    of_each = ("above idle for one, alone", "above idle for one, in the mix (a model)")
+    columns = ("mix", "mode", "energy, over that of the same work alone", "workload", "one", *of_each)
+    return Table("mix-energy", "Energy of mixes", columns, tuple(rows), _OF_MIXES)
+
+
+def _energies(cell: Cell, by_block: Sequence[Mapping[int, float] | None]) -> list[str | None]:
+    """Return energies in J by block as figures with one unit; it may be another one in each row."""
+    estimates = [cell.estimate(values) if values else None for values in by_block]
+    scale, prefix = prefix_of(estimate.median for estimate in estimates if estimate is not None)
+    return [
+        None if estimate is None else f"{with_interval(scaled(estimate, scale))} {prefix}{JOULE}"
+        for estimate in estimates
+    ]
+
+
+def scaling_table(cells: Sequence[Cell]) -> Table:
+    """How many times as fast a job is on the larger of two places, beside the ideal and what publications say."""
+    rows: list[Values] = []
+    for step in scaling.steps(cells):
+        larger = "the whole GPU" if step.larger == WHOLE_GPU else step.larger
+        of_ideal = None if step.ideal is None else 100 * step.ratio.median / step.ideal
+        figures = (with_interval(step.ratio), step.ideal, of_ideal, step.loss_pct, step.published or None)
+        rows.append((step.case.label, larger, step.smaller, *figures))
+    note = (
+        "One job on each: its throughput on the larger over that on the smaller, and then the median over the blocks. "
+        "Ideal: the ratio of the multiprocessors; bandwidth goes by memory slices instead. Loss: what a job on the "
+        "profile of all slices lacks of that on the whole GPU. Published ratios are of the GPU in parentheses."
+    )
+    columns = ("case", "larger", "smaller", "times as fast", "ideal", "of the ideal (%)", "loss (%)", "published")
+    return Table("scaling", "MIG's cost and scaling", columns, tuple(rows), note)
+
+
+def neighbour_table(cells: Sequence[Cell]) -> Table:
+    """What share of their throughput jobs keep beside neighbours."""
+    rows: list[Values] = []
+    for each in scaling.besides(cells):
+        cell = each.cell
+        case = cell.case.label.removesuffix(f" [{NEIGHBOURS} {cell.neighbours}]")
+        rows.append((case, cell.degree, cell.mode, cell.neighbours, with_interval(each.kept)))
+    rows.sort(key=lambda row: natural(str(row[0])))
+    note = "Throughput beside neighbours over that of the same jobs in the same mode without, by block."
+    columns = ("case", "jobs", "mode", "neighbours", "throughput kept")
+    return Table("neighbours", "What neighbours leave", columns, tuple(rows), note)
+
+
 def other_gpus_table(study: Study) -> Table:
     """What groups kept of their speed while other GPUs of the host worked."""
     rows: list[Values] = [
-        (each.case.label, each.degree, each.mode, each.beside, *_three(each.share), each.num_blocks, each.sentence)
+        (each.case.label, each.degree, each.mode, each.beside, *with_ends(each.share), each.num_blocks, each.sentence)
         for each in other_gpus.kept(study)
     ]
     heads = ("case", "jobs", "mode", "GPUs beside", "speed in company", "low", "high", "blocks", "in words")
@@ -90,7 +204,7 @@ def winner_table(winners: Sequence[Winner]) -> Table:
     rows: list[Values] = []
     for winner in winners:
         fastest = winner.mode or "no single one: " + ", ".join(winner.tied)
-        rows.append((winner.case.label, winner.degree, fastest, *_three(winner.speedup), winner.sentence))
+        rows.append((winner.case.label, winner.degree, fastest, *with_ends(winner.speedup), winner.sentence))
     heads = ("case", "jobs", "fastest", "speed-up against serial", "low", "high", "in words")
     return Table("winners", "The fastest mode of each case", heads, tuple(rows), _INTERVALS, is_for_machines=True)
 
@@ -99,8 +213,8 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     """Every comparison of two modes."""
     rows: list[Values] = []
     for found in verdicts:
-        compared = (found.case.label, found.degree, found.mode, found.against, *_three(found.ratio), found.num_blocks)
-        tested = (found.p, found.p_adjusted, found.decision.value, found.blocks_needed)
+        compared = (found.case.label, found.degree, found.mode, found.against, *with_ends(found.ratio))
+        tested = (found.num_blocks, found.p, found.p_adjusted, found.decision.value, found.blocks_needed)
         rows.append((*compared, *tested, found.sentence))
     compares = ("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks")
     tests = ("p", "p adjusted", "verdict", "blocks needed", "in words")
@@ -128,7 +242,10 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
     of_listeners = [each for cell in cells for each, metric in cell.sampled.items() if table_of(metric) == name]
     in_order = dict.fromkeys([*of_work, *metrics, *of_listeners])
     names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
-    scales = {name: _scale(known[name], cells) for name in names}
+    scales = {
+        name: prefix_of((c.estimates[name].median for c in cells if name in c.estimates), known[name].unit)
+        for name in names
+    }
     rows: list[Values] = []
     for cell in cells:
         if cell.is_derived and (cell.num_given or cell.window is WindowKind.STEADY):
@@ -141,7 +258,7 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
         if any(figures) or not cell.values:  # a training has no latency; what has no figure at all says so
             *ran, result = _what_ran(cell)
             rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
-    heads = ("case", "jobs", "mode", "result", *(_head(known[name], scales[name][1]) for name in names))
+    heads = ("case", "jobs", "mode", "result", *(known[name].heading(scales[name][1]) for name in names))
     doubted = " *: doubtful, as the page says." if any(cell.marks for cell in cells) else ""
     return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS + doubted)
 
@@ -156,11 +273,11 @@ def result_table(cells: Sequence[Cell]) -> Table:
     """Every cell with every quantity that any of them has, in full: for machines."""
     known = metrics_in(cells)
     names = [name for name in known if any(name in cell.estimates for cell in cells)]
-    titles = [_head(known[name]) for name in names]
+    titles = [known[name].heading() for name in names]
     heads = [head for title in titles for head in (title, f"{title}: low", f"{title}: high")]
     rows: list[Values] = []
     for cell in cells:
-        figures = [value for name in names for value in _three(cell.estimates.get(name))]
+        figures = [value for name in names for value in with_ends(cell.estimates.get(name))]
         rows.append((*_what_ran(cell), sum(cell.results.values()), *figures))
     columns = ("case", "jobs", "mode", "result", "blocks", *heads)
     title = "Results by case, degree and mode"
@@ -245,7 +362,7 @@ def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
 
 
 def _compared(check: FindingCheck) -> Values:
-    finding, (_, low, high) = check.finding, _three(check.ours)
+    finding, (_, low, high) = check.finding, with_ends(check.ours)
     theirs = (finding.text, finding.where or None, check.case_label, check.degree, check.mode, finding.range_in_words)
     return (*theirs, check.ours_in_words, low, high, check.agreement.value, check.difference, check.note)
 
@@ -264,18 +381,3 @@ def _baseline(row: Row) -> tuple[str, float] | None:
     is_time = row.window is WindowKind.WORK
     name, unit = (TOTAL_TIME, "s") if is_time else (units.total_of(row.unit), units.per_second(row.unit))
     return (unit, row.metrics[name]) if row.metrics.get(name) and (row.degree == 1 or unit == "s") else None
-
-
-def _three(estimate: Estimate | None) -> tuple[Value, Value, Value]:
-    return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
-
-
-def _scale(metric: Metric, cells: Sequence[Cell]) -> tuple[float, str]:
-    """How many of its unit one of the unit that is printed is, and the prefix of that."""
-    if metric.unit != JOULE:
-        return 1.0, ""
-    return prefix_of(cell.estimates[metric.name].median for cell in cells if metric.name in cell.estimates)
-
-
-def _head(metric: Metric, prefix: str = "") -> str:
-    return f"{metric.title} ({prefix}{metric.unit})" if metric.unit else metric.title

@@ -13,7 +13,7 @@ from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.publication import publications
 from pipeline.report.page.answer import answer
-from pipeline.report.page.scaling import neighbour_table, scaling_table
+from pipeline.report.page.tables import neighbour_table, scaling_table
 from pipeline.report.read.records import Row
 from tests.support.report_rows import job, params, row, study
 

@@ -17,10 +17,9 @@ from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.figures import beside, gain, mixes, workloads
 from pipeline.report.page.answer import answer
 from pipeline.report.page.grid import grids
-from pipeline.report.page.mix_energy import mix_energy_table
 from pipeline.report.page.page import content_of, render
 from pipeline.report.page.services import beside_table, objective_table
-from pipeline.report.page.tables import every_table
+from pipeline.report.page.tables import every_table, mix_energy_table
 from pipeline.report.read.records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 
