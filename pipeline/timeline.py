@@ -19,9 +19,10 @@ from pipeline.base.domain import layout
 from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, TrackingError
 from pipeline.base.system.words import counted
-from pipeline.record import trace
 from pipeline.record.store import results
 from pipeline.record.store.existing import open_named
+from pipeline.record.store.local import Store
+from pipeline.record.trace import merged
 
 
 def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
@@ -38,24 +39,27 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
             f"there is no finished group of experiment {experiment!r} in {root_or_uri}; "
             "name the study (its tracking.experiment) with --experiment"
         )
-    traces = []
-    for group in groups:
-        with tempfile.TemporaryDirectory() as scratch:
-            try:
-                path = results.fetch(store, group.run_id, layout.TIMELINE, scratch)
-            except TrackingError as error:
-                raise TrackingError(f"cannot read {layout.TIMELINE} of run {group.run_id}: {error}") from error
-            if path is not None:
-                try:
-                    one = json.loads(path.read_text(encoding="utf-8"))
-                    trace.merged([one])
-                except Exception as error:  # noqa: BLE001  a damaged file may raise anything
-                    sys.stderr.write(f"left out: {layout.TIMELINE} of run {group.run_id} is damaged: {error}\n")
-                else:
-                    traces.append(one)
+    traces = [trace for group in groups if (trace := _fetch_trace(store, group.run_id)) is not None]
     if not traces:
         raise TrackingError(f"none of the {len(groups)} groups of experiment {experiment!r} has a {layout.TIMELINE}")
-    return trace.merged(traces), len(groups) - len(traces)
+    return merged(traces), len(groups) - len(traces)
+
+
+def _fetch_trace(store: Store, run_id: str) -> dict[str, Any] | None:
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            path = results.fetch(store, run_id, layout.TIMELINE, scratch)
+        except TrackingError as error:
+            raise TrackingError(f"cannot read {layout.TIMELINE} of run {run_id}: {error}") from error
+        if path is None:
+            return None
+        try:
+            trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            merged([trace])
+        except Exception as error:  # noqa: BLE001  a damaged file may raise anything
+            sys.stderr.write(f"left out: {layout.TIMELINE} of run {run_id} is damaged: {error}\n")
+            return None
+        return trace
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:

@@ -37,13 +37,12 @@ def shared(cells: Sequence[Cell]) -> Iterator[Shared]:
         served = [name for name in names if of_workload(MEAN_SLOWDOWN, name) in cell.values]
         if served and len(served) < len(names):
             for name in names:
-                slowdowns = _values(cell, SLOWDOWN, name)
                 yield Shared(
                     cell=cell,
                     workload=name,
-                    kept=_estimate(cell, {block: 1 / slowdown for block, slowdown in slowdowns.items()}),
-                    mean=_estimate(cell, _values(cell, MEAN_SLOWDOWN, name)) if cell.is_compared else None,
-                    p99=_estimate(cell, _values(cell, P99_SLOWDOWN, name)) if cell.is_compared else None,
+                    kept=cell.estimate_inverse(of_workload(SLOWDOWN, name)),
+                    mean=_latency(cell, MEAN_SLOWDOWN, name),
+                    p99=_latency(cell, P99_SLOWDOWN, name),
                 )
 
 
@@ -90,12 +89,9 @@ def _ends(found: Sequence[tuple[Estimate, Cell]]) -> list[str]:
 
 def _place(estimate: Estimate, cell: Cell) -> str:
     interval = interval_in_words(estimate, ".2f").strip(" ()")
-    return f"{interval}; {cell.case.label}, {cell.mode}" if interval else f"{cell.case.label}, {cell.mode}"
+    return "; ".join(filter(None, (interval, f"{cell.case.label}, {cell.mode}")))
 
 
-def _values(cell: Cell, worst: str, workload: str) -> dict[int, float]:
-    return cell.values.get(of_workload(worst, workload), {})
-
-
-def _estimate(cell: Cell, by_block: dict[int, float]) -> Estimate | None:
-    return cell.estimate(by_block) if by_block else None
+def _latency(cell: Cell, worst: str, workload: str) -> Estimate | None:
+    by_block = cell.values.get(of_workload(worst, workload), {})
+    return cell.estimate(by_block) if by_block and cell.is_compared else None

@@ -173,6 +173,11 @@ class Cell:
         values = list(by_block.values()) if scale is Scale.PEAK else independent(by_block, self.gpus)
         return estimate(values, scale)
 
+    def estimate_inverse(self, name: str) -> Estimate | None:
+        """Return the estimate of one over a quantity; `None` if no block has it."""
+        inverse = {block: 1 / value for block, value in self.values.get(name, {}).items() if value > 0}
+        return self.estimate(inverse) if inverse else None
+
     @property
     def finding(self) -> Result:
         """The one result to show: what is wrong before what is well."""

@@ -148,21 +148,19 @@ def counted_in(unit: str) -> Mapping[str, Metric]:
     return {metric.name: metric for metric in every}
 
 
+def sampled(row: Row) -> Mapping[str, Metric]:
+    """Return the figures of a row that come from its listeners and that `METRICS` does not know, by name."""
+    return _sampled(row.facts.get("figures", ""))
+
+
 @functools.cache
 def _sampled(titled: str) -> Mapping[str, Metric]:
-    told = json.loads(titled) if titled else {}
-    return {name: _metric(name, **facts) for name, facts in told.items() if name not in METRICS}
-
-
-def _metric(name: str, *, title: str, unit: str, summary: str) -> Metric:
-    if unit == "ratio":
-        return Metric(name, title, scale=Scale.SHARE)
-    return Metric(name, title, unit, Scale.PEAK if summary in (Summary.MAX, Summary.PEAK) else Scale.POSITIVE)
-
-
-def sampled(row: Row) -> Mapping[str, Metric]:
-    """The figures of a row that come from its listeners and that `METRICS` does not know, by name."""
-    return _sampled(row.facts.get("figures", ""))
+    found = {}
+    for name, facts in (json.loads(titled) if titled else {}).items():
+        is_share, is_peak = facts["unit"] == "ratio", facts["summary"] in (Summary.MAX, Summary.PEAK)
+        scale = Scale.SHARE if is_share else Scale.PEAK if is_peak else Scale.POSITIVE
+        found[name] = Metric(name, facts["title"], "" if is_share else facts["unit"], scale)
+    return {name: metric for name, metric in found.items() if name not in METRICS}
 
 
 def table_of(metric: Metric) -> str:

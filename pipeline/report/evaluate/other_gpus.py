@@ -57,7 +57,8 @@ def in_short(found: Iterable[Kept]) -> list[str]:
 
 
 def _in_short(groups: Sequence[Kept]) -> str:
-    least, most = min(groups, key=_median), max(groups, key=_median)
+    in_order = sorted(groups, key=lambda group: group.share.median)
+    least, most = in_order[0], in_order[-1]
     while_working = f"While {_others(least.beside)}"
     if len(groups) == 1:
         said = f"{while_working}, the speed of {_what(least)} is {least.share_in_words} of that alone"
@@ -77,10 +78,6 @@ def _differing(groups: Sequence[Kept]) -> str:
         return f"an interval needs {MIN_FOR_INTERVAL} blocks"
     num = sum(not low <= 1 <= high for low, high in known)
     return f"{num or 'none'} of {counted(len(known), 'interval')} {'exclude' if num > 1 else 'excludes'} 1"
-
-
-def _median(kept: Kept) -> float:
-    return kept.share.median
 
 
 def _what(kept: Kept) -> str:

@@ -71,7 +71,7 @@ class BlockBaselines(Baselines[Row, JobRow]):
     def solo(self, row: Row, job: JobRow) -> JobRow | None:
         """A job of a row alone; of several runs their mean."""
         runs = self.alone(job.digest, _digests(row))
-        return _mean_job(runs) if runs else None
+        return dataclasses.replace(runs[0], metrics=mean_of([run.metrics for run in runs])) if runs else None
 
     def total_time_s(self, row: Row) -> float | None:
         """Of a row's jobs one after another; `None` if that did not run."""
@@ -214,11 +214,6 @@ def of_copies_in_turn(alone: Mapping[str, float], solo: Row, degree: int) -> dic
     if solo.window is not WindowKind.STEADY and "makespan_s" in alone:
         found["makespan_s"] = degree * alone["makespan_s"]
     return found
-
-
-def _mean_job(jobs: Sequence[JobRow]) -> JobRow:
-    """Equal jobs that each ran alone, as one with the means of their figures."""
-    return dataclasses.replace(jobs[0], metrics=mean_of([job.metrics for job in jobs]))
 
 
 def _digests(row: Row) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.figures import beside, energy, gain, mixes, over_time, parameters, workloads
+from pipeline.report.figures import energy, gain, mixes, over_time, parameters, workloads
 from pipeline.report.figures.drawing import Drawn, draw
 from pipeline.report.read.records import Study
 from pipeline.report.read.samples import GroupSeries
@@ -14,7 +14,6 @@ from pipeline.report.read.samples import GroupSeries
 FIGURES = (
     gain.sketches,
     mixes.sketches,
-    beside.sketches,
     workloads.sketches,
     parameters.sketches,
     energy.sketches,

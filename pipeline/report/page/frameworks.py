@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain.modes import PROFILE
@@ -63,10 +62,7 @@ def framework_lines(study: Study) -> list[str]:
     found = answers(study)
     if not found:
         return []
-    cells = [
-        ("framework", "version", "where", "given", "sees", "works"),
-        *(map(shown, answer[:-1]) for answer in found),
-    ]
+    cells = [("framework", "version", "where", "given", "sees", "works"), *(map(shown, row[:-1]) for row in found)]
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for answer in found:
         if answer.why and answer.where:
@@ -93,16 +89,13 @@ def _is_known(row: Row, job: JobRow) -> bool:
 
 
 def _answer(row: Row, job: JobRow) -> Answer:
-    name, said = _TITLES[job.params["framework"]], {key: job.params.get(f"job.{key}") for key in _SAID}
+    name = _TITLES[job.params["framework"]]
     if row.result is Result.SKIPPED:
         return Answer(name, None, None, None, None, _NOT_INSTALLED, row.reason)
-    works = said["works"] or _NO
-    why = said["why"] or (None if said["works"] else row.reason)  # it never answered: it ended before
+    version, seen, works, why = (job.params.get(f"job.{key}") for key in ("framework_version", "seen", "works", "why"))
+    why = why or (None if works else row.reason)  # it never answered: it ended before
     given = len(job.place.get("device", "").split(",")) if "device" in job.place else None
-    return Answer(name, said["framework_version"], _where(job), given, said["seen"], works, why)
-
-
-_SAID: Sequence[str] = ("framework_version", "seen", "works", "why")
+    return Answer(name, version, _where(job), given, seen, works or _NO, why)
 
 
 def _where(job: JobRow) -> str:

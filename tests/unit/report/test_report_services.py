@@ -14,7 +14,7 @@ from pipeline.report.evaluate import outcomes
 from pipeline.report.evaluate.beside import sentence, shared
 from pipeline.report.evaluate.cells import cells_of, metrics_in
 from pipeline.report.evaluate.verdicts import verdicts
-from pipeline.report.figures import beside, gain, mixes, workloads
+from pipeline.report.figures import gain, mixes, workloads
 from pipeline.report.page.answer import answer
 from pipeline.report.page.grid import grids
 from pipeline.report.page.page import content_of, render
@@ -144,11 +144,10 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
         "MPS runs T+I: the p99 latency of infer is 2.00 times that alone and train keeps 0.80 times its throughput."
     )
     assert [each.workload for each in naive] == ["infer", "train"]
-    (sketch,) = beside.sketches(cells, None)
+    (sketch,) = mixes.sketches(cells, None)
     kept, paid = sketch.paint().axes
     assert [bar.get_height() for bar in kept.patches] == pytest.approx([0.4, 0.8])
     assert [bar.get_height() for bar in paid.patches] == pytest.approx([4, 2])
-    assert [*mixes.sketches(cells, None)] == []
 
 
 def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_grid() -> None:
@@ -188,7 +187,7 @@ def test_bars_of_one_colour_say_which_they_are() -> None:
     alone = [row("serial", (job(0, params("train"), 100.0),)), row("serial", (service(0, 50, 5.0),))]
     jobs = (job(0, params("train"), 80.0, size="T"), service(1, 50, 10.0, size="I"))
     both = [row("mps", jobs), row("mps", jobs, options={"priority": [1, 0]}), row("naive", jobs)]
-    (sketch,) = beside.sketches(cells_of(study(*alone, *both)), None)
+    (sketch,) = mixes.sketches(cells_of(study(*alone, *both)), None)
     kept, *_ = sketch.paint().axes
     assert {tick.get_text() for tick in kept.get_xticklabels(minor=True)} == {"", "MPS", "priority=1+0"}
 
