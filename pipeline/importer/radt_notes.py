@@ -26,7 +26,8 @@ def describe(groups: Sequence[RowGroup], known: Sequence[Row]) -> Iterator[str]:
     yield from _describe_listeners(rows)
     if len(experiments := _drop_repeats(row.experiment for row in rows)) > 1:
         yield f"Experiment {_join_some(experiments)}: they become one experiment, whose groups run in random order"
-    if folders := _drop_repeats(folder for row in known for folder in _find_data_folders(row)):
+    options = [pair for row in known for pair in zip(row.args, row.args[1:], strict=False)]
+    if folders := _drop_repeats(folder for option, folder in options if option == "--data-dir"):
         yield f"--data-dir {_join_some(folders)}: not kept; data.root=FOLDER says where the data sets lie"
     yield from _describe_columns(rows)
 
@@ -63,10 +64,6 @@ def _describe_columns(rows: Sequence[Row]) -> Iterator[str]:
         if column not in (_NAME, *_RESULTS):
             values = _drop_repeats(row.others[column] for row in rows if column in row.others)
             yield f"{column} {_join_some(values)}: not kept, it has no counterpart here"
-
-
-def _find_data_folders(row: Row) -> Sequence[str]:
-    return [word for option, word in zip(row.args, row.args[1:], strict=False) if option == "--data-dir"]
 
 
 def _drop_repeats(values: Iterator[str]) -> list[str]:

@@ -202,7 +202,6 @@ def _arguments(params: str) -> tuple[str, ...]:
 
 
 def _group(rows: Sequence[Row]) -> RowGroup:
-    """The group that rows make; ValueError if they do not share one GPU in one of the ways that there are."""
     devices = sorted({row.devices for row in rows})
     if len(devices) > 1:
         named = " and ".join(device or "none" for device in devices)

@@ -56,7 +56,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _published(folders: Sequence[Path]) -> Iterator[tuple[str, Measured]]:
-    """What reports say in their files, each with the folder that it is from."""
     seen: set[Path] = set()
     for folder in folders:
         if folder.resolve() in seen:
@@ -79,7 +78,6 @@ def _published(folders: Sequence[Path]) -> Iterator[tuple[str, Measured]]:
 
 
 def _stored(options: argparse.Namespace) -> Iterator[tuple[str, Measured]]:
-    """What studies in stores give: each experiment of each store is a study of its own."""
     stores = [*options.root, *options.uri] or [tracking_root.DEFAULT]
     different = {*(root.resolve() for root in options.root), *(uri.rstrip("/") for uri in options.uri)}
     is_twice = len(different) < len(options.root) + len(options.uri)
@@ -99,7 +97,6 @@ def _stored(options: argparse.Namespace) -> Iterator[tuple[str, Measured]]:
 
 
 def _refuse_equal(found: Sequence[tuple[str, Measured]]) -> None:
-    """Refuse a study beside its copy, or its report."""
     for (source, each), (other, its) in itertools.combinations(found, 2):
         if each == its:
             raise ConfigError(

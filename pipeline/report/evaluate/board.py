@@ -145,7 +145,10 @@ def _rows(places: Sequence[_Place], facts: Mapping[int, Mapping[str, str]]) -> l
 
 def _identity(outcome: Outcome) -> _Identity:
     """What is compared across studies: the jobs by all that a label says, their number, and what ran beside."""
-    programs = [(each.workload, _batch(each), tuple(_words(each).items()), each.number) for each in outcome.programs]
+    programs = [
+        (each.workload, each.params.get("batch_size", ""), tuple(_words(each).items()), each.number)
+        for each in outcome.programs
+    ]
     return (tuple(sorted(programs)), *(outcome.settings.get(key, "") for key in _OF_THE_ROW))
 
 
@@ -161,10 +164,6 @@ def _facts(outcome: Outcome) -> dict[str, str]:
 
 def _words(program: Program) -> dict[str, str]:
     return {key: program.params[key] for key in sorted(labels.of_all([program.params])) if key in program.params}
-
-
-def _batch(program: Program) -> str:
-    return program.params.get("batch_size", "")
 
 
 def _label(outcome: Outcome, varying: Container[str]) -> str:
@@ -195,7 +194,6 @@ def _consists(outcome: Outcome) -> str:
 
 
 def _differs(here: Sequence[_Place], outcome: Outcome, facts: Mapping[int, Mapping[str, str]]) -> str:
-    """How the settings of an outcome differ from those of the first in its row; empty if in nothing."""
     first, own = facts[id(here[0][1])], facts[id(outcome)]
     keys = differing([first, own])
     said = [f"{key} {own[key]} instead of {first[key]}" for key in keys if key in own and key in first]
@@ -207,7 +205,6 @@ def _differs(here: Sequence[_Place], outcome: Outcome, facts: Mapping[int, Mappi
 
 
 def _agreement(entries: Mapping[int, Entry], names: Sequence[str], stamps: Sequence[str]) -> tuple[Agreement, str]:
-    """Whether the columns name the same kind of sharing as the best, and why not."""
     judged = {number: entry for number, entry in entries.items() if len(entry.outcome.kinds) > 1}
     real = {number: entry for number, entry in judged.items() if not stamps[number]}
     judged = real or judged

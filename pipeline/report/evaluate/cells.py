@@ -211,7 +211,6 @@ def _place(cell: Cell) -> tuple[object, ...]:
 
 
 def _case_of(row: Row) -> Case:
-    """Build the case of a row, which is the same whatever its degree, its mode and the order of its jobs."""
     jobs = sorted(row.jobs, key=lambda job: job.label) if row.is_mix else row.jobs[:1]
     return Case(
         label=_label(row, labels.in_one_order(row.called)),

@@ -55,7 +55,6 @@ def doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
 
 
 def _mixed_packages(study: Study) -> list[str]:
-    """What `resume=accept_environment` lets stand beside each other."""
     packages = {job.params.get(ENVIRONMENT, "") for row in study.rows for job in row.jobs}
     if len(packages) < 2 or not any(row.facts.get("accepts_environment") for row in study.rows):
         return []
@@ -86,7 +85,6 @@ def _marks(study: Study, mark_of: Callable[[Row], str]) -> list[str]:
 
 
 def _gains(cells: Sequence[Cell]) -> list[str]:
-    """Return what the intervals of gains say, each kind of it once, with the jobs that have it."""
     noted: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for cell in cells:
         for note in cell.notes_on_gain:

@@ -71,7 +71,6 @@ def _in_short(groups: Sequence[Kept]) -> str:
 
 
 def _differing(groups: Sequence[Kept]) -> str:
-    """How many intervals exclude that nothing was lost or gained."""
     intervals = [(each.share.low, each.share.high) for each in groups]
     known = [(low, high) for low, high in intervals if low is not None and high is not None]
     if not known:
@@ -118,7 +117,6 @@ def kept(study: Study) -> Iterator[Kept]:
 
 
 def _identity(row: Row) -> tuple[object, ...]:
-    """What tells a group from others, but for its company."""
     settings = tuple(pair for pair in row.settings if pair[0] != BESIDE)
     return row.scenario, repr(sorted(row.options.items())), tuple(job.digest for job in row.jobs), settings
 

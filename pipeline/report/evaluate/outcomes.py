@@ -134,7 +134,7 @@ def measured(
             experiment=study.experiment,
             device=device,
             host=host,
-            stamp=_stamp(members),
+            stamp=SIMULATED if any(row.is_simulated for row in members) else "",
             num_gpus=len({row.gpu_uuid for row in members}),
             num_blocks=len({row.block for row in members}),
             facts=_facts(members),
@@ -146,10 +146,6 @@ def measured(
 
 def _column(row: Row) -> tuple[str, str]:
     return row.device, dict(row.settings).get(hosts.SETTING, "")
-
-
-def _stamp(rows: Sequence[Row]) -> str:
-    return SIMULATED if any(row.is_simulated for row in rows) else ""
 
 
 def _outcome(

@@ -87,8 +87,6 @@ def compare(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[FindingC
 
 
 class _About(NamedTuple):
-    """A finding, and what there is to compare it with."""
-
     publication: Publication
     finding: Finding
     cells: Sequence[Cell]
@@ -122,7 +120,6 @@ def _differences(publication: Publication, finding: Finding, cell: Cell) -> tupl
 
 
 def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
-    """Whether a finding is about the workloads, the number of jobs and the mode of a cell, whatever its settings."""
     programs = [program for params in cell.case.params if (program := publication.program(params)) is not None]
     if len(programs) < len(cell.case.params):
         return False
@@ -175,7 +172,6 @@ def _along(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
 
 
 def _profiles(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
-    """Of each case, the larger of two MIG profiles, or the whole GPU, over the smaller."""
     by_case: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
         if cell.is_ranked and (place := scaling.place_of(cell)) is not None:
@@ -191,7 +187,6 @@ def _profiles(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]
 
 
 def _slowdown(about: _About, cell: Cell) -> FindingCheck | None:
-    """Of our jobs of the workload that the finding names, which may be called differently here."""
     programs = [(params["workload"], about.publication.program(params)) for params in cell.case.params]
     meant = (name for name, program in programs if program is not None and program.name == about.finding.of)
     return _in_range(about, cell, cell.values.get(of_workload(SLOWDOWN, next(meant, "")), {}))
@@ -255,7 +250,6 @@ def _others(about: _About, cell: Cell, degree: int, mode: str) -> list[Cell]:
 
 
 def _against_range(finding: Finding, ours: Estimate) -> tuple[Agreement, str]:
-    """The whole interval inside agrees, the whole interval outside differs."""
     low = -math.inf if finding.low is None else finding.low
     high = math.inf if finding.high is None else finding.high
     away = ""
@@ -326,7 +320,6 @@ def _absent(about: _About) -> FindingCheck:
 
 
 def _note(about: _About, cell: Cell) -> str:
-    """What a reader must mind although it is no other setting."""
     differs, publication = [], about.publication
     gpu = about.finding.gpu or publication.gpu
     if cell.is_simulated:

@@ -204,7 +204,6 @@ def _publication(says: Mapping[str, Any]) -> Publication:
 
 
 def _with_range(finding: Finding) -> Finding:
-    """The finding, of kind `profiles` with the range that its rows make."""
     if not finding.rows:
         return finding
     low, high = min(finding.ratios) / _NEAR_ITS_ROWS, max(finding.ratios) * _NEAR_ITS_ROWS

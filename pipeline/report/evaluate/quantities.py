@@ -189,7 +189,6 @@ def _over(
 
 
 def _of_instances(row: Row) -> dict[str, float]:
-    """What the GPU instances of a row have in common: the mean of each activity, and the highest memory."""
     instances = {job.place["gi_id"]: job.metrics for job in row.jobs if "gi_id" in job.place}  # some share one
     found = {}
     for name in (*ACTIVITY, INSTANCE_MEMORY):
@@ -277,18 +276,15 @@ def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:
 
 
 def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
-    times = [job.metrics.get("epoch_time_mean_s") if measured else _derived_epoch_s(job) for job in jobs]
+    if measured:
+        times = [job.metrics.get("epoch_time_mean_s") for job in jobs]
+    else:
+        rates = [(_work_of_epoch(job), job.metrics.get(units.rate_of(job.unit))) for job in jobs]
+        times = [work / rate if work and rate else None for work, rate in rates]
     known = [time_s for time_s in times if time_s is not None]
     return statistics.fmean(known) if known and len(known) == len(times) else None
 
 
-def _derived_epoch_s(job: JobRow) -> float | None:
-    """The work of an epoch over a job's throughput."""
-    work, rate = _work_of_epoch(job), job.metrics.get(units.rate_of(job.unit))
-    return work / rate if work and rate else None
-
-
 def _work_of_epoch(job: JobRow) -> int:
-    """How much of its unit it is, as the job reported or was told; 0 if it is not known."""
     told = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
     return next((int(text) for text in told if text.isdigit()), 0)

@@ -59,13 +59,8 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
     places: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
         is_one = cell.degree == 1 and not cell.case.is_mix and not cell.neighbours
-        if (
-            is_one
-            and not cell.num_given
-            and cell.is_ranked
-            and cell.throughput in cell.values
-            and (place := place_of(cell)) is not None
-        ):
+        is_known = not cell.num_given and cell.is_ranked and cell.throughput in cell.values
+        if is_one and is_known and (place := place_of(cell)) is not None:
             places[cell.case][place] = cell
     for case, here in places.items():
         profiles = sorted((p for p in here if p != WHOLE_GPU), key=labels.size_of_profile, reverse=True)
@@ -79,12 +74,13 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
         ]
         for larger, smaller in dict.fromkeys([*itertools.pairwise(in_order), *further]):
             if found := ratios(here[larger], here[smaller], here[smaller].throughput):
+                num_larger, num_smaller = here[larger].multiprocessors, here[smaller].multiprocessors
                 yield Step(
                     case=case,
                     larger=larger,
                     smaller=smaller,
                     ratio=here[smaller].estimate(found),
-                    ideal=_ideal(here[larger], here[smaller]),
+                    ideal=num_larger / num_smaller if num_larger and num_smaller else None,
                     published=_published(case.params[0], slices_of(larger), slices_of(smaller)),
                 )
 
@@ -94,7 +90,11 @@ def besides(cells: Sequence[Cell]) -> Iterator[Beside]:
 
     Not of jobs at a given rate, which is what they keep, nor of work that adds up to nothing.
     """
-    ranked = [cell for cell in cells if cell.is_ranked and not cell.num_given and _adds_up(cell)]
+    ranked = [
+        cell
+        for cell in cells
+        if cell.is_ranked and not cell.num_given and (not cell.case.is_mix or cell.window is WindowKind.WORK)
+    ]
     alone = {_same(cell): cell for cell in ranked if not cell.neighbours}
     for cell in ranked:
         other = alone.get(_same(cell)) if cell.neighbours else None
@@ -114,20 +114,9 @@ def slices_of(place: str) -> str:
     return place.partition(".")[0]
 
 
-def _adds_up(cell: Cell) -> bool:
-    """Whether its throughput is that of equal jobs, or of a fixed amount of work."""
-    return not cell.case.is_mix or cell.window is WindowKind.WORK
-
-
 def _same(cell: Cell) -> tuple[object, ...]:
     mode = (cell.sharing, cell.profiles) if cell.sharing == MIG else (cell.sharing, cell.detail)
     return (cell.case.workloads, cell.case.is_mix, cell.degree, cell.device, cell.settings, *mode)
-
-
-def _ideal(larger: Cell, smaller: Cell) -> float | None:
-    if larger.multiprocessors is None or smaller.multiprocessors is None:
-        return None
-    return larger.multiprocessors / smaller.multiprocessors
 
 
 def _published(params: Mapping[str, str], larger: str, smaller: str) -> str:

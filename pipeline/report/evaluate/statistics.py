@@ -188,7 +188,6 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _p_above(distance: ArrayLike, error: ArrayLike, degrees: int) -> Floats:
-    """Chance of a mean so far above zero, or farther, if it were zero."""
     import numpy as np
     from scipy.special import stdtr  # light: scipy.stats takes a second to import
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.naming import as_flags, own_params
-from pipeline.report.evaluate.cells import Case, Cell
+from pipeline.report.evaluate.cells import Case, Cell, cases_in
 from pipeline.report.read import labels
 
 FEWEST = 3
@@ -43,7 +43,10 @@ def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iter
 
     Of what takes fewer values than `fewest` there is nothing.
     """
-    programs = {cell.case: _programs(cell.case) for cell in cells}
+    programs = {
+        case: tuple((params.get("workload", ""), as_flags(own_params(params))) for params in case.params)
+        for case in cases_in(cells)
+    }
     found: dict[tuple[str, str, str, Items], dict[float, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
         jobs = programs[cell.case]
@@ -67,12 +70,7 @@ def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iter
             )
 
 
-def _programs(case: Case) -> tuple[Program, ...]:
-    return tuple((params.get("workload", ""), as_flags(own_params(params))) for params in case.params)
-
-
 def _numbers(jobs: Sequence[Program]) -> Iterator[tuple[str, str, float]]:
-    """The params of each workload that are numbers, the same in all jobs of that workload: name, param, value."""
     for name in dict.fromkeys(name for name, _ in jobs):
         mine = [own for other, own in jobs if other == name]
         for key, text in mine[0].items():
@@ -101,7 +99,6 @@ def _all_else(case: Case, jobs: Sequence[Program], name: str, key: str) -> Items
 
 
 def _what(name: str, jobs: Sequence[Program]) -> str:
-    """The workloads of a case, the one first whose param is swept."""
     counts = Counter(own_name for own_name, _ in jobs)
     return " + ".join(
         f"{counts[each]} {each}" if counts[each] > 1 else each

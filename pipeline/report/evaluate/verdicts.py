@@ -146,7 +146,6 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
 
 
 def _judged(tested: Sequence[Test]) -> dict[int, _Judged]:
-    """What the tests come to, each by its `id`."""
     p_different = [test.p_different for test in tested if test.p_different is not None]
     p_equal = [test.p_equal for test in tested if test.p_equal is not None]
     different, equal = corrected(p_different, p_equal)

@@ -68,7 +68,6 @@ def _paint(contents: Sequence[tuple[str, Groups]], modes: Sequence[Mode], unit: 
 
 
 def _in_one_unit(contents: Sequence[tuple[str, Groups]]) -> tuple[list[tuple[str, Groups]], str]:
-    """Return the panels with energies in one unit, and its prefix."""
     bars = [bar for _, groups in contents for _, members in groups for bar in members]
     scale, prefix = prefix_of(estimate.median for bar in bars for estimate in bar.estimates if estimate is not None)
 

@@ -59,7 +59,6 @@ def _caption(cells: Sequence[Cell]) -> str:
 
 
 def _cases(cells: Sequence[Cell]) -> list[Case]:
-    """What has a speed-up of several jobs in some mode."""
     return cases_in([c for c in cells if c.degree > 1 and not c.is_derived and c.is_ranked and SPEEDUP in c.estimates])
 
 

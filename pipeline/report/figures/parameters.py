@@ -88,7 +88,6 @@ def _caption(panels: Sequence[Metric]) -> str:
 
 
 def _panels(swept: Swept) -> list[Metric]:
-    """What is known at two values at least."""
     cells = list(itertools.chain(*swept.cells.values()))
     known = metrics_in(cells)
     counts = units.units_in(known)
@@ -170,7 +169,6 @@ def _apart(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str
 
 
 def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[str, Any], scale: float) -> Any:
-    """Draw a quantity of some cells; its handle for the legend, `None` where none has it."""
     found = {place: scaled(cell.shown[name], scale) for place, cell in by_place.items() if name in cell.shown}
     if not found:
         return None
@@ -191,7 +189,6 @@ def _band(axes: Axes, by_place: Mapping[float, Cell], colour: str) -> None:
 
 
 def _latency(axes: Axes, swept: Swept) -> None:
-    """The scale of latencies, which grow by factors where a service is saturated, and the objective that all share."""
     from matplotlib.ticker import LogFormatter
 
     axes.set_yscale("log")
@@ -204,7 +201,6 @@ def _latency(axes: Axes, swept: Swept) -> None:
 
 
 def _axis(axes: Axes, swept: Swept, degrees: Sequence[int], *, is_of_latency: bool) -> None:
-    """The values on the axis, and below them what came of the cells without a figure."""
     from matplotlib.ticker import NullLocator
 
     places = list(swept.ticks)
@@ -242,7 +238,6 @@ def _apart_from_each_other(places: Sequence[float], labels: Sequence[str], axes:
 
 
 def _missing(cell: Cell, is_of_latency: bool) -> str:
-    """Why a cell has no figure; empty where it may have one."""
     if cell.finding in ENDINGS:
         return ENDINGS[cell.finding].label
     return NOT_SUSTAINED if is_of_latency and cell.num_saturated else ""

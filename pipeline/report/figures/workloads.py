@@ -53,7 +53,6 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 
 def _speed_metric(cells: Sequence[Cell]) -> Metric:
-    """Time per epoch as it was measured, or from throughput; of programs that report no epochs, what there is."""
     latency = [MEAN_LATENCY] if cells[0].num_given else []
     # How long a steady window lasts says nothing.
     times = [] if cells[0].window is WindowKind.STEADY else [TOTAL_TIME]
@@ -75,7 +74,6 @@ def _caption(cells: Sequence[Cell]) -> str:
 
 
 def _has(cells: Sequence[Cell], *names: str) -> bool:
-    """Whether any cell has one of these figures: a panel that none has is left out."""
     return any(name in cell.estimates for cell in cells for name in names)
 
 

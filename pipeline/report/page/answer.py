@@ -49,7 +49,6 @@ def _of_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) 
 
 
 def _of_services(cells: Sequence[Cell]) -> str:
-    """What services bear within their objective, else how much longer their requests take than alone; or nothing."""
     if borne := most_requests(cells):
         return borne
     together = [cell for cell in cells if cell.degree > 1 and not cell.is_derived]
@@ -63,7 +62,6 @@ def _of_services(cells: Sequence[Cell]) -> str:
 
 
 def _of_mig(cells: Sequence[Cell]) -> str:
-    """What MIG takes from single jobs, and what neighbours take on it; or nothing."""
     losses = [(step.loss_pct, step) for step in scaling.steps(cells) if step.loss_pct is not None]
     losses.sort(key=lambda loss: loss[0])
     besides = [each for each in scaling.besides(cells) if each.cell.sharing == MIG]
@@ -99,7 +97,8 @@ def setup(study: Study) -> list[str]:
     said += [f"{whose}: {', '.join(common)}."] if common else []
     blocks: dict[str, list[int]] = defaultdict(list)
     for block in study.blocks:
-        blocks[f"{block.device} {_short(block.gpu_uuid)}".strip()].append(block.number)
+        uuid = block.gpu_uuid[: len("GPU-d55853c3")]  # as `nvidia-smi -L` begins
+        blocks[f"{block.device} {uuid}".strip()].append(block.number)
     if len(blocks) > 1:
         parts = [f"{_numbers(numbers)} on {gpu}" for gpu, numbers in blocks.items()]
         num_models = len(study.devices)
@@ -137,7 +136,10 @@ def missing(study: Study) -> list[str]:
 
 def left_out(study: Study) -> list[str]:
     """Return a sentence for each reason why runs of the experiment are not in the report, and how to see them."""
-    said = [f"{_runs(number)} left out ({reason})." for reason, number in sorted(study.left_out.items())]
+    said = [
+        f"{'One run was' if number == 1 else f'{number} runs were'} left out ({reason})."
+        for reason, number in sorted(study.left_out.items())
+    ]
     if study.not_shown:
         more = len(study.not_shown) - _MOST_STUDIES
         names = [*study.not_shown[:_MOST_STUDIES], *([f"{more} older ones"] if more > 0 else [])]
@@ -154,7 +156,6 @@ def _devices(study: Study) -> str:
 
 
 def _most_gained(study: Study, together: Sequence[Winner]) -> str:
-    """Return the highest gain, in a clause; `together` has it first."""
     best = together[0]
     if not _gains(best):
         return f"jobs gain nothing by running together: {times_in_words(best.speedup)} at most, {_what(study, best)}"
@@ -165,7 +166,6 @@ def _most_gained(study: Study, together: Sequence[Winner]) -> str:
 
 
 def _least_gained(study: Study, together: Sequence[Winner]) -> list[str]:
-    """Return a sentence on what gained nothing, or else least, unless it is what gained most."""
     worst, none = together[-1], [winner for winner in together if not _gains(winner)]
     if len(together) == 1 or len(none) == len(together):
         return []
@@ -178,12 +178,10 @@ def _least_gained(study: Study, together: Sequence[Winner]) -> list[str]:
 
 
 def _gains(winner: Winner) -> bool:
-    """Whether the fastest mode is a shared one, by more than anybody would overlook."""
     return winner.tied[0] != SERIAL.label and winner.speedup.median >= 1 + MARGIN
 
 
 def _who_won(cells: Sequence[Cell], together: Sequence[Winner]) -> list[str]:
-    """Return a sentence on which kinds of sharing are the fastest in how many cases."""
     kinds = {cell.mode: cell.sharing.label for cell in cells}
     wins = Counter(_way(kinds.get(winner.mode, winner.mode)) for winner in together if winner.mode is not None)
     first, *others = sorted(wins, key=lambda way: (-wins[way], way)) or [""]
@@ -254,17 +252,8 @@ def _capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _short(uuid: str) -> str:
-    """The first digits of a UUID, as `nvidia-smi -L` begins: `GPU-d55853c3`."""
-    return uuid[: len("GPU-") + 8]
-
-
 def _numbers(numbers: Sequence[int]) -> str:
     """`1 to 5`, `6 and 7`, `1`."""
     if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]} to {numbers[-1]}"
     return listed([str(number) for number in numbers])
-
-
-def _runs(number: int) -> str:
-    return "One run was" if number == 1 else f"{number} runs were"

@@ -30,8 +30,6 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cell:
-    """An entry as a reader sees it."""
-
     tied: list[tuple[str, str]]
     notes: list[str]
     differs: str
@@ -83,7 +81,6 @@ def won(board: Board) -> list[str]:
 
 
 def _won(place: int, board: Board) -> str:
-    """Which kinds of sharing are best in a column, in how many of its cases."""
     column = board.columns[place]
     outcomes = [line.entries[place].outcome for line in board.lines if place in line.entries]
     together = [outcome for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
@@ -128,8 +125,11 @@ def table(board: Board) -> Table:
     """The board for machines: a row for each case and column that has it, numbers in full."""
     rows: list[Values] = []
     for line in board.lines:
+        of_line = (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
         for number, entry in line.entries.items():
-            rows.append((*_of_line(line), *_of_column(board.columns[number]), *_of_entry(entry)))
+            column, of = board.columns[number], board.columns[number].measured
+            of_column = (f"{column.mark} {column.name}", of.experiment, of.device, of.stamp or None, of.num_gpus)
+            rows.append((*of_line, *of_column, *_of_entry(entry)))
     line_heads = ("case", "jobs", "mix", "verdicts", "why")
     column_heads = ("column", "study", "device", "stamp", "GPUs")
     heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
@@ -138,15 +138,6 @@ def table(board: Board) -> Table:
     stamp = f"Among these are {listed(found)} figures. " if (found := stamps(board)) else ""
     columns = (*line_heads, *column_heads, *heads, *energy_heads, *last)
     return Table("board", TITLE, columns, tuple(rows), f"{stamp}{NOTE}")
-
-
-def _of_line(line: Line) -> Values:
-    return (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
-
-
-def _of_column(column: Column) -> Values:
-    found = column.measured
-    return (f"{column.mark} {column.name}", found.experiment, found.device, found.stamp or None, found.num_gpus)
 
 
 def _of_entry(entry: Entry) -> Values:
@@ -193,7 +184,6 @@ def _gain(outcome: Outcome) -> str:
 
 
 def _measure(outcome: Outcome) -> tuple[str, str]:
-    """What the figure of an outcome is, and its unit; a ratio has none."""
     title, _, unit = outcome.measure.partition(" (")
     return title, unit.removesuffix(")")
 

@@ -73,14 +73,15 @@ def framework_lines(study: Study) -> list[str]:
 
 def answers(study: Study) -> Counter[Answer]:
     """What the jobs of each framework answered, each answer with the number of jobs."""
-    asked = [(row, job) for row in study.rows for job in row.jobs if _is_probe(job) and _is_known(row, job)]
+    asked = [
+        (row, job)
+        for row in study.rows
+        for job in row.jobs
+        if job.params.get("script") == _SCRIPT and job.params.get("framework") in _TITLES and _is_known(row, job)
+    ]
     names = list(_TITLES)
     asked.sort(key=lambda each: (names.index(each[1].params["framework"]), bool(each[0].profiles), each[0].degree == 1))
     return Counter(_answer(row, job) for row, job in asked)
-
-
-def _is_probe(job: JobRow) -> bool:
-    return job.params.get("script") == _SCRIPT and job.params.get("framework") in _TITLES
 
 
 def _is_known(row: Row, job: JobRow) -> bool:

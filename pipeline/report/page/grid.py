@@ -80,7 +80,6 @@ def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winn
 def _speed(
     cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner], consists: Mapping[Case, str]
 ) -> Grid:
-    """Return the gain of each case in each mode; of services at a given rate, their latency instead."""
     best = {(winner.case, winner.degree): winner for winner in winners}
     ran = [cell for cell in cells if not (cell.is_derived and cell.num_given)]
     places = {
@@ -108,7 +107,6 @@ def _speed(
 
 
 def _measure(cells: Sequence[Cell]) -> str:
-    """Return the quantity by which cells are compared: the gain, or else the first that any of them has."""
     ranked = [cell for cell in cells if cell.is_ranked]
     names = dict.fromkeys([SPEEDUP, *(name for cell in ranked for name in cell.speed)])
     return next((name for name in names if any(name in cell.estimates for cell in ranked)), "")
@@ -154,7 +152,6 @@ def _note(verdicts: Sequence[Verdict]) -> str:
 
 
 def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
-    """Return what services and other jobs take from each other, a line for each thing that is kept or paid."""
     by_case: dict[Case, list[Shared]] = defaultdict(list)
     for share in beside.shared(cells):
         by_case[share.cell.case].append(share)
@@ -178,7 +175,6 @@ def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
 
 
 def _shared(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[Mode, Entry]]]]:
-    """Yield each measure of a mix with its entries: throughput and latency of each workload, and energy."""
     by_workload: dict[str, list[Shared]] = defaultdict(list)
     for share in members:
         by_workload[share.workload].append(share)

@@ -56,13 +56,14 @@ def methods() -> list[tuple[str, str]]:
 def provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
     """What ran where: name, and every value that the study's runs have."""
     rows = study.rows
+    settings = {"; ".join(f"{name}: {value}" for name, value in row.settings if value) for row in rows}
     results = Counter(row.result.value for row in rows)
     simulated = " (simulated)" if study.is_simulated else ""
     found: list[tuple[str, tuple[str, ...]]] = [
         ("experiment", (study.experiment,)),
         ("devices", tuple(device + simulated for device in study.devices)),
         ("GPU", tuple(sorted({row.gpu_uuid for row in rows if row.gpu_uuid}))),
-        ("windows and settings", tuple(sorted({_describe(row.settings) for row in rows}))),
+        ("windows and settings", tuple(sorted(settings))),
         ("blocks", (f"{len(study.blocks)}, {study.num_complete_blocks} complete",) if study.blocks else ()),
         ("groups", (f"{len(rows)}" + (f" of {study.num_planned} planned" if study.num_planned else ""),)),
         ("results", (", ".join(f"{result} {number}" for result, number in sorted(results.items())),)),
@@ -71,10 +72,6 @@ def provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
     names = [*FACTS, *sorted(study.facts.keys() - FACTS.keys())]
     found += [(FACTS.get(name, name.replace("_", " ")), study.facts.get(name, ())) for name in names]
     return [(name, values) for name, values in found if any(values)]
-
-
-def _describe(settings: tuple[tuple[str, str], ...]) -> str:
-    return "; ".join(f"{name}: {value}" for name, value in settings if value)
 
 
 def _when(study: Study) -> tuple[str, ...]:

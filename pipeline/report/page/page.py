@@ -167,7 +167,6 @@ def inline(figure: Drawn) -> str:
 
 
 def _svg_of(part: Part, group: ElementTree.Element, row_width: float) -> ElementTree.Element:
-    """Return a part of a figure as an SVG, as wide as its share of the row; one alone in it has its own width."""
     view = f"{part.x:.1f} {part.y:.1f} {part.width:.1f} {part.height:.1f}"
     width = f"flex: {part.width / row_width:.4f} 1 0" if part.width < row_width else f"width: {part.width * _PX:.0f}px"
     svg = ElementTree.Element("svg", {"viewBox": view, "style": width})

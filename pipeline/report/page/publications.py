@@ -77,7 +77,6 @@ def _at_other_settings(table: Table, rows: Sequence[Values]) -> Compared:
 
 
 def _parts(table: Table, rows: Sequence[Values], column: str) -> list[str]:
-    """Return what the rows say in a column, each part once."""
     place = table.columns.index(column)
     return list(dict.fromkeys(part for row in rows for part in _split(row[place])))
 

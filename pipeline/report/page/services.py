@@ -134,7 +134,6 @@ def _most(of_mode: Sequence[Borne]) -> str:
 
 
 def _objective(params: Mapping[str, str]) -> tuple[str, str]:
-    """The objective of a service in words, and the figure of a group that it is about."""
     percentile = f"{sweeps.number_in(params.get(services.OBJECTIVE_PERCENTILE, '')) or 0:g}"
     words = f"{float(params[services.OBJECTIVE]):g} ms"
     if percentile == "0":

@@ -129,7 +129,6 @@ def to_latex(table: Table) -> str:
 
 
 def _alignment(table: Table, column: int) -> str:
-    """Numbers to the right, long text in lines of its own."""
     if table.is_numeric[column]:
         return "r"
     longest = max((len(shown(row[column])) for row in table.rows), default=0)

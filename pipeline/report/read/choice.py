@@ -76,7 +76,6 @@ def _repeat(option: str, values: Sequence[str]) -> list[str]:
 
 
 def _find(name_or_part: str, devices: Mapping[str, int]) -> str:
-    """Return the one device of this name, or the one with it in its name."""
     same = [name for name in devices if name.casefold() == name_or_part.casefold()]
     matches = same or [name for name in devices if name_or_part.casefold() in name.casefold()]
     if len(matches) != 1:
@@ -92,7 +91,6 @@ def _list(names: Iterable[str]) -> str:
 
 
 def _by_study(rows: Iterable[Row]) -> list[list[Row]]:
-    """Return the rows of each start, the newest first."""
     starts: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         starts[row.start].append(row)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from pipeline.base.domain.modes import mode_of
-from pipeline.base.domain.records import Group, Job
+from pipeline.base.domain.records import Job
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.report.read.records import JobRow, Row, Study
 from pipeline.report.read.rows import study_of
@@ -20,6 +20,7 @@ def study_that_ended(experiment: str, rows: Iterable[GroupResult]) -> Study:
 def _row(ended: GroupResult) -> Row:
     group, ran = ended.group, {job.job.index: job for job in ended.jobs}
     state = dict(ended.machine_state.facts)
+    facts = {"profiler": "" if group.profiler.is_none else group.profiler.name, "case": str(group.case or "")}
     jobs = tuple(_job(job, ran.get(job.index)) for job in group.jobs)
     return Row(
         run_id=group.digest,
@@ -44,14 +45,8 @@ def _row(ended: GroupResult) -> Row:
         end_ms=None,
         start="",
         jobs=jobs,
-        facts=state | _facts(group),
+        facts=state | {name: value for name, value in facts.items() if value},
     )
-
-
-def _facts(group: Group) -> dict[str, str]:
-    """What its run will say that decides which rows are compared."""
-    told = {} if group.profiler.is_none else {"profiler": group.profiler.name}
-    return told | ({"case": str(group.case)} if group.case else {})
 
 
 def _job(job: Job, ran: JobResult | None) -> JobRow:

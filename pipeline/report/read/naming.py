@@ -107,7 +107,6 @@ def _with_differences(rows: Sequence[Row]) -> list[Row]:
 
 
 def _same_jobs(row: Row) -> tuple[object, ...]:
-    """What rows of the same jobs, in whatever order, share: with the mode, all that a table tells groups apart by."""
     return (
         labels.jobs_label(labels.in_one_order(row.called)),
         tuple(sorted(job.label for job in row.jobs)),

@@ -98,7 +98,6 @@ def read_apart(store: Path | str, experiment: str) -> list[Study]:
 
 
 def _rows_of_each(stores: Sequence[Path | str], experiment: str) -> list[list[Row | None]]:
-    """The rows of each store; `None` stands for a run without a result."""
     found = [list(_rows_in(store, experiment)) for store in stores]
     held: dict[str, Path | str] = {}
     for row in filter(None, itertools.chain(*found)):
@@ -157,6 +156,7 @@ def study_of(experiment: str, *found: Iterable[Row | None], pools_hosts: bool = 
     left_out = {"no result: it runs, or was never closed": num_without_result, **not_chosen}
     members, environments = name_environments([row for _, here in chosen for row in here])
     named = naming.named(members if pools_hosts else hosts.apart(members))
+    newest_first, shown = sorted(rows, key=lambda row: row.start_ms, reverse=True), {row.start for row in named}
     return Study(
         experiment=experiment,
         rows=tuple(sorted(named, key=lambda row: (row.block, row.start_ms, row.run_id))),
@@ -164,14 +164,9 @@ def study_of(experiment: str, *found: Iterable[Row | None], pools_hosts: bool = 
         left_out={reason: number for reason, number in left_out.items() if number},
         num_planned=sum(planned) if planned else None,
         facts=_facts(named),
-        not_shown=_not_shown(rows, named),
+        not_shown=tuple(dict.fromkeys(row.start for row in newest_first if row.start not in shown)),
         environments=environments,
     )
-
-
-def _not_shown(every: Sequence[Row], shown: Sequence[Row]) -> tuple[str, ...]:
-    newest_first = sorted(every, key=lambda row: row.start_ms, reverse=True)
-    return tuple(dict.fromkeys(row.start for row in newest_first if row.start not in {other.start for other in shown}))
 
 
 def _raw(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:

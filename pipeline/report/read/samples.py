@@ -134,7 +134,6 @@ def read_group(row: Row) -> GroupSeries | None:
 
 
 def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
-    """The samples that are drawn, of the device and its instances alone, and the quantities of the listeners."""
     store = open_named(row.store)
     names = (layout.SAMPLE_TABLE, layout.FIELDS)
     try:

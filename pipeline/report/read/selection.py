@@ -23,7 +23,11 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
     # Of a plan whose units are cases, each case is as a study of its own.
     members: dict[tuple[int, str, int, str], list[Row]] = defaultdict(list)
     expected: dict[tuple[str, int, str], set[str]] = defaultdict(set)
-    for number, part in enumerate(parts(of_the_newest_plans(_unprofiled(rows, left_out), left_out))):
+    # A profiler changes what it measures.
+    profilers = [row.facts["profiler"] for row in rows if row.facts.get("profiler")]
+    left_out.update(f"ran under {profiler}, which changes the figures" for profiler in profilers)
+    unprofiled = [row for row in rows if not row.facts.get("profiler")]
+    for number, part in enumerate(parts(of_the_newest_plans(unprofiled, left_out))):
         for row in reversed(part):
             device, case = row.settings[0][1], row.facts.get("case", "")
             members[row.block, device, number, case].append(row)
@@ -43,8 +47,6 @@ _Settings = tuple[tuple[str, str], ...]
 
 
 class _Piece(NamedTuple):
-    """What of a block ran in one state of the machine, and the groups that it should have."""
-
     rows: list[Row]
     expected: set[str]
 
@@ -87,13 +89,6 @@ def parts(rows: Sequence[Row]) -> list[list[Row]]:
     return sorted((members for _, members in found), key=lambda members: min(row.start_ms for row in members))
 
 
-def _unprofiled(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
-    """Rows of jobs that nothing stood between: a profiler changes what it measures."""
-    profiled = [row.facts["profiler"] for row in rows if row.facts.get("profiler")]
-    left_out.update(f"ran under {profiler}, which changes the figures" for profiler in profiled)
-    return [row for row in rows if not row.facts.get("profiler")]
-
-
 def of_the_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
     """Rows with the settings of the plan that ran their programs together last, and with its programs.
 
@@ -128,11 +123,7 @@ _Compared = tuple[frozenset[object], str, str]
 
 def _compared(row: Row) -> _Compared:
     """What the newest plan of decides on settings: programs, alone and in company, which are compared."""
-    return _programs(row), row.beside, row.neighbours
-
-
-def _programs(row: Row) -> frozenset[object]:
-    return frozenset(_identity(job.params) for job in row.jobs)
+    return frozenset(_identity(job.params) for job in row.jobs), row.beside, row.neighbours
 
 
 def _identity(params: Mapping[str, str]) -> tuple[object, ...]:
@@ -152,7 +143,6 @@ def _newest_programs(newest_first: Sequence[Row]) -> dict[tuple[object, ...], se
 
 
 def _difference(row: Row, newest: set[_Settings]) -> str:
-    """In words, how the settings of a row differ from the nearest ones of the newest plan."""
     nearest = min(sorted(newest), key=lambda settings: len(set(row.settings) - set(settings)))
     now = dict(nearest)
     differing = [(key, value or _UNKNOWN, now[key] or _UNKNOWN) for key, value in row.settings if now[key] != value]

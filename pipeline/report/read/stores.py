@@ -46,7 +46,6 @@ def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
 
 
 def _check_experiment(root_or_uri: Path | str, experiment: str) -> None:
-    """Refuse an experiment that the store does not have; name those that it has."""
     names = experiment_names(open_named(root_or_uri))
     if experiment not in names:
         there = ", ".join(repr(name) for name in names if name != "Default") or "none"
