@@ -13,8 +13,6 @@ from pathlib import Path
 
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.errors import CollocationError, ConfigError
-from pipeline.record.store.existing import open_named
-from pipeline.record.store.results import experiment_names
 from pipeline.report.evaluate import outcomes, verdicts
 from pipeline.report.evaluate.board import Column, board_of
 from pipeline.report.evaluate.cells import cells_of
@@ -23,6 +21,7 @@ from pipeline.report.page import board as page
 from pipeline.report.page.table_format import to_csv
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
 from pipeline.report.read import rows
+from pipeline.report.read.stores import find_stores
 
 COMMAND = "board"
 DEFAULT_FOLDER = Path("reports/board")
@@ -56,11 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _published(folders: Sequence[Path]) -> Iterator[tuple[str, Measured]]:
-    seen: set[Path] = set()
     for folder in folders:
-        if folder.resolve() in seen:
-            raise ConfigError(f"{folder} is named twice, and its study would stand beside itself; name it once")
-        seen.add(folder.resolve())
         try:
             text = (folder / CASES).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -83,16 +78,8 @@ def _stored(options: argparse.Namespace) -> Iterator[tuple[str, Measured]]:
     is_twice = len(different) < len(options.root) + len(options.uri)
     if is_twice or len(set(options.experiment)) < len(options.experiment):
         raise ConfigError("a study is named twice, and would stand beside itself; name each experiment and store once")
-    names = {store: experiment_names(open_named(store)) for store in stores} if options.experiment else {}
     for experiment in options.experiment:
-        having = [store for store in stores if experiment in names[store]]
-        if not having:
-            there = sorted({repr(name) for found in names.values() for name in found if name != "Default"})
-            raise ConfigError(
-                f"there is no experiment {experiment!r} in {', '.join(map(str, stores))}; "
-                f"there is: {', '.join(there) or 'none'}; choose with --experiment"
-            )
-        for store in having:
+        for store in find_stores(stores, experiment):
             yield from ((str(store), measured) for measured in _measured_in(store, experiment))
 
 

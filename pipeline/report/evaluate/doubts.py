@@ -25,13 +25,13 @@ SLOW_HOST = 1.25
 
 def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
     """Each block, the median of its groups' loop on the host in ms, and whether it was much slower than the others."""
-    found: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    found: dict[tuple[int, str], list[float]] = defaultdict(list)
     for row in study.rows:
         if HOST_LOOP in row.metrics:
-            found[_place(row)].append(row.metrics[HOST_LOOP])
+            found[row.block, dict(row.settings)[DEVICE]].append(row.metrics[HOST_LOOP])
     medians = {place: statistics.median(loops_ms) for place, loops_ms in found.items()}
     limit = SLOW_HOST * statistics.median(medians.values()) if medians else 0.0
-    of_blocks = [(block, medians.get(_place(block))) for block in study.blocks]
+    of_blocks = [(block, medians.get((block.number, block.device))) for block in study.blocks]
     return [(block, loop_ms, loop_ms is not None and loop_ms > limit) for block, loop_ms in of_blocks]
 
 
@@ -114,9 +114,3 @@ def bound_by_host(cells: Sequence[Cell]) -> str:
     )
     groups = listed([f"{jobs} ({', '.join(modes)})" for jobs, modes in bound.items()] or ["no group"])
     return f"Bound by the host ({means}): {groups}."
-
-
-def _place(where: Row | Block) -> tuple[str, ...]:
-    if isinstance(where, Row):
-        return (str(where.block), dict(where.settings)[DEVICE])
-    return (str(where.number), where.device)

@@ -13,7 +13,7 @@ import enum
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -68,7 +68,7 @@ class FindingCheck:
     note: str = ""
 
 
-Check: TypeAlias = Callable[["_About", Sequence[Cell]], list[FindingCheck | None]]
+Check: TypeAlias = Callable[["_About", Sequence[Cell]], Iterable[FindingCheck | None]]
 
 
 def compare(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[FindingCheck]:
@@ -151,11 +151,10 @@ def _name(about: _About, cell: Cell) -> str:
     return cell.throughput if about.finding.quantity == _THROUGHPUT else about.finding.quantity
 
 
-def _along(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
+def _along(about: _About, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
     """Of each mode and number of jobs, from the lowest to the highest value of the parameter that has a figure."""
     param = about.finding.along
     swept = sweeps.profiles(cells, 2) if param == PROFILE else sweeps.numbers(cells, 2, only=param)
-    found = []
     for each in swept:
         lines: dict[tuple[str, int], list[tuple[str, Cell]]] = defaultdict(list)
         for place, here in each.cells.items():
@@ -164,26 +163,21 @@ def _along(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
                     mode = cell.sharing.label if param == PROFILE else cell.mode
                     lines[mode, cell.degree].append((each.ticks[place], cell))
         for (lowest, low), *_, (highest, high) in (line for line in lines.values() if len(line) > 1):
-            check = _in_range(about, high, ratios(high, low, _name(about, high)))
-            if check is not None:
+            if (check := _in_range(about, high, ratios(high, low, _name(about, high)))) is not None:
                 ours = f"{check.ours_in_words}, {highest} over {lowest}"
-                found.append(dataclasses.replace(check, ours_in_words=ours))
-    return list(found)
+                yield dataclasses.replace(check, ours_in_words=ours)
 
 
-def _profiles(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
+def _profiles(about: _About, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
     by_case: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
         if cell.is_ranked and (place := scaling.place_of(cell)) is not None:
             by_case[cell.case][scaling.slices_of(place)] = cell
-    found = []
     for here in by_case.values():
         larger, smaller = here.get(about.finding.larger), here.get(about.finding.smaller)
         if larger is not None and smaller is not None:
             check = _in_range(about, smaller, ratios(larger, smaller, _name(about, smaller)))
-            if check is not None:
-                found.append(dataclasses.replace(check, mode=f"{larger.mode} over {smaller.mode}"))
-    return list(found)
+            yield check and dataclasses.replace(check, mode=f"{larger.mode} over {smaller.mode}")
 
 
 def _slowdown(about: _About, cell: Cell) -> FindingCheck | None:
@@ -192,29 +186,25 @@ def _slowdown(about: _About, cell: Cell) -> FindingCheck | None:
     return _in_range(about, cell, cell.values.get(of_workload(SLOWDOWN, next(meant, "")), {}))
 
 
-def _against(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
-    found: list[FindingCheck | None] = []
+def _against(about: _About, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
     for cell in cells:
         others = _others(about, cell, cell.degree, about.finding.against)
         if not others:
-            found.append(_in_range(about, cell, {}))  # it may have run out of memory
+            yield _in_range(about, cell, {})  # it may have run out of memory
         for other in others:
             check = _in_range(about, cell, ratios(cell, other, _name(about, cell) or SPEEDUP))
             if check is not None and other.sharing == MIG:
                 check = dataclasses.replace(check, mode=f"{cell.mode} over {other.mode}")
-            found.append(check)
-    return found
+            yield check
 
 
-def _memory_growth(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
+def _memory_growth(about: _About, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
     """Of what grows with the degree, the highest degree of each case and mode."""
     highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # ordered by degree
-    found = []
     for cell in highest.values():
         growth = [ratios(cell, alone, MEMORY) for alone in _others(about, cell, 1, SERIAL.name)]
         by_job = {block: ratio / cell.degree for each in growth for block, ratio in each.items()}
-        found.append(_in_range(about, cell, by_job, Scale.PEAK))
-    return found
+        yield _in_range(about, cell, by_job, Scale.PEAK)
 
 
 def _out_of_memory(about: _About, cell: Cell) -> FindingCheck | None:
@@ -264,11 +254,6 @@ def _against_range(finding: Finding, ours: Estimate) -> tuple[Agreement, str]:
     if ours.high < low or high < ours.low:
         return Agreement.DIFFERS, away.removesuffix(", ")
     return Agreement.UNDECIDED, f"{away}but the interval reaches into the range" if away else "the interval is wider"
-
-
-def _fastest(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
-    places = by_place([cell for cell in cells if cell.is_ranked])
-    return [_is_fastest(about, here) for here in places.values()]
 
 
 def _is_fastest(about: _About, here: Sequence[Cell]) -> FindingCheck | None:
@@ -338,6 +323,10 @@ def _of_each(check: Callable[[_About, Cell], FindingCheck | None]) -> Check:
     return lambda about, cells: [check(about, cell) for cell in cells]
 
 
+def _of_each_place(check: Callable[[_About, Sequence[Cell]], FindingCheck | None]) -> Check:
+    return lambda about, cells: [check(about, here) for here in by_place([c for c in cells if c.is_ranked]).values()]
+
+
 CHECKS: dict[str, Check] = {
     "quantity": _of_each(_quantity),
     "against": _against,
@@ -346,6 +335,6 @@ CHECKS: dict[str, Check] = {
     "memory_growth": _memory_growth,
     "out_of_memory": _of_each(_out_of_memory),
     "slowdown": _of_each(_slowdown),
-    "fastest": _fastest,
+    "fastest": _of_each_place(_is_fastest),
 }
 """By the kind of a finding: what some cells say, `None` for nothing."""

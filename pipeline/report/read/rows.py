@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,13 @@ def read(
         TrackingError: there is no such store or experiment.
     """
     found = _rows_of_each(stores, experiment)
-    left_out: Mapping[str, int] = {}
+    rows = list(filter(None, itertools.chain(*found)))
     if choice:
-        choice = choice.check(list(filter(None, itertools.chain(*found))))
-        found = [[row for row in rows if row is not None and choice.includes(row)] for rows in found]
-    real, left_out = separate_simulated(list(filter(None, itertools.chain(*found))))
+        choice = choice.check(rows)
+        rows = [row for row in rows if choice.includes(row)]
+    real, left_out = separate_simulated(rows)
     kept = {row.run_id for row in real}
-    found = [[row for row in rows if row is None or row.run_id in kept] for rows in found]
+    found = [[row for row in of_store if (row.run_id in kept if row else not choice)] for of_store in found]
     study = study_of(experiment, *found, pools_hosts=pools_hosts)
     return dataclasses.replace(
         study, left_out={**left_out, **study.left_out}, choice=choice.words if choice is not None else ""

@@ -41,14 +41,22 @@ def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
     """
     stores = [*arguments.root, *arguments.uri] or [tracking_root.DEFAULT]
     for store in stores:
-        _check_experiment(store, arguments.experiment)
+        find_stores([store], arguments.experiment)
     return stores
 
 
-def _check_experiment(root_or_uri: Path | str, experiment: str) -> None:
-    names = experiment_names(open_named(root_or_uri))
-    if experiment not in names:
-        there = ", ".join(repr(name) for name in names if name != "Default") or "none"
-        raise ConfigError(
-            f"there is no experiment {experiment!r} in {root_or_uri}; there is: {there}; choose one with --experiment"
-        )
+def find_stores(stores: Sequence[Path | str], experiment: str) -> list[Path | str]:
+    """Return the stores that have an experiment.
+
+    Raises:
+        ConfigError: none of them has it; the error names those that there are.
+        TrackingError: there is no such store.
+    """
+    names = {store: experiment_names(open_named(store)) for store in stores}
+    if found := [store for store in stores if experiment in names[store]]:
+        return found
+    known = sorted({repr(name) for of_store in names.values() for name in of_store if name != "Default"})
+    raise ConfigError(
+        f"there is no experiment {experiment!r} in {', '.join(map(str, stores))}; "
+        f"there is: {', '.join(known) or 'none'}; choose one with --experiment"
+    )

@@ -233,7 +233,7 @@ def test_a_board_of_published_reports(reports: list[Path], tmp_path: Path, capsy
         (["nowhere"], "nowhere: cases.json cannot be read: No such file or directory; name the folder of a report"),
         (["old"], "write the report again with this version"),
         (["damaged"], "it is damaged"),
-        (["h100", "h200", "h100"], "is named twice"),
+        (["h100", "h200", "h100"], "h100 and h100 have the same figures"),
         (["h100", "h200", "copy"], "h100 and copy have the same figures of 'synthetic' on NVIDIA H100 80GB HBM3"),
         (["h100", "--experiment", "a", "a"], "a study is named twice"),
         (["--experiment", "a", "--root", "h100", "--root", "./h200/../h100"], "a study is named twice"),
