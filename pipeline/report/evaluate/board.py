@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.naming import differing
 from pipeline.base.domain.records import BESIDE, NEIGHBOURS
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import natural
 from pipeline.report.evaluate.outcomes import Measured, Outcome, Program
 from pipeline.report.evaluate.wording import listed
@@ -124,19 +125,14 @@ def _rows(places: Sequence[_Place], facts: Mapping[int, Mapping[str, str]]) -> l
 
     These are the facts in which outcomes of one column differ: a study that varies them compares them.
     """
-    alike: dict[_Identity, list[_Place]] = defaultdict(list)
-    for place in places:
-        alike[_identity(place[1])].append(place)
     found = []
-    for same in alike.values():
-        of_column: dict[int, list[Outcome]] = defaultdict(list)
-        for number, outcome in same:
-            of_column[number].append(outcome)
-        apart = sorted({key for mine in of_column.values() for key in differing([facts[id(each)] for each in mine])})
+    for same in group_by(places, lambda place: _identity(place[1])).values():
+        of_column = group_by(same, lambda place: place[0])
+        apart = sorted({key for mine in of_column.values() for key in differing([facts[id(each)] for _, each in mine])})
         rows: dict[_Identity, list[_Place]] = defaultdict(list)
         for number, outcome in same:
             identity: _Identity = tuple(facts[id(outcome)].get(key) for key in apart)
-            twins = [each for each in of_column[number] if facts[id(each)] == facts[id(outcome)]]
+            twins = [each for _, each in of_column[number] if facts[id(each)] == facts[id(outcome)]]
             # Such as the same jobs in another order: its study has a label for it.
             rows[(*identity, outcome.label) if len(twins) > 1 else identity].append((number, outcome))
         found += [(row, apart) for row in rows.values()]

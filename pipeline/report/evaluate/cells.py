@@ -11,6 +11,7 @@ from pipeline.base.domain import services, units
 from pipeline.base.domain.modes import NAIVE, SERIAL, Mode
 from pipeline.base.domain.normalise import SPEEDUP, independent
 from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import natural
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (
@@ -284,10 +285,7 @@ def cases_in(cells: Sequence[Cell]) -> list[Case]:
 
 def by_place(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
     """The cells of each case and degree."""
-    places: dict[tuple[Case, int], list[Cell]] = defaultdict(list)
-    for cell in cells:
-        places[cell.case, cell.degree].append(cell)
-    return places
+    return group_by(cells, lambda cell: (cell.case, cell.degree))
 
 
 def ratios(cell: Cell, other: Cell, name: str) -> dict[int, float]:

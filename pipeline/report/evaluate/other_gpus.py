@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pipeline.base.domain import units
 from pipeline.base.domain.normalise import independent
 from pipeline.base.domain.records import BESIDE, WindowKind
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import counted
 from pipeline.report.evaluate.cells import Case, cases_of
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, estimate, interval_in_words
@@ -50,9 +51,7 @@ class Kept:
 
 def in_short(found: Iterable[Kept]) -> list[str]:
     """The least and the most that groups kept, and how many intervals say that it differs; by the number of GPUs."""
-    by_number: dict[int, list[Kept]] = defaultdict(list)
-    for each in found:
-        by_number[each.beside].append(each)
+    by_number = group_by(found, lambda kept: kept.beside)
     return [_in_short(groups) for _, groups in sorted(by_number.items())]
 
 

@@ -18,8 +18,9 @@ from pipeline.base.domain.naming import ENVIRONMENT, as_flags, own_params
 from pipeline.base.domain.normalise import SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.json_decoder import decode
-from pipeline.report.evaluate.cells import TIMES, Case, Cell, by_place, cases_of, metrics_in
+from pipeline.report.evaluate.cells import TIMES, Cell, by_place, cases_of, metrics_in
 from pipeline.report.evaluate.metrics import METRICS, Metric
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner, leading, slower_pairs
@@ -114,21 +115,16 @@ def measured(
 ) -> list[Measured]:
     """What each kind of device of a study gave, in the order of its rows."""
     cases, titles = cases_of(study), METRICS | metrics_in(cells)
-    rows: dict[tuple[Case, int], list[Row]] = defaultdict(list)
-    columns: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in study.rows:
-        rows[cases[row.run_id], row.degree].append(row)
-        columns[_column(row)].append(row)
-    judged: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
-    for verdict in verdicts:
-        judged[verdict.case, verdict.degree].append(verdict)
+    rows = group_by(study.rows, lambda row: (cases[row.run_id], row.degree))
+    columns = group_by(study.rows, _column)
+    judged = group_by(verdicts, lambda verdict: (verdict.case, verdict.degree))
     best = {(winner.case, winner.degree): winner for winner in winners}
     found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for place, here in by_place(cells).items():
         # Copies one after another are no group: they have a place only beside groups that ran together.
-        if rows[place] and any(cell.mode != SERIAL.label for cell in here):
+        if place in rows and any(cell.mode != SERIAL.label for cell in here):
             first = min(rows[place], key=lambda row: row.is_sequential)
-            found[_column(first)].append(_outcome(first, here, best.get(place), judged[place], titles))
+            found[_column(first)].append(_outcome(first, here, best.get(place), judged.get(place, []), titles))
     return [
         Measured(
             experiment=study.experiment,

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 from pipeline.base.domain.modes import MIG, PROFILE, SERIAL
 from pipeline.base.domain.normalise import SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate import scaling, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, by_place, ratios
 from pipeline.report.evaluate.metrics import MEMORY, Scale
@@ -94,10 +95,8 @@ class _About(NamedTuple):
 
 
 def _at_nearest_settings(about: _About) -> list[FindingCheck]:
-    by_difference: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
-    for cell in about.cells:
-        if _speaks_of(about.publication, about.finding, cell):
-            by_difference[_differences(about.publication, about.finding, cell)].append(cell)
+    concerned = [cell for cell in about.cells if _speaks_of(about.publication, about.finding, cell)]
+    by_difference = group_by(concerned, lambda cell: _differences(about.publication, about.finding, cell))
     for _, alike in itertools.groupby(sorted(by_difference, key=len), key=len):
         found = [
             dataclasses.replace(check, agreement=Agreement.OTHER_SETTINGS, difference="; ".join(differences))

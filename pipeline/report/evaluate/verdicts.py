@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.base.domain.modes import MPS, NAIVE, SERIAL
 from pipeline.base.domain.normalise import SPEEDUP, independent
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import counted
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell, by_place, speed_ratios
@@ -191,9 +191,7 @@ def leading(by_mode: Mapping[str, float], is_slower: Collection[tuple[str, str]]
 def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
     """The fastest mode of each case and degree at which several ran, serial among them."""
     made = []
-    judged: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
-    for verdict in found:
-        judged[verdict.case, verdict.degree].append(verdict)
+    judged = group_by(found, lambda verdict: (verdict.case, verdict.degree))
     for place, here in by_place(cells).items():
         speeds = {cell.mode: cell.estimates[SPEEDUP] for cell in here if cell.is_ranked and SPEEDUP in cell.estimates}
         is_serial_unranked = any(cell.mode == SERIAL.label and not cell.is_ranked for cell in here)
@@ -201,7 +199,7 @@ def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
             n = max(estimate.n for estimate in speeds.values())
             speeds[SERIAL.label] = Estimate(median=1.0, low=1.0, high=1.0, n=n)  # the unit of all the others
         if len(speeds) > 1:
-            made.append(_winner(here, speeds, judged[place]))
+            made.append(_winner(here, speeds, judged.get(place, [])))
     return made
 
 

@@ -56,6 +56,13 @@ def finding_in_words(cell: Cell) -> str:
     return f"{words} in {count} of {total} blocks" + (f": {cell.reason}" if cell.reason else "")
 
 
+def absence_in_words(cell: Cell) -> str:
+    """Return why a cell has no figure, as figures and grids say it: `oom`, `invalid`; empty if it may have one."""
+    if cell.is_wholly_invalid:
+        return INVALID
+    return ENDINGS[cell.finding].label if cell.finding in ENDINGS else ""
+
+
 def marks_in_words(cells: Sequence[Cell]) -> str:
     """` (MPS: NOTE; serial: NOTE)`, for the end of a sentence about these cells; empty if they have no marks."""
     marks = [f"{cell.mode}: {cell.marks}" for cell in cells if cell.marks]

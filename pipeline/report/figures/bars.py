@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain.modes import Mode
-from pipeline.base.domain.records import Result
 from pipeline.base.system.words import counted
 from pipeline.report.evaluate.cells import Cell, cases_in
 from pipeline.report.evaluate.metrics import is_latency
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.wording import ENDINGS, INVALID
+from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.drawing import FAINT, INK, PAPER, WARNING, around, in_lines, plain, room_of
 
 if TYPE_CHECKING:
@@ -64,10 +63,7 @@ def bar_of_figure(cell: Cell, name: str) -> Bar:
 def bar_of(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED) -> Bar:
     """The bar of a cell: its estimates if it may be shown as a figure, else what it came to."""
     known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
-    finding = ""
-    if not any(known):
-        finding = missing if cell.is_ranked or cell.finding is Result.OK else ENDINGS[cell.finding].label
-        finding = INVALID if cell.is_wholly_invalid else finding
+    finding = "" if any(known) else absence_in_words(cell) or missing
     star = "*" if cell.marks else ""
     return Bar(sharing=cell.sharing, detail=f"{plain(cell.detail, 24)}{star}", estimates=known, finding=finding)
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain.modes import SERIAL, Mode
 from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in, speed_ratios
 from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.wording import ENDINGS, INVALID
+from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.drawing import (
     FAINT,
     INK,
@@ -63,9 +64,7 @@ def _cases(cells: Sequence[Cell]) -> list[Case]:
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:
-    of_workload: dict[str, list[Case]] = defaultdict(list)
-    for case in _cases(cells):
-        of_workload[case.params[0].get("workload", "")].append(case)
+    of_workload = group_by(_cases(cells), lambda case: case.params[0].get("workload", ""))
     cases = [case for alike in of_workload.values() for case in alike]
     variants = {len(alike) for alike in of_workload.values()}
     # Precisions, data sources, ... of one workload stand beside each other where each has as many.
@@ -130,12 +129,8 @@ def _without_figure(cells: Sequence[Cell]) -> list[str]:
     for mode in modes_in(cells):
         for degree in {cell.degree for cell in cells if cell.sharing == mode}:
             here = [cell for cell in cells if (cell.sharing, cell.degree) == (mode, degree)]
-            if any(cell.is_ranked for cell in here):
-                continue
-            if here[0].finding in ENDINGS:
-                said[degree].append(f"{mode.label} {ENDINGS[here[0].finding].label}")
-            elif here[0].is_wholly_invalid:
-                said[degree].append(f"{mode.label} {INVALID}")
+            if not any(cell.is_ranked for cell in here) and (why := absence_in_words(here[0])):
+                said[degree].append(f"{mode.label} {why}")
     return [f"{degree}: {', '.join(words)}" for degree, words in sorted(said.items())]
 
 

@@ -29,7 +29,7 @@ from pipeline.report.evaluate.metrics import (
     of_instance,
 )
 from pipeline.report.evaluate.sweeps import FEWEST, Swept, number_in
-from pipeline.report.evaluate.wording import ENDINGS
+from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.figures.drawing import (
     INK,
@@ -218,7 +218,9 @@ def _axis(axes: Axes, swept: Swept, degrees: Sequence[int], *, is_of_latency: bo
     said = []
     for place, tick in swept.ticks.items():
         drawn = [cell for cell in swept.cells[place] if cell.degree in degrees]
-        if words := [f"{cell.mode} {why}" for cell in drawn if (why := _missing(cell, is_of_latency))]:
+        unsustained = {id(cell): NOT_SUSTAINED for cell in drawn if is_of_latency and cell.num_saturated}
+        why = [(cell.mode, absence_in_words(cell) or unsustained.get(id(cell))) for cell in drawn]
+        if words := [f"{mode} {word}" for mode, word in why if word]:
             said.append(f"{tick}: {', '.join(words)}")
     axes.set_xlabel("\n".join([swept.axis, *(in_lines(each, room_of(axes)) for each in said)]))
 
@@ -235,9 +237,3 @@ def _apart_from_each_other(places: Sequence[float], labels: Sequence[str], axes:
         if not any(touch(number, other) for other in kept):
             kept.append(number)
     return [label if number in kept else "" for number, label in enumerate(labels)]
-
-
-def _missing(cell: Cell, is_of_latency: bool) -> str:
-    if cell.finding in ENDINGS:
-        return ENDINGS[cell.finding].label
-    return NOT_SUSTAINED if is_of_latency and cell.num_saturated else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.modes import SERIAL, Mode
 from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import counted
 from pipeline.report.evaluate import beside
 from pipeline.report.evaluate.beside import Shared
@@ -16,7 +17,7 @@ from pipeline.report.evaluate.cells import Case, Cell, by_place, cases_of, metri
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_FOR_INTERVAL, Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
-from pipeline.report.evaluate.wording import ENDINGS, INVALID
+from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.page.table_format import brief
 from pipeline.report.read.records import Study
@@ -113,10 +114,8 @@ def _measure(cells: Sequence[Cell]) -> str:
 
 
 def _entry(cell: Cell, name: str, winner: Winner | None) -> Entry:
-    if cell.is_wholly_invalid:
-        return Entry(text=INVALID, detail=cell.detail)
     if not cell.is_ranked:
-        return Entry(text=ENDINGS[cell.finding].label if cell.finding in ENDINGS else "", detail=cell.detail)
+        return Entry(text=absence_in_words(cell), detail=cell.detail)
     if is_latency(name) and cell.num_saturated:
         return Entry(text=NOT_SUSTAINED, detail=cell.detail)
     if name not in cell.estimates:
@@ -152,9 +151,7 @@ def _note(verdicts: Sequence[Verdict]) -> str:
 
 
 def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
-    by_case: dict[Case, list[Shared]] = defaultdict(list)
-    for share in beside.shared(cells):
-        by_case[share.cell.case].append(share)
+    by_case = group_by(beside.shared(cells), lambda share: share.cell.case)
     modes = tuple(modes_in([share.cell for members in by_case.values() for share in members]))
     lines = [
         Line(
@@ -175,10 +172,7 @@ def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
 
 
 def _shared(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[Mode, Entry]]]]:
-    by_workload: dict[str, list[Shared]] = defaultdict(list)
-    for share in members:
-        by_workload[share.workload].append(share)
-    for workload, shares in by_workload.items():
+    for workload, shares in group_by(members, lambda share: share.workload).items():
         if any(share.kept is not None for share in shares):
             yield f"throughput kept by {workload}", [_make_kept_entry(share.cell, share.kept) for share in shares]
         title = "p99" if any(share.p99 is not None for share in shares) else "mean"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.page.table_format import Table, Values
 
@@ -37,9 +37,7 @@ class Publication:
 def by_agreement(table: Table) -> Publication:
     """Return the findings of a publication by how they can be compared."""
     agreement = table.columns.index(_AGREEMENT)
-    rows: dict[str, list[Values]] = defaultdict(list)
-    for row in table.rows:
-        rows[str(row[agreement])].append(row)
+    rows = group_by(table.rows, lambda row: str(row[agreement]))
     absent, other = rows.pop(Agreement.NOT_MEASURED.value, []), rows.pop(Agreement.OTHER_SETTINGS.value, [])
     same = [row for row in table.rows if str(row[agreement]) in rows]
     return Publication(
@@ -55,10 +53,7 @@ def _at_other_settings(table: Table, rows: Sequence[Values]) -> Compared:
     """Return findings whose settings are others: those of some rows of a case stand there, all others above."""
     case, difference = table.columns.index("case"), table.columns.index(_DIFFERENCE)
     settings: dict[Values, set[str]] = {row: set(_split(row[difference])) for row in rows}
-    cases = {
-        key: list(members)
-        for key, members in itertools.groupby(sorted(rows, key=lambda row: str(row[case])), key=lambda row: row[case])
-    }
+    cases = group_by(rows, lambda row: row[case])
     of_cases = [
         part
         for part in _parts(table, rows, _DIFFERENCE)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import counted
 from pipeline.report.read.records import Row
 
@@ -45,10 +46,12 @@ class Choice:
         Raises:
             ConfigError: no row is of a study or a device that it names, or it names real and simulated devices.
         """
+        starts = group_by(rows, lambda row: row.start).values()
+        newest_first = sorted(starts, key=lambda members: -max(row.start_ms for row in members))
         for study in self.studies:
             if study not in {row.start for row in rows}:
                 raise ConfigError(
-                    f"{STUDY} {study}: there is no such study; there is: {_list(map(_study, _by_study(rows)))}"
+                    f"{STUDY} {study}: there is no such study; there is: {_list(map(_study, newest_first))}"
                 )
         chosen = [row for row in rows if row.start in self.studies or not self.studies]
         devices = Counter(row.device_in_words for row in chosen)
@@ -88,13 +91,6 @@ def _list(names: Iterable[str]) -> str:
     all_names = list(names)
     more = len(all_names) - _MOST_NAMED
     return ", ".join([*all_names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none"
-
-
-def _by_study(rows: Iterable[Row]) -> list[list[Row]]:
-    starts: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        starts[row.start].append(row)
-    return sorted(starts.values(), key=lambda members: -max(row.start_ms for row in members))
 
 
 def _study(rows: Sequence[Row]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain import naming
 from pipeline.base.domain.modes import modes_of
+from pipeline.base.system.grouping import group_by
 from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
 
@@ -59,9 +60,7 @@ def _with_names(rows: Sequence[Row]) -> list[Row]:
 
 def _with_settings(rows: Sequence[Row]) -> list[Row]:
     """The rows with those of their settings in which rows of the same jobs differ; a device is named by every row."""
-    alike: dict[tuple[labels.Program, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        alike[_jobs(row)].append(row)
+    alike = group_by(rows, _jobs)
     devices = _varying(rows) & {"device"}
     varied = {jobs: _varying(same) | devices for jobs, same in alike.items()}
     made = []
@@ -145,11 +144,8 @@ def _told_apart(
     Programs with the same settings are told apart too: other scripts, other environments. Epochs are the window, which
     rows say of themselves, so that they need not tell programs apart.
     """
-    alike: dict[str, list[str]] = defaultdict(list)
-    for digest in sorted(found):
-        alike[found[digest]].append(digest)
     named = {}
-    for label, digests in alike.items():
+    for label, digests in group_by(sorted(found), found.__getitem__).items():
         words = labels.telling_apart([programs[digest] for digest in digests])
         said = Counter((epochs[digest], word) for digest, word in zip(digests, words, strict=True))
         for digest, word in zip(digests, words, strict=True):

@@ -16,6 +16,7 @@ from pipeline.base.domain.modes import mode_of
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of
 from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.base.system.grouping import group_by
 from pipeline.record.store import results
 from pipeline.report.read import hosts, naming, selection
 from pipeline.report.read.choice import Choice, separate_simulated
@@ -111,9 +112,8 @@ def _rows_of_each(stores: Sequence[Path | str], experiment: str) -> list[list[Ro
 
 
 def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
-    children: dict[str, list[Any]] = defaultdict(list)
-    for run in results.find_runs(store, experiment, JOB):
-        children[run.data.tags.get(Tag.PARENT_RUN, "")].append(run)
+    jobs = results.find_runs(store, experiment, JOB)
+    children = group_by(jobs, lambda run: run.data.tags.get(Tag.PARENT_RUN, ""))
     groups = results.find_runs(store, experiment, GROUP)
     identity = _identity(groups)
     for run in groups:
