@@ -69,16 +69,8 @@ def _of_mig(cells: Sequence[Cell]) -> str:
     parts = []
     if losses:
         ends = [losses[0], losses[-1]] if len(losses) > 1 else losses
-        least_pct, step = losses[0]
-        if least_pct < 0:  # one of them is a gain
-            each = [f"{abs(pct):.1f} % {'slower' if pct > 0 else 'faster'} ({end.case.label})" for pct, end in ends]
-            how = f"{' to '.join(each)} than on the whole GPU"
-        elif len(ends) > 1 and len({f"{pct:.1f}" for pct, _ in ends}) == 1:
-            how = f"slower than on the whole GPU by {least_pct:.1f} % in each of {len(losses)} cases"
-        else:
-            each = [f"{pct:.1f} % ({end.case.label})" for pct, end in ends]
-            how = f"slower than on the whole GPU by {' to '.join(each)}"
-        parts.append(f"on {step.smaller} a job is {how}")
+        words = [f"{abs(pct):.1f} % {'slower' if pct > 0 else 'faster'} ({end.case.label})" for pct, end in ends]
+        parts.append(f"on {losses[0][1].smaller} a job is {' to '.join(words)} than on the whole GPU")
     if kept:
         worst = kept[0]
         parts.append(
