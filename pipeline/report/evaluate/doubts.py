@@ -93,9 +93,9 @@ def _gains(cells: Sequence[Cell]) -> list[str]:
 
 
 def _line(names: Sequence[str], texts: Sequence[str]) -> str:
-    """Return names with what is said of each of them, whatever the numbers in it: `A, B and 2 more: such as TEXT`."""
+    """Return names with a mark that they share, up to its numbers: `A, B and 2 more: for example TEXT`."""
     more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-    such = "such as " if len(set(texts)) > 1 else ""
+    such = "for example " if len(set(texts)) > 1 else ""
     return f"{listed([*names[:_MOST_NAMES], *more])}: {such}{texts[0]}"
 
 

@@ -142,11 +142,15 @@ def _figure(estimate: Estimate, *, is_ratio: bool = True) -> str:
 
 
 def _note(verdicts: Sequence[Verdict]) -> str:
-    number = counted(len([verdict for verdict in verdicts if verdict.ratio is not None]), "comparison")
+    number = sum(verdict.ratio is not None for verdict in verdicts)
+    corrected = (
+        f"verdicts (from {MIN_BLOCKS} blocks on) are corrected over all of {counted(number, 'comparison')}: an "
+        "interval may exclude 1 where there is no verdict."
+    )
     return (
         "Bold: faster than every other mode of its row. Grey: not told apart from the highest median of its row. "
-        f"Intervals (from {MIN_FOR_INTERVAL} blocks on) are 95 % each, one by one; verdicts (from {MIN_BLOCKS} blocks "
-        f"on) are corrected over all of {number}: an interval may exclude 1 where there is no verdict."
+        f"Intervals (from {MIN_FOR_INTERVAL} blocks on) are 95 % each, one by one"
+        + (f"; {corrected}" if number else ". No two modes have figures of the same block, so there is no verdict.")
     )
 
 

@@ -81,6 +81,7 @@ def render(content: Content) -> str:
             grids=grids(study, content.cells, content.verdicts, content.winners),
             theme=THEME,
             comparisons=comparison_table(content.cells, content.verdicts),
+            comparisons_in_words=_count_comparisons(content.verdicts),
             sections=sections,
             tables=[t for t in content.tables if not (t.is_for_machines or t.about)],
             papers=[publications.by_agreement(t) for t in content.tables if t.about],
@@ -94,6 +95,12 @@ def render(content: Content) -> str:
         )
     )
     return without_forbidden(text)
+
+
+def _count_comparisons(verdicts: Sequence[Verdict]) -> str:
+    number = sum(verdict.ratio is not None for verdict in verdicts)
+    without = f", and {len(verdicts) - number} groups without a figure" if number < len(verdicts) else ""
+    return f"Each of the comparisons: {number}{without}"
 
 
 def environment() -> jinja2.Environment:

@@ -85,7 +85,7 @@ def test_what_is_flagged_is_said_once_with_its_groups_and_marked_in_the_tables()
     ]
     name = "2x-resnet26_cifar10"
     (said,) = doubts(study(*rows), ())
-    assert said == f"naive-{name} and mps-{name} (1 of 2 blocks): such as overlap 0.910 is below 0.95."
+    assert said == f"naive-{name} and mps-{name} (1 of 2 blocks): for example overlap 0.910 is below 0.95."
     content = content_of(study(*rows))
     (speed,) = (table for table in content.tables if table.name == "speed")
     assert [row[1:4] for row in speed.rows] == [(2, "naive", "ok*"), (2, "MPS", "ok*"), (3, "naive", "ok")]
@@ -147,4 +147,4 @@ def test_a_note_on_gains_is_said_once_with_all_jobs_that_have_it() -> None:
     assert note.startswith(
         "2 work0 bs128 (MPS), 2 work1 bs128 (MPS), 2 work2 bs128 (MPS), 2 work3 bs128 (MPS) and 2 more: "
     )
-    assert note.count("the baseline was slowed down") == 1 and "such as a speed-up of 4.00 times" in note
+    assert note.count("the baseline was slowed down") == 1 and "for example a speed-up of 4.00 times" in note
