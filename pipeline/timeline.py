@@ -25,7 +25,7 @@ from pipeline.record.store.local import Store
 from pipeline.record.trace import merged
 
 
-def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
+def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
     """The trace of a whole experiment, and how many of its groups have none (skipped or killed, or it is damaged).
 
     Raises:
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the trace of an experiment; return the exit status."""
     options = make_parser().parse_args(arguments)
     try:
-        content, num_without = of_experiment(options.uri or options.root, options.experiment)
+        content, num_without = merge_timelines(options.uri or options.root, options.experiment)
         options.out.write_text(json.dumps(content), encoding="utf-8")
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")

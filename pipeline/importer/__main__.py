@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Import a table or job files; returns the exit status."""
     args = make_parser().parse_args(argv)
     try:
-        made = re.sub(r"\W", "_", args.files[0].stem) if len(args.files) == 1 else _SEVERAL
-        name = _check_name(made if args.name is None else args.name)
+        default_name = re.sub(r"\W", "_", args.files[0].stem) if len(args.files) == 1 else _SEVERAL
+        name = _check_name(default_name if args.name is None else args.name)
         if args.tool == "radt":
             imported = radt_experiment.read(args.files[0], name, has_slices=args.slices)
         else:

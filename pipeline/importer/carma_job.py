@@ -128,8 +128,8 @@ def _parse_program(command: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]
     """Return the variables that a command sets and that are dropped, its script and its arguments."""
     tokens = shlex.shlex(command, posix=True, punctuation_chars=True)
     tokens.whitespace_split = True
-    if found := next((token for token in tokens if _OF_SHELLS.search(token)), ""):
-        raise ValueError(f"its command needs a shell, because of {_shorten(found)}; put it into a script")
+    if shell_token := next((token for token in tokens if _OF_SHELLS.search(token)), ""):
+        raise ValueError(f"its command needs a shell, because of {_shorten(shell_token)}; put it into a script")
     words = shlex.split(command)
     names = []
     while words and (assignment := _ASSIGNMENT.fullmatch(words[0])):

@@ -38,8 +38,8 @@ class Program:
         """How a mix names it, if nothing else has the name."""
         values = dict(self.values)
         stem = Path(str(values["script"])).stem if "script" in values else self.workload
-        made = f"{stem}_bs{values['batch_size']}" if "batch_size" in values else stem
-        return re.sub(r"\W", "_", self.name or made)
+        default = f"{stem}_bs{values['batch_size']}" if "batch_size" in values else stem
+        return re.sub(r"\W", "_", self.name or default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,8 @@ def size_of(program: Program, sizes: dict[Program, str]) -> str:
     """The name of a program in mixes, given to no other; `sizes` keeps it."""
     if program not in sizes:
         label = program.label if NAME.fullmatch(program.label) else f"job_{program.label}"
-        others = (f"{label}_{number}" for number in range(2, len(sizes) + 3))
-        sizes[program] = next(name for name in (label, *others) if name not in sizes.values())
+        numbered = (f"{label}_{number}" for number in range(2, len(sizes) + 3))
+        sizes[program] = next(name for name in (label, *numbered) if name not in sizes.values())
     return sizes[program]
 
 
@@ -136,7 +136,7 @@ def write(text: str, name: str, folder: Path | None, *, replace: bool) -> str:
 
 def _yaml(value: Value) -> Any:
     if isinstance(value, tuple):
-        return [_Quoted(plain(each)) if isinstance(each, str) else each for each in value]
+        return [_Quoted(plain(element)) if isinstance(element, str) else element for element in value]
     return _Quoted(plain(value)) if isinstance(value, str) else value
 
 

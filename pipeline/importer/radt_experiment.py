@@ -79,15 +79,15 @@ def _options(row: Row) -> dict[str, str] | None:
     words = row.args
     if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
         return None
-    given = {key[2:]: value for key, value in zip(words[::2], words[1::2], strict=True)}
-    return given if row.file else {"model": row.model, "data-dir": row.data} | given
+    options = {key[2:]: value for key, value in zip(words[::2], words[1::2], strict=True)}
+    return options if row.file else {"model": row.model, "data-dir": row.data} | options
 
 
 def slices_of(groups: Sequence[RowGroup]) -> dict[str, str]:
     """The plain profiles of a table by slices, `1g` for `1g.5gb`, where no other one has as many."""
-    plain = {each for group in groups for each in group.profiles if re.fullmatch(r"\d+g\.\d+gb", each)}
-    number = Counter(each.partition(".")[0] for each in plain)
-    return {each: slices for each in plain if number[slices := each.partition(".")[0]] == 1}
+    plain = {profile for group in groups for profile in group.profiles if re.fullmatch(r"\d+g\.\d+gb", profile)}
+    number = Counter(profile.partition(".")[0] for profile in plain)
+    return {profile: slices for profile in plain if number[slices := profile.partition(".")[0]] == 1}
 
 
 def block_of(
@@ -108,7 +108,7 @@ def block_of(
     if device is not None:
         block["gpu.device"] = override_values.as_text(device)  # gpu=CHOICE on the command line drops it
     if group.profiles:
-        block["scenario.profiles"] = override_value(tuple(profiles.get(each, each) for each in group.profiles))
+        block["scenario.profiles"] = override_value(tuple(profiles.get(profile, profile) for profile in group.profiles))
     return block
 
 
@@ -124,8 +124,8 @@ def experiment_of(
             blocks.append(block_of(group, sizes, profiles, device))
         except ValueError as error:
             refused += [Refused(line=row.line, reason=str(error)) for row in group.rows]
-    asked = {word for group in groups for row in group.rows for word in row.listeners}
-    listeners = sorted({LISTENERS[word] for word in asked if word in LISTENERS} | {"host"})
+    listener_words = {word for group in groups for row in group.rows for word in row.listeners}
+    listeners = sorted({LISTENERS[word] for word in listener_words if word in LISTENERS} | {"host"})
     origin = f"imported from {source} by `{entry_points.spell('importer')}`"
     text = experiment_file.text_of(
         blocks,
@@ -152,8 +152,8 @@ def read(path: Path, name: str, *, has_slices: bool) -> Imported:
     text, unknown = experiment_of(groups, name, path.name, profiles)
     refused = sorted([*left_out, *unknown], key=lambda row: row.line)
     notes = list(radt_notes.describe(groups, [row for group in groups for row in group.rows if _is_known(row)]))
-    asked = {profile for group in groups for profile in group.profiles}
-    if has_slices and (full := sorted(asked - profiles.keys())):
+    table_profiles = {profile for group in groups for profile in group.profiles}
+    if has_slices and (full := sorted(table_profiles - profiles.keys())):
         notes.append(
             f"{', '.join(full)}: by full name also with --slices, which stand for the one plain profile of a number of "
             "slices"

@@ -45,24 +45,24 @@ def _describe_devices(groups: Sequence[RowGroup]) -> str:
 
 
 def _describe_listeners(rows: Sequence[Row]) -> Iterator[str]:
-    asked = {word for row in rows for word in row.listeners}
-    if absent := sorted(asked - LISTENERS.keys() - _PROFILERS.keys()):
+    listener_words = {word for row in rows for word in row.listeners}
+    if absent := sorted(listener_words - LISTENERS.keys() - _PROFILERS.keys()):
         yield f"listeners without a counterpart here are left out: {', '.join(absent)}"
-    for word in sorted(asked & _PROFILERS.keys()):
+    for word in sorted(listener_words & _PROFILERS.keys()):
         yield f"listener {word} is a profiler here: profiler={_PROFILERS[word]} on the command line"
     if len({frozenset(row.listeners).intersection(LISTENERS) for row in rows}) > 1:
         yield "Listeners differ from row to row; here all groups have all of them"
 
 
 def _describe_columns(rows: Sequence[Row]) -> Iterator[str]:
-    columns = _drop_repeats(column for row in rows for column in row.others)
-    if names := _drop_repeats(row.others[_NAME] for row in rows if _NAME in row.others):
+    columns = _drop_repeats(column for row in rows for column in row.other_cells)
+    if names := _drop_repeats(row.other_cells[_NAME] for row in rows if _NAME in row.other_cells):
         yield f"{_NAME} {_join_some(names)}: not kept, groups are named after what they run"
     if results := [column for column in _RESULTS if column in columns]:
         yield f"{' and '.join(results)} are results of radT and not kept: every row runs again"
     for column in columns:
         if column not in (_NAME, *_RESULTS):
-            values = _drop_repeats(row.others[column] for row in rows if column in row.others)
+            values = _drop_repeats(row.other_cells[column] for row in rows if column in row.other_cells)
             yield f"{column} {_join_some(values)}: not kept, it has no counterpart here"
 
 

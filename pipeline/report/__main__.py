@@ -16,9 +16,9 @@ from pipeline.base.system.errors import CollocationError, ConfigError, TrackingE
 from pipeline.base.system.words import counted
 from pipeline.record.store.existing import may_be_written
 from pipeline.report import board
-from pipeline.report.page.answer import left_out
+from pipeline.report.page.answer import describe_left_out
 from pipeline.report.page.page import content_of
-from pipeline.report.publish import Written, check_folder, default_folder, log, write
+from pipeline.report.publish import WrittenReport, check_folder, default_folder, log, write
 from pipeline.report.read import rows, samples
 from pipeline.report.read.choice import DEVICE, STUDY, Choice
 from pipeline.report.read.records import Study
@@ -68,7 +68,7 @@ def report(
     *,
     pools_hosts: bool = False,
     choice: Choice | None = None,
-) -> tuple[Written, Study, str]:
+) -> tuple[WrittenReport, Study, str]:
     """Read a study, draw it, and write its report.
 
     Returns:
@@ -97,7 +97,7 @@ def report(
     summary = f"{experiment}: {counted(len(study.rows), 'group')}, {blocks}, {counted(len(content.figures), 'figure')}"
     if study.is_simulated:
         summary += " (simulated: says nothing about a real GPU)"
-    return write(content, folder), study, "\n".join([summary, *left_out(study)])
+    return write(content, folder), study, "\n".join([summary, *describe_left_out(study)])
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:

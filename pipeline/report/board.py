@@ -16,7 +16,7 @@ from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.report.evaluate import outcomes, verdicts
 from pipeline.report.evaluate.board import Column, board_of
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.evaluate.outcomes import Measured
+from pipeline.report.evaluate.outcomes import DeviceSummary
 from pipeline.report.page import board as page
 from pipeline.report.page.table_format import to_csv
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
@@ -33,13 +33,13 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     try:
         check_folder(options.out, options.experiment)
-        found = [*_published(options.reports), *_stored(options)]
-        if not found:
+        studies = [*_read_reports(options.reports), *_read_stores(options)]
+        if not studies:
             raise ConfigError(
                 "a board needs studies: name folders of reports, or experiments of stores with --experiment"
             )
-        _refuse_equal(found)
-        board = board_of(columns_of(found))
+        _refuse_equal(studies)
+        board = board_of(columns_of(studies))
         if not board.lines:
             raise ConfigError("none of these studies ran jobs in a sharing mode, so there is no board of them")
         contents = {BOARD: to_csv(page.table(board)), PAGE: page.render(board)}
@@ -50,11 +50,11 @@ def main(argv: Sequence[str]) -> int:
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    sys.stdout.write(f"{page.in_lines(board)}\nboard: {written.page.absolute()}\n")
+    sys.stdout.write(f"{page.format_lines(board)}\nboard: {written.page.absolute()}\n")
     return 0
 
 
-def _published(folders: Sequence[Path]) -> Iterator[tuple[str, Measured]]:
+def _read_reports(folders: Sequence[Path]) -> Iterator[tuple[str, DeviceSummary]]:
     for folder in folders:
         try:
             text = (folder / CASES).read_text(encoding="utf-8")
@@ -64,15 +64,15 @@ def _published(folders: Sequence[Path]) -> Iterator[tuple[str, Measured]]:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"{folder}: {CASES} cannot be read: {why}; {instead}") from error
         try:
-            for each in outcomes.from_json(text):
-                yield str(folder), each
+            for study in outcomes.from_json(text):
+                yield str(folder), study
         except ConfigError as error:
             raise ConfigError(
                 f"cannot use {folder / CASES}: {error}; write the report again with this version"
             ) from error
 
 
-def _stored(options: argparse.Namespace) -> Iterator[tuple[str, Measured]]:
+def _read_stores(options: argparse.Namespace) -> Iterator[tuple[str, DeviceSummary]]:
     stores = [*options.root, *options.uri] or [tracking_root.DEFAULT]
     different = {*(root.resolve() for root in options.root), *(uri.rstrip("/") for uri in options.uri)}
     is_twice = len(different) < len(options.root) + len(options.uri)
@@ -83,44 +83,44 @@ def _stored(options: argparse.Namespace) -> Iterator[tuple[str, Measured]]:
             yield from ((str(store), measured) for measured in _measured_in(store, experiment))
 
 
-def _refuse_equal(found: Sequence[tuple[str, Measured]]) -> None:
-    for (source, each), (other, its) in itertools.combinations(found, 2):
-        if each == its:
+def _refuse_equal(studies: Sequence[tuple[str, DeviceSummary]]) -> None:
+    for (source, study), (other, other_study) in itertools.combinations(studies, 2):
+        if study == other_study:
             raise ConfigError(
-                f"{source} and {other} have the same figures of {each.experiment!r} on {each.device}: "
+                f"{source} and {other} have the same figures of {study.experiment!r} on {study.device}: "
                 "a study would stand beside itself; name one of them"
             )
 
 
-def _measured_in(store: Path | str, experiment: str) -> Iterator[Measured]:
+def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
     studies = rows.read_apart(store, experiment)
     if not any(study.rows for study in studies):
         raise ConfigError(f"there is no group with a result in experiment {experiment!r} of {store}; leave it out")
     for study in studies:
         cells = cells_of(study)
-        found = verdicts.verdicts(cells)
-        yield from outcomes.measured(study, cells, found, verdicts.winners(cells, found))
+        comparisons = verdicts.verdicts(cells)
+        yield from outcomes.summarize_devices(study, cells, comparisons, verdicts.winners(cells, comparisons))
 
 
-def columns_of(found: Sequence[tuple[str, Measured]]) -> list[Column]:
+def columns_of(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
     """Columns called by the device and, of one device, by the first of study, host and folder that tells them apart."""
     of_each = [
-        (each.device or "unknown device", each.experiment, each.host, Path(source).name or source)
-        for source, each in found
+        (study.device or "unknown device", study.experiment, study.host, Path(source).name or source)
+        for source, study in studies
     ]
     return [
-        Column(number=place + 1, name=_name(of_each, place), source=source, measured=each)
-        for place, (source, each) in enumerate(found)
+        Column(number=place + 1, name=_name(of_each, place), source=source, measured=study)
+        for place, (source, study) in enumerate(studies)
     ]
 
 
 def _name(of_each: Sequence[tuple[str, ...]], place: int) -> str:
-    device, *others = of_each[place]
-    same = [each for other, each in enumerate(of_each) if other != place and each[0] == device]
-    for which, word in enumerate(others, 1):
-        if all(each[which] != word for each in same):
+    device, *distinctions = of_each[place]
+    same = [names for other, names in enumerate(of_each) if other != place and names[0] == device]
+    for which, word in enumerate(distinctions, 1):
+        if all(names[which] != word for names in same):
             return f"{device}, {word}" if same else device
-    return ", ".join(filter(None, (device, *others[:2])))
+    return ", ".join(filter(None, (device, *distinctions[:2])))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -30,7 +30,7 @@ _OURS = re.compile(r"(index\.html|cases\.json|board\.csv|figures/[\w.-]+\.(svg|p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenReport:
     """A report on disk: its folder and the paths of its files within it."""
 
     folder: Path
@@ -54,15 +54,15 @@ def check_folder(folder: Path, experiment: Experiment) -> None:
             is of another study, or a board and not a report.
     """
     if folder.exists() and not folder.is_dir():
-        raise _refused(folder, "that is a file; choose another folder with --out")
+        raise _make_refusal(folder, "that is a file; choose another folder with --out")
     if (folder / MANIFEST).is_file():
-        _earlier(folder, experiment)
+        _list_earlier(folder, experiment)
     elif folder.is_dir() and {path.name for path in folder.iterdir()} - {_PART}:
         instead = "empty it, or choose another one with --out"
-        raise _refused(folder, f"the folder has content that no report wrote; {instead}")
+        raise _make_refusal(folder, f"the folder has content that no report wrote; {instead}")
 
 
-def write(content: Content, folder: Path) -> Written:
+def write(content: Content, folder: Path) -> WrittenReport:
     """Write the page, every figure as SVG and PDF, every table as CSV and LaTeX; an earlier report there is replaced.
 
     Raises:
@@ -73,7 +73,9 @@ def write(content: Content, folder: Path) -> Written:
     return replace(folder, study.experiment, says, dict(_files(content)))
 
 
-def replace(folder: Path, experiment: Experiment, says: Mapping[str, object], contents: Mapping[str, bytes]) -> Written:
+def replace(
+    folder: Path, experiment: Experiment, says: Mapping[str, object], contents: Mapping[str, bytes]
+) -> WrittenReport:
     """Write files, by their path in a folder, in the place of those of an earlier report or board; the page is last.
 
     Whenever it is cut off, the manifest names every file of a report that lies there, so that the next one replaces it.
@@ -90,11 +92,11 @@ def replace(folder: Path, experiment: Experiment, says: Mapping[str, object], co
     check_folder(folder, experiment)
     says = {"experiment": experiment, **says}
     try:
-        earlier = _earlier(folder, experiment)
+        earlier = _list_earlier(folder, experiment)
         if foreign := [name for name in contents if name not in earlier and os.path.lexists(folder / name)]:
             and_more = f" (and {len(foreign) - 1} more of its files)" if len(foreign) > 1 else ""
             instead = "move what is yours away, or choose another folder with --out"
-            raise _refused(folder, f"no report wrote {foreign[0]} there{and_more}; {instead}")
+            raise _make_refusal(folder, f"no report wrote {foreign[0]} there{and_more}; {instead}")
         folder.mkdir(parents=True, exist_ok=True)
         _write_manifest(folder, says, [*contents, *(name for name in earlier if name not in contents)])
         for name in earlier:
@@ -105,11 +107,11 @@ def replace(folder: Path, experiment: Experiment, says: Mapping[str, object], co
             path.write_bytes(data)
         _write_manifest(folder, says, list(contents))
     except OSError as error:
-        raise _refused(folder, f"{error}; choose another folder with --out") from error
-    return Written(folder=folder, files=(*contents, MANIFEST))
+        raise _make_refusal(folder, f"{error}; choose another folder with --out") from error
+    return WrittenReport(folder=folder, files=(*contents, MANIFEST))
 
 
-def log(written: Written, root_or_uri: Path | str, study: Study) -> tuple[str, str]:
+def log(written: WrittenReport, root_or_uri: Path | str, study: Study) -> tuple[str, str]:
     """Log a report of a study as artifacts of a new run of its experiment. What is there stays as it is.
 
     Returns:
@@ -138,8 +140,8 @@ def _files(content: Content) -> Iterator[tuple[str, bytes]]:
     for table in content.tables:
         yield f"tables/{table.name}.csv", to_csv(table).encode("utf-8", "replace")
         yield f"tables/{table.name}.tex", to_latex(table).encode("utf-8", "replace")
-    found = outcomes.measured(content.study, content.cells, content.verdicts, content.winners)
-    yield CASES, outcomes.to_json(found).encode()
+    studies = outcomes.summarize_devices(content.study, content.cells, content.verdicts, content.winners)
+    yield CASES, outcomes.to_json(studies).encode()
     yield PAGE, render(content).encode("utf-8")
 
 
@@ -149,7 +151,7 @@ def _write_manifest(folder: Path, says: Mapping[str, object], files: Sequence[st
     (folder / _PART).replace(folder / MANIFEST)
 
 
-def _earlier(folder: Path, experiment: Experiment) -> list[str]:
+def _list_earlier(folder: Path, experiment: Experiment) -> list[str]:
     """The files that an earlier report wrote here, or was about to, by its manifest: those of other names are not ours.
 
     Raises:
@@ -165,16 +167,16 @@ def _earlier(folder: Path, experiment: Experiment) -> list[str]:
                 # Boards have one folder for all of them, of whatever studies they are.
                 if (isinstance(whose, str) or isinstance(experiment, str)) and whose != experiment:
                     held = f"the report of {whose!r}" if isinstance(whose, str) else "a board"
-                    raise _refused(folder, f"it holds {held}; choose another folder with --out")
+                    raise _make_refusal(folder, f"it holds {held}; choose another folder with --out")
                 return [name for name in names if isinstance(name, str) and _OURS.fullmatch(name)]
     except (OSError, ValueError, RecursionError) as error:
         seen = str(error)
-    raise _refused(
+    raise _make_refusal(
         folder,
         f"{MANIFEST} there does not say what a report wrote ({seen}), so nothing is removed; "
         "remove the folder if all in it is of a report, or choose another one with --out",
     )
 
 
-def _refused(folder: Path, why: str) -> ConfigError:
+def _make_refusal(folder: Path, why: str) -> ConfigError:
     return ConfigError(f"cannot write the report to {folder}: {why}")

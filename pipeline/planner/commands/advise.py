@@ -14,7 +14,7 @@ from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.evaluate.wording import jobs_in_words
-from pipeline.report.page.table_format import MISSING, with_interval
+from pipeline.report.page.table_format import MISSING, format_estimate
 from pipeline.report.read import rows
 from pipeline.report.read.records import Study
 from pipeline.report.read.stores import add_store_arguments, named_stores
@@ -72,7 +72,7 @@ def _table(found: list[Advice]) -> list[str]:
 
 
 def _figure(estimate: Estimate | None) -> str:
-    return MISSING if estimate is None else with_interval(estimate)
+    return MISSING if estimate is None else format_estimate(estimate)
 
 
 def _said(advice: Advice, sweep: str | None) -> list[str]:

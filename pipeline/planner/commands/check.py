@@ -19,7 +19,7 @@ from pipeline.planner.training import as_plan
 from pipeline.report import publish
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.page import content_of
-from pipeline.report.page.table_format import Table, shown
+from pipeline.report.page.table_format import Table, format_value
 from pipeline.report.read import rows
 from pipeline.report.read.records import Study
 from pipeline.report.read.stores import add_store_arguments, named_stores
@@ -67,7 +67,9 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 def in_words(found: Check, table: Table) -> str:
     """The table, and what does not hold."""
-    lines = aligned([list(table.columns), *([shown(value) for value in row] for row in table.rows)], left=(0, 1, 2, 3))
+    lines = aligned(
+        [list(table.columns), *([format_value(value) for value in row] for row in table.rows)], left=(0, 1, 2, 3)
+    )
     lines += [f"not measured: {why}" for why in found.missing]
     lines += [f"not kept: {what}" for what in found.broken]
     lines += [f"not checked: {what}" for what in found.unchecked]

@@ -25,7 +25,7 @@ from pipeline.planner.profile import Profile
 from pipeline.planner.results.measured import batch_key
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY, Scale
 from pipeline.report.evaluate.statistics import Estimate, estimate
-from pipeline.report.page.table_format import Table, with_interval
+from pipeline.report.page.table_format import Table, format_estimate
 from pipeline.report.read.records import JobRow, Row, Study
 
 THROUGHPUT, P99, MEAN, MEMORY_TOTAL, ENERGY = (
@@ -415,7 +415,7 @@ def table_of(found: Check, source: str) -> Table:
     """The comparison as a table of the report."""
     rows = []
     for each in found.compared:
-        measured = None if each.measured is None else with_interval(each.measured)
+        measured = None if each.measured is None else format_estimate(each.measured)
         error = None if each.error_ratio is None else f"{each.error_ratio:+.1%}"
         within = {None: None, True: "yes", False: "no"}[each.is_within]
         rows.append((each.service, QUANTITIES[each.quantity], _predicted_in_words(each), measured, error, within))
@@ -443,4 +443,4 @@ def held_by_mean(found: Check) -> str:
 def _predicted_in_words(each: Compared) -> str | None:
     if each.predicted is None:
         return None
-    return with_interval(Estimate(median=each.predicted, low=each.low, high=each.high, n=1))
+    return format_estimate(Estimate(median=each.predicted, low=each.low, high=each.high, n=1))

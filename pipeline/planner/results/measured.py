@@ -119,7 +119,7 @@ def _names(jobs: Iterable[JobRow]) -> dict[tuple[str, frozenset[tuple[str, str]]
     return {
         (workload, options): f"{workload} {words}".strip()
         for workload, mine in variants.items()
-        for options, words in zip(mine, labels.telling_apart([dict(each) for each in mine]), strict=True)
+        for options, words in zip(mine, labels.distinguish_params([dict(each) for each in mine]), strict=True)
     }
 
 

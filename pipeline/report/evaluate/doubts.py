@@ -12,7 +12,7 @@ from pipeline.base.domain.records import DEVICE
 from pipeline.observe.host import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP
-from pipeline.report.evaluate.wording import jobs_in_words, listed
+from pipeline.report.evaluate.wording import jobs_in_words, join_words
 from pipeline.report.read.records import Block, Row, Study
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -25,33 +25,33 @@ SLOW_HOST = 1.25
 
 def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
     """Each block, the median of its groups' loop on the host in ms, and whether it was much slower than the others."""
-    found: dict[tuple[int, str], list[float]] = defaultdict(list)
+    by_place: dict[tuple[int, str], list[float]] = defaultdict(list)
     for row in study.rows:
         if HOST_LOOP in row.metrics:
-            found[row.block, dict(row.settings)[DEVICE]].append(row.metrics[HOST_LOOP])
-    medians = {place: statistics.median(loops_ms) for place, loops_ms in found.items()}
+            by_place[row.block, dict(row.settings)[DEVICE]].append(row.metrics[HOST_LOOP])
+    medians = {place: statistics.median(loops_ms) for place, loops_ms in by_place.items()}
     limit = SLOW_HOST * statistics.median(medians.values()) if medians else 0.0
     of_blocks = [(block, medians.get((block.number, block.device))) for block in study.blocks]
     return [(block, loop_ms, loop_ms is not None and loop_ms > limit) for block, loop_ms in of_blocks]
 
 
-def doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
+def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
     """What a reader must know of the figures, a sentence each: slower hosts, mixed environments, and marks of rows."""
     loops = host_loops(study)
     usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
     several = len(study.devices) > 1  # each of which has a block of this number
-    said = [
+    sentences = [
         f"The host of block {block.number}{f' on {block.device}' if several else ''} was slower: "
         f"its loop took {loop_ms:.2f} ms, {loop_ms / usual:.2f} times the median of the blocks."
         for block, loop_ms, is_slow in loops
         if is_slow and loop_ms is not None
     ]
-    said += _mixed_packages(study)
-    said += [f"{line}." for line in _gains(cells)]
-    said += [
+    sentences += _mixed_packages(study)
+    sentences += [f"{line}." for line in _gains(cells)]
+    sentences += [
         f"{line}; invalid, so it is compared with nothing." for line in _marks(study, lambda row: row.marks.invalid)
     ]
-    return said + [f"{line}." for line in _marks(study, lambda row: row.marks.note)]
+    return sentences + [f"{line}." for line in _marks(study, lambda row: row.marks.note)]
 
 
 def _mixed_packages(study: Study) -> list[str]:
@@ -96,10 +96,10 @@ def _line(names: Sequence[str], texts: Sequence[str]) -> str:
     """Return names with a mark that they share, up to its numbers: `A, B and 2 more: for example TEXT`."""
     more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
     such = "for example " if len(set(texts)) > 1 else ""
-    return f"{listed([*names[:_MOST_NAMES], *more])}: {such}{texts[0]}"
+    return f"{join_words([*names[:_MOST_NAMES], *more])}: {such}{texts[0]}"
 
 
-def bound_by_host(cells: Sequence[Cell]) -> str:
+def describe_host_bound(cells: Sequence[Cell]) -> str:
     """In words, the groups of which half of the jobs and more were bound by the host; empty where that is not known."""
     known = [cell for cell in cells if HOST_BOUND in cell.estimates and not cell.is_derived]
     bound: dict[str, list[str]] = defaultdict(list)
@@ -112,5 +112,5 @@ def bound_by_host(cells: Sequence[Cell]) -> str:
         f"a process of the job kept a core {BUSY_PROCESS_PCT:.0f} % busy while kernels ran for less than "
         f"{100 * IDLE_GRACT_RATIO:.0f} % of the time"
     )
-    groups = listed([f"{jobs} ({', '.join(modes)})" for jobs, modes in bound.items()] or ["no group"])
+    groups = join_words([f"{jobs} ({', '.join(modes)})" for jobs, modes in bound.items()] or ["no group"])
     return f"Bound by the host ({means}): {groups}."

@@ -21,7 +21,7 @@ def prefix_of(figures: Iterable[float], unit: str = JOULE) -> tuple[float, str]:
     return next(((scale, prefix) for scale, prefix in _PREFIXES if highest >= _LEAST * scale), _PREFIXES[-1])
 
 
-def scaled(estimate: Estimate, scale: float) -> Estimate:
+def scale_estimate(estimate: Estimate, scale: float) -> Estimate:
     """Return an estimate in units of `scale`."""
     low, high = (None if end is None else end / scale for end in (estimate.low, estimate.high))
     return dataclasses.replace(estimate, median=estimate.median / scale, low=low, high=high)

@@ -39,7 +39,7 @@ def is_latency(name: str) -> bool:
     return name.startswith("latency_")
 
 
-def of_instance(activity: str) -> str:
+def instance_metric(activity: str) -> str:
     """The mean of an activity over the GPU instances of a group."""
     return f"instance_{activity}"
 
@@ -89,7 +89,7 @@ _ALL = (
     Metric(FAIRNESS, "fairness (Jain)", scale=Scale.SHARE),
     *(Metric(name, title, scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
     Metric(MEMORY, "peak memory of the GPU", "MiB", Scale.PEAK),
-    *(Metric(of_instance(name), f"{title} of an instance", scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
+    *(Metric(instance_metric(name), f"{title} of an instance", scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
     Metric(INSTANCE_MEMORY, "peak memory of an instance", "MiB", Scale.PEAK),
     Metric("energy_per_epoch_j", "energy per epoch of a job", "J"),
     Metric(ENERGY_VS_ALONE, "energy against the same work alone"),
@@ -131,36 +131,36 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 """Quantities that are printed side by side: name and title of the table, and what is in it."""
 
 
-def counted(row: Row) -> dict[str, Metric]:
+def find_work_metrics(row: Row) -> dict[str, Metric]:
     """The figures of a row that count its work, in each unit that all its jobs have, by name."""
-    return {name: metric for unit in units.units_in(row.metrics) for name, metric in counted_in(unit).items()}
+    return {name: metric for unit in units.units_in(row.metrics) for name, metric in make_work_metrics(unit).items()}
 
 
 @functools.cache
-def counted_in(unit: str) -> Mapping[str, Metric]:
+def make_work_metrics(unit: str) -> Mapping[str, Metric]:
     """The figures that count work in a unit, by name, in the order of tables."""
     one = units.one_in_words(unit)
-    every = (
+    metrics = (
         Metric(units.total_of(unit), "throughput of all jobs", units.per_second(unit)),
         Metric(units.energy_of(unit), f"energy per {one}", "J"),
         Metric(units.energy_above_idle_of(unit), f"energy per {one} above idle", "J", Scale.PLAIN),
     )
-    return {metric.name: metric for metric in every}
+    return {metric.name: metric for metric in metrics}
 
 
-def sampled(row: Row) -> Mapping[str, Metric]:
+def find_sampled_metrics(row: Row) -> Mapping[str, Metric]:
     """Return the figures of a row that come from its listeners and that `METRICS` does not know, by name."""
     return _sampled(row.facts.get("figures", ""))
 
 
 @functools.cache
 def _sampled(titled: str) -> Mapping[str, Metric]:
-    found = {}
+    metrics = {}
     for name, facts in (json.loads(titled) if titled else {}).items():
         is_share, is_peak = facts["unit"] == "ratio", facts["summary"] in (Summary.MAX, Summary.PEAK)
         scale = Scale.SHARE if is_share else Scale.PEAK if is_peak else Scale.POSITIVE
-        found[name] = Metric(name, facts["title"], "" if is_share else facts["unit"], scale)
-    return {name: metric for name, metric in found.items() if name not in METRICS}
+        metrics[name] = Metric(name, facts["title"], "" if is_share else facts["unit"], scale)
+    return {name: metric for name, metric in metrics.items() if name not in METRICS}
 
 
 def table_of(metric: Metric) -> str:

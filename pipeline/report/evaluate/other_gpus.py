@@ -19,7 +19,7 @@ from pipeline.report.read.records import JobRow, Row, Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class CompanyShare:
     """What a group kept of its speed in company.
 
     Attributes:
@@ -41,7 +41,7 @@ class Kept:
     def sentence(self) -> str:
         """In words."""
         what = f"{self.mode} runs {jobs_in_words(self.case, self.degree)}"
-        return f"{what} at {self.share_in_words} of its speed while {_others(self.beside)}.{_simulated(self)}"
+        return f"{what} at {self.share_in_words} of its speed while {_name_others(self.beside)}.{_mark_simulated(self)}"
 
     @property
     def share_in_words(self) -> str:
@@ -49,28 +49,28 @@ class Kept:
         return f"{self.share.median:.3f}{interval_in_words(self.share, '.3f')}"
 
 
-def in_short(found: Iterable[Kept]) -> list[str]:
+def summarize_shares(groups: Iterable[CompanyShare]) -> list[str]:
     """The least and the most that groups kept, and how many intervals say that it differs; by the number of GPUs."""
-    by_number = group_by(found, lambda kept: kept.beside)
-    return [_in_short(groups) for _, groups in sorted(by_number.items())]
+    by_number = group_by(groups, lambda group: group.beside)
+    return [_summarize_groups(groups) for _, groups in sorted(by_number.items())]
 
 
-def _in_short(groups: Sequence[Kept]) -> str:
+def _summarize_groups(groups: Sequence[CompanyShare]) -> str:
     in_order = sorted(groups, key=lambda group: group.share.median)
     least, most = in_order[0], in_order[-1]
-    while_working = f"While {_others(least.beside)}"
+    while_working = f"While {_name_others(least.beside)}"
     if len(groups) == 1:
-        said = f"{while_working}, the speed of {_what(least)} is {least.share_in_words} of that alone"
+        sentence = f"{while_working}, the speed of {_name_group(least)} is {least.share_in_words} of that alone"
     else:
-        said = (
+        sentence = (
             f"{while_working}, the speed of {len(groups)} groups is {least.share_in_words} of that alone at least "
-            f"({_what(least)}) and {most.share_in_words} at most ({_what(most)})"
+            f"({_name_group(least)}) and {most.share_in_words} at most ({_name_group(most)})"
         )
-    return f"{said}; {_differing(groups)}.{_simulated(least)}"
+    return f"{sentence}; {_count_differing(groups)}.{_mark_simulated(least)}"
 
 
-def _differing(groups: Sequence[Kept]) -> str:
-    intervals = [(each.share.low, each.share.high) for each in groups]
+def _count_differing(groups: Sequence[CompanyShare]) -> str:
+    intervals = [(group.share.low, group.share.high) for group in groups]
     known = [(low, high) for low, high in intervals if low is not None and high is not None]
     if not known:
         return f"an interval needs {MIN_FOR_INTERVAL} blocks"
@@ -78,33 +78,33 @@ def _differing(groups: Sequence[Kept]) -> str:
     return f"{num or 'none'} of {counted(len(known), 'interval')} {'exclude' if num > 1 else 'excludes'} 1"
 
 
-def _what(kept: Kept) -> str:
-    return f"{kept.mode} with {jobs_in_words(kept.case, kept.degree)}"
+def _name_group(group: CompanyShare) -> str:
+    return f"{group.mode} with {jobs_in_words(group.case, group.degree)}"
 
 
-def _others(beside: int) -> str:
+def _name_others(beside: int) -> str:
     return "another GPU works" if beside == 1 else f"{beside} other GPUs work"
 
 
-def _simulated(kept: Kept) -> str:
-    return " (simulated)" if kept.is_simulated else ""
+def _mark_simulated(group: CompanyShare) -> str:
+    return " (simulated)" if group.is_simulated else ""
 
 
-def kept(study: Study) -> Iterator[Kept]:
+def compare_company(study: Study) -> Iterator[CompanyShare]:
     """Each group that ran alone and in company, in the order of the rows."""
     cases = cases_of(study)
     alone: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     company: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     for row in study.rows:
         if row.is_valid:
-            found = company[(*_identity(row), row.beside)] if row.beside else alone[_identity(row)]
-            found[row.block] = row
+            by_block = company[(*_identity(row), row.beside)] if row.beside else alone[_identity(row)]
+            by_block[row.block] = row
     for (*identity, beside), rows in company.items():
         same = alone[tuple(identity)]
         shares = {block: _share(row, same.get(block)) for block, row in rows.items()}
         if ratios := {block: share for block, share in shares.items() if share is not None}:
             first = same[next(iter(ratios))]
-            yield Kept(
+            yield CompanyShare(
                 case=cases[first.run_id],
                 degree=first.degree,
                 mode=first.mode,

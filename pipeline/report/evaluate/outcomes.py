@@ -20,10 +20,10 @@ from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.json_decoder import decode
-from pipeline.report.evaluate.cells import TIMES, Cell, by_place, cases_of, metrics_in
+from pipeline.report.evaluate.cells import TIMES, Cell, cases_of, group_places, metrics_in
 from pipeline.report.evaluate.metrics import METRICS, Metric
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import Verdict, Winner, leading, slower_pairs
+from pipeline.report.evaluate.verdicts import Verdict, Winner, rank_modes, slower_pairs
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words
 from pipeline.report.read import hosts
 from pipeline.report.read.records import JobRow, Row, Study
@@ -91,7 +91,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class DeviceSummary:
     """What one study gave on one kind of device.
 
     Attributes:
@@ -110,23 +110,25 @@ class Measured:
     outcomes: tuple[Outcome, ...]
 
 
-def measured(
+def summarize_devices(
     study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]
-) -> list[Measured]:
+) -> list[DeviceSummary]:
     """What each kind of device of a study gave, in the order of its rows."""
     cases, titles = cases_of(study), METRICS | metrics_in(cells)
     rows = group_by(study.rows, lambda row: (cases[row.run_id], row.degree))
     columns = group_by(study.rows, _column)
     judged = group_by(verdicts, lambda verdict: (verdict.case, verdict.degree))
     best = {(winner.case, winner.degree): winner for winner in winners}
-    found: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
-    for place, here in by_place(cells).items():
+    outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for place, place_cells in group_places(cells).items():
         # Copies one after another are no group: they have a place only beside groups that ran together.
-        if place in rows and any(cell.mode != SERIAL.label for cell in here):
+        if place in rows and any(cell.mode != SERIAL.label for cell in place_cells):
             first = min(rows[place], key=lambda row: row.is_sequential)
-            found[_column(first)].append(_outcome(first, here, best.get(place), judged.get(place, []), titles))
+            outcomes[_column(first)].append(
+                _outcome(first, place_cells, best.get(place), judged.get(place, []), titles)
+            )
     return [
-        Measured(
+        DeviceSummary(
             experiment=study.experiment,
             device=device,
             host=host,
@@ -134,7 +136,7 @@ def measured(
             num_gpus=len({row.gpu_uuid for row in members}),
             num_blocks=len({row.block for row in members}),
             facts=_facts(members),
-            outcomes=tuple(found[device, host]),
+            outcomes=tuple(outcomes[device, host]),
         )
         for (device, host), members in columns.items()
     ]
@@ -148,13 +150,15 @@ def _outcome(
     row: Row, cells: Sequence[Cell], winner: Winner | None, verdicts: Sequence[Verdict], titles: Mapping[str, Metric]
 ) -> Outcome:
     ranked = [cell for cell in cells if cell.is_compared and not (cell.is_derived and cell.num_given)]
-    name, values = (SPEEDUP, {}) if winner is not None else _compared(ranked)
+    name, values = (SPEEDUP, {}) if winner is not None else _choose_quantity(ranked)
     figure: Estimate | None
     if winner is not None:
         tied, figure, is_enough = winner.tied, winner.speedup, winner.is_enough
     else:
         sign = 1 if name in TIMES else -1
-        tied, _ = leading({mode: sign * each.median for mode, each in values.items()}, slower_pairs(verdicts))
+        tied, _ = rank_modes(
+            {mode: sign * estimate.median for mode, estimate in values.items()}, slower_pairs(verdicts)
+        )
         figure, is_enough = (values[tied[0]] if tied else None), any(v.p_adjusted is not None for v in verdicts)
     by_mode = {cell.mode: cell for cell in cells}
     first, serial = by_mode.get(tied[0]) if tied else None, by_mode.get(SERIAL.label)
@@ -183,11 +187,11 @@ def _outcome(
     )
 
 
-def _compared(cells: Sequence[Cell]) -> tuple[str, dict[str, Estimate]]:
+def _choose_quantity(cells: Sequence[Cell]) -> tuple[str, dict[str, Estimate]]:
     """By what cells without a winner are compared, the first of their quantities that any has, and each mode's."""
     for name in dict.fromkeys(name for cell in cells for name in cell.speed):
-        if found := {cell.mode: cell.estimates[name] for cell in cells if name in cell.estimates}:
-            return name, found
+        if estimates := {cell.mode: cell.estimates[name] for cell in cells if name in cell.estimates}:
+            return name, estimates
     return "", {}
 
 
@@ -215,20 +219,20 @@ def _programs(jobs: Sequence[JobRow]) -> tuple[Program, ...]:
 
 
 def _facts(rows: Sequence[Row]) -> dict[str, str]:
-    found: dict[str, set[str]] = defaultdict(set)
+    values: dict[str, set[str]] = defaultdict(set)
     for row in rows:
-        for told in (row.facts, *(job.params for job in row.jobs)):
-            for name in _FACTS.keys() & told.keys():
-                found[name].add(told[name])
-    return {words: ", ".join(sorted(found[name])) for name, words in _FACTS.items() if any(found[name])}
+        for facts in (row.facts, *(job.params for job in row.jobs)):
+            for name in _FACTS.keys() & facts.keys():
+                values[name].add(facts[name])
+    return {words: ", ".join(sorted(values[name])) for name, words in _FACTS.items() if any(values[name])}
 
 
-def to_json(found: Sequence[Measured]) -> str:
+def to_json(studies: Sequence[DeviceSummary]) -> str:
     """The records as text; equal records give equal text."""
-    return json.dumps({"format": FORMAT, "measured": [dataclasses.asdict(each) for each in found]}, indent=1) + "\n"
+    return json.dumps({"format": FORMAT, "measured": [dataclasses.asdict(study) for study in studies]}, indent=1) + "\n"
 
 
-def from_json(text: str) -> list[Measured]:
+def from_json(text: str) -> list[DeviceSummary]:
     """The records that `to_json` wrote.
 
     Raises:
@@ -238,7 +242,7 @@ def from_json(text: str) -> list[Measured]:
         raw = json.loads(text)
         if raw["format"] != FORMAT:
             raise ConfigError(f"it has format {raw['format']!r}, and this version reads format {FORMAT}")
-        studies = decode(list[Measured], raw["measured"])
+        studies = decode(list[DeviceSummary], raw["measured"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -31,9 +31,9 @@ from pipeline.report.evaluate.metrics import (
     ENERGY_VS_ALONE,
     HOST,
     INSTANCE_MEMORY,
-    counted,
-    of_instance,
-    sampled,
+    find_sampled_metrics,
+    find_work_metrics,
+    instance_metric,
 )
 from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
@@ -81,15 +81,15 @@ class BlockBaselines(Baselines[Row, JobRow]):
 
 def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
     """The baselines of each block, by `baseline_key`. Those that failed or are invalid are none."""
-    found: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
+    baselines: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
     for row in (row for row in rows if row.is_sequential and row.is_valid):
-        mine = found[baseline_key(row)]
-        mine.add(row, _digests(row), row.jobs)
+        block = baselines[baseline_key(row)]
+        block.add(row, _digests(row), row.jobs)
         for job in row.jobs if row.degree == 1 else ():
-            mine.by_job[job.digest].append(row)
+            block.by_job[job.digest].append(row)
             if labels.STEP_MODE in job.params:
-                mine.by_program[labels.program_of(job.params)].append(job)
-    return dict(found)
+                block.by_program[labels.program_of(job.params)].append(job)
+    return dict(baselines)
 
 
 def baseline_key(row: Row) -> BaselineKey:
@@ -107,23 +107,27 @@ def settings_without_neighbours(row: Row) -> tuple[tuple[str, str], ...]:
 
 def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     """Every quantity of a row that can be known, by the names of `evaluate.metrics`; the others are absent."""
-    found = {name: row.metrics[name] for name in (*_RECORDED, *counted(row), *sampled(row)) if name in row.metrics}
+    row_figures = {
+        name: row.metrics[name]
+        for name in (*_RECORDED, *find_work_metrics(row), *find_sampled_metrics(row))
+        if name in row.metrics
+    }
     if row.window is WindowKind.STEADY:
-        found.pop("makespan_s", None)  # jobs ran until they were told to stop: that is the window's length
+        row_figures.pop("makespan_s", None)  # jobs ran until they were told to stop: that is the window's length
     energy_j = row.metrics.get(ENERGY)
     if energy_j and ENERGY_ABOVE_IDLE in row.metrics:
         share = row.metrics[ENERGY_ABOVE_IDLE] / energy_j
         for unit in units.units_in(row.metrics):
-            if units.energy_of(unit) in found:
-                found[units.energy_above_idle_of(unit)] = share * found[units.energy_of(unit)]
-    found |= _epochs(row, baselines) | _of_instances(row) | _energies(row, baselines)
+            if units.energy_of(unit) in row_figures:
+                row_figures[units.energy_above_idle_of(unit)] = share * row_figures[units.energy_of(unit)]
+    row_figures |= _epochs(row, baselines) | _combine_instances(row) | _energies(row, baselines)
     alone = [baselines.solo(row, job) for job in row.jobs]
-    figures = _normalised(row, alone, baselines.total_time_s(row))
+    figures = _normalise(row, alone, baselines.total_time_s(row))
     step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.in_step_modes(job)} for job in row.jobs]
     if figures and max(map(len, step_modes)) > 1:  # of one mode alone, it is not known to be the best
-        best = _normalised(row, [_best(row, baselines, job) for job in row.jobs], None)
+        best = _normalise(row, [_find_best_solo(row, baselines, job) for job in row.jobs], None)
         figures |= {BEST_SOLO: best[SPEEDUP]} if SPEEDUP in best else {}
-    return found | figures | _slowdowns(row, alone)
+    return row_figures | figures | _slowdowns(row, alone)
 
 
 def modelled_energy(label: str) -> str:
@@ -147,38 +151,38 @@ def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         return {}
     name_of = [rate_name(row.window, job.unit) for job in row.jobs]
     solos = [baselines.by_job.get(job.digest, []) for job in row.jobs]
-    alone = [mean_of([{**_to_compare(solo), **solo.jobs[0].metrics} for solo in each]) for each in solos]
+    alone = [mean_of([{**_collect_figures(solo), **solo.jobs[0].metrics} for solo in rows]) for rows in solos]
     work = [
         1.0 if row.window is WindowKind.WORK else _ratio(job.metrics, solo, name)
         for job, solo, name in zip(row.jobs, alone, name_of, strict=True)
     ]
-    found, own = {}, _to_compare(row)
-    if (against := _over(own, alone, work, ENERGY)) is not None:
-        found[ENERGY_VS_ALONE] = against
-    grown = _over(own, alone, work, ENERGY_ABOVE_IDLE)
+    energies, figures = {}, _collect_figures(row)
+    if (against := _compare_energy(figures, alone, work, ENERGY)) is not None:
+        energies[ENERGY_VS_ALONE] = against
+    grown = _compare_energy(figures, alone, work, ENERGY_ABOVE_IDLE)
     if grown is None or not row.is_mix:
-        return found
+        return energies
     for job, solo in zip(row.jobs, alone, strict=True):
-        if (each := solo.get(units.energy_above_idle_of(job.unit))) is not None:
-            found |= {energy_alone(job.label): each, modelled_energy(job.label): grown * each}
-    return found
+        if (energy_j := solo.get(units.energy_above_idle_of(job.unit))) is not None:
+            energies |= {energy_alone(job.label): energy_j, modelled_energy(job.label): grown * energy_j}
+    return energies
 
 
-def _to_compare(row: Row) -> dict[str, float]:
+def _collect_figures(row: Row) -> dict[str, float]:
     """The figures of a row; the energy of the device is that of its window if its work is fixed, else of a second."""
-    found, length = dict(row.metrics), 1.0 if row.window is WindowKind.WORK else row.window_s
+    figures, length = dict(row.metrics), 1.0 if row.window is WindowKind.WORK else row.window_s
     for name in (ENERGY, ENERGY_ABOVE_IDLE):
-        energy_j = found.pop(name, None)
+        energy_j = figures.pop(name, None)
         if energy_j is not None and length:
-            found[name] = energy_j / length
-    return found
+            figures[name] = energy_j / length
+    return figures
 
 
 def _ratio(figures: Mapping[str, float], of: Mapping[str, float], name: str) -> float | None:
     return figures[name] / of[name] if name in figures and of.get(name) else None
 
 
-def _over(
+def _compare_energy(
     figures: Mapping[str, float], alone: Sequence[Mapping[str, float]], work: Sequence[float | None], name: str
 ) -> float | None:
     """An energy of a group over that of its work by each job alone; `None` unless all of it is known."""
@@ -188,31 +192,31 @@ def _over(
     return figures[name] / sum(parts)
 
 
-def _of_instances(row: Row) -> dict[str, float]:
+def _combine_instances(row: Row) -> dict[str, float]:
     instances = {job.place["gi_id"]: job.metrics for job in row.jobs if "gi_id" in job.place}  # some share one
-    found = {}
+    figures = {}
     for name in (*ACTIVITY, INSTANCE_MEMORY):
         values = [metrics[name] for metrics in instances.values() if name in metrics]
         if values and name == INSTANCE_MEMORY:
-            found[name] = max(values)
+            figures[name] = max(values)
         elif values:
-            found[of_instance(name)] = statistics.fmean(values)
-    return found
+            figures[instance_metric(name)] = statistics.fmean(values)
+    return figures
 
 
-def of_workload(worst: str, workload: str) -> str:
+def workload_metric(worst: str, workload: str) -> str:
     """The quantity of a mix that is the worst (`SLOWDOWN` and those of latencies) of the jobs of one workload."""
     return worst.replace("_worst_", f"_{workload}_")
 
 
-def of_copies_in_turn(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
+def derive_serial_copies(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
     """Those of `degree` copies one after another, from those of the solo run, which is what was measured."""
-    kept = [name for name in _RECORDED if name not in ("makespan_s", "overlap_ratio")]
-    kept += [SPEEDUP, BEST_SOLO, *counted(solo), *sampled(solo)]
-    found = {name: alone[name] for name in kept if name in alone}
+    names = [name for name in _RECORDED if name not in ("makespan_s", "overlap_ratio")]
+    names += [SPEEDUP, BEST_SOLO, *find_work_metrics(solo), *find_sampled_metrics(solo)]
+    figures = {name: alone[name] for name in names if name in alone}
     if solo.window is not WindowKind.STEADY and "makespan_s" in alone:
-        found["makespan_s"] = degree * alone["makespan_s"]
-    return found
+        figures["makespan_s"] = degree * alone["makespan_s"]
+    return figures
 
 
 def _digests(row: Row) -> tuple[str, ...]:
@@ -221,29 +225,29 @@ def _digests(row: Row) -> tuple[str, ...]:
 
 def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
     compared: dict[str, list[Compared]] = defaultdict(list)
-    for job, both in zip(row.jobs, _compared(row, alone), strict=True):
+    for job, both in zip(row.jobs, _pair_with_solo(row, alone), strict=True):
         compared[job.params.get("workload", "")].append(both)
     if not row.is_mix or row.is_sequential:
         return {}
     return {
-        of_workload(worst, name): value
-        for name, mine in compared.items()
-        for worst, value in normalise(row.window, mine).items()
+        workload_metric(worst, name): value
+        for name, jobs in compared.items()
+        for worst, value in normalise(row.window, jobs).items()
         if worst in (SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN)
     }
 
 
-def _compared(row: Row, alone: Sequence[JobRow | None]) -> list[Compared]:
+def _pair_with_solo(row: Row, alone: Sequence[JobRow | None]) -> list[Compared]:
     return [
         Compared(job.unit, job.is_rate_given, job.metrics, {} if solo is None else solo.metrics)
         for job, solo in zip(row.jobs, alone, strict=True)
     ]
 
 
-def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
+def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
     return normalise(
         row.window,
-        _compared(row, alone),
+        _pair_with_solo(row, alone),
         is_sequential=row.is_sequential,
         has_neighbours=bool(row.neighbours),
         serial_s=serial_s,
@@ -251,7 +255,7 @@ def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None
     )
 
 
-def _best(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow | None:
+def _find_best_solo(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow | None:
     """The fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
     name = rate_name(row.window, job.unit)
     candidates = [solo for solo in baselines.in_step_modes(job) if solo.metrics.get(name)]
@@ -267,12 +271,12 @@ def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     together = _mean_epoch_s(row.jobs, measured=measured)
     if together is None:
         return {}
-    found = {"epoch_time_s" if measured else "epoch_time_derived_s": together}
-    if (work := _work_of_epoch(row.jobs[0])) and (each := row.metrics.get(units.energy_of(row.unit))):
-        found["energy_per_epoch_j"] = work * each
+    figures = {"epoch_time_s" if measured else "epoch_time_derived_s": together}
+    if (work := _work_of_epoch(row.jobs[0])) and (energy_j := row.metrics.get(units.energy_of(row.unit))):
+        figures["energy_per_epoch_j"] = work * energy_j
     solo = baselines.solo(row, row.jobs[0])
     alone = _mean_epoch_s([solo], measured=measured) if solo is not None else None
-    return found | ({"epoch_time_vs_solo_ratio": together / alone} if alone else {})
+    return figures | ({"epoch_time_vs_solo_ratio": together / alone} if alone else {})
 
 
 def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
@@ -286,5 +290,5 @@ def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
 
 
 def _work_of_epoch(job: JobRow) -> int:
-    told = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
-    return next((int(text) for text in told if text.isdigit()), 0)
+    texts = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
+    return next((int(text) for text in texts if text.isdigit()), 0)

@@ -47,11 +47,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class NeighbourEffect:
     """Jobs beside neighbours against the same jobs in the same mode without: the share of the throughput they keep."""
 
     cell: Cell
-    kept: Estimate
+    throughput_ratio: Estimate
 
 
 def steps(cells: Sequence[Cell]) -> Iterator[Step]:
@@ -62,30 +62,30 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
         is_known = not cell.num_given and cell.is_ranked and cell.throughput in cell.values
         if is_one and is_known and (place := place_of(cell)) is not None:
             places[cell.case][place] = cell
-    for case, here in places.items():
-        profiles = sorted((p for p in here if p != WHOLE_GPU), key=labels.size_of_profile, reverse=True)
+    for case, by_place in places.items():
+        profiles = sorted((p for p in by_place if p != WHOLE_GPU), key=labels.size_of_profile, reverse=True)
         if not profiles:
             continue
-        in_order = [WHOLE_GPU] * (WHOLE_GPU in here) + profiles
+        in_order = [WHOLE_GPU] * (WHOLE_GPU in by_place) + profiles
         further = [
             (larger, smaller)
             for larger, smaller in itertools.combinations(profiles, 2)
             if (slices_of(larger), slices_of(smaller)) in _FURTHER
         ]
         for larger, smaller in dict.fromkeys([*itertools.pairwise(in_order), *further]):
-            if found := ratios(here[larger], here[smaller], here[smaller].throughput):
-                num_larger, num_smaller = here[larger].multiprocessors, here[smaller].multiprocessors
+            if by_block := ratios(by_place[larger], by_place[smaller], by_place[smaller].throughput):
+                num_larger, num_smaller = by_place[larger].multiprocessors, by_place[smaller].multiprocessors
                 yield Step(
                     case=case,
                     larger=larger,
                     smaller=smaller,
-                    ratio=here[smaller].estimate(found),
+                    ratio=by_place[smaller].estimate(by_block),
                     ideal=num_larger / num_smaller if num_larger and num_smaller else None,
-                    published=_published(case.params[0], slices_of(larger), slices_of(smaller)),
+                    published=_find_published(case.params[0], slices_of(larger), slices_of(smaller)),
                 )
 
 
-def besides(cells: Sequence[Cell]) -> Iterator[Beside]:
+def compare_neighbours(cells: Sequence[Cell]) -> Iterator[NeighbourEffect]:
     """Each cell with neighbours of which the same was measured without.
 
     Not of jobs at a given rate, which is what they keep, nor of work that adds up to nothing.
@@ -95,11 +95,11 @@ def besides(cells: Sequence[Cell]) -> Iterator[Beside]:
         for cell in cells
         if cell.is_ranked and not cell.num_given and (not cell.case.is_mix or cell.window is WindowKind.WORK)
     ]
-    alone = {_same(cell): cell for cell in ranked if not cell.neighbours}
+    alone = {_identify(cell): cell for cell in ranked if not cell.neighbours}
     for cell in ranked:
-        other = alone.get(_same(cell)) if cell.neighbours else None
-        if other is not None and (found := ratios(cell, other, cell.throughput)):
-            yield Beside(cell=cell, kept=cell.estimate(found))
+        other = alone.get(_identify(cell)) if cell.neighbours else None
+        if other is not None and (by_block := ratios(cell, other, cell.throughput)):
+            yield NeighbourEffect(cell=cell, throughput_ratio=cell.estimate(by_block))
 
 
 def place_of(cell: Cell) -> str | None:
@@ -114,14 +114,14 @@ def slices_of(place: str) -> str:
     return place.partition(".")[0]
 
 
-def _same(cell: Cell) -> tuple[object, ...]:
+def _identify(cell: Cell) -> tuple[object, ...]:
     mode = (cell.sharing, cell.profiles) if cell.sharing == MIG else (cell.sharing, cell.detail)
     return (cell.case.workloads, cell.case.is_mix, cell.degree, cell.device, cell.settings, *mode)
 
 
-def _published(params: Mapping[str, str], larger: str, smaller: str) -> str:
+def _find_published(params: Mapping[str, str], larger: str, smaller: str) -> str:
     """`2.17 to 2.21 (A100-SXM4-40GB)`; empty where no publication says it of these settings."""
-    said = []
+    parts = []
     for publication in publications():
         program = publication.program(params)
         for finding in publication.findings:
@@ -130,5 +130,5 @@ def _published(params: Mapping[str, str], larger: str, smaller: str) -> str:
             if is_meant and is_step and not publication.differences(finding, params, is_mix=False):
                 low, high = min(finding.ratios), max(finding.ratios)
                 words = f"{low:.3f}" if low == high else f"{low:.3f} to {high:.3f}"
-                said.append(f"{words} ({'; '.join([publication.gpu, *finding.slips])})")
-    return "; ".join(said)
+                parts.append(f"{words} ({'; '.join([publication.gpu, *finding.slips])})")
+    return "; ".join(parts)

@@ -107,7 +107,7 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate
     return Estimate(median=median, low=min(low, median), high=max(high, median), n=n)
 
 
-def paired(ratios: Sequence[float]) -> Test:
+def compare_pairs(ratios: Sequence[float]) -> Test:
     """Tests on the ratios of two modes, independent of each other.
 
     Raises:
@@ -133,7 +133,7 @@ def p_values(mean: ArrayLike, error: ArrayLike, degrees: int) -> tuple[Floats, F
     return np.minimum(1.0, 2 * _p_above(distance, error, degrees)), equal
 
 
-def corrected(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Floats]:
+def correct_p_values(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Floats]:
     """Adjusted p values of each comparison: the chance of one wrong claim of either kind in a table is below the level.
 
     All are one family: 2m hypotheses of m comparisons. Holm multiplies the i-th smallest p value (from 0) by the number
@@ -171,8 +171,8 @@ def blocks_needed(test: Test, num_tests: int) -> int | None:
     else:
         distance = margin - distance
     for n in range(MIN_BLOCKS, MOST_BLOCKS + 1):
-        wanted = (_t(1 - level, n - 1) + _t(_POWER, n - 1)) * test.deviation / math.sqrt(n)
-        if distance >= wanted:
+        threshold = (_t(1 - level, n - 1) + _t(_POWER, n - 1)) * test.deviation / math.sqrt(n)
+        if distance >= threshold:
             return n
     return None
 
@@ -192,8 +192,8 @@ def _p_above(distance: ArrayLike, error: ArrayLike, degrees: int) -> Floats:
     from scipy.special import stdtr  # light: scipy.stats takes a second to import
 
     is_exact = np.equal(error, 0)
-    found: Floats = stdtr(degrees, -np.divide(distance, np.where(is_exact, 1.0, error)))
-    return np.where(is_exact, np.where(np.greater(distance, 0), 0.0, 1.0), found)
+    p: Floats = stdtr(degrees, -np.divide(distance, np.where(is_exact, 1.0, error)))
+    return np.where(is_exact, np.where(np.greater(distance, 0), 0.0, 1.0), p)
 
 
 @lru_cache(maxsize=4096)

@@ -39,7 +39,7 @@ def jobs_in_words(case: Case, degree: int) -> str:
     return f"{'one' if degree == 1 else degree} {case.label}"
 
 
-def on_gpus(number: int) -> str:
+def describe_gpus(number: int) -> str:
     """` on these 3 GPUs`, of which each counts once; empty for one, which is the rule."""
     return f" on these {number} GPUs" if number > 1 else ""
 
@@ -69,6 +69,6 @@ def marks_in_words(cells: Sequence[Cell]) -> str:
     return f" ({'; '.join(marks)})" if marks else ""
 
 
-def listed(modes: Sequence[str]) -> str:
+def join_words(modes: Sequence[str]) -> str:
     """`naive, MPS and serial`."""
     return modes[0] if len(modes) == 1 else ", ".join(modes[:-1]) + " and " + modes[-1]

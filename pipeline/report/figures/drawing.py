@@ -104,7 +104,7 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
     import matplotlib as mpl
 
     style: Any = _STYLE | {"svg.hashsalt": name}
-    with mpl.rc_context(style), _boxes_said_once():
+    with mpl.rc_context(style), _warn_once_of_boxes():
         figure, title = sketch.paint(), []
         if is_simulated:
             title = [figure.suptitle(STAMP, color=WARNING, fontsize=10, fontweight="bold", x=0.01, ha="left")]
@@ -128,16 +128,16 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
 
 
 @contextmanager
-def _boxes_said_once() -> Iterator[None]:
+def _warn_once_of_boxes() -> Iterator[None]:
     """Say in one line of all figures what Matplotlib says of each letter, twice a figure."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", _NO_GLYPH, UserWarning)
         yield
-    for each in caught:
-        if re.match(_NO_GLYPH, str(each.message)):
+    for warning in caught:
+        if re.match(_NO_GLYPH, str(warning.message)):
             _say_boxes()
         else:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 @functools.cache
@@ -178,7 +178,7 @@ def room_of(axes: Axes) -> int:
 
 def set_title(axes: Axes, text: str) -> None:
     """What a panel shows, above it, in as many lines as it takes."""
-    axes.set_title(in_lines(text, room_of(axes)), fontsize=8)
+    axes.set_title(wrap_lines(text, room_of(axes)), fontsize=8)
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str] | None = None) -> None:
@@ -189,22 +189,22 @@ def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str] | N
     figure.legend(handles=handles, labels=names, loc="outside lower left", ncols=columns, fontsize=8)
 
 
-def around(estimate: Estimate) -> tuple[float, float]:
+def error_bar(estimate: Estimate) -> tuple[float, float]:
     """How far its error bar reaches below and above it; zero where it has no interval."""
     low, high = (estimate.median if end is None else end for end in (estimate.low, estimate.high))
     return max(0.0, estimate.median - low), max(0.0, high - estimate.median)
 
 
-def plain(text: str, longest: int = 80) -> str:
+def clean_text(text: str, longest: int = 80) -> str:
     """Text that every format can hold: no control characters, in one line, not endless."""
-    kept = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text)
-    kept = " ".join(kept.split())
-    return kept if len(kept) <= longest else kept[: longest - 3] + "..."
+    printable = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text)
+    printable = " ".join(printable.split())
+    return printable if len(printable) <= longest else printable[: longest - 3] + "..."
 
 
-def in_lines(text: str, width: int, most: int = 3) -> str:
+def wrap_lines(text: str, width: int, most: int = 3) -> str:
     """Text in a few lines of at most so many characters; the last one ends in dots where there is more."""
-    return "\n".join(textwrap.wrap(plain(text, 200), width, max_lines=most, placeholder=" ..."))
+    return "\n".join(textwrap.wrap(clean_text(text, 200), width, max_lines=most, placeholder=" ..."))
 
 
 def say_missing(axes: Axes, text: str) -> None:

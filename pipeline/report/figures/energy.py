@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from pipeline.base.domain import units
 from pipeline.base.domain.modes import SERIAL
 from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
-from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled
+from pipeline.report.evaluate.joules import JOULE, prefix_of, scale_estimate
 from pipeline.report.figures.bars import (
     BARS_CAPTION,
     Bar,
     bar_of,
-    by_case,
-    by_degree,
+    group_by_case,
+    group_by_degree,
     grouped_bars,
     legend_of,
     num_bars,
@@ -52,13 +52,13 @@ def _paint(cells: Sequence[Cell], unit: str) -> Figure:
     scale, prefix = prefix_of(estimate.median for estimate in known)
 
     def bar(cell: Cell) -> Bar:
-        return bar_of(cell, scaled(cell.estimates[energy], scale) if energy in cell.estimates else None)
+        return bar_of(cell, scale_estimate(cell.estimates[energy], scale) if energy in cell.estimates else None)
 
     if cells[0].case.is_mix:
-        contents = [("", by_case(cells, bar))]
+        contents = [("", group_by_case(cells, bar))]
     else:
         copies = {case: [cell for cell in cells if cell.case == case] for case in cases_in(cells)}
-        contents = [(case.label, by_degree(members, bar)) for case, members in copies.items()]
+        contents = [(case.label, group_by_degree(members, bar)) for case, members in copies.items()]
     figure, panels = panels_of(len(contents), 2.9, most_bars=max(num_bars(groups) for _, groups in contents))
     for axes, (title, groups) in zip(panels, contents, strict=True):
         grouped_bars(axes, groups)

@@ -25,11 +25,11 @@ first figure opens the page."""
 
 def every_figure(study: Study, cells: Sequence[Cell], timeline: GroupSeries | None) -> list[Drawn]:
     """All figures that the cells of a study, and the samples of one group of it, have something for."""
-    found: list[Drawn] = []
+    figures: list[Drawn] = []
     for sketch in (sketch for sketches in FIGURES for sketch in sketches(cells, timeline)):
-        name = _file_name(sketch.name, {drawn.name for drawn in found})
-        found.append(draw(sketch, name, is_simulated=study.is_simulated))
-    return found
+        name = _file_name(sketch.name, {drawn.name for drawn in figures})
+        figures.append(draw(sketch, name, is_simulated=study.is_simulated))
+    return figures
 
 
 def _file_name(text: str, used: Collection[str]) -> str:

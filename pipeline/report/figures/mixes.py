@@ -11,7 +11,7 @@ from pipeline.base.domain.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.base.domain.records import WindowKind
 from pipeline.report.evaluate.cells import Cell, modes_in
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, METRICS, TOTAL_TIME
-from pipeline.report.figures.bars import BARS_CAPTION, bar_of, bar_of_figure, by_case, grouped_bars, legend_of
+from pipeline.report.figures.bars import BARS_CAPTION, bar_of, bar_of_figure, group_by_case, grouped_bars, legend_of
 from pipeline.report.figures.drawing import FAINT, WIDEST, Sketch, add_legend, new_figure
 from pipeline.report.read.samples import GroupSeries
 
@@ -58,14 +58,14 @@ def _paint_times(cells: Sequence[Cell]) -> Figure:
     panels = list(figure.subplots(2 if has_seconds else 1, 1, squeeze=False)[:, 0])
     shared = [cell for cell in cells if cell.sharing != SERIAL]
     ratio = panels[0]
-    grouped_bars(ratio, by_case(shared, lambda cell: bar_of(cell, cell.estimate_inverse(SPEEDUP))))
+    grouped_bars(ratio, group_by_case(shared, lambda cell: bar_of(cell, cell.estimate_inverse(SPEEDUP))))
     ratio.axhline(1, color=FAINT, linewidth=1.2, linestyle="--")
     ratio.annotate("serial", (1, 1), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
                    ha="right", fontsize=7, color=FAINT)  # fmt: skip
     ratio.set_ylabel("time against serial")
     ratio.set_ylim(top=max(1.15, ratio.get_ylim()[1]))
     if has_seconds:
-        grouped_bars(panels[1], by_case(cells, lambda cell: bar_of(cell, cell.estimates.get(TOTAL_TIME))))
+        grouped_bars(panels[1], group_by_case(cells, lambda cell: bar_of(cell, cell.estimates.get(TOTAL_TIME))))
         panels[1].set_ylabel("total time (s)")
     add_legend(figure, legend_of(modes_in(cells if has_seconds else shared)))
     return figure
@@ -74,17 +74,17 @@ def _paint_times(cells: Sequence[Cell]) -> Figure:
 def _paint_shares(cells: Sequence[Cell], latency: str) -> Figure:
     has_energy = any(ENERGY_VS_ALONE in cell.estimates for cell in cells)
     figure = new_figure(WIDEST, 7.8 if has_energy else 5.4)
-    kept, paid, *energy = figure.subplots(3 if has_energy else 2, 1)
-    grouped_bars(kept, by_case(cells, lambda cell: bar_of(cell, cell.estimate_inverse(SLOWDOWN))))
-    kept.set_ylabel("throughput kept")
-    grouped_bars(paid, by_case(cells, lambda cell: bar_of_figure(cell, latency)))
+    throughput, paid, *energy = figure.subplots(3 if has_energy else 2, 1)
+    grouped_bars(throughput, group_by_case(cells, lambda cell: bar_of(cell, cell.estimate_inverse(SLOWDOWN))))
+    throughput.set_ylabel("throughput kept")
+    grouped_bars(paid, group_by_case(cells, lambda cell: bar_of_figure(cell, latency)))
     paid.set_ylabel(f"{METRICS[latency].title.removeprefix('worst slowdown of the ')}, times alone")
     for axes in energy:
-        grouped_bars(axes, by_case(cells, lambda cell: bar_of_figure(cell, ENERGY_VS_ALONE)))
+        grouped_bars(axes, group_by_case(cells, lambda cell: bar_of_figure(cell, ENERGY_VS_ALONE)))
         axes.set_ylabel("energy, over that apart")
-    for axes in (kept, *energy):
+    for axes in (throughput, *energy):
         axes.set_ylim(top=max(1.05, axes.get_ylim()[1]))
-    for axes in (kept, paid, *energy):
+    for axes in (throughput, paid, *energy):
         axes.axhline(1, color=FAINT, linewidth=1.2, linestyle="--")
     add_legend(figure, legend_of(modes_in(cells)))
     return figure

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.figures.drawing import FAINT, SERIES_COLOURS, WIDEST, Sketch, new_figure, plain, say_missing
+from pipeline.report.figures.drawing import FAINT, SERIES_COLOURS, WIDEST, Sketch, clean_text, new_figure, say_missing
 from pipeline.report.read.samples import GroupSeries, Line
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
         instances = "GPU instances are named by their profile, and id in parentheses. " if is_divided else ""
         yield Sketch(
             name="over-time",
-            title=f"{_sampled(group)} over time: {plain(group.name)}",
-            caption=f"Group {plain(group.name)}, block {group.block}. The bars below are the spans of the jobs' work; "
-            f"time runs from the start of the first. {instances}Series as sampled"
+            title=f"{_name_sampled(group)} over time: {clean_text(group.name)}",
+            caption=f"Group {clean_text(group.name)}, block {group.block}. The bars below are the spans of the jobs' "
+            f"work; time runs from the start of the first. {instances}Series as sampled"
             + (f", thinned to {group.thinned_to} points." if group.thinned_to else "."),
             section="One group over time",
             paint=partial(_paint, group),
@@ -61,7 +61,7 @@ def _paint(group: GroupSeries) -> Figure:
     return figure
 
 
-def _sampled(group: GroupSeries) -> str:
+def _name_sampled(group: GroupSeries) -> str:
     if not group.memory_mib:
         return "Utilisation" if group.activity else "Jobs"
     return "Utilisation and memory" if group.activity else "Memory"
@@ -106,7 +106,7 @@ def _spans(axes: Axes, group: GroupSeries) -> None:
         axes.barh(number, span.end_s - span.start_s, 0.72, left=span.start_s, color=group.sharing.colour,
                   edgecolor=FAINT, linewidth=0.5)  # fmt: skip
     endings = ["" if span.result in ("ok", "") else f" ({span.result})" for span in group.spans]
-    names = [plain(span.label + ending, 30) for span, ending in zip(group.spans, endings, strict=True)]
+    names = [clean_text(span.label + ending, 30) for span, ending in zip(group.spans, endings, strict=True)]
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()

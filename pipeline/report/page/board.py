@@ -11,10 +11,10 @@ from pipeline.base.system.words import aligned, counted
 from pipeline.report.evaluate.board import Agreement, Board, Column, Entry, Line
 from pipeline.report.evaluate.joules import prefix_of
 from pipeline.report.evaluate.outcomes import Outcome
-from pipeline.report.evaluate.wording import listed
+from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.drawing import COLOURS, THEME
-from pipeline.report.page.page import environment, without_forbidden
-from pipeline.report.page.table_format import MISSING, Table, Values, with_ends, with_interval
+from pipeline.report.page.page import environment, strip_forbidden
+from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 
 TEMPLATE = "board.html.jinja"
 TITLE = "Which sharing mode wins where"
@@ -48,8 +48,8 @@ def render(board: Board) -> str:
             title=TITLE,
             colours=[(THEME[light], light, dark) for light, dark in COLOURS],
             stamps=stamps(board),
-            agreed=agreed(board),
-            won=won(board),
+            agreed=describe_agreement(board),
+            won=describe_winners(board),
             common=board.common,
             columns=board.columns,
             cases=[
@@ -57,13 +57,13 @@ def render(board: Board) -> str:
                 for case, lines in itertools.groupby(board.lines, lambda line: (line.label, line.consists))
             ],
             note=NOTE,
-            told=[(column, _told(column)) for column in board.columns],
+            told=[(column, _describe_column(column)) for column in board.columns],
         )
     )
-    return without_forbidden(text)
+    return strip_forbidden(text)
 
 
-def agreed(board: Board) -> str:
+def describe_agreement(board: Board) -> str:
     """How far the columns agree, in a sentence."""
     compared: Counter[Agreement] = Counter(
         line.agreement for line in board.lines if line.agreement is not Agreement.ALONE
@@ -72,15 +72,15 @@ def agreed(board: Board) -> str:
         return "No case has verdicts in several columns."
     in_words = ((Agreement.SAME, "the same in"), (Agreement.OPEN, "open in"), (Agreement.DIFFER, "different in"))
     parts = [f"{words} {compared[agreement]}" for agreement, words in in_words if compared[agreement]]
-    return f"Of {counted(compared.total(), 'case')} in several columns, the best mode is {listed(parts)}."
+    return f"Of {counted(compared.total(), 'case')} in several columns, the best mode is {join_words(parts)}."
 
 
-def won(board: Board) -> list[str]:
+def describe_winners(board: Board) -> list[str]:
     """What is best in each column, a sentence each."""
-    return [_won(place, board) for place in range(len(board.columns))]
+    return [_describe_column_winners(place, board) for place in range(len(board.columns))]
 
 
-def _won(place: int, board: Board) -> str:
+def _describe_column_winners(place: int, board: Board) -> str:
     column = board.columns[place]
     outcomes = [line.entries[place].outcome for line in board.lines if place in line.entries]
     together = [outcome for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
@@ -92,7 +92,7 @@ def _won(place: int, board: Board) -> str:
     parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
     undecided = len(together) - wins.total()
     parts += [f"modes are not told apart in {undecided}"] if undecided else []
-    return f"{which}: of {counted(len(together), 'case')} of several jobs, {listed(parts)}."
+    return f"{which}: of {counted(len(together), 'case')} of several jobs, {join_words(parts)}."
 
 
 def stamps(board: Board) -> list[str]:
@@ -100,16 +100,18 @@ def stamps(board: Board) -> list[str]:
     return sorted({column.measured.stamp for column in board.columns if column.measured.stamp})
 
 
-def in_lines(board: Board) -> str:
+def format_lines(board: Board) -> str:
     """The board for a terminal: its columns by number, then a line a case."""
-    heads = [f"{column.mark} {column.name}: {'; '.join(_told(column))}" for column in board.columns]
+    heads = [f"{column.mark} {column.name}: {'; '.join(_describe_column(column))}" for column in board.columns]
     rows = [["case", "jobs", *(column.mark for column in board.columns), "verdicts"]]
     for line in board.lines:
         cells = [_brief(line.entries.get(number)) for number in range(len(board.columns))]
         agreement = f"{line.agreement.value}: {line.why}" if line.why else line.agreement.value
         rows.append([line.label, str(line.degree), *cells, agreement])
-    left = {0, *range(2, len(board.columns) + 3)}
-    return "\n".join([*heads, "", *aligned(rows, left), "", agreed(board), *won(board)])
+    left_aligned = {0, *range(2, len(board.columns) + 3)}
+    return "\n".join(
+        [*heads, "", *aligned(rows, left_aligned), "", describe_agreement(board), *describe_winners(board)]
+    )
 
 
 def _brief(entry: Entry | None) -> str:
@@ -129,25 +131,25 @@ def table(board: Board) -> Table:
         for number, entry in line.entries.items():
             column, of = board.columns[number], board.columns[number].measured
             of_column = (f"{column.mark} {column.name}", of.experiment, of.device, of.stamp or None, of.num_gpus)
-            rows.append((*of_line, *of_column, *_of_entry(entry)))
+            rows.append((*of_line, *of_column, *_list_entry(entry)))
     line_heads = ("case", "jobs", "mix", "verdicts", "why")
     column_heads = ("column", "study", "device", "stamp", "GPUs")
     heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
     energy_heads = ("energy", "energy: low", "energy: high", "energy of serial", "energy in")
     last = ("compared modes", "no figure", "settings differ", "settings")
-    stamp = f"Among these are {listed(found)} figures. " if (found := stamps(board)) else ""
+    stamp = f"Among these are {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""
     columns = (*line_heads, *column_heads, *heads, *energy_heads, *last)
     return Table("board", TITLE, columns, tuple(rows), f"{stamp}{NOTE}")
 
 
-def _of_entry(entry: Entry) -> Values:
+def _list_entry(entry: Entry) -> Values:
     outcome = entry.outcome
     settings = "; ".join(f"{key}: {value}" for key, value in outcome.settings.items())
     energy = outcome.energy_of_serial
     return (
-        *(", ".join(outcome.tied) or None, outcome.measure or None, *with_ends(outcome.figure)),
+        *(", ".join(outcome.tied) or None, outcome.measure or None, *list_ends(outcome.figure)),
         *(outcome.num_blocks, "yes" if outcome.is_enough else "no"),
-        *(*with_ends(outcome.energy), None if energy is None else energy.median, outcome.energy_unit or None),
+        *(*list_ends(outcome.energy), None if energy is None else energy.median, outcome.energy_unit or None),
         *(", ".join(outcome.kinds) or None, "; ".join(outcome.endings) or None, entry.differs or None, settings),
     )
 
@@ -180,7 +182,7 @@ def _cell(entry: Entry) -> _Cell:
 def _gain(outcome: Outcome) -> str:
     """`6.80 (6.44 to 7.29)`; what is no ratio has its unit behind it."""
     _, unit = _measure(outcome)
-    return MISSING if outcome.figure is None else f"{with_interval(outcome.figure)} {unit}".rstrip()
+    return MISSING if outcome.figure is None else f"{format_estimate(outcome.figure)} {unit}".rstrip()
 
 
 def _measure(outcome: Outcome) -> tuple[str, str]:
@@ -205,10 +207,10 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
-def _told(column: Column) -> list[str]:
-    found = column.measured
-    gpus, blocks = counted(found.num_gpus, "GPU"), counted(found.num_blocks, "block")
-    stamp = [f"{found.stamp}, says nothing about a real GPU"] if found.stamp else []
-    host = [found.host] if found.host else []
-    about = [f"experiment {found.experiment}", f"{gpus}, {blocks}", *host]
-    return [*stamp, *about, *(f"{name} {value}" for name, value in found.facts.items()), f"from {column.source}"]
+def _describe_column(column: Column) -> list[str]:
+    study = column.measured
+    gpus, blocks = counted(study.num_gpus, "GPU"), counted(study.num_blocks, "block")
+    stamp = [f"{study.stamp}, says nothing about a real GPU"] if study.stamp else []
+    host = [study.host] if study.host else []
+    about = [f"experiment {study.experiment}", f"{gpus}, {blocks}", *host]
+    return [*stamp, *about, *(f"{name} {value}" for name, value in study.facts.items()), f"from {column.source}"]

@@ -13,13 +13,13 @@ from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import counted
 from pipeline.report.evaluate import beside
 from pipeline.report.evaluate.beside import Shared
-from pipeline.report.evaluate.cells import Case, Cell, by_place, cases_of, metrics_in, modes_in
+from pipeline.report.evaluate.cells import Case, Cell, cases_of, group_places, metrics_in, modes_in
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_FOR_INTERVAL, Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.bars import NOT_SUSTAINED
-from pipeline.report.page.table_format import brief
+from pipeline.report.page.table_format import round_value
 from pipeline.report.read.records import Study
 
 BEST, OPEN = "best", "open"
@@ -74,8 +74,10 @@ class Grid:
 
 def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]) -> list[Grid]:
     """Return the grids that have a line: speed in each mode, and what services and other jobs take from each other."""
-    consists = _consists(study)
-    return [grid for grid in (_speed(cells, verdicts, winners, consists), _beside(cells, consists)) if grid.lines]
+    consists = _describe_mixes(study)
+    return [
+        grid for grid in (_speed(cells, verdicts, winners, consists), _compare_mixes(cells, consists)) if grid.lines
+    ]
 
 
 def _speed(
@@ -84,7 +86,9 @@ def _speed(
     best = {(winner.case, winner.degree): winner for winner in winners}
     ran = [cell for cell in cells if not (cell.is_derived and cell.num_given)]
     places = {
-        place: members for place, members in by_place(ran).items() if any(cell.sharing != SERIAL for cell in members)
+        place: members
+        for place, members in group_places(ran).items()
+        if any(cell.sharing != SERIAL for cell in members)
     }
     modes = tuple(modes_in([cell for members in places.values() for cell in members]))
     lines = []
@@ -135,7 +139,7 @@ def _state(mode: str, winner: Winner | None) -> str:
 def _figure(estimate: Estimate, *, is_ratio: bool = True) -> str:
     """Return an estimate as `6.80 (6.44-7.29)`; the interval is left out where it says nothing."""
     low, high = estimate.low, estimate.high
-    form: Callable[[float], str] = "{:.2f}".format if is_ratio else brief
+    form: Callable[[float], str] = "{:.2f}".format if is_ratio else round_value
     if low is None or high is None or low == high:
         return "1" if estimate.median == 1 else form(estimate.median)
     return f"{form(estimate.median)} ({form(low)}-{form(high)})"
@@ -154,8 +158,8 @@ def _note(verdicts: Sequence[Verdict]) -> str:
     )
 
 
-def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
-    by_case = group_by(beside.shared(cells), lambda share: share.cell.case)
+def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
+    by_case = group_by(beside.compare_services(cells), lambda share: share.cell.case)
     modes = tuple(modes_in([share.cell for members in by_case.values() for share in members]))
     lines = [
         Line(
@@ -166,7 +170,7 @@ def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
             entries=tuple(tuple(entry for sharing, entry in entries if sharing == mode) for mode in modes),
         )
         for case, members in by_case.items()
-        for measure, entries in _shared(members)
+        for measure, entries in _list_measures(members)
     ]
     note = (
         "Against the same jobs alone, in the same block: medians and 95 % t intervals, one by one. Throughput: 1 is as "
@@ -175,10 +179,13 @@ def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
     return Grid(title="Services beside other jobs: what each keeps", modes=modes, lines=tuple(lines), note=note)
 
 
-def _shared(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[Mode, Entry]]]]:
+def _list_measures(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[Mode, Entry]]]]:
     for workload, shares in group_by(members, lambda share: share.workload).items():
-        if any(share.kept is not None for share in shares):
-            yield f"throughput kept by {workload}", [_make_kept_entry(share.cell, share.kept) for share in shares]
+        if any(share.throughput_ratio is not None for share in shares):
+            yield (
+                f"throughput kept by {workload}",
+                [_make_kept_entry(share.cell, share.throughput_ratio) for share in shares],
+            )
         title = "p99" if any(share.p99 is not None for share in shares) else "mean"
         latencies = [(share.cell, share.p99 if title == "p99" else share.mean) for share in shares]
         if any(latency is not None for _, latency in latencies):
@@ -196,7 +203,7 @@ def _make_kept_entry(cell: Cell, estimate: Estimate | None, missing: str = "") -
     return cell.sharing, Entry(text=f"{_figure(estimate)}{'*' if cell.marks else ''}", detail=cell.detail)
 
 
-def _consists(study: Study) -> dict[Case, str]:
+def _describe_mixes(study: Study) -> dict[Case, str]:
     """Return of which jobs each mix is, by size: `L: resnet152_imagenet bs32; S: resnet26_cifar10 bs128`."""
     case_of = cases_of(study)
     letters: dict[Case, dict[str, str]] = defaultdict(dict)

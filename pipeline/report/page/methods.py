@@ -10,7 +10,7 @@ from pipeline.report.read.records import Study
 from pipeline.report.read.rows import FACTS
 
 
-def methods() -> list[tuple[str, str]]:
+def list_methods() -> list[tuple[str, str]]:
     """What was done with the runs: heading and text."""
     return [
         (
@@ -53,13 +53,13 @@ def methods() -> list[tuple[str, str]]:
     ]
 
 
-def provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
+def list_provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
     """What ran where: name, and every value that the study's runs have."""
     rows = study.rows
     settings = {"; ".join(f"{name}: {value}" for name, value in row.settings if value) for row in rows}
     results = Counter(row.result.value for row in rows)
     simulated = " (simulated)" if study.is_simulated else ""
-    found: list[tuple[str, tuple[str, ...]]] = [
+    facts: list[tuple[str, tuple[str, ...]]] = [
         ("experiment", (study.experiment,)),
         ("devices", tuple(device + simulated for device in study.devices)),
         ("GPU", tuple(sorted({row.gpu_uuid for row in rows if row.gpu_uuid}))),
@@ -70,8 +70,8 @@ def provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
         ("measured", _when(study)),
     ]
     names = [*FACTS, *sorted(study.facts.keys() - FACTS.keys())]
-    found += [(FACTS.get(name, name.replace("_", " ")), study.facts.get(name, ())) for name in names]
-    return [(name, values) for name, values in found if any(values)]
+    facts += [(FACTS.get(name, name.replace("_", " ")), study.facts.get(name, ())) for name in names]
+    return [(name, values) for name, values in facts if any(values)]
 
 
 def _when(study: Study) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ _AGREEMENT, _DIFFERENCE, _MIND = "agreement", "by how much", "mind"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class FindingsTable:
     """Findings of a publication that stand to ours in the same way, and what differs for all of them, in a sentence."""
 
     table: Table
@@ -29,12 +29,12 @@ class Publication:
 
     name: str
     about: str
-    same: Compared
-    other: Compared
+    same: FindingsTable
+    other: FindingsTable
     num_absent: int
 
 
-def by_agreement(table: Table) -> Publication:
+def split_by_agreement(table: Table) -> Publication:
     """Return the findings of a publication by how they can be compared."""
     agreement = table.columns.index(_AGREEMENT)
     rows = group_by(table.rows, lambda row: str(row[agreement]))
@@ -43,13 +43,15 @@ def by_agreement(table: Table) -> Publication:
     return Publication(
         name=table.name,
         about=table.about,
-        same=Compared(table=_without(table, same, _IN_FILES_ONLY), differs=_describe_parts(_parts(table, same, _MIND))),
-        other=_at_other_settings(table, other),
+        same=FindingsTable(
+            table=_drop_columns(table, same, _IN_FILES_ONLY), differs=_describe_parts(_parts(table, same, _MIND))
+        ),
+        other=_merge_settings(table, other),
         num_absent=len(absent),
     )
 
 
-def _at_other_settings(table: Table, rows: Sequence[Values]) -> Compared:
+def _merge_settings(table: Table, rows: Sequence[Values]) -> FindingsTable:
     """Return findings whose settings are others: those of some rows of a case stand there, all others above."""
     case, difference = table.columns.index("case"), table.columns.index(_DIFFERENCE)
     settings: dict[Values, set[str]] = {row: set(_split(row[difference])) for row in rows}
@@ -65,10 +67,10 @@ def _at_other_settings(table: Table, rows: Sequence[Values]) -> Compared:
         for row in rows
     ]
     hidden = [*_IN_FILES_ONLY, _AGREEMENT, *([] if any(settings_of_row.values()) else [_DIFFERENCE])]
-    shown = _without(table, brief, hidden)
+    shown = _drop_columns(table, brief, hidden)
     columns = tuple("other settings" if head == _DIFFERENCE else head for head in shown.columns)
     differs = _describe_parts([*_parts(table, rows, _MIND), *of_cases])
-    return Compared(table=dataclasses.replace(shown, columns=columns), differs=differs)
+    return FindingsTable(table=dataclasses.replace(shown, columns=columns), differs=differs)
 
 
 def _parts(table: Table, rows: Sequence[Values], column: str) -> list[str]:
@@ -84,7 +86,9 @@ def _describe_parts(parts: Sequence[str]) -> str:
     return f"Not as in the paper: {'; '.join(parts)}." if parts else ""
 
 
-def _without(table: Table, rows: Sequence[Values], hidden: Sequence[str]) -> Table:
-    kept = [head not in hidden for head in table.columns]
-    columns = tuple(itertools.compress(table.columns, kept))
-    return dataclasses.replace(table, columns=columns, rows=tuple(tuple(itertools.compress(row, kept)) for row in rows))
+def _drop_columns(table: Table, rows: Sequence[Values], hidden: Sequence[str]) -> Table:
+    is_visible = [head not in hidden for head in table.columns]
+    columns = tuple(itertools.compress(table.columns, is_visible))
+    return dataclasses.replace(
+        table, columns=columns, rows=tuple(tuple(itertools.compress(row, is_visible)) for row in rows)
+    )

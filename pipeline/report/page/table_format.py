@@ -54,7 +54,7 @@ class Table:
         return tuple(bool(column) and all(isinstance(value, float | int) for value in column) for column in columns)
 
 
-def shown(value: Value) -> str:
+def format_value(value: Value) -> str:
     """A value for readers: four significant digits, `-` for a missing one."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return MISSING
@@ -63,23 +63,23 @@ def shown(value: Value) -> str:
     return str(value)
 
 
-def with_interval(estimate: Estimate) -> str:
+def format_estimate(estimate: Estimate) -> str:
     """`1.57 (1.53 to 1.62)`: an interval leaves three significant digits of a value; the files have them all.
 
     Without the interval where there is none, or it does not show in these digits.
     """
     if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
-        return shown(estimate.median)
-    texts = [brief(each) for each in (estimate.median, estimate.low, estimate.high)]
+        return format_value(estimate.median)
+    texts = [round_value(number) for number in (estimate.median, estimate.low, estimate.high)]
     return texts[0] if len(set(texts)) == 1 else "{} ({} to {})".format(*texts)
 
 
-def with_ends(estimate: Estimate | None) -> tuple[Value, Value, Value]:
+def list_ends(estimate: Estimate | None) -> tuple[Value, Value, Value]:
     """Return an estimate and the ends of its interval in full, as three values of a row."""
     return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
 
 
-def brief(value: float) -> str:
+def round_value(value: float) -> str:
     """Return three significant digits of a value, or its whole part if that has more."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"  # what is rounded to 100 has no decimals
 
@@ -96,11 +96,11 @@ def to_csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     for row in table.rows:
-        writer.writerow("" if value is None else _no_formula(value) for value in row)
+        writer.writerow("" if value is None else _escape_formula(value) for value in row)
     return text.getvalue()
 
 
-def _no_formula(value: object) -> object:
+def _escape_formula(value: object) -> object:
     """Text that a spreadsheet would compute, such as a name that begins with `=`, gets an apostrophe before it."""
     may_be_one = isinstance(value, str) and value.startswith(_FORMULA) and not _NO_FORMULA.fullmatch(value)
     return f"'{value}" if may_be_one else value
@@ -119,7 +119,7 @@ def to_latex(table: Table) -> str:
         r"\toprule",
         _latex_row(table.columns),
         r"\midrule",
-        *(_latex_row(tuple(map(shown, row))) for row in table.rows),
+        *(_latex_row(tuple(map(format_value, row))) for row in table.rows),
         r"\bottomrule",
         rf"\end{{tabular}}{'}' if shrunk else ''}",
         *([rf"\par\smallskip\footnotesize {escape(table.note)}"] if table.note else []),
@@ -131,7 +131,7 @@ def to_latex(table: Table) -> str:
 def _alignment(table: Table, column: int) -> str:
     if table.is_numeric[column]:
         return "r"
-    longest = max((len(shown(row[column])) for row in table.rows), default=0)
+    longest = max((len(format_value(row[column])) for row in table.rows), default=0)
     return r"p{0.3\linewidth}" if longest > _LONG else "l"
 
 

@@ -15,7 +15,7 @@ from pipeline.base.domain.records import DEVICE, NEIGHBOURS, Result, WindowKind
 from pipeline.base.system.words import natural
 from pipeline.report.evaluate import doubts, other_gpus, scaling
 from pipeline.report.evaluate.cells import Case, Cell, cases_of, metrics_in
-from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled
+from pipeline.report.evaluate.joules import JOULE, prefix_of, scale_estimate
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
     ENERGY_VS_ALONE,
@@ -35,7 +35,7 @@ from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.frameworks import framework_table
 from pipeline.report.page.services import beside_table, objective_table
-from pipeline.report.page.table_format import MISSING, Table, Values, with_ends, with_interval
+from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 from pipeline.report.read.records import Row, Study
 
 SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
@@ -115,8 +115,8 @@ def instance_table(study: Study) -> Table:
     names = [name for name in (*ACTIVITY, INSTANCE_MEMORY) if any(name in figures for figures in read.values())]
     rows: list[Values] = []
     for place, by_name in sorted(read.items()):
-        found = [_shown(name, by_name[name], gpus[place]) if name in by_name else None for name in names]
-        rows.append((place[0].label, *place[1:], *found))
+        texts = [_format_instances(name, by_name[name], gpus[place]) if name in by_name else None for name in names]
+        rows.append((place[0].label, *place[1:], *texts))
     titles = ["peak memory of an instance (MiB)" if name == INSTANCE_MEMORY else METRICS[name].title for name in names]
     note = (
         "Mean over the instances of a profile, of memory the highest; then the median over the blocks. Shares are of "
@@ -126,10 +126,10 @@ def instance_table(study: Study) -> Table:
     return Table("instances", "GPU instances by profile", columns, tuple(rows), note)
 
 
-def _shown(name: str, by_block: dict[int, float], gpus: dict[int, str]) -> str:
+def _format_instances(name: str, by_block: dict[int, float], gpus: dict[int, str]) -> str:
     if name == INSTANCE_MEMORY:
-        return with_interval(estimate(list(by_block.values()), Scale.PEAK))
-    return with_interval(estimate(independent(by_block, gpus), Scale.SHARE))
+        return format_estimate(estimate(list(by_block.values()), Scale.PEAK))
+    return format_estimate(estimate(independent(by_block, gpus), Scale.SHARE))
 
 
 def mix_energy_table(cells: Sequence[Cell]) -> Table:
@@ -138,7 +138,7 @@ def mix_energy_table(cells: Sequence[Cell]) -> Table:
     for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
         if ENERGY_VS_ALONE not in cell.estimates:
             continue
-        ratio = with_interval(cell.estimates[ENERGY_VS_ALONE])
+        ratio = format_estimate(cell.estimates[ENERGY_VS_ALONE])
         for label, params in dict(zip(cell.case.workloads, cell.case.params, strict=True)).items():
             by_block = [cell.values.get(name(label)) for name in (energy_alone, modelled_energy)]
             one = units.one_in_words(params.get(units.PARAM, units.SAMPLES))
@@ -153,7 +153,7 @@ def _energies(cell: Cell, by_block: Sequence[Mapping[int, float] | None]) -> lis
     estimates = [cell.estimate(values) if values else None for values in by_block]
     scale, prefix = prefix_of(estimate.median for estimate in estimates if estimate is not None)
     return [
-        None if estimate is None else f"{with_interval(scaled(estimate, scale))} {prefix}{JOULE}"
+        None if estimate is None else f"{format_estimate(scale_estimate(estimate, scale))} {prefix}{JOULE}"
         for estimate in estimates
     ]
 
@@ -164,7 +164,7 @@ def scaling_table(cells: Sequence[Cell]) -> Table:
     for step in scaling.steps(cells):
         larger = "the whole GPU" if step.larger == WHOLE_GPU else step.larger
         of_ideal = None if step.ideal is None else 100 * step.ratio.median / step.ideal
-        figures = (with_interval(step.ratio), step.ideal, of_ideal, step.loss_pct, step.published or None)
+        figures = (format_estimate(step.ratio), step.ideal, of_ideal, step.loss_pct, step.published or None)
         rows.append((step.case.label, larger, step.smaller, *figures))
     note = (
         "One job on each: its throughput on the larger over that on the smaller, and then the median over the blocks. "
@@ -178,10 +178,10 @@ def scaling_table(cells: Sequence[Cell]) -> Table:
 def neighbour_table(cells: Sequence[Cell]) -> Table:
     """What share of their throughput jobs keep beside neighbours."""
     rows: list[Values] = []
-    for each in scaling.besides(cells):
-        cell = each.cell
+    for effect in scaling.compare_neighbours(cells):
+        cell = effect.cell
         case = cell.case.label.removesuffix(f" [{NEIGHBOURS} {cell.neighbours}]")
-        rows.append((case, cell.degree, cell.mode, cell.neighbours, with_interval(each.kept)))
+        rows.append((case, cell.degree, cell.mode, cell.neighbours, format_estimate(effect.throughput_ratio)))
     rows.sort(key=lambda row: natural(str(row[0])))
     note = "Throughput beside neighbours over that of the same jobs in the same mode without, by block."
     columns = ("case", "jobs", "mode", "neighbours", "throughput kept")
@@ -190,10 +190,10 @@ def neighbour_table(cells: Sequence[Cell]) -> Table:
 
 def other_gpus_table(study: Study) -> Table:
     """What groups kept of their speed while other GPUs of the host worked."""
-    rows: list[Values] = [
-        (each.case.label, each.degree, each.mode, each.beside, *with_ends(each.share), each.num_blocks, each.sentence)
-        for each in other_gpus.kept(study)
-    ]
+    rows: list[Values] = []
+    for group in other_gpus.compare_company(study):
+        ran = (group.case.label, group.degree, group.mode, group.beside)
+        rows.append((*ran, *list_ends(group.share), group.num_blocks, group.sentence))
     heads = ("case", "jobs", "mode", "GPUs beside", "speed in company", "low", "high", "blocks", "in words")
     note = f"{_INTERVALS} Ratios of one block, in one state of the machine; 1 is as fast as alone."
     return Table("other-gpus", "While other GPUs of the host work", heads, tuple(rows), note)
@@ -204,7 +204,7 @@ def winner_table(winners: Sequence[Winner]) -> Table:
     rows: list[Values] = []
     for winner in winners:
         fastest = winner.mode or "no single one: " + ", ".join(winner.tied)
-        rows.append((winner.case.label, winner.degree, fastest, *with_ends(winner.speedup), winner.sentence))
+        rows.append((winner.case.label, winner.degree, fastest, *list_ends(winner.speedup), winner.sentence))
     heads = ("case", "jobs", "fastest", "speed-up against serial", "low", "high", "in words")
     return Table("winners", "The fastest mode of each case", heads, tuple(rows), _INTERVALS, is_for_machines=True)
 
@@ -212,10 +212,10 @@ def winner_table(winners: Sequence[Winner]) -> Table:
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     """Every comparison of two modes."""
     rows: list[Values] = []
-    for found in verdicts:
-        compared = (found.case.label, found.degree, found.mode, found.against, *with_ends(found.ratio))
-        tested = (found.num_blocks, found.p, found.p_adjusted, found.decision.value, found.blocks_needed)
-        rows.append((*compared, *tested, found.sentence))
+    for verdict in verdicts:
+        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.against, *list_ends(verdict.ratio))
+        tested = (verdict.num_blocks, verdict.p, verdict.p_adjusted, verdict.decision.value, verdict.blocks_needed)
+        rows.append((*compared, *tested, verdict.sentence))
     compares = ("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks")
     tests = ("p", "p adjusted", "verdict", "blocks needed", "in words")
     title = "Verdicts: each mode against serial, naive and MPS"
@@ -226,11 +226,12 @@ def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Tabl
     """Return every comparison in brief, as the page has it."""
     marked = {(cell.case, cell.degree, cell.mode) for cell in cells if cell.marks}
     rows: list[Values] = []
-    for found in verdicts:
-        ratio = MISSING if found.ratio is None else with_interval(found.ratio)
-        star = "*" if (found.case, found.degree, found.mode) in marked else ""
-        compared = (found.case.label, found.degree, found.mode, found.against, f"{ratio}{star}", found.num_blocks)
-        rows.append((*compared, found.decision.value, found.p_adjusted, found.blocks_needed))
+    for verdict in verdicts:
+        ratio = MISSING if verdict.ratio is None else format_estimate(verdict.ratio)
+        star = "*" if (verdict.case, verdict.degree, verdict.mode) in marked else ""
+        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.against, f"{ratio}{star}")
+        decided = (verdict.num_blocks, verdict.decision.value, verdict.p_adjusted, verdict.blocks_needed)
+        rows.append((*compared, *decided))
     heads = ("case", "jobs", "mode", "against", "times as fast", "blocks", "verdict", "p adjusted", "blocks needed")
     return Table(COMPARISONS, "Each mode against serial, naive and MPS", heads, tuple(rows), _OF_VERDICTS)
 
@@ -238,8 +239,8 @@ def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Tabl
 def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
     """Some quantities of every cell, each as `median (low to high)`: what is printed."""
     known = metrics_in(cells)
-    of_work = [each for cell in cells for each in cell.counted if each in known and table_of(known[each]) == name]
-    of_listeners = [each for cell in cells for each, metric in cell.sampled.items() if table_of(metric) == name]
+    of_work = [key for cell in cells for key in cell.counted if key in known and table_of(known[key]) == name]
+    of_listeners = [key for cell in cells for key, metric in cell.sampled.items() if table_of(metric) == name]
     in_order = dict.fromkeys([*of_work, *metrics, *of_listeners])
     names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
     scales = {
@@ -252,11 +253,11 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
             # Services at a given rate do not wait for each other; in a steady window the row of one job says it all.
             continue
         figures = [
-            with_interval(scaled(cell.estimates[name], scales[name][0])) if name in cell.estimates else None
+            format_estimate(scale_estimate(cell.estimates[name], scales[name][0])) if name in cell.estimates else None
             for name in names
         ]
         if any(figures) or not cell.values:  # a training has no latency; what has no figure at all says so
-            *ran, result = _what_ran(cell)
+            *ran, result = _describe_run(cell)
             rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
     heads = ("case", "jobs", "mode", "result", *(known[name].heading(scales[name][1]) for name in names))
     doubted = " *: doubtful, as the page says." if any(cell.marks for cell in cells) else ""
@@ -266,7 +267,7 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
 def host_table(cells: Sequence[Cell]) -> Table:
     """How fast the host was for each cell, and which cells were bound by it."""
     table = group_table(cells, "host", "The host", HOST)
-    return dataclasses.replace(table, note=f"{doubts.bound_by_host(cells)} {table.note}".strip())
+    return dataclasses.replace(table, note=f"{doubts.describe_host_bound(cells)} {table.note}".strip())
 
 
 def result_table(cells: Sequence[Cell]) -> Table:
@@ -277,8 +278,8 @@ def result_table(cells: Sequence[Cell]) -> Table:
     heads = [head for title in titles for head in (title, f"{title}: low", f"{title}: high")]
     rows: list[Values] = []
     for cell in cells:
-        figures = [value for name in names for value in with_ends(cell.estimates.get(name))]
-        rows.append((*_what_ran(cell), sum(cell.results.values()), *figures))
+        figures = [value for name in names for value in list_ends(cell.estimates.get(name))]
+        rows.append((*_describe_run(cell), sum(cell.results.values()), *figures))
     columns = ("case", "jobs", "mode", "result", "blocks", *heads)
     title = "Results by case, degree and mode"
     return Table("results", title, columns, tuple(rows), _OF_CELLS, is_for_machines=True)
@@ -292,7 +293,7 @@ def ending_table(cells: Sequence[Cell]) -> Table:
             continue
         wrong = list(cell.wrong_values.get(SPEEDUP, {}).values())
         unranked = statistics.median(wrong) if wrong else None
-        rows.append((*_what_ran(cell), cell.reason, unranked))
+        rows.append((*_describe_run(cell), cell.reason, unranked))
     heads = ("case", "jobs", "mode", "result", "reason", "speed-up of the wrong results (not ranked)")
     return Table("endings", "What did not end well", heads, tuple(rows))
 
@@ -342,8 +343,8 @@ def block_table(study: Study) -> Table:
     facts = {(row.block, dict(row.settings)[DEVICE]): row.facts for row in study.rows}
     rows: list[Values] = []
     for block, loop_ms, is_slow in doubts.host_loops(study):
-        told = facts.get((block.number, block.device), {})
-        where = (block.number, told.get("host"), block.device, told.get("driver_version"), block.gpu_uuid)
+        block_facts = facts.get((block.number, block.device), {})
+        where = (block.number, block_facts.get("host"), block.device, block_facts.get("driver_version"), block.gpu_uuid)
         rows.append(
             (*where, block.boot_id[:8], block.num_groups, block.num_missing, loop_ms, "slower" if is_slow else None)
         )
@@ -353,21 +354,22 @@ def block_table(study: Study) -> Table:
 
 def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
     """The numbers of each publication beside ours."""
-    theirs = ("finding", "where", "case", "jobs", "mode", "paper")
-    heads = (*theirs, "ours", "low", "high", "agreement", "by how much", "mind")
+    columns = ("finding", "where", "case", "jobs", "mode", "paper")
+    heads = (*columns, "ours", "low", "high", "agreement", "by how much", "mind")
     return [
-        Table(publication.table, publication.title, heads, tuple(map(_compared, found)), about=publication.about)
-        for publication, found in itertools.groupby(checks, key=lambda check: check.publication)
+        Table(publication.table, publication.title, heads, tuple(map(_list_check, members)), about=publication.about)
+        for publication, members in itertools.groupby(checks, key=lambda check: check.publication)
     ]
 
 
-def _compared(check: FindingCheck) -> Values:
-    finding, (_, low, high) = check.finding, with_ends(check.ours)
-    theirs = (finding.text, finding.where or None, check.case_label, check.degree, check.mode, finding.range_in_words)
-    return (*theirs, check.ours_in_words, low, high, check.agreement.value, check.difference, check.note)
+def _list_check(check: FindingCheck) -> Values:
+    finding, (_, low, high) = check.finding, list_ends(check.figure)
+    published = (finding.text, finding.where or None, check.case_label, check.degree, check.mode)
+    ours = (finding.range_in_words, check.figure_in_words, low, high)
+    return (*published, *ours, check.agreement.value, check.difference, check.note)
 
 
-def _what_ran(cell: Cell) -> Values:
+def _describe_run(cell: Cell) -> Values:
     """Case, degree and mode, and `ok`, or what came out how often: `ok 4, oom 1`."""
     counts = [(result.value, cell.results[result]) for result in Result if cell.results[result]]
     words = counts[0][0] if len(counts) == 1 else ", ".join(f"{result} {number}" for result, number in counts)

@@ -12,7 +12,7 @@ from pipeline.report.read.records import JobRow, Row, Study
 from pipeline.report.read.rows import study_of
 
 
-def study_that_ended(experiment: str, rows: Iterable[GroupResult]) -> Study:
+def study_of_results(experiment: str, rows: Iterable[GroupResult]) -> Study:
     """The study that these rows make."""
     return study_of(experiment, map(_row, rows))
 
@@ -50,7 +50,7 @@ def _row(ended: GroupResult) -> Row:
 
 
 def _job(job: Job, ran: JobResult | None) -> JobRow:
-    said = {} if ran is None else {f"job.{key}": value for key, value in ran.params.items()}
+    reported = {} if ran is None else {f"job.{key}": value for key, value in ran.params.items()}
     return JobRow(
         index=job.index,
         label=job.workload.name,
@@ -58,7 +58,7 @@ def _job(job: Job, ran: JobResult | None) -> JobRow:
         size=job.size,
         result=None if ran is None else ran.result,
         metrics={} if ran is None else ran.metrics,
-        params={"workload": job.workload.name, **dict(job.workload.params), **said},
+        params={"workload": job.workload.name, **dict(job.workload.params), **reported},
         place={} if ran is None else ran.place,
         start_ns=None if ran is None else ran.start_ns,
         end_ns=None if ran is None else ran.end_ns,

@@ -11,7 +11,7 @@ from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.marks import NO_MARKS, Marks
 from pipeline.base.domain.modes import PARTITION, PROFILE, SERIAL, Mode
 from pipeline.base.domain.records import BESIDE, NEIGHBOURS, Result, WindowKind
-from pipeline.report.read.labels import Called
+from pipeline.report.read.labels import JobLabel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +150,10 @@ class Row:
         """Of the GPU instance or partition of its first job, or else of the device; `None` if it is not known."""
         if self.sharing.placed_by in (PROFILE, PARTITION):
             key = PARTITION if self.sharing.placed_by == PARTITION else "mig_multiprocessors"
-            told = self.jobs[0].place.get(key, "") if self.jobs else ""
+            number = self.jobs[0].place.get(key, "") if self.jobs else ""
         else:
-            told = self.facts.get("multiprocessors", "")
-        return int(told) if told.isdigit() else None
+            number = self.facts.get("multiprocessors", "")
+        return int(number) if number.isdigit() else None
 
     @property
     def beside(self) -> str:
@@ -167,13 +167,13 @@ class Row:
     @property
     def unit(self) -> str:
         """What the work of all its jobs is counted in; empty if they have no unit in common."""
-        found = {job.unit for job in self.jobs}
-        return found.pop() if len(found) == 1 else ""
+        job_units = {job.unit for job in self.jobs}
+        return job_units.pop() if len(job_units) == 1 else ""
 
     @property
-    def called(self) -> tuple[Called, ...]:
+    def called(self) -> tuple[JobLabel, ...]:
         """What each of its jobs is called."""
-        return tuple(Called(job.label, job.size, job.words) for job in self.jobs)
+        return tuple(JobLabel(job.label, job.size, job.words) for job in self.jobs)
 
     @property
     def is_sequential(self) -> bool:

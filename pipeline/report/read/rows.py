@@ -72,15 +72,15 @@ def read(
         ConfigError: two of the stores hold the same run, which would count twice, or `choice` names what is not there.
         TrackingError: there is no such store or experiment.
     """
-    found = _rows_of_each(stores, experiment)
-    rows = list(filter(None, itertools.chain(*found)))
+    by_store = _rows_of_each(stores, experiment)
+    rows = list(filter(None, itertools.chain(*by_store)))
     if choice:
         choice = choice.check(rows)
         rows = [row for row in rows if choice.includes(row)]
     real, left_out = separate_simulated(rows)
-    kept = {row.run_id for row in real}
-    found = [[row for row in of_store if (row.run_id in kept if row else not choice)] for of_store in found]
-    study = study_of(experiment, *found, pools_hosts=pools_hosts)
+    run_ids = {row.run_id for row in real}
+    by_store = [[row for row in of_store if (row.run_id in run_ids if row else not choice)] for of_store in by_store]
+    study = study_of(experiment, *by_store, pools_hosts=pools_hosts)
     return dataclasses.replace(
         study, left_out={**left_out, **study.left_out}, choice=choice.words if choice is not None else ""
     )
@@ -92,23 +92,23 @@ def read_apart(store: Path | str, experiment: str) -> list[Study]:
     Raises:
         TrackingError: there is no such store or experiment.
     """
-    (found,) = _rows_of_each([store], experiment)
-    rows = list(filter(None, found))
+    (store_rows,) = _rows_of_each([store], experiment)
+    rows = list(filter(None, store_rows))
     kinds = [[row for row in rows if row.is_simulated == is_simulated] for is_simulated in (False, True)]
     return [study_of(experiment, members, pools_hosts=False) for members in kinds if members]
 
 
 def _rows_of_each(stores: Sequence[Path | str], experiment: str) -> list[list[Row | None]]:
-    found = [list(_rows_in(store, experiment)) for store in stores]
+    by_store = [list(_rows_in(store, experiment)) for store in stores]
     held: dict[str, Path | str] = {}
-    for row in filter(None, itertools.chain(*found)):
+    for row in filter(None, itertools.chain(*by_store)):
         if row.run_id in held:
             raise ConfigError(
                 f"{held[row.run_id]} and {row.store} both hold run {row.run_id} of experiment {experiment!r}: "
                 "one is a copy of the other, and its blocks would count twice; name one of them"
             )
         held[row.run_id] = row.store
-    return found
+    return by_store
 
 
 def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
@@ -117,7 +117,7 @@ def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
     groups = results.find_runs(store, experiment, GROUP)
     identity = _identity(groups)
     for run in groups:
-        yield _raw(run, children.get(run.info.run_id, []), store, identity)
+        yield _make_row(run, children.get(run.info.run_id, []), store, identity)
 
 
 def _identity(groups: Iterable[Any]) -> Tag:
@@ -126,7 +126,7 @@ def _identity(groups: Iterable[Any]) -> Tag:
     return Tag.PROGRAM_DIGEST if accepts else Tag.WORKLOAD_DIGEST
 
 
-def study_of(experiment: str, *found: Iterable[Row | None], pools_hosts: bool = True) -> Study:
+def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts: bool = True) -> Study:
     """The study that the rows of each store make; `None` stands for a run that never got a result.
 
     Each store has blocks of its own: those of the second follow those of the first. Units of one plan are blocks of
@@ -137,25 +137,25 @@ def study_of(experiment: str, *found: Iterable[Row | None], pools_hosts: bool = 
     num_without_result, num_blocks = 0, 0
     planned: list[int] = []
     first_of_plan: dict[str, int] = {}  # of plans that are run by units: how many blocks come before theirs
-    for every in map(list, found):
+    for store_rows in map(list, rows_of_stores):
         known = set(first_of_plan)
-        mine = []
-        for row in filter(None, every):
+        numbered = []
+        for row in filter(None, store_rows):
             before = first_of_plan.setdefault(row.plan, num_blocks) if "unit" in row.facts else num_blocks
-            mine.append(dataclasses.replace(row, block=row.block + before))
-        num_without_result += len(every) - len(mine)
-        num_blocks = max([num_blocks, *(row.block for row in mine)])
+            numbered.append(dataclasses.replace(row, block=row.block + before))
+        num_without_result += len(store_rows) - len(numbered)
+        num_blocks = max([num_blocks, *(row.block for row in numbered)])
         newest = [
             part[-1].facts.get("plan_groups", "")
-            for part in selection.parts(selection.of_the_newest_plans(mine, Counter()))
+            for part in selection.parts(selection.keep_newest_plans(numbered, Counter()))
             if part[-1].plan not in known
         ]
         planned += [int(number) for number in newest if number.isdigit()]
-        rows += mine
+        rows += numbered
     chosen, not_chosen = selection.choose(rows)
     left_out = {"no result: it runs, or was never closed": num_without_result, **not_chosen}
-    members, environments = name_environments([row for _, here in chosen for row in here])
-    named = naming.named(members if pools_hosts else hosts.apart(members))
+    members, environments = name_environments([row for _, block_rows in chosen for row in block_rows])
+    named = naming.label_rows(members if pools_hosts else hosts.separate_hosts(members))
     newest_first, shown = sorted(rows, key=lambda row: row.start_ms, reverse=True), {row.start for row in named}
     return Study(
         experiment=experiment,
@@ -169,7 +169,7 @@ def study_of(experiment: str, *found: Iterable[Row | None], pools_hosts: bool = 
     )
 
 
-def _raw(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:
+def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:
     """A run as a row, with labels that do not yet tell it from others; `None` if it has no result."""
     tags, params = run.data.tags, run.data.params
     facts = facts_of(tags)
@@ -236,12 +236,12 @@ def _job(run: Any, identity: Tag) -> JobRow:
 
 
 def _facts(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, set[str]] = defaultdict(set)
+    texts: dict[str, set[str]] = defaultdict(set)
     for row in rows:
-        told = dict(row.facts) | {"seed": row.params.get("seed", "")}
+        facts = dict(row.facts) | {"seed": row.params.get("seed", "")}
         params = [param for job in row.jobs for param in job.params.items()]
         reported = [(key.replace(".", "_", 1), value) for key, value in params if key.startswith("job.")]
-        for name, value in (*told.items(), *reported):
+        for name, value in (*facts.items(), *reported):
             if value and (name in FACTS or re.fullmatch(r"environment_.*_digest", name)):
-                found[name].add(value)
-    return {name: tuple(sorted(values)) for name, values in sorted(found.items())}
+                texts[name].add(value)
+    return {name: tuple(sorted(values)) for name, values in sorted(texts.items())}

@@ -53,8 +53,8 @@ def find_stores(stores: Sequence[Path | str], experiment: str) -> list[Path | st
         TrackingError: there is no such store.
     """
     names = {store: experiment_names(open_named(store)) for store in stores}
-    if found := [store for store in stores if experiment in names[store]]:
-        return found
+    if matches := [store for store in stores if experiment in names[store]]:
+        return matches
     known = sorted({repr(name) for of_store in names.values() for name in of_store if name != "Default"})
     raise ConfigError(
         f"there is no experiment {experiment!r} in {', '.join(map(str, stores))}; "

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.page.answer import answer, left_out, setup
+from pipeline.report.page.answer import describe_left_out, describe_setup, write_answer
 from pipeline.report.read import environments, rows
 from pipeline.report.read.choice import Choice
 from pipeline.report.read.records import Row
@@ -44,10 +44,10 @@ def read(monkeypatch: pytest.MonkeyPatch):
 def test_simulated_rows_never_stand_beside_real_ones_nor_push_them_out(read) -> None:
     found = read()
     assert {(row.start, row.is_simulated) for row in found.rows} == {(NEW, False)}
-    words = " ".join(left_out(found))
+    words = " ".join(describe_left_out(found))
     assert f"2 runs were left out (simulated {A100}; --device 'simulated {A100}' shows them)." in words
     assert f"Studies of this experiment without a group here: {OLD}; --study ID shows one." in words
-    assert "simulated" not in " ".join(answer(found, cells_of(found), []))
+    assert "simulated" not in " ".join(write_answer(found, cells_of(found), []))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_simulated_rows_never_stand_beside_real_ones_nor_push_them_out(read) -> 
 def test_a_study_and_a_device_can_be_chosen(read, chosen, start) -> None:
     found = read(**chosen)
     assert {row.start for row in found.rows} == {start}
-    assert found.choice and found.choice in setup(found)[0]
+    assert found.choice and found.choice in describe_setup(found)[0]
 
 
 @pytest.mark.parametrize(
