@@ -20,7 +20,7 @@ from pipeline.record.store.upload import log_files
 from pipeline.report.evaluate import outcomes
 from pipeline.report.page.page import Content, render
 from pipeline.report.page.table_format import to_csv, to_latex
-from pipeline.report.read.records import Study
+from pipeline.report.read.study_records import Study
 
 PAGE, MANIFEST, CASES, BOARD = "index.html", "report.json", "cases.json", "board.csv"
 Experiment = str | list[str]

@@ -24,7 +24,7 @@ _MOST_LINKS = 3
 def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproduction | None = None) -> None:
     """Print the table of some rows of a study, and what the report says of them; of a reproduction both runs."""
     # What makes a report, of which a help text has no need.
-    from pipeline.report.closing import StudySummary, summarize_study
+    from pipeline.report.terminal_summary import StudySummary, summarize_study
 
     specs = dict.fromkeys(spec for row in rows for spec in row.group.listeners)
     fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)

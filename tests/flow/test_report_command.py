@@ -19,7 +19,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.store import results
 from pipeline.record.store.local import open_store
 from pipeline.report.__main__ import main
-from pipeline.report.read import rows, samples
+from pipeline.report.read import group_series, rows
 from tests.support import forks
 from tests.support.tracking_cases import client, runs_of
 
@@ -100,14 +100,14 @@ def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: P
     assert "Utilisation and memory over time: naive-3x-workloada" in (tmp_path / "out/index.html").read_text()
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
-    drawn = samples.read_group(chosen)
+    drawn = group_series.read_group(chosen)
     assert not list((tmp_path / "scratch").iterdir()), "no copy is left behind"
     assert drawn is not None
     assert [line.label for line in drawn.activity] == ["GRACT", "SMACT", "DRAM activity"]
     assert [len(line.values) for line in drawn.memory_mib] == [20]
     assert [span.label for span in drawn.spans] == [f"{index} workloada bs128" for index in range(3)]
-    monkeypatch.setattr(samples, "POINTS", 5)
-    thinned = samples.read_group(chosen)
+    monkeypatch.setattr(group_series, "POINTS", 5)
+    thinned = group_series.read_group(chosen)
     assert thinned is not None and thinned.thinned_to == 5 and len(thinned.memory_mib[0].values) == 5
 
 

@@ -16,8 +16,8 @@ from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.table_format import MISSING, format_estimate
 from pipeline.report.read import rows
-from pipeline.report.read.records import Study
 from pipeline.report.read.stores import add_store_arguments, named_stores
+from pipeline.report.read.study_records import Study
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

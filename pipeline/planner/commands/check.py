@@ -21,8 +21,8 @@ from pipeline.report.figures.drawing import draw
 from pipeline.report.page.page import content_of
 from pipeline.report.page.table_format import Table, format_value
 from pipeline.report.read import rows
-from pipeline.report.read.records import Study
 from pipeline.report.read.stores import add_store_arguments, named_stores
+from pipeline.report.read.study_records import Study
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

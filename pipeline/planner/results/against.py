@@ -26,7 +26,7 @@ from pipeline.planner.results.measured import batch_key
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY, Scale
 from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.page.table_format import Table, format_estimate
-from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 THROUGHPUT, P99, MEAN, MEMORY_TOTAL, ENERGY = (
     "throughput_per_s",

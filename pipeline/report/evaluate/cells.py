@@ -28,7 +28,7 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.statistics import Estimate, estimate, interval_in_words
 from pipeline.report.read import labels
-from pipeline.report.read.records import Row, Study
+from pipeline.report.read.study_records import Row, Study
 
 _SAME_SPEED = 1.1
 """Two runs of the same job differ if the interval of their ratio lies beyond this factor, either way."""

@@ -13,7 +13,7 @@ from pipeline.observe.host import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP
 from pipeline.report.evaluate.wording import jobs_in_words, join_words
-from pipeline.report.read.records import Block, Row, Study
+from pipeline.report.read.study_records import Block, Row, Study
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _KIND = re.compile(r"\d+(\.\d+)?( times)?( \([\d.]+ to [\d.]+\))?")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipeline.base.domain import services, units
 from pipeline.base.domain.normalise import FAIRNESS, MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.samples import THROTTLED, Summary
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 
 
 class Scale(enum.Enum):

@@ -15,7 +15,7 @@ from pipeline.base.system.words import counted
 from pipeline.report.evaluate.cells import Case, cases_of
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, estimate, interval_in_words
 from pipeline.report.evaluate.wording import jobs_in_words
-from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner, rank_modes, slower_pairs
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words
 from pipeline.report.read import hosts
-from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 FORMAT = 1
 SIMULATED = "simulated"

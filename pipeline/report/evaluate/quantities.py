@@ -36,7 +36,7 @@ from pipeline.report.evaluate.metrics import (
     instance_metric,
 )
 from pipeline.report.read import labels
-from pipeline.report.read.records import JobRow, Row
+from pipeline.report.read.study_records import JobRow, Row
 
 _RECORDED = (
     *("makespan_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),

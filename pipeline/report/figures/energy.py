@@ -21,7 +21,7 @@ from pipeline.report.figures.bars import (
     num_bars,
 )
 from pipeline.report.figures.drawing import Sketch, add_legend, panels_of, set_title
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

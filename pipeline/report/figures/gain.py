@@ -26,7 +26,7 @@ from pipeline.report.figures.drawing import (
     wrap_lines,
 )
 from pipeline.report.read import labels
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

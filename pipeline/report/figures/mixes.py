@@ -13,7 +13,7 @@ from pipeline.report.evaluate.cells import Cell, modes_in
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, METRICS, TOTAL_TIME
 from pipeline.report.figures.bars import BARS_CAPTION, bar_of, bar_of_figure, group_by_case, grouped_bars, legend_of
 from pipeline.report.figures.drawing import FAINT, WIDEST, Sketch, add_legend, new_figure
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

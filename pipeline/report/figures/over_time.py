@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.figures.drawing import FAINT, SERIES_COLOURS, WIDEST, Sketch, clean_text, new_figure, say_missing
-from pipeline.report.read.samples import GroupSeries, Line
+from pipeline.report.read.group_series import GroupSeries, Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

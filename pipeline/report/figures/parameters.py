@@ -42,7 +42,7 @@ from pipeline.report.figures.drawing import (
     set_title,
     wrap_lines,
 )
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from pipeline.base.domain.modes import PROFILE
 from pipeline.base.domain.records import Result
 from pipeline.base.system.words import aligned
 from pipeline.report.page.table_format import Table, format_value
-from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 _SCRIPT = "workloads/framework.py"
 _TITLES = {

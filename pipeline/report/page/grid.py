@@ -11,16 +11,16 @@ from pipeline.base.domain.modes import SERIAL, Mode
 from pipeline.base.domain.normalise import SPEEDUP
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import counted
-from pipeline.report.evaluate import beside
-from pipeline.report.evaluate.beside import Shared
+from pipeline.report.evaluate import mixed_services
 from pipeline.report.evaluate.cells import Case, Cell, cases_of, group_places, metrics_in, modes_in
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
+from pipeline.report.evaluate.mixed_services import Shared
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_FOR_INTERVAL, Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.page.table_format import round_value
-from pipeline.report.read.records import Study
+from pipeline.report.read.study_records import Study
 
 BEST, OPEN = "best", "open"
 """States of entries: of the fastest mode, and of one that is not told apart from the fastest median."""
@@ -159,7 +159,7 @@ def _note(verdicts: Sequence[Verdict]) -> str:
 
 
 def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
-    by_case = group_by(beside.compare_services(cells), lambda share: share.cell.case)
+    by_case = group_by(mixed_services.compare_services(cells), lambda share: share.cell.case)
     modes = tuple(modes_in([share.cell for members in by_case.values() for share in members]))
     lines = [
         Line(

@@ -13,16 +13,16 @@ from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.evaluate.doubts import list_doubts
 from pipeline.report.evaluate.verdicts import Verdict, Winner
-from pipeline.report.figures import every
+from pipeline.report.figures import catalogue
 from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, clean_text
 from pipeline.report.figures.parts import Part
-from pipeline.report.page import methods, publications
-from pipeline.report.page.answer import count_unranked, describe_missing, describe_setup, write_answer
+from pipeline.report.page import appendix, publications
 from pipeline.report.page.grid import grids
+from pipeline.report.page.key_findings import count_unranked, describe_missing, describe_setup, write_answer
+from pipeline.report.page.study_tables import COMPARISONS, comparison_table, every_table
 from pipeline.report.page.table_format import MISSING, Table, Values, format_value
-from pipeline.report.page.tables import COMPARISONS, comparison_table, every_table
-from pipeline.report.read.records import Study
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.read.group_series import GroupSeries
+from pipeline.report.read.study_records import Study
 
 if TYPE_CHECKING:
     import jinja2
@@ -53,7 +53,7 @@ def content_of(study: Study, timeline: GroupSeries | None = None) -> Content:
     comparisons = verdicts.verdicts(cells)
     best = verdicts.winners(cells, comparisons)
     tables = every_table(study, cells, comparisons, best, paper.compare(cells, comparisons))
-    figures = every.every_figure(study, cells, timeline)
+    figures = catalogue.every_figure(study, cells, timeline)
     return Content(study=study, cells=cells, verdicts=comparisons, winners=best, tables=tables, figures=figures)
 
 
@@ -86,8 +86,8 @@ def render(content: Content) -> str:
             tables=[t for t in content.tables if not (t.is_for_machines or t.about)],
             papers=[publications.split_by_agreement(t) for t in content.tables if t.about],
             machine_tables=[t for t in content.tables if t.is_for_machines and t.name != COMPARISONS],
-            methods=methods.list_methods(),
-            provenance=methods.list_provenance(study),
+            methods=appendix.list_methods(),
+            provenance=appendix.list_provenance(study),
             shown=format_value,
             p_shown=p_shown,
             slug=slug,

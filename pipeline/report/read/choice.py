@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import counted
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 
 STUDY, DEVICE = "--study", "--device"
 """Options of the report."""

@@ -14,7 +14,7 @@ from pipeline.base.domain.package_locks import lock_difference, packages_in
 from pipeline.base.system.errors import CollocationError
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.results import fetch
-from pipeline.report.read.records import JobRow, Row
+from pipeline.report.read.study_records import JobRow, Row
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 
 SETTING = "host"
 """The setting of a row that says on which kind of host it was measured; of hosts that do not differ it has none."""

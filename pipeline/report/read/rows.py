@@ -18,10 +18,10 @@ from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.grouping import group_by
 from pipeline.record.store import results
-from pipeline.report.read import hosts, naming, selection
+from pipeline.report.read import hosts, row_labels, selection
 from pipeline.report.read.choice import Choice, separate_simulated
 from pipeline.report.read.environments import name_environments
-from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 FACTS = {
     "command_line": "commands",
@@ -155,7 +155,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
     chosen, not_chosen = selection.choose(rows)
     left_out = {"no result: it runs, or was never closed": num_without_result, **not_chosen}
     members, environments = name_environments([row for _, block_rows in chosen for row in block_rows])
-    named = naming.label_rows(members if pools_hosts else hosts.separate_hosts(members))
+    named = row_labels.label_rows(members if pools_hosts else hosts.separate_hosts(members))
     newest_first, shown = sorted(rows, key=lambda row: row.start_ms, reverse=True), {row.start for row in named}
     return Study(
         experiment=experiment,

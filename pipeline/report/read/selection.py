@@ -11,7 +11,7 @@ from pipeline.base.domain import skips
 from pipeline.base.domain.machine_state import MachineState, merge_same
 from pipeline.base.domain.naming import own_params
 from pipeline.base.domain.records import Result
-from pipeline.report.read.records import Block, Row
+from pipeline.report.read.study_records import Block, Row
 
 _UNKNOWN = "not recorded"
 

@@ -15,13 +15,13 @@ import pytest
 from pipeline.base.system.errors import ConfigError
 from pipeline.report import publish
 from pipeline.report.__main__ import main
-from pipeline.report.board import columns_of
+from pipeline.report.board_command import columns_of
 from pipeline.report.evaluate import outcomes, verdicts
-from pipeline.report.evaluate.board import Agreement, Board, Column, Line, board_of
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.outcomes import DeviceSummary, from_json, to_json
-from pipeline.report.page import board as page
-from pipeline.report.read.records import Row, Study
+from pipeline.report.evaluate.study_board import Agreement, Board, Column, Line, board_of
+from pipeline.report.page import board_page as page
+from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 
 H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-40GB"

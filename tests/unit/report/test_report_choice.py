@@ -11,10 +11,10 @@ import pytest
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.page.answer import describe_left_out, describe_setup, write_answer
+from pipeline.report.page.key_findings import describe_left_out, describe_setup, write_answer
 from pipeline.report.read import environments, rows
 from pipeline.report.read.choice import Choice
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 from tests.support.report_rows import GPU, copies, params, study
 
 A100 = "NVIDIA A100-SXM4-40GB"

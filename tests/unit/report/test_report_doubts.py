@@ -7,8 +7,8 @@ import pytest
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.doubts import describe_host_bound, host_loops, list_doubts
 from pipeline.report.page.page import content_of, render
-from pipeline.report.page.tables import block_table, drift_table, host_table
-from pipeline.report.read.records import Study
+from pipeline.report.page.study_tables import block_table, drift_table, host_table
+from pipeline.report.read.study_records import Study
 from tests.support.report_rows import copies, params, study
 
 LOOPS_MS = (2.0, 2.2, 2.1, 2.7, 1.0)

@@ -15,11 +15,11 @@ from pipeline.base.domain.records import Result, WindowKind
 from pipeline.report.evaluate.verdicts import Decision
 from pipeline.report.figures import drawing, over_time
 from pipeline.report.figures.drawing import STAMP
-from pipeline.report.page.answer import count_unranked, describe_missing, describe_setup, write_answer
 from pipeline.report.page.grid import BEST, OPEN, Entry, grids
+from pipeline.report.page.key_findings import count_unranked, describe_missing, describe_setup, write_answer
 from pipeline.report.page.page import Content, content_of, render
-from pipeline.report.read.records import Row, Study
-from pipeline.report.read.samples import GroupSeries, JobSpan, Line, choose_group
+from pipeline.report.read.group_series import GroupSeries, JobSpan, Line, choose_group
+from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 
 VOID = {"meta", "br", "link", "img", "hr"}

@@ -18,7 +18,7 @@ from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.paper import Agreement, FindingCheck
 from pipeline.report.evaluate.publication import FOLDER, Finding, publications
 from pipeline.report.evaluate.verdicts import verdicts
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 from tests.conftest import GPU
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 

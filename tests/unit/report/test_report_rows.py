@@ -19,11 +19,11 @@ from pipeline.record.spool import Spool
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.verdicts import verdicts, winners
-from pipeline.report.page.answer import describe_setup, write_answer
-from pipeline.report.page.tables import block_table
+from pipeline.report.page.key_findings import describe_setup, write_answer
+from pipeline.report.page.study_tables import block_table
 from pipeline.report.read import labels, rows
-from pipeline.report.read.records import JobRow, Row
 from pipeline.report.read.rows import study_of
+from pipeline.report.read.study_records import JobRow, Row
 from tests.conftest import GPU
 from tests.support.report_rows import copies, job, params, row, study
 from tests.support.tracking_cases import Recorded

@@ -12,9 +12,9 @@ from pipeline.report.evaluate import paper, scaling
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.publication import publications
-from pipeline.report.page.answer import write_answer
-from pipeline.report.page.tables import neighbour_table, scaling_table
-from pipeline.report.read.records import Row
+from pipeline.report.page.key_findings import write_answer
+from pipeline.report.page.study_tables import neighbour_table, scaling_table
+from pipeline.report.read.study_records import Row
 from tests.support.report_rows import job, params, row, study
 
 MULTIPROCESSORS = {"full": 108, "7g.40gb": 98, "4g.20gb": 56, "3g.20gb": 42, "2g.10gb": 28, "1g.5gb": 14}

@@ -11,16 +11,16 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import outcomes
-from pipeline.report.evaluate.beside import compare_services, describe_mix
 from pipeline.report.evaluate.cells import cells_of, metrics_in
+from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
 from pipeline.report.evaluate.verdicts import verdicts
-from pipeline.report.figures import gain, mixes, workloads
-from pipeline.report.page.answer import write_answer
+from pipeline.report.figures import copies, gain, mixes
 from pipeline.report.page.grid import grids
+from pipeline.report.page.key_findings import write_answer
 from pipeline.report.page.page import content_of, render
-from pipeline.report.page.services import beside_table, objective_table
-from pipeline.report.page.tables import every_table, mix_energy_table
-from pipeline.report.read.records import JobRow, Row
+from pipeline.report.page.service_tables import beside_table, objective_table
+from pipeline.report.page.study_tables import every_table, mix_energy_table
+from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 
 
@@ -118,7 +118,7 @@ def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared
     assert found[0].sentence == "4 infer bs128 under naive: did not sustain its rate in 3 of 8 blocks."
     (said,) = write_answer(study(*rows), cells, [])
     assert "(4 infer bs128, MPS) that of one alone" in said and "naive" not in said
-    (drawn,) = workloads.sketches(cells, None)
+    (drawn,) = copies.sketches(cells, None)
     boxes = [text.get_text() for text in drawn.paint().axes[0].texts]
     assert boxes == ["rate not sustained"]
     (measured,) = outcomes.summarize_devices(study(*rows), cells, found, [])

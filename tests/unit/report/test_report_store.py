@@ -16,7 +16,7 @@ from pipeline.base.system.errors import TrackingError
 from pipeline.record.store.local import open_store
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.page import tables as report_tables
+from pipeline.report.page import study_tables as report_tables
 from pipeline.report.read import rows
 
 pytest_plugins = ["tests.support.tracking_fixtures"]

@@ -14,10 +14,10 @@ from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import verdicts
-from pipeline.report.page import tables as report_tables
+from pipeline.report.page import study_tables as report_tables
 from pipeline.report.page.table_format import format_estimate
 from pipeline.report.read import labels
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 from tests.support.report_rows import copies, job, params, row, study
 
 

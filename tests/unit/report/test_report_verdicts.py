@@ -16,9 +16,9 @@ from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.evaluate.metrics import SPEEDUP
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.verdicts import Decision, Verdict
-from pipeline.report.page import tables as report_tables
+from pipeline.report.page import study_tables as report_tables
 from pipeline.report.page.table_format import Table, escape, to_csv, to_latex
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 from tests.support.report_rows import collocation_study, copies, study
 
 

@@ -11,7 +11,7 @@ from pipeline.base.domain import naming
 from pipeline.base.domain.modes import modes_of
 from pipeline.base.system.grouping import group_by
 from pipeline.report.read import labels
-from pipeline.report.read.records import JobRow, Row
+from pipeline.report.read.study_records import JobRow, Row
 
 
 def label_rows(rows: Sequence[Row]) -> list[Row]:

@@ -23,7 +23,7 @@ from pipeline.report.figures.bars import (
     num_bars,
 )
 from pipeline.report.figures.drawing import Sketch, add_legend, clean_text, panels_of
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pipeline.base.domain.modes import mode_of
 from pipeline.base.domain.records import Job
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.report.read.records import JobRow, Row, Study
 from pipeline.report.read.rows import study_of
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 
 def study_of_results(experiment: str, rows: Iterable[GroupResult]) -> Study:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.modes import MODES, SERIAL
 from pipeline.base.system.words import aligned, counted
-from pipeline.report.evaluate.board import Agreement, Board, Column, Entry, Line
 from pipeline.report.evaluate.joules import prefix_of
 from pipeline.report.evaluate.outcomes import Outcome
+from pipeline.report.evaluate.study_board import Agreement, Board, Column, Entry, Line
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.drawing import COLOURS, THEME
 from pipeline.report.page.page import environment, strip_forbidden

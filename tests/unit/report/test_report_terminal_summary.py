@@ -9,7 +9,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system.factory import Spec
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.report.closing import summarize_study
+from pipeline.report.terminal_summary import summarize_study
 from tests.support.rows import group
 
 MPS = {"scenario": "mps", "sharing": Spec(target="pipeline.prepare.sharing.mps.Mps"), "name": "mps-2x-a", "key": "mps"}

@@ -14,10 +14,10 @@ from pathlib import Path
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.report.evaluate import outcomes, verdicts
-from pipeline.report.evaluate.board import Column, board_of
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.outcomes import DeviceSummary
-from pipeline.report.page import board as page
+from pipeline.report.evaluate.study_board import Column, board_of
+from pipeline.report.page import board_page as page
 from pipeline.report.page.table_format import to_csv
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
 from pipeline.report.read import rows

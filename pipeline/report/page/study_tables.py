@@ -34,9 +34,9 @@ from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.frameworks import framework_table
-from pipeline.report.page.services import beside_table, objective_table
+from pipeline.report.page.service_tables import beside_table, objective_table
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
-from pipeline.report.read.records import Row, Study
+from pipeline.report.read.study_records import Row, Study
 
 SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
 _INTERVALS = (

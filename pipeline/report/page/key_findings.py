@@ -9,15 +9,15 @@ from pipeline.base.domain.modes import MIG, SERIAL
 from pipeline.base.domain.naming import own_params
 from pipeline.base.domain.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN
 from pipeline.report.evaluate import other_gpus, scaling
-from pipeline.report.evaluate.beside import describe_shares
 from pipeline.report.evaluate.cells import Case, Cell, cases_of
+from pipeline.report.evaluate.mixed_services import describe_shares
 from pipeline.report.evaluate.statistics import MARGIN, MIN_BLOCKS, MIN_GPUS, times_in_words
 from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import ENDINGS, jobs_in_words, join_words
-from pipeline.report.page.services import describe_limits
+from pipeline.report.page.service_tables import describe_limits
 from pipeline.report.read import hosts, labels
 from pipeline.report.read.choice import STUDY
-from pipeline.report.read.records import Study
+from pipeline.report.read.study_records import Study
 
 _MOST_STUDIES = 5
 """Named as not shown."""

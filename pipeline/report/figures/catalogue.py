@@ -6,15 +6,15 @@ import re
 from collections.abc import Collection, Sequence
 
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.figures import energy, gain, mixes, over_time, parameters, workloads
+from pipeline.report.figures import copies, energy, gain, mixes, over_time, parameters
 from pipeline.report.figures.drawing import Drawn, draw
-from pipeline.report.read.records import Study
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.read.group_series import GroupSeries
+from pipeline.report.read.study_records import Study
 
 FIGURES = (
     gain.sketches,
     mixes.sketches,
-    workloads.sketches,
+    copies.sketches,
     parameters.sketches,
     energy.sketches,
     over_time.sketches,

@@ -19,7 +19,7 @@ from pipeline.record.series import Series, SeriesKey, read_table
 from pipeline.record.store.existing import open_named
 from pipeline.record.store.results import fetch
 from pipeline.report.read.labels import mix_of
-from pipeline.report.read.records import Row, Study
+from pipeline.report.read.study_records import Row, Study
 
 POINTS = 1500
 """Samples a series that are drawn: more than a page is wide."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeline.base.domain import services
 from pipeline.base.domain.modes import SERIAL, Mode
 from pipeline.base.system.words import counted
-from pipeline.report.evaluate import beside, sweeps
+from pipeline.report.evaluate import mixed_services, sweeps
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import join_words
@@ -155,7 +155,7 @@ def _meets_objective(cell: Cell) -> bool | None:
 def beside_table(cells: Sequence[Cell]) -> Table:
     """Of each mix of services and other jobs: what the others kept of their speed, and what the requests paid."""
     rows: list[Values] = []
-    for share in beside.compare_services(cells):
+    for share in mixed_services.compare_services(cells):
         figures = [
             None if estimate is None else format_estimate(estimate)
             for estimate in (share.throughput_ratio, share.mean, share.p99)

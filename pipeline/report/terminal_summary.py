@@ -9,11 +9,11 @@ from pipeline.base.domain.modes import SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.observe.group_result import GroupResult
 from pipeline.report.evaluate import other_gpus
-from pipeline.report.evaluate.beside import compare_services, describe_mix
 from pipeline.report.evaluate.cells import cases_of, cells_of
+from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
 from pipeline.report.evaluate.verdicts import Verdict, Winner, verdicts, winners
 from pipeline.report.page.frameworks import framework_lines
-from pipeline.report.read.ended import study_of_results
+from pipeline.report.read.result_rows import study_of_results
 
 
 @dataclass(frozen=True, slots=True)

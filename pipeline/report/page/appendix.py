@@ -6,8 +6,8 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, MIN_BLOCKS, MIN_FOR_INTERVAL
-from pipeline.report.read.records import Study
 from pipeline.report.read.rows import FACTS
+from pipeline.report.read.study_records import Study
 
 
 def list_methods() -> list[tuple[str, str]]:
