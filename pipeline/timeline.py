@@ -1,4 +1,4 @@
-"""What a study did when, over all its starts, as one trace that https://ui.perfetto.dev opens.
+"""The timeline of a study, over all its starts, as one trace that https://ui.perfetto.dev opens.
 
 Every group keeps its own `timeline.json` (`record/trace.py`); this program puts those of a study into one file:
 
@@ -26,7 +26,7 @@ from pipeline.record.trace import merged
 
 
 def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
-    """The trace of a whole experiment, and how many of its groups have none (skipped or killed, or it is damaged).
+    """Return the trace of a whole experiment, and the number of groups without a readable one.
 
     Raises:
         ConfigError: there is no store in the folder.

@@ -35,7 +35,7 @@ class Program:
 
     @property
     def label(self) -> str:
-        """How a mix names it, if nothing else has the name."""
+        """The name that a mix gives it, if nothing else has that name."""
         values = dict(self.values)
         stem = Path(str(values["script"])).stem if "script" in values else self.workload
         default = f"{stem}_bs{values['batch_size']}" if "batch_size" in values else stem
@@ -66,7 +66,7 @@ class Imported:
 
 
 def size_of(program: Program, sizes: dict[Program, str]) -> str:
-    """The name of a program in mixes, given to no other; `sizes` keeps it."""
+    """Return the name of a program in mixes, which no other program has; `sizes` holds the names."""
     if program not in sizes:
         label = program.label if NAME.fullmatch(program.label) else f"job_{program.label}"
         numbered = (f"{label}_{number}" for number in range(2, len(sizes) + 3))
@@ -75,7 +75,7 @@ def size_of(program: Program, sizes: dict[Program, str]) -> str:
 
 
 def override_value(value: Value) -> int | float | str:
-    """The value in Hydra's grammar, where it means exactly itself."""
+    """Write a value in Hydra's grammar so that it means exactly itself."""
     return value if isinstance(value, int | float) else override_values.as_text(value)
 
 
@@ -87,7 +87,7 @@ def text_of(
     defaults: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> str:
-    """The text of an experiment file.
+    """Return the text of an experiment file.
 
     Args:
         blocks: of `blocks`.

@@ -45,7 +45,7 @@ _KNOWN_SCRIPT = ("timm", "train.py")
 
 
 def program_of(row: Row) -> Program:
-    """The workload of this project that a row means, else its script.
+    """Return the workload of this project that a row stands for, else its script.
 
     A model and data of an older table that are not known, without a script, are a ValueError.
     """
@@ -73,7 +73,7 @@ def _is_known(row: Row) -> bool:
 
 
 def _options(row: Row) -> dict[str, str] | None:
-    """The options of a known training program, by name; `None` for another program, or arguments of another form."""
+    """Return the options of a known training program, by name; `None` for other programs or other arguments."""
     if row.file and Path(row.file).parts[-2:] != _KNOWN_SCRIPT:
         return None
     words = row.args
@@ -84,7 +84,7 @@ def _options(row: Row) -> dict[str, str] | None:
 
 
 def slices_of(groups: Sequence[RowGroup]) -> dict[str, str]:
-    """The plain profiles of a table by slices, `1g` for `1g.5gb`, where no other one has as many."""
+    """Return the plain profiles of a table by slices: `1g` for `1g.5gb` if no other one has as many."""
     plain = {profile for group in groups for profile in group.profiles if re.fullmatch(r"\d+g\.\d+gb", profile)}
     number = Counter(profile.partition(".")[0] for profile in plain)
     return {profile: slices for profile in plain if number[slices := profile.partition(".")[0]] == 1}
@@ -93,7 +93,7 @@ def slices_of(groups: Sequence[RowGroup]) -> dict[str, str]:
 def block_of(
     group: RowGroup, sizes: dict[Program, str], profiles: Mapping[str, str], device: str | None
 ) -> dict[str, Any]:
-    """A group as one of the `blocks`; its programs in `sizes` if it is a mix. Else ValueError.
+    """Return a group as one of the `blocks`; its programs go to `sizes` if it is a mix.
 
     `profiles` has those that are written in another way, `device` the GPU of the whole table, if it is kept.
     """
@@ -115,7 +115,7 @@ def block_of(
 def experiment_of(
     groups: Sequence[RowGroup], name: str, source: str, profiles: Mapping[str, str]
 ) -> tuple[str, list[Refused]]:
-    """The text of an experiment file, and the rows that it could not take; `profiles` as `block_of` takes them."""
+    """Return the text of an experiment file, and the rows that could not be imported."""
     sizes: dict[Program, str] = {}
     blocks, refused = [], []
     device = radt_table.find_kept_device(groups)

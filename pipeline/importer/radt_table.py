@@ -77,7 +77,7 @@ class Refused:
 
 
 def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
-    """The groups of a table, in the order of their first rows, and the rows that cannot be taken.
+    """Read the groups of a table, in the order of their first rows, and the rows that cannot be imported.
 
     A group of which one row cannot be taken is left out whole: without that job it would be another one.
 
@@ -135,7 +135,7 @@ def _cells(path: Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def _strip_cells(cells: dict[str | Any, str | Any]) -> dict[str, str]:
-    """The cells of a row by column, without the space around them; those beyond the last column as one."""
+    """Strip the cells of a row; those beyond the last column become one."""
     beyond = cells.pop(None, [])
     stripped = {key: (value or "").strip() for key, value in cells.items()}
     return stripped | {_BEYOND: ",".join(beyond).strip(" ,")}
@@ -191,7 +191,7 @@ def _blank_to_empty(cell: str) -> str:
 
 
 def _arguments(params: str) -> tuple[str, ...]:
-    """The arguments of a program, as a shell would split them; `x=1+y=2` of older tables is `--x 1 --y 2`."""
+    """Split the arguments of a program as a shell would; `x=1+y=2` of older tables is `--x 1 --y 2`."""
     try:
         words = shlex.split(params)
     except ValueError as error:

@@ -103,7 +103,7 @@ def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
 
 
 def columns_of(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
-    """Columns called by the device and, of one device, by the first of study, host and folder that tells them apart."""
+    """Make the columns, each named by its device and, where that is not enough, by study, host or folder."""
     of_each = [
         (study.device or "unknown device", study.experiment, study.host, Path(source).name or source)
         for source, study in studies

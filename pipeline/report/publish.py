@@ -42,7 +42,7 @@ class WrittenReport:
 
 
 def default_folder(experiment: str) -> Path:
-    """`reports/NAME`, the name made fit for a folder."""
+    """Return `reports/NAME` with a name that is fit for a folder."""
     return Path("reports") / (re.sub(r"[^\w.-]", "_", experiment).lstrip(".")[:120] or "_")
 
 
@@ -133,7 +133,7 @@ def log(written: WrittenReport, root_or_uri: Path | str, study: Study) -> tuple[
 
 
 def _files(content: Content) -> Iterator[tuple[str, bytes]]:
-    """The page last: where there is one, its figures and tables are there."""
+    """Yield the files of a report, the page last: where it is, its figures and tables are."""
     for figure in content.figures:
         yield f"figures/{figure.name}.svg", figure.svg.encode("utf-8", "replace")
         yield f"figures/{figure.name}.pdf", figure.pdf
@@ -152,7 +152,7 @@ def _write_manifest(folder: Path, says: Mapping[str, object], files: Sequence[st
 
 
 def _list_earlier(folder: Path, experiment: Experiment) -> list[str]:
-    """The files that an earlier report wrote here, or was about to, by its manifest: those of other names are not ours.
+    """Return the files of an earlier report here, by its manifest; files of other names belong to the user.
 
     Raises:
         ConfigError: the manifest is damaged, or of something else.

@@ -1,4 +1,4 @@
-"""What the terminal says of a study when it ends, in the words of its report."""
+"""The lines on a study that the terminal shows when it ends, in the words of its report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StudySummary:
 
 
 def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummary:
-    """What the rows of a study say of jobs that ran together."""
+    """Summarize the rows of a study: the fastest groups, notes on gains, and a sentence for each case."""
     study = study_of_results(experiment, rows)
     cells = cells_of(study)
     comparisons = verdicts(cells)

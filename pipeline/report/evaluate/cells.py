@@ -40,7 +40,7 @@ TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Case:
-    """What runs: copies of one workload, or a mix.
+    """The jobs that run: copies of one workload, or a mix.
 
     Attributes:
         label: `resnet26_cifar10 bs128`, or `M+2S`; with the setting behind it where a study has several.
@@ -110,7 +110,7 @@ class Cell:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether every block that ran to its end computed what it should, and fitted, so that it may be compared."""
+        """True if every block that ended has right results and fitted into memory."""
         return set(self.results) <= {Result.OK, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED} and bool(self.values)
 
     @property
@@ -121,7 +121,7 @@ class Cell:
 
     @property
     def is_compared(self) -> bool:
-        """Whether it is ranked, and by all of its blocks."""
+        """True if it is ranked, and every block sustained its rate."""
         return self.is_ranked and not self.num_saturated
 
     @property
@@ -133,22 +133,22 @@ class Cell:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What stands beside its figures: the notes of its rows, and what its interval says."""
+        """Remarks beside its figures: the notes of its rows, and those on its speed-up."""
         return (*self.row_notes, *self.notes_on_gain)
 
     @property
     def notes_on_gain(self) -> tuple[str, ...]:
-        """What the interval of the speed-up says of the baseline: never one block alone, which may be noise."""
+        """Remarks on the baseline, from the interval of the speed-up; a single block may be noise and has none."""
         return tuple(_notes_on_gain(self))
 
     @property
     def is_wholly_invalid(self) -> bool:
-        """Whether it ended well and no block of it counts."""
+        """True if it ended well and no block of it counts."""
         return self.finding is Result.OK and bool(self.invalid) and not self.values
 
     @property
     def marks(self) -> str:
-        """In words, why blocks of it do not count, and its notes; empty if there is nothing to say."""
+        """The reasons why blocks of it do not count, and its notes; empty if there are none."""
         invalid = [
             f"{self.num_invalid} of {self.results.total()} blocks invalid: {reason}" for reason in self.invalid[:1]
         ]
@@ -170,7 +170,7 @@ class Cell:
         return (SPEEDUP, TOTAL_TIME) if self.case.is_mix else (SPEEDUP, self.throughput, TOTAL_TIME)
 
     def estimate(self, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE) -> Estimate:
-        """Of one or more values by block, such as ratios of this cell's to another one's."""
+        """Estimate one or more figures by block, such as ratios of this cell to another one."""
         values = list(by_block.values()) if scale is Scale.PEAK else independent(by_block, self.gpus)
         return estimate(values, scale)
 
@@ -187,7 +187,7 @@ class Cell:
 
 
 def cells_of(study: Study) -> list[Cell]:
-    """Every cell of a study: by case, degree, and mode in the order serial, naive, MPS, MIG."""
+    """Return the cells of a study by case, degree, and mode in the order serial, naive, MPS, MIG."""
     baselines, cases = quantities.baselines_of(study.rows), cases_of(study)
     members: dict[tuple[Case, int, str, Mode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
     for row in study.rows:
@@ -248,7 +248,7 @@ def cases_of(study: Study) -> dict[str, Case]:
 
 
 def metrics_in(cells: Sequence[Cell]) -> dict[str, Metric]:
-    """Every quantity that cells can have, in the order of tables.
+    """Return every quantity that cells can have, in the order of tables.
 
     A unit of which every cell has as many as of another one, such as images where each request is one, is left out.
     """
@@ -274,29 +274,29 @@ def _collect_metrics(cells: Sequence[Cell]) -> dict[str, Metric]:
 
 
 def modes_in(cells: Sequence[Cell]) -> list[Mode]:
-    """The kinds of sharing of cells, in the order of legends."""
+    """Return the kinds of sharing of cells, in the order of legends."""
     return sorted({cell.sharing for cell in cells}, key=lambda mode: mode.order)
 
 
 def cases_in(cells: Sequence[Cell]) -> list[Case]:
-    """The cases of cells, in their order."""
+    """Return the cases of cells, in their order."""
     return list(dict.fromkeys(cell.case for cell in cells))
 
 
 def group_places(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
-    """The cells of each case and degree."""
+    """Return the cells of each case and degree."""
     return group_by(cells, lambda cell: (cell.case, cell.degree))
 
 
 def ratios(cell: Cell, other: Cell, name: str) -> dict[int, float]:
-    """A quantity of one cell over that of another by block that has both."""
+    """Divide a quantity of one cell by that of another, for each block that has both."""
     first, second = cell.values.get(name, {}), other.values.get(name, {})
     common = sorted(first.keys() & second.keys())
     return {block: first[block] / second[block] for block in common if first[block] > 0 and second[block] > 0}
 
 
 def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[dict[int, float], str]:
-    """Speed of one cell over that of another by block that has both, and the quantity that it is taken from.
+    """Divide the speed of one cell by that of another, for each block that has both; also name the quantity.
 
     Of the quantities `names`, that is the first of those that both have in most blocks.
     """

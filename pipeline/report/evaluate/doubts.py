@@ -24,7 +24,7 @@ SLOW_HOST = 1.25
 
 
 def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
-    """Each block, the median of its groups' loop on the host in ms, and whether it was much slower than the others."""
+    """Return each block with the median of its host loops in ms, and whether that was much slower than the others."""
     by_place: dict[tuple[int, str], list[float]] = defaultdict(list)
     for row in study.rows:
         if HOST_LOOP in row.metrics:
@@ -36,7 +36,7 @@ def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
 
 
 def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
-    """What a reader must know of the figures, a sentence each: slower hosts, mixed environments, and marks of rows."""
+    """Return a sentence for each doubt: slower hosts, mixed environments, marks of rows."""
     loops = host_loops(study)
     usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
     several = len(study.devices) > 1  # each of which has a block of this number
@@ -65,7 +65,7 @@ def _mixed_packages(study: Study) -> list[str]:
 
 
 def _marks(study: Study, mark_of: Callable[[Row], str]) -> list[str]:
-    """A mark of the rows, each kind of it once, whatever the numbers in it, with the groups that have it."""
+    """Return a line for each kind of mark, whatever the numbers in it, with the groups that have it."""
     blocks = Counter(row.key for row in study.rows)
     marked: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     texts: dict[str, list[str]] = defaultdict(list)
@@ -100,7 +100,7 @@ def _line(names: Sequence[str], texts: Sequence[str]) -> str:
 
 
 def describe_host_bound(cells: Sequence[Cell]) -> str:
-    """In words, the groups of which half of the jobs and more were bound by the host; empty where that is not known."""
+    """Name the groups of which at least half of the jobs were host-bound; empty if that is not known."""
     known = [cell for cell in cells if HOST_BOUND in cell.estimates and not cell.is_derived]
     bound: dict[str, list[str]] = defaultdict(list)
     for cell in known:

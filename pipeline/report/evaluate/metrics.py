@@ -15,7 +15,7 @@ from pipeline.report.read.study_records import Row
 
 
 class Scale(enum.Enum):
-    """How values of a quantity scatter: by factors, or by differences, some as an amount of 0 or more or as a share.
+    """The way in which figures of a quantity scatter: by factors or by differences, as an amount or as a share.
 
     A peak scatters in neither way: it takes a few distinct values, and what counts is the highest that must fit.
     """
@@ -35,12 +35,12 @@ MEMORY, INSTANCE_MEMORY = "memory_peak_mib", "instance_memory_peak_mib"
 
 
 def is_latency(name: str) -> bool:
-    """Whether a quantity of a group is a latency, or a ratio of them."""
+    """Return whether a quantity of a group is a latency, or a ratio of them."""
     return name.startswith("latency_")
 
 
 def instance_metric(activity: str) -> str:
-    """The mean of an activity over the GPU instances of a group."""
+    """Return the name of the mean of an activity over the GPU instances of a group."""
     return f"instance_{activity}"
 
 
@@ -132,13 +132,13 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def find_work_metrics(row: Row) -> dict[str, Metric]:
-    """The figures of a row that count its work, in each unit that all its jobs have, by name."""
+    """Return the figures of a row that count its work, in each unit that all its jobs have, by name."""
     return {name: metric for unit in units.units_in(row.metrics) for name, metric in make_work_metrics(unit).items()}
 
 
 @functools.cache
 def make_work_metrics(unit: str) -> Mapping[str, Metric]:
-    """The figures that count work in a unit, by name, in the order of tables."""
+    """Return the figures that count work in a unit, by name, in the order of tables."""
     one = units.one_in_words(unit)
     metrics = (
         Metric(units.total_of(unit), "throughput of all jobs", units.per_second(unit)),
@@ -164,7 +164,7 @@ def _sampled(titled: str) -> Mapping[str, Metric]:
 
 
 def table_of(metric: Metric) -> str:
-    """The table of `GROUPS` that shows a figure of a listener, or one that counts work."""
+    """Return the name of the table in `GROUPS` for a figure of a listener or of counted work."""
     if units.units_in([metric.name]):
         return "speed"
     return "utilisation" if metric.scale is Scale.SHARE or metric.unit == "MiB" else "energy"

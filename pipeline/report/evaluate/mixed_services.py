@@ -1,4 +1,4 @@
-"""What services and other jobs that share a device take from each other: what each workload of a mix kept or paid."""
+"""Services and other jobs on one device: the throughput that each workload keeps, the latency that it pays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Shared:
 
 
 def compare_services(cells: Sequence[Cell]) -> Iterator[Shared]:
-    """Each workload of each mix of services and other jobs of which it is known."""
+    """Yield each workload of each mix of services and other jobs that has figures."""
     for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
         names = list(dict.fromkeys(params.get("workload", "") for params in cell.case.params))
         served = [name for name in names if workload_metric(MEAN_SLOWDOWN, name) in cell.values]
@@ -47,7 +47,7 @@ def compare_services(cells: Sequence[Cell]) -> Iterator[Shared]:
 
 
 def describe_mix(shares: Sequence[Shared]) -> str:
-    """What the workloads of one group of jobs kept and paid."""
+    """Return a sentence on the throughput and the latency of each workload of one mix."""
     parts = []
     for share in shares:
         if share.throughput_ratio is not None:

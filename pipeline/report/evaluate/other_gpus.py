@@ -1,4 +1,4 @@
-"""What work on other GPUs of the host costs: groups in company against the same alone, on one GPU since one boot."""
+"""The cost of work on other GPUs of the host: groups beside it against the same groups without, since one boot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.report.read.study_records import JobRow, Row, Study
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanyShare:
-    """What a group kept of its speed in company.
+    """The share of its speed that a group keeps while other GPUs work.
 
     Attributes:
         case, degree, mode: of the group alone.
@@ -39,7 +39,7 @@ class CompanyShare:
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """The comparison as a sentence."""
         what = f"{self.mode} runs {jobs_in_words(self.case, self.degree)}"
         return f"{what} at {self.share_in_words} of its speed while {_name_others(self.beside)}.{_mark_simulated(self)}"
 
@@ -50,7 +50,7 @@ class CompanyShare:
 
 
 def summarize_shares(groups: Iterable[CompanyShare]) -> list[str]:
-    """The least and the most that groups kept, and how many intervals say that it differs; by the number of GPUs."""
+    """Return a sentence for each number of working GPUs: the least and the most that groups keep of their speed."""
     by_number = group_by(groups, lambda group: group.beside)
     return [_summarize_groups(groups) for _, groups in sorted(by_number.items())]
 
@@ -91,7 +91,7 @@ def _mark_simulated(group: CompanyShare) -> str:
 
 
 def compare_company(study: Study) -> Iterator[CompanyShare]:
-    """Each group that ran alone and in company, in the order of the rows."""
+    """Yield each group that ran with and without work on other GPUs, in the order of the rows."""
     cases = cases_of(study)
     alone: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     company: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
@@ -121,7 +121,7 @@ def _identity(row: Row) -> tuple[object, ...]:
 
 
 def _share(row: Row, alone: Row | None) -> float | None:
-    """Speed of a group over that alone in its block, of different jobs their mean; `None` where it is not known.
+    """Divide the speed of a group by that without company; `None` if it is not known.
 
     Both are of one state of the machine. A fixed amount of work is compared by its time. Jobs at a given rate are as
     fast as that, whatever else works.

@@ -1,4 +1,4 @@
-"""What each case of a study comes to on a kind of device: best mode, gain, energy; as records that a file can hold.
+"""The outcome of each case of a study on each kind of device, as records that a file can hold.
 
 A report publishes them as `cases.json`, so that a board needs neither the store nor the words of a page.
 """
@@ -60,7 +60,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a case at a degree came to on one kind of device.
+    """The outcome of a case at a degree on one kind of device.
 
     Attributes:
         label: of the case in its own study.
@@ -92,7 +92,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSummary:
-    """What one study gave on one kind of device.
+    """The outcomes of one study on one kind of device.
 
     Attributes:
         host: the kind of host, where the study has several.
@@ -113,7 +113,7 @@ class DeviceSummary:
 def summarize_devices(
     study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]
 ) -> list[DeviceSummary]:
-    """What each kind of device of a study gave, in the order of its rows."""
+    """Return the outcomes on each kind of device of a study, in the order of its rows."""
     cases, titles = cases_of(study), METRICS | metrics_in(cells)
     rows = group_by(study.rows, lambda row: (cases[row.run_id], row.degree))
     columns = group_by(study.rows, _column)
@@ -188,7 +188,7 @@ def _outcome(
 
 
 def _choose_quantity(cells: Sequence[Cell]) -> tuple[str, dict[str, Estimate]]:
-    """By what cells without a winner are compared, the first of their quantities that any has, and each mode's."""
+    """Return the first quantity by which cells without a winner are compared, with the estimate of each mode."""
     for name in dict.fromkeys(name for cell in cells for name in cell.speed):
         if estimates := {cell.mode: cell.estimates[name] for cell in cells if name in cell.estimates}:
             return name, estimates
@@ -196,7 +196,7 @@ def _choose_quantity(cells: Sequence[Cell]) -> tuple[str, dict[str, Estimate]]:
 
 
 def _ending(cell: Cell) -> str:
-    """`MIG 1g.10gb: oom`, `MPS: failed in 1 of 5 blocks`."""
+    """Return `MIG 1g.10gb: oom`, `MPS: failed in 1 of 5 blocks`."""
     if cell.is_ranked and cell.num_saturated:
         return f"{cell.mode}: {finding_in_words(cell)}"
     total, not_ok = sum(cell.results.values()), cell.results - Counter({Result.OK: cell.results[Result.OK]})
@@ -228,12 +228,12 @@ def _facts(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def to_json(studies: Sequence[DeviceSummary]) -> str:
-    """The records as text; equal records give equal text."""
+    """Return the records as text; equal records give equal text."""
     return json.dumps({"format": FORMAT, "measured": [dataclasses.asdict(study) for study in studies]}, indent=1) + "\n"
 
 
 def from_json(text: str) -> list[DeviceSummary]:
-    """The records that `to_json` wrote.
+    """Return the records that `to_json` wrote.
 
     Raises:
         ConfigError: the text is damaged, or of another version.

@@ -36,7 +36,7 @@ _SAY_NOTHING = (Result.SKIPPED, Result.WRONG_RESULTS)
 
 
 class Agreement(enum.StrEnum):
-    """How our figure stands to the publication's range."""
+    """The relation of our figure to the published range."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -73,7 +73,7 @@ Check: TypeAlias = Callable[["_Question", Sequence[Cell]], Iterable[FindingCheck
 
 
 def compare(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[FindingCheck]:
-    """Each finding of each publication that has a workload of the study with every cell at its settings.
+    """Check each finding of each publication that has a workload of the study against the cells at its settings.
 
     Where there is none, with those whose settings differ least, which says so; else it is one entry without a figure.
     """
@@ -153,7 +153,7 @@ def _name(question: _Question, cell: Cell) -> str:
 
 
 def _check_along(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
-    """Of each mode and number of jobs, from the lowest to the highest value of the parameter that has a figure."""
+    """Divide, for each mode and degree, the figure at the highest value of the parameter by that at the lowest."""
     param = question.finding.along
     swept = sweeps.profiles(cells, 2) if param == PROFILE else sweeps.numbers(cells, 2, only=param)
     for sweep in swept:
@@ -200,7 +200,7 @@ def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[Findi
 
 
 def _memory_growth(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
-    """Of what grows with the degree, the highest degree of each case and mode."""
+    """Use the highest degree of each case and mode."""
     highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # ordered by degree
     for cell in highest.values():
         growth = [ratios(cell, alone, MEMORY) for alone in _find_others(question, cell, 1, SERIAL.name)]
@@ -235,7 +235,7 @@ def _check_range(
 
 
 def _find_others(question: _Question, cell: Cell, degree: int, mode: str) -> list[Cell]:
-    """The same case at a degree in a mode: one, but of MIG each layout that was measured."""
+    """Return the cells of the same case at a degree in a mode: one, but of MIG each layout."""
     place = (cell.case, degree, mode)
     return [
         other for other in question.cells if (other.case, other.degree, other.sharing.name) == place and other.is_ranked
@@ -260,7 +260,7 @@ def _compare_with_range(finding: Finding, estimate: Estimate) -> tuple[Agreement
 
 
 def _is_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck | None:
-    """Whether each other mode is slower than one that should be fastest; `None` unless every mode was measured."""
+    """Check that each other mode is slower than an expected one; `None` unless every mode was measured."""
     if {cell.sharing.name for cell in members} != set(question.finding.among):
         return None
     place = members[0].case, members[0].degree

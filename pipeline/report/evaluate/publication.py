@@ -1,4 +1,4 @@
-"""What publications say, to be read beside a study: a file in `publications/` each."""
+"""Published findings, to be read beside a study: a file in `publications/` each."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Finding:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Of kind `profiles`: speed of the larger over that of the smaller, by row that can be used."""
+        """Speed of the larger over that of the smaller (kind `profiles`), for each row that can be used."""
         used = [row for row in self.rows if row[0] not in self.left_out]
         return tuple(smaller / larger if self.is_time else larger / smaller for _, larger, smaller in used)
 
@@ -143,12 +143,12 @@ class Publication:
     findings: tuple[Finding, ...]
 
     def program(self, params: Mapping[str, str]) -> Program | None:
-        """The workload of this publication that a job is, or is near to, by the params of its run."""
+        """Return the workload of this publication that a job is, or is near to, by the params of its run."""
         name = params.get("workload")
         return next((program for program in self.workloads if name and name in (program.name, program.nearest)), None)
 
     def differences(self, finding: Finding, params: Mapping[str, str], *, is_mix: bool) -> list[str]:
-        """In words, how the settings of a job are not those of a finding: `batch 128 instead of 32`."""
+        """Describe how the settings of a job differ from those of a finding: `batch 128 instead of 32`."""
         program = self.program(params)
         if program is None:
             return [f"{params.get('workload')}, which was not measured"]
@@ -163,7 +163,7 @@ class Publication:
     def profile_differences(
         self, finding: Finding, params: Sequence[Mapping[str, str]], profiles: Sequence[str], degree: int
     ) -> list[str]:
-        """The same of the MIG instances of some jobs, the largest first; of copies `params` are those of one."""
+        """Describe how the MIG instances of jobs differ, the largest first; `params` of copies are those of one."""
         if finding.profile is not None or finding.kind in ("profiles", "along"):
             return []
         sizes = [program.size or "" for job in params if (program := self.program(job)) is not None]
@@ -192,7 +192,7 @@ def _describe_setting(key: str, value: str | None) -> str:
 
 @lru_cache(maxsize=1)
 def publications() -> tuple[Publication, ...]:
-    """Every publication, by the name of its file."""
+    """Return every publication, by the name of its file."""
     import yaml
 
     paths = sorted(FOLDER.glob("*.yaml"))

@@ -54,7 +54,7 @@ BaselineKey = tuple[object, ...]
 
 @dataclass(slots=True)
 class BlockBaselines(Baselines[Row, JobRow]):
-    """What ran alone in one block, in one state of the machine and with the same settings.
+    """The jobs that ran alone in one block, in one machine state and with the same settings.
 
     Attributes:
         by_program: of each program that has step modes, in whatever step mode, by all else that it computes.
@@ -65,22 +65,22 @@ class BlockBaselines(Baselines[Row, JobRow]):
     by_job: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
 
     def in_step_modes(self, job: JobRow) -> list[JobRow]:
-        """A job's program alone, in each of its step modes; none of a program that has no step modes."""
+        """Return the program of a job alone in each of its step modes; empty for one without step modes."""
         return self.by_program.get(labels.program_of(job.params), [])
 
     def solo(self, row: Row, job: JobRow) -> JobRow | None:
-        """A job of a row alone; of several runs their mean."""
+        """Return a job of a row alone, or the mean of several such runs."""
         runs = self.alone(job.digest, _digests(row))
         return dataclasses.replace(runs[0], metrics=mean_of([run.metrics for run in runs])) if runs else None
 
     def total_time_s(self, row: Row) -> float | None:
-        """Of a row's jobs one after another; `None` if that did not run."""
+        """Return the time of a row's jobs one after another; `None` if these did not run."""
         mix = self.in_turn(_digests(row))
         return mix.metrics.get("makespan_s") if mix else None
 
 
 def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
-    """The baselines of each block, by `baseline_key`. Those that failed or are invalid are none."""
+    """Return the valid baselines of each block, by `baseline_key`."""
     baselines: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
     for row in (row for row in rows if row.is_sequential and row.is_valid):
         block = baselines[baseline_key(row)]
@@ -93,7 +93,7 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
 
 
 def baseline_key(row: Row) -> BaselineKey:
-    """What a row and its baseline, which has no neighbours, must share beside their workloads.
+    """Return all that a row and its baseline, which has no co-runners, must share beside their workloads.
 
     The rows of a block on one kind of device are those of one state of the machine (`read.selection`).
     """
@@ -101,12 +101,12 @@ def baseline_key(row: Row) -> BaselineKey:
 
 
 def settings_without_neighbours(row: Row) -> tuple[tuple[str, str], ...]:
-    """The settings that a row must share with another one to be compared with it, whatever ran beside."""
+    """Return the settings that two rows must share to be compared, whatever their co-runners."""
     return tuple((key, value) for key, value in row.settings if key != NEIGHBOURS)
 
 
 def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
-    """Every quantity of a row that can be known, by the names of `evaluate.metrics`; the others are absent."""
+    """Return every known quantity of a row, by the names of `evaluate.metrics`."""
     row_figures = {
         name: row.metrics[name]
         for name in (*_RECORDED, *find_work_metrics(row), *find_sampled_metrics(row))
@@ -131,17 +131,17 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
 
 
 def modelled_energy(label: str) -> str:
-    """The quantity of a mix that is the energy above idle of one unit of a job's work there: a model."""
+    """Return the name of the modelled energy above idle for one work unit of a job in a mix."""
     return f"energy_above_idle_per_unit_of_{label}_model_j"
 
 
 def energy_alone(label: str) -> str:
-    """The same of the job alone, which was measured."""
+    """Return the name of the measured energy above idle for one work unit of a job alone."""
     return f"energy_above_idle_per_unit_of_{label}_alone_j"
 
 
 def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
-    """Energy over that of the same work by each job alone; of a mix also each workload's part, which is a model.
+    """Return the energy over that of the same work alone; of a mix also the modelled part of each workload.
 
     Work that is not fixed is what a job did in a second, so its energy is that of a second as well: windows differ in
     length. A GPU counts the energy of all that runs on it. The model gives each job of a mix as much more, or less,
@@ -169,7 +169,7 @@ def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
 
 
 def _collect_figures(row: Row) -> dict[str, float]:
-    """The figures of a row; the energy of the device is that of its window if its work is fixed, else of a second."""
+    """Return the figures of a row; energy is that of the window if its work is fixed, else that of a second."""
     figures, length = dict(row.metrics), 1.0 if row.window is WindowKind.WORK else row.window_s
     for name in (ENERGY, ENERGY_ABOVE_IDLE):
         energy_j = figures.pop(name, None)
@@ -185,7 +185,7 @@ def _ratio(figures: Mapping[str, float], of: Mapping[str, float], name: str) -> 
 def _compare_energy(
     figures: Mapping[str, float], alone: Sequence[Mapping[str, float]], work: Sequence[float | None], name: str
 ) -> float | None:
-    """An energy of a group over that of its work by each job alone; `None` unless all of it is known."""
+    """Divide the energy of a group by that of its work alone; `None` unless all of it is known."""
     parts = [share * solo[name] for share, solo in zip(work, alone, strict=True) if share is not None and name in solo]
     if name not in figures or len(parts) < len(work) or sum(parts) <= 0:
         return None
@@ -205,12 +205,12 @@ def _combine_instances(row: Row) -> dict[str, float]:
 
 
 def workload_metric(worst: str, workload: str) -> str:
-    """The quantity of a mix that is the worst (`SLOWDOWN` and those of latencies) of the jobs of one workload."""
+    """Return the name of the worst slowdown among the jobs of one workload of a mix."""
     return worst.replace("_worst_", f"_{workload}_")
 
 
 def derive_serial_copies(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
-    """Those of `degree` copies one after another, from those of the solo run, which is what was measured."""
+    """Derive the figures of `degree` copies one after another from those of the solo run."""
     names = [name for name in _RECORDED if name not in ("makespan_s", "overlap_ratio")]
     names += [SPEEDUP, BEST_SOLO, *find_work_metrics(solo), *find_sampled_metrics(solo)]
     figures = {name: alone[name] for name in names if name in alone}
@@ -256,7 +256,7 @@ def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None)
 
 
 def _find_best_solo(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow | None:
-    """The fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
+    """Return the fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
     name = rate_name(row.window, job.unit)
     candidates = [solo for solo in baselines.in_step_modes(job) if solo.metrics.get(name)]
     choose = min if row.window is WindowKind.WORK else max
@@ -264,7 +264,7 @@ def _find_best_solo(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow 
 
 
 def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:
-    """Time per epoch of equal jobs, and against the job alone. Epochs of different jobs have no common length."""
+    """Return the time per epoch of equal jobs, also against one alone; epochs of a mix have no common length."""
     if row.is_mix:
         return {}
     measured = row.window is WindowKind.WORK

@@ -1,4 +1,4 @@
-"""What MIG costs, how its profiles scale, and what neighbours take: one job on each, by its throughput."""
+"""The cost of MIG, the scaling of its profiles and the effect of co-runners, by the throughput of one job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Step:
 
     @property
     def loss_pct(self) -> float | None:
-        """What MIG takes: what a job lacks on a profile that has nearly all of the GPU; `None` of any other step."""
+        """The loss of a job on a profile that has nearly all of the GPU; `None` of any other step."""
         is_cost = self.larger == WHOLE_GPU and self.ideal is not None and self.ideal < _NEARLY_WHOLE
         return 100 * (1 - 1 / self.ratio.median) if is_cost else None
 
@@ -55,7 +55,7 @@ class NeighbourEffect:
 
 
 def steps(cells: Sequence[Cell]) -> Iterator[Step]:
-    """The whole GPU against the largest profile, each profile against the next, 7g against 3g and 4g against 2g."""
+    """Yield the whole GPU against the largest profile, each profile against the next, 7g against 3g, 4g against 2g."""
     places: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
         is_one = cell.degree == 1 and not cell.case.is_mix and not cell.neighbours
@@ -86,7 +86,7 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
 
 
 def compare_neighbours(cells: Sequence[Cell]) -> Iterator[NeighbourEffect]:
-    """Each cell with neighbours of which the same was measured without.
+    """Yield each cell with co-runners that was also measured without.
 
     Not of jobs at a given rate, which is what they keep, nor of work that adds up to nothing.
     """
@@ -103,14 +103,14 @@ def compare_neighbours(cells: Sequence[Cell]) -> Iterator[NeighbourEffect]:
 
 
 def place_of(cell: Cell) -> str | None:
-    """The MIG profile that a job had, `WHOLE_GPU` of a job alone on it, and `None` elsewhere."""
+    """Return the MIG profile of a job, `WHOLE_GPU` of a job alone on the GPU, and `None` of any other one."""
     if cell.sharing == SERIAL:
         return WHOLE_GPU
     return cell.profiles[0] if cell.sharing == MIG and cell.profiles else None
 
 
 def slices_of(place: str) -> str:
-    """`3g` of `3g.20gb`."""
+    """Return `3g` of `3g.20gb`."""
     return place.partition(".")[0]
 
 
@@ -120,7 +120,7 @@ def _identify(cell: Cell) -> tuple[object, ...]:
 
 
 def _find_published(params: Mapping[str, str], larger: str, smaller: str) -> str:
-    """`2.17 to 2.21 (A100-SXM4-40GB)`; empty where no publication says it of these settings."""
+    """Return `2.17 to 2.21 (A100-SXM4-40GB)`; empty where no publication says it of these settings."""
     parts = []
     for publication in publications():
         program = publication.program(params)

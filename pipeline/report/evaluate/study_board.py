@@ -25,7 +25,7 @@ _MOST_SAID = 3
 
 
 class Agreement(enum.StrEnum):
-    """What the verdicts of a row come to, over its columns."""
+    """The agreement of the verdicts of a row over its columns."""
 
     SAME = "same"
     OPEN = "open"
@@ -44,7 +44,7 @@ class Column:
 
     @property
     def mark(self) -> str:
-        """What the board calls it: `[1]`."""
+        """The name of the column on the board: `[1]`."""
         return f"[{self.number}]"
 
 
@@ -88,7 +88,7 @@ _Place = tuple[int, Outcome]
 
 
 def board_of(columns: Sequence[Column]) -> Board:
-    """The board of some columns, in their order."""
+    """Make the board of some columns, in their order."""
     places = [(number, outcome) for number, column in enumerate(columns) for outcome in column.measured.outcomes]
     programs = [program.params for _, outcome in places for program in outcome.programs]
     words = labels.collect_words(programs)
@@ -123,7 +123,7 @@ def board_of(columns: Sequence[Column]) -> Board:
 
 
 def _rows(places: Sequence[_Place], facts: Mapping[int, Mapping[str, str]]) -> list[tuple[list[_Place], list[str]]]:
-    """The outcomes of each row, and the facts that tell the row from others whose jobs are called the same.
+    """Return the outcomes of each row, and the facts that distinguish it from rows with the same label.
 
     These are the facts in which outcomes of one column differ: a study that varies them compares them.
     """
@@ -144,7 +144,7 @@ def _rows(places: Sequence[_Place], facts: Mapping[int, Mapping[str, str]]) -> l
 
 
 def _identity(outcome: Outcome) -> _Identity:
-    """What is compared across studies: the jobs by all that a label says, their number, and what ran beside."""
+    """Return the jobs by all that a label says, their number and co-runners: they are compared across studies."""
     programs = [
         (program.workload, program.params.get("batch_size", ""), tuple(_select_params(program).items()), program.number)
         for program in outcome.programs
@@ -153,7 +153,7 @@ def _identity(outcome: Outcome) -> _Identity:
 
 
 def _facts(outcome: Outcome) -> dict[str, str]:
-    """All else: the settings of the measurement, and what the programs were given that no label says."""
+    """Return the settings of the measurement, and the params of programs that no label says."""
     facts = {key: value for key, value in outcome.settings.items() if key not in _OF_THE_ROW}
     for program in outcome.programs:
         prefix = f"{program.workload} " if len(outcome.programs) > 1 else ""

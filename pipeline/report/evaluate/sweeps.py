@@ -39,7 +39,7 @@ class Sweep:
 
 
 def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iterator[Sweep]:
-    """By each param of a workload that is a number, or only by that one, where nothing else differs.
+    """Yield a sweep for each numeric param of a workload, or only for that one, where nothing else differs.
 
     Of what takes fewer values than `fewest` there is nothing.
     """
@@ -81,7 +81,7 @@ def _numbers(jobs: Sequence[Program]) -> Iterator[tuple[str, str, float]]:
 
 
 def parse_number(text: str) -> float | None:
-    """The number that a param is; `None` if it is none."""
+    """Return a param as a number; `None` if it is none."""
     try:
         value = float(text)
     except ValueError:
@@ -90,7 +90,7 @@ def parse_number(text: str) -> float | None:
 
 
 def _list_other_params(case: Case, jobs: Sequence[Program], name: str, key: str) -> Items:
-    """What a case shares with those that differ from it in a param of one workload at most."""
+    """Return the params that a case shares with those that differ from it in one param."""
     rest: dict[str, list[str]] = defaultdict(list)
     for own_name, params in jobs:
         for other, text in params.items():
@@ -109,7 +109,7 @@ def _name_jobs(name: str, jobs: Sequence[Program]) -> str:
 
 
 def profiles(cells: Sequence[Cell], fewest: int) -> Iterator[Sweep]:
-    """By the MIG profile, where each job of a case had an instance of the same one.
+    """Yield a sweep over MIG profiles for each case whose jobs have instances of equal profiles.
 
     There are at least `fewest` profiles on which as many jobs of a case ran.
     """

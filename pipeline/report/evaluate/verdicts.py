@@ -1,4 +1,4 @@
-"""Which mode is better than which, by how much, and in a sentence.
+"""The comparison of sharing modes: which one is better, by how much, and in a sentence.
 
 A verdict needs five blocks, or three GPUs where blocks ran on several, a ratio beyond the margin, and a p value
 that survives the correction over the whole table, that of equality within the margin included (`statistics.corrected`).
@@ -46,7 +46,7 @@ _AS_FAST_AS = {SERIAL.label: "one after another", NAIVE.label: "naive sharing", 
 
 
 class Decision(enum.StrEnum):
-    """What a comparison comes to."""
+    """The outcome of a comparison."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -87,7 +87,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
-    """Which mode is the fastest in a case at a degree.
+    """The fastest mode of a case at a degree.
 
     Attributes:
         mode: the mode that is better than every other one; `None` if no single one is.
@@ -135,7 +135,7 @@ class _Judgement(NamedTuple):
 
 
 def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
-    """Each mode against serial, naive and MPS, in the order of the cells."""
+    """Compare each mode with serial, naive and MPS, in the order of the cells."""
     places = group_places(cells)
     pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
     tested = [pair.test for pair in pairs if pair.test is not None and pair.is_enough]
@@ -155,7 +155,7 @@ def _judge_tests(tested: Sequence[Test]) -> dict[int, _Judgement]:
 
 
 def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Decision]:
-    """What comparisons of enough blocks come to, from the median of each and its adjusted p values (`corrected`)."""
+    """Decide comparisons of enough blocks by their medians and adjusted p values (`correct_p_values`)."""
     import numpy as np
 
     ratio, is_different = np.asarray(ratio), np.less(different, LEVEL)
@@ -169,7 +169,7 @@ def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Dec
 
 
 def slower_pairs(comparisons: Iterable[Verdict]) -> set[tuple[str, str]]:
-    """A mode that was shown to be slower, and the one that is faster, of the verdicts of one case and degree."""
+    """Return the pairs of a slower and a faster mode that the verdicts of one case and degree show."""
     comparisons = list(comparisons)
     slower = {(verdict.mode, verdict.against) for verdict in comparisons if verdict.decision is Decision.WORSE}
     return slower | {(verdict.against, verdict.mode) for verdict in comparisons if verdict.decision is Decision.BETTER}
@@ -178,7 +178,7 @@ def slower_pairs(comparisons: Iterable[Verdict]) -> set[tuple[str, str]]:
 def rank_modes(
     by_mode: Mapping[str, float], is_slower: Collection[tuple[str, str]]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Modes of which none was shown to be slower than the first of them, and the others; the lowest figure first.
+    """Return the modes that are not slower than the first of them, and the others; the lowest figure first.
 
     The first is one that no other was shown to beat: a median over all blocks of a mode may say otherwise than the
     blocks that it has in common with another one.
@@ -191,7 +191,7 @@ def rank_modes(
 
 
 def winners(cells: Sequence[Cell], comparisons: Sequence[Verdict]) -> list[Winner]:
-    """The fastest mode of each case and degree at which several ran, serial among them."""
+    """Return the fastest mode of each case and degree at which several ran, serial among them."""
     fastest = []
     judged = group_by(comparisons, lambda verdict: (verdict.case, verdict.degree))
     for place, members in group_places(cells).items():

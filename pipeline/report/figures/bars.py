@@ -55,13 +55,13 @@ Groups = Sequence[tuple[str, Sequence[Bar]]]
 
 
 def bar_of_figure(cell: Cell, name: str) -> Bar:
-    """The bar of one figure of a cell, or why it has none."""
+    """Return the bar of one figure of a cell, or of the reason why it has none."""
     withheld = cell.num_saturated and is_latency(name)
     return bar_of(cell, cell.shown.get(name), missing=NOT_SUSTAINED if withheld else NOT_MEASURED)
 
 
 def bar_of(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED) -> Bar:
-    """The bar of a cell: its estimates if it may be shown as a figure, else what it came to."""
+    """Return the bar of the estimates of a cell, or of its outcome if it has none to show."""
     known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
     finding = "" if any(known) else absence_in_words(cell) or missing
     star = "*" if cell.marks else ""
@@ -69,18 +69,18 @@ def bar_of(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED)
 
 
 def group_by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
-    """A group of bars for each number of jobs."""
+    """Return a group of bars for each number of jobs."""
     degrees = sorted({cell.degree for cell in cells})
     return [(counted(degree, "job"), [bar(cell) for cell in cells if cell.degree == degree]) for degree in degrees]
 
 
 def group_by_case(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
-    """A group of bars for each case."""
+    """Return a group of bars for each case."""
     return [(case.label, [bar(cell) for cell in cells if cell.case == case]) for case in cases_in(cells)]
 
 
 def num_bars(groups: Groups) -> int:
-    """For how many bars groups of bars need room."""
+    """Count the bars for which a panel needs room."""
     return max(3, len(groups)) * max(3, *(len(bars) for _, bars in groups), 0)
 
 
@@ -134,7 +134,7 @@ def _one_bar(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
 
 
 def _box(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
-    """A hatched box of a fixed height: it stands for no value, so it does not follow the axis."""
+    """Draw a hatched box of a fixed height: it stands for no figure, so it does not follow the axis."""
     from matplotlib.patches import Rectangle
 
     edge, ink = (FAINT, FAINT) if bar.finding == NOT_MEASURED else (WARNING, INK)
@@ -148,7 +148,7 @@ def _box(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
 
 
 def legend_of(modes: Sequence[Mode], *, second: tuple[str, str] | None = None) -> list[Any]:
-    """Handles of a legend: one a mode, and what the full and the hatched bar are where there are two."""
+    """Return the handles of a legend: one for each mode, and two for full and hatched bars if both are drawn."""
     from matplotlib.patches import Patch
 
     handles = [Patch(facecolor=m.colour, edgecolor=FAINT, linewidth=0.6, label=clean_text(m.label)) for m in modes]

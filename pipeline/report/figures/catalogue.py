@@ -24,7 +24,7 @@ first figure opens the page."""
 
 
 def every_figure(study: Study, cells: Sequence[Cell], timeline: GroupSeries | None) -> list[Drawn]:
-    """All figures that the cells of a study, and the samples of one group of it, have something for."""
+    """Draw all figures that the cells of a study, and the samples of one group, have something for."""
     figures: list[Drawn] = []
     for sketch in (sketch for sketches in FIGURES for sketch in sketches(cells, timeline)):
         name = _file_name(sketch.name, {drawn.name for drawn in figures})

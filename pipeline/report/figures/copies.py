@@ -34,7 +34,7 @@ _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """One a workload that ran in several modes; a baseline alone is a line in the chart of the gain.
+    """Yield one for each workload that ran in several modes; a baseline alone is a line in the chart of the gain.
 
     What is swept over a number is drawn against that number instead.
     """

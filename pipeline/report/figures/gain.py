@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """One of the workloads of which several copies ran, each as fast as it could."""
+    """Yield one of the workloads of which several copies ran, each as fast as it could."""
     copies = [cell for cell in cells if not cell.case.is_mix and not cell.num_given]
     if _cases(copies):
         yield Sketch(
@@ -124,7 +124,7 @@ def _line(axes: Axes, mode: Mode, cells: Sequence[Cell]) -> list[float]:
 
 
 def _describe_missing(cells: Sequence[Cell]) -> list[str]:
-    """`7: naive oom, MPS % wrong results`: the modes that have no figure at a number of jobs, a line each number."""
+    """Return a line for each number of jobs with modes that have no figure: `7: naive oom, MPS % wrong results`."""
     by_degree: dict[int, list[str]] = defaultdict(list)
     for mode in modes_in(cells):
         for degree in {cell.degree for cell in cells if cell.sharing == mode}:
@@ -135,7 +135,7 @@ def _describe_missing(cells: Sequence[Cell]) -> list[str]:
 
 
 def _compare_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Estimate]]:
-    """What the same workload does alone in each other step mode, over what it does alone in this one."""
+    """Divide the speed of the workload alone in each other step mode by that in this one."""
     alone = [cell for cell in cells if cell.degree == 1 and cell.sharing == SERIAL]
     serial = next((cell for cell in alone if cell.case == case), None)
     if serial is None:

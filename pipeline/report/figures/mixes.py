@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """One of all mixes of jobs as fast as they can, one of all mixes of services at a given rate and other jobs."""
+    """Yield one of all mixes of jobs as fast as they can, and one of all mixes of services and other jobs."""
     mixes = [cell for cell in cells if cell.case.is_mix]
     if timed := [cell for cell in mixes if not cell.num_given]:
         yield Sketch(

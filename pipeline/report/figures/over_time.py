@@ -20,7 +20,7 @@ _LINES = [(light, dashes) for dashes in _DASHES for light, _ in SERIES_COLOURS]
 
 
 def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
-    """One of the group that was chosen, if it has samples."""
+    """Yield one of the group that was chosen, if it has samples."""
     if group is not None:
         is_divided = any(line.instance for line in (*group.activity, *group.memory_mib))
         instances = "GPU instances are named by their profile, and id in parentheses. " if is_divided else ""
@@ -68,7 +68,7 @@ def _name_sampled(group: GroupSeries) -> str:
 
 
 def _view(group: GroupSeries) -> tuple[float, float]:
-    """The time that is shown: before and after, jobs start and end for much longer than a short window lasts."""
+    """Return the time that is shown: jobs start and end for much longer than a short window lasts."""
     last = max((span.end_s for span in group.spans), default=math.inf)
     around = max(1.0, 0.1 * last)
     return -around, last + around

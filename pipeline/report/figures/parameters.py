@@ -61,7 +61,7 @@ _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """One for each parameter that takes several values while all others stay."""
+    """Yield one for each parameter that takes several values while all others stay."""
     ran = [cell for cell in cells if not cell.is_derived]
     for swept in (*sweeps.numbers(ran, FEWEST), *sweeps.profiles(ran, FEWEST)):
         if panels := _panels(swept):
@@ -108,7 +108,7 @@ def _panels(swept: Sweep) -> list[Metric]:
 
 
 def _lines(swept: Sweep) -> dict[tuple[str, int], dict[float, Cell]]:
-    """A line a mode and number of jobs; the profile is not said of what is drawn against it."""
+    """Return the cells of each line: a mode and a number of jobs. A line over profiles does not name its profile."""
     lines: dict[tuple[str, int], dict[float, Cell]] = defaultdict(dict)
     for place, members in swept.cells.items():
         for cell in members:
@@ -159,7 +159,7 @@ def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
 
 
 def _split_panels(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str, Sequence[int]]]:
-    """The panels of a quantity: which, the title, and of how many jobs; bands of latencies would hide each other."""
+    """Yield quantity, title and degrees of each panel; bands of latencies in one panel would hide each other."""
     together = [degree for degree in degrees if degree > 1]
     if metric.name != MEAN_LATENCY or len(together) < 2:
         yield metric, metric.title, degrees
@@ -182,7 +182,7 @@ def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[
 
 
 def _band(axes: Axes, by_place: Mapping[float, Cell], colour: str) -> None:
-    """Behind a line of mean latencies, from the median to the p99; to the p95 if only that is known everywhere."""
+    """Fill a band behind a line of mean latencies: from the median to the p99, or to the p95 if a p99 is missing."""
     served = {place: cell.estimates for place, cell in by_place.items() if MEAN_LATENCY in cell.shown}
     top = P99_LATENCY if all(P99_LATENCY in estimates for estimates in served.values()) else _P95_LATENCY
     known = [place for place, estimates in served.items() if {_MEDIAN_LATENCY, top} <= estimates.keys()]
@@ -228,7 +228,7 @@ def _axis(axes: Axes, swept: Sweep, degrees: Sequence[int], *, is_of_latency: bo
 
 
 def _hide_touching(places: Sequence[float], labels: Sequence[str], axes: Axes) -> list[str]:
-    """The labels of the ticks, those left out that would touch one before them, or the last one."""
+    """Return the labels of ticks; those are empty that would touch one before them, or the last one."""
     per_character = (places[-1] - places[0]) / max(1, 0.9 * room_of(axes))
 
     def touch(one: int, other: int) -> bool:

@@ -11,7 +11,7 @@ from pipeline.report.read.study_records import Study
 
 
 def list_methods() -> list[tuple[str, str]]:
-    """What was done with the runs: heading and text."""
+    """Return how the runs were evaluated, as headings and texts."""
     return [
         (
             "Baseline",
@@ -54,7 +54,7 @@ def list_methods() -> list[tuple[str, str]]:
 
 
 def list_provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
-    """What ran where: name, and every value that the study's runs have."""
+    """Return where everything ran: names, and every value that the study's runs have."""
     rows = study.rows
     settings = {"; ".join(f"{name}: {value}" for name, value in row.settings if value) for row in rows}
     results = Counter(row.result.value for row in rows)

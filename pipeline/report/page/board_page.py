@@ -40,7 +40,7 @@ class _Cell:
 
 
 def render(board: Board) -> str:
-    """The HTML of the page, which loads nothing and runs no script. An equal board gives equal text."""
+    """Render the HTML of the page, which loads nothing and runs no script."""
     text = (
         environment()
         .get_template(TEMPLATE)
@@ -64,7 +64,7 @@ def render(board: Board) -> str:
 
 
 def describe_agreement(board: Board) -> str:
-    """How far the columns agree, in a sentence."""
+    """Return a sentence on how far the columns agree."""
     compared: Counter[Agreement] = Counter(
         line.agreement for line in board.lines if line.agreement is not Agreement.ALONE
     )
@@ -76,7 +76,7 @@ def describe_agreement(board: Board) -> str:
 
 
 def describe_winners(board: Board) -> list[str]:
-    """What is best in each column, a sentence each."""
+    """Return a sentence on the best modes of each column."""
     return [_describe_column_winners(place, board) for place in range(len(board.columns))]
 
 
@@ -96,12 +96,12 @@ def _describe_column_winners(place: int, board: Board) -> str:
 
 
 def stamps(board: Board) -> list[str]:
-    """What a reader must not overlook of any column."""
+    """Return the stamps of all columns, such as `simulated`."""
     return sorted({column.measured.stamp for column in board.columns if column.measured.stamp})
 
 
 def format_lines(board: Board) -> str:
-    """The board for a terminal: its columns by number, then a line a case."""
+    """Return the board for a terminal: its columns by number, then a line a case."""
     heads = [f"{column.mark} {column.name}: {'; '.join(_describe_column(column))}" for column in board.columns]
     rows = [["case", "jobs", *(column.mark for column in board.columns), "verdicts"]]
     for line in board.lines:
@@ -115,7 +115,7 @@ def format_lines(board: Board) -> str:
 
 
 def _brief(entry: Entry | None) -> str:
-    """`MPS 6.80 (6.44 to 7.29)`; what is behind `*` differs in settings."""
+    """Return `MPS 6.80 (6.44 to 7.29)`; with `*` if its settings differ."""
     if entry is None:
         return MISSING
     outcome = entry.outcome
@@ -124,7 +124,7 @@ def _brief(entry: Entry | None) -> str:
 
 
 def table(board: Board) -> Table:
-    """The board for machines: a row for each case and column that has it, numbers in full."""
+    """Return the board for machines: a row for each case and column that has it, numbers in full."""
     rows: list[Values] = []
     for line in board.lines:
         of_line = (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
@@ -180,7 +180,7 @@ def _cell(entry: Entry) -> _Cell:
 
 
 def _gain(outcome: Outcome) -> str:
-    """`6.80 (6.44 to 7.29)`; what is no ratio has its unit behind it."""
+    """Return `6.80 (6.44 to 7.29)`, with the unit of what is no ratio."""
     _, unit = _measure(outcome)
     return MISSING if outcome.figure is None else f"{format_estimate(outcome.figure)} {unit}".rstrip()
 
@@ -191,7 +191,7 @@ def _measure(outcome: Outcome) -> tuple[str, str]:
 
 
 def _energy(outcome: Outcome) -> tuple[str, str]:
-    """`4.56 mJ/sample`, and `14.8 one at a time` beside it."""
+    """Return `4.56 mJ/sample`, and `14.8 one at a time` beside it."""
     if outcome.energy is None:
         return MISSING, ""
     median, serial = outcome.energy.median, outcome.energy_of_serial
@@ -203,7 +203,7 @@ def _energy(outcome: Outcome) -> tuple[str, str]:
 
 
 def _short(value: float) -> str:
-    """Three digits; from 1000 on, which would have an exponent, whole."""
+    """Round to three digits; from 1000 on, which would have an exponent, to a whole number."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 

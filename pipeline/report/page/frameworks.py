@@ -1,4 +1,4 @@
-"""What frameworks see of the devices that they are given, and whether they compute right: a table, also in text."""
+"""The devices that frameworks see, and whether they compute right: a table, also in text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOTE = (
 
 
 class Answer(NamedTuple):
-    """What one or more jobs answered.
+    """The answer of one or more jobs.
 
     Attributes:
         where: on what; `None` if it never got there.
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
 
 
 def framework_table(study: Study) -> Table:
-    """Every answer, and how many jobs gave it; in the order of frameworks, and of places as they were asked."""
+    """Return a table of every answer and the number of jobs that gave it, in the order of frameworks."""
     counts = count_answers(study)
     columns = ("framework", "version", "where", "jobs", "devices given", "sees", "works", "why")
     rows = tuple((*answer[:3], number, *answer[3:]) for answer, number in counts.items())
@@ -58,7 +58,7 @@ def framework_table(study: Study) -> Table:
 
 
 def framework_lines(study: Study) -> list[str]:
-    """The same for a terminal; the reasons of what was skipped stand below the table of groups already."""
+    """Return the table for a terminal; the reasons of skips stand below the table of groups already."""
     counts = count_answers(study)
     if not counts:
         return []
@@ -75,7 +75,7 @@ def framework_lines(study: Study) -> list[str]:
 
 
 def count_answers(study: Study) -> Counter[Answer]:
-    """What the jobs of each framework answered, each answer with the number of jobs."""
+    """Count the jobs that gave each answer."""
     probes = [
         (row, job)
         for row in study.rows
@@ -90,7 +90,7 @@ def count_answers(study: Study) -> Counter[Answer]:
 
 
 def _is_known(row: Row, job: JobRow) -> bool:
-    """Whether the study holds what it answered: one that resumes does not read the answers of earlier groups again."""
+    """Check that the study holds the answer: a study that resumes does not read those of earlier groups again."""
     return row.result is not Result.OK or "job.works" in job.params
 
 

@@ -62,7 +62,7 @@ class Grid:
 
     @property
     def has_measures(self) -> bool:
-        """Return whether a line says what its figures are."""
+        """True if a line says what its figures are."""
         return any(line.measure for line in self.lines)
 
     @property

@@ -26,7 +26,7 @@ _MOST_NAMED = 2
 
 
 def write_answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
-    """What other GPUs cost, if that was asked; what is gained by running jobs together, how, and how sure that is."""
+    """Return the answer of the report: the cost of other GPUs, the gain of sharing, and how sure that is."""
     if not study.rows:
         return ["There is no result yet."]
     return [*other_gpus.summarize_shares(other_gpus.compare_company(study)), *_describe_sharing(study, cells, winners)]
@@ -85,7 +85,7 @@ def _describe_mig(cells: Sequence[Cell]) -> str:
 
 
 def describe_setup(study: Study) -> list[str]:
-    """What all programs have in common, and the GPUs of the blocks where there are several; a sentence an entry."""
+    """Return a sentence for each fact that all programs share, and on the GPUs of the blocks if there are several."""
     programs = [own_params(job.params) for row in study.rows for job in row.jobs]
     common = [next(iter(values)) for values in labels.collect_words(programs).values() if len(values) == 1]
     whose = "All jobs" if all(map(labels.has_label_params, programs)) else "All jobs but scripts of your own"
@@ -109,7 +109,7 @@ def describe_setup(study: Study) -> list[str]:
 
 
 def count_unranked(cells: Sequence[Cell]) -> str:
-    """How many combinations of jobs and mode ended without a figure, and how; empty for none."""
+    """Count the combinations of jobs and mode without a figure, by outcome; empty for none."""
     counts = Counter(cell.finding for cell in cells if not cell.is_derived and not cell.is_ranked)
     endings = {result: words.of_several for result, words in ENDINGS.items() if counts[result] and words.of_several}
     parts = [f"{counts[result]} {words}" for result, words in endings.items()]
@@ -117,7 +117,7 @@ def count_unranked(cells: Sequence[Cell]) -> str:
 
 
 def describe_missing(study: Study) -> list[str]:
-    """What a half-run study lacks, and which runs were left out and why; empty for a complete one."""
+    """Return what a half-run study lacks and which runs were left out, and why; empty for a complete one."""
     sentences = [
         f"Block {block.number} on {block.device} lacks {block.num_missing} of {block.num_expected} groups."
         if block.num_groups
@@ -146,7 +146,7 @@ def describe_left_out(study: Study) -> list[str]:
 
 
 def _devices(study: Study) -> str:
-    """`one NVIDIA H100 80GB HBM3`, `3 NVIDIA ...`, a simulated one as such."""
+    """Return `one NVIDIA H100 80GB HBM3`, `3 NVIDIA ...`, a simulated one as such."""
     gpus = Counter(device for device, _ in {(row.device, row.gpu_uuid) for row in study.rows})
     simulated = "simulated " if study.is_simulated else ""
     named = [f"{'one' if n == 1 else n} {simulated}{device or 'unknown device'}" for device, n in sorted(gpus.items())]
@@ -223,7 +223,7 @@ def _way(mode: str) -> str:
 
 
 def _describe_winner(study: Study, winner: Winner) -> str:
-    """`3 resnet26_cifar10 under MPS`; of a mix its sizes, and of modes that are not told apart the fastest median."""
+    """Return `3 resnet26_cifar10 under MPS`; of tied modes the one with the fastest median."""
     first, *rivals = winner.tied
     jobs = f"{jobs_in_words(winner.case, winner.degree)}{sizes_in_words(study, [winner.case])}"
     way = f"{jobs} {_way(first) if first == SERIAL.label else f'under {first}'}"
@@ -252,7 +252,7 @@ def _capitalise(text: str) -> str:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """`1 to 5`, `6 and 7`, `1`."""
+    """Return `1 to 5`, `6 and 7`, `1`."""
     if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]} to {numbers[-1]}"
     return join_words([str(number) for number in numbers])

@@ -48,7 +48,7 @@ class Content:
 
 
 def content_of(study: Study, timeline: GroupSeries | None = None) -> Content:
-    """All of a report, the samples of one group drawn over time."""
+    """Evaluate and draw a study, the samples of one group over time."""
     cells = cells_of(study)
     comparisons = verdicts.verdicts(cells)
     best = verdicts.winners(cells, comparisons)
@@ -58,7 +58,7 @@ def content_of(study: Study, timeline: GroupSeries | None = None) -> Content:
 
 
 def render(content: Content) -> str:
-    """The HTML of the page. Equal content gives equal text."""
+    """Render the HTML of the page. Equal content gives equal text."""
     study = content.study
     sections: dict[str, list[tuple[Drawn, str]]] = {}
     for figure in content.figures[1:]:
@@ -104,7 +104,7 @@ def _count_comparisons(verdicts: Sequence[Verdict]) -> str:
 
 
 def environment() -> jinja2.Environment:
-    """What renders the templates of this folder."""
+    """Make the renderer of the templates of this folder."""
     import jinja2
 
     return jinja2.Environment(
@@ -117,31 +117,31 @@ def environment() -> jinja2.Environment:
 
 
 def strip_forbidden(text: str) -> str:
-    """The text with a blank for each character that a page must not have."""
+    """Replace each character that a page must not have by a blank."""
     return _FORBIDDEN.sub(" ", text)
 
 
 def p_shown(p: float | None) -> str:
-    """A p value for readers."""
+    """Format a p value for readers."""
     if p is None:
         return MISSING
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
 def slug(text: str) -> str:
-    """Text as the value of an `id`, or as a class."""
+    """Make text fit for an `id` or a class."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
 
 
 def group_by_case(table: Table) -> list[tuple[str | None, list[Values]]]:
-    """The rows of a table under the case that they share; under `None` where the table is not of cases."""
+    """Group the rows of a table by case; under `None` where the table is not of cases."""
     if table.columns[0] != "case":
         return [(None, list(table.rows))]
     return [(str(case), list(rows)) for case, rows in itertools.groupby(table.rows, key=lambda row: row[0])]
 
 
 def inline_figure(figure: Drawn) -> str:
-    """The SVG as part of a page: no header, ids of its own, and colours that follow the page's theme.
+    """Return the SVG as part of a page: no header, ids of its own, and colours that follow the page's theme.
 
     Its panels are SVGs of their own, which the page puts beside each other where there is room.
     """

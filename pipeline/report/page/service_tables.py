@@ -22,7 +22,7 @@ _MOST_SAID = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimit:
-    """Which of the rates that were tried the services of a mode bear, as many as they are.
+    """The highest rate, of those that were tried, that the services of a mode sustain within their objective.
 
     Attributes:
         what: their workload.
@@ -55,7 +55,7 @@ class RateLimit:
 
 
 def find_rate_limits(cells: Sequence[Cell]) -> list[RateLimit]:
-    """Of every mode and number of equal services that have an objective."""
+    """Find the limit of every mode and number of equal services that have an objective."""
     alone = [cell for cell in cells if not (cell.is_derived or cell.case.is_mix)]
     borne: list[RateLimit] = []
     for swept in sweeps.numbers(alone, 1, only=services.RATE):
@@ -89,7 +89,7 @@ def _find_limit(what: str, by_rate: Mapping[float, Cell]) -> RateLimit:
 
 
 def objective_table(cells: Sequence[Cell]) -> Table:
-    """The highest rate at which the requests of each mode were answered within the objective."""
+    """Return a table of the highest rate at which each mode answered the requests within the objective."""
     rows: list[Values] = []
     for one in find_rate_limits(cells):
         latency = None if one.latency is None else format_estimate(one.latency)
@@ -105,7 +105,7 @@ def objective_table(cells: Sequence[Cell]) -> Table:
 
 
 def describe_limits(cells: Sequence[Cell]) -> str:
-    """How many requests/s are answered within the objective, in each mode with the best number of jobs; a clause.
+    """Return a clause on the requests/s within the objective, in each mode with the best number of jobs.
 
     Empty where there is no objective, where less than two rates were tried, or for more than two workloads.
     """
@@ -124,7 +124,7 @@ def describe_limits(cells: Sequence[Cell]) -> str:
 
 
 def _describe_best(of_mode: Sequence[RateLimit]) -> str:
-    """`400 requests/s in 4 jobs (MPS)`."""
+    """Return `400 requests/s in 4 jobs (MPS)`."""
     best = max(of_mode, key=lambda one: (one.total or 0, -one.degree))
     where = "alone" if best.sharing == SERIAL else f"in {counted(best.degree, 'job')} ({best.sharing.label})"
     if best.total is not None:
@@ -142,7 +142,7 @@ def _objective(params: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _meets_objective(cell: Cell) -> bool | None:
-    """Whether all requests came through within the objective; `None` if that is not known."""
+    """Check that all requests came through within the objective; `None` if that is not known."""
     sustained = cell.values.get(services.SUSTAINED_WORST, {}).values()
     met = cell.values.get(services.OBJECTIVE_MET_WORST, {}).values()
     if not cell.is_ranked:
@@ -153,7 +153,7 @@ def _meets_objective(cell: Cell) -> bool | None:
 
 
 def beside_table(cells: Sequence[Cell]) -> Table:
-    """Of each mix of services and other jobs: what the others kept of their speed, and what the requests paid."""
+    """Return a table of the throughput that the jobs of each mix keep, and the latency that its services pay."""
     rows: list[Values] = []
     for share in mixed_services.compare_services(cells):
         figures = [

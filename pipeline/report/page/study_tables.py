@@ -69,7 +69,7 @@ def every_table(
     winners: Sequence[Winner],
     checks: Sequence[FindingCheck],
 ) -> list[Table]:
-    """All tables that have a row, in the order of a report."""
+    """Return all tables with rows, in the order of a report."""
     tables = [
         winner_table(winners),
         verdict_table(verdicts),
@@ -95,7 +95,7 @@ def every_table(
 
 
 def instance_table(study: Study) -> Table:
-    """Figures of the instances of each profile: the mean of a group's instances, of their memory the highest."""
+    """Return a table of the GPU instances of each profile: the mean of a group, of memory the highest."""
     cases = cases_of(study)
     read: dict[_Place, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     gpus: dict[_Place, dict[int, str]] = defaultdict(dict)
@@ -133,7 +133,7 @@ def _format_instances(name: str, by_block: dict[int, float], gpus: dict[int, str
 
 
 def mix_energy_table(cells: Sequence[Cell]) -> Table:
-    """Each workload of each mix whose energy, and that of each of its jobs alone, was measured."""
+    """Return a table of the energy of each workload of a mix that was also measured alone."""
     rows: list[Values] = []
     for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
         if ENERGY_VS_ALONE not in cell.estimates:
@@ -159,7 +159,7 @@ def _energies(cell: Cell, by_block: Sequence[Mapping[int, float] | None]) -> lis
 
 
 def scaling_table(cells: Sequence[Cell]) -> Table:
-    """How many times as fast a job is on the larger of two places, beside the ideal and what publications say."""
+    """Return a table of how much faster a job is on the larger of two places, beside the ideal and published ratios."""
     rows: list[Values] = []
     for step in scaling.steps(cells):
         larger = "the whole GPU" if step.larger == WHOLE_GPU else step.larger
@@ -176,7 +176,7 @@ def scaling_table(cells: Sequence[Cell]) -> Table:
 
 
 def neighbour_table(cells: Sequence[Cell]) -> Table:
-    """What share of their throughput jobs keep beside neighbours."""
+    """Return a table of the throughput that jobs keep beside co-runners."""
     rows: list[Values] = []
     for effect in scaling.compare_neighbours(cells):
         cell = effect.cell
@@ -189,7 +189,7 @@ def neighbour_table(cells: Sequence[Cell]) -> Table:
 
 
 def other_gpus_table(study: Study) -> Table:
-    """What groups kept of their speed while other GPUs of the host worked."""
+    """Return a table of the speed that groups keep while other GPUs of the host work."""
     rows: list[Values] = []
     for group in other_gpus.compare_company(study):
         ran = (group.case.label, group.degree, group.mode, group.beside)
@@ -200,7 +200,7 @@ def other_gpus_table(study: Study) -> Table:
 
 
 def winner_table(winners: Sequence[Winner]) -> Table:
-    """Which mode is the fastest in each case."""
+    """Return a table of the fastest mode of each case."""
     rows: list[Values] = []
     for winner in winners:
         fastest = winner.mode or "no single one: " + ", ".join(winner.tied)
@@ -210,7 +210,7 @@ def winner_table(winners: Sequence[Winner]) -> Table:
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    """Every comparison of two modes."""
+    """Return a table of every comparison of two modes."""
     rows: list[Values] = []
     for verdict in verdicts:
         compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.against, *list_ends(verdict.ratio))
@@ -237,7 +237,7 @@ def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Tabl
 
 
 def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
-    """Some quantities of every cell, each as `median (low to high)`: what is printed."""
+    """Return a table of some quantities of every cell, each as `median (low to high)`, for print."""
     known = metrics_in(cells)
     of_work = [key for cell in cells for key in cell.counted if key in known and table_of(known[key]) == name]
     of_listeners = [key for cell in cells for key, metric in cell.sampled.items() if table_of(metric) == name]
@@ -265,13 +265,13 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
 
 
 def host_table(cells: Sequence[Cell]) -> Table:
-    """How fast the host was for each cell, and which cells were bound by it."""
+    """Return a table of the speed of the host for each cell, and of the cells that it bound."""
     table = group_table(cells, "host", "The host", HOST)
     return dataclasses.replace(table, note=f"{doubts.describe_host_bound(cells)} {table.note}".strip())
 
 
 def result_table(cells: Sequence[Cell]) -> Table:
-    """Every cell with every quantity that any of them has, in full: for machines."""
+    """Return a table of every cell with all quantities in full, for machines."""
     known = metrics_in(cells)
     names = [name for name in known if any(name in cell.estimates for cell in cells)]
     titles = [known[name].heading() for name in names]
@@ -286,7 +286,7 @@ def result_table(cells: Sequence[Cell]) -> Table:
 
 
 def ending_table(cells: Sequence[Cell]) -> Table:
-    """The cells that did not end well in every block, and why."""
+    """Return a table of the cells that did not end well in every block, and why."""
     rows: list[Values] = []
     for cell in cells:
         if set(cell.results) == {Result.OK} or cell.is_derived:
@@ -299,7 +299,7 @@ def ending_table(cells: Sequence[Cell]) -> Table:
 
 
 def drift_table(study: Study) -> Table:
-    """How the baselines changed from block to block: what the machine did while the study ran."""
+    """Return a table of how the baselines changed from block to block."""
     cases = cases_of(study)
     by_label: dict[tuple[str, str, str], dict[int, float]] = {}
     has_several = len({block.gpu_uuid for block in study.blocks}) > 1
@@ -326,7 +326,7 @@ def drift_table(study: Study) -> Table:
 
 
 def case_table(study: Study) -> Table:
-    """What the mixes consist of."""
+    """Return a table of the jobs of each mix."""
     cases = cases_of(study)
     mixes = [row for row in study.rows if row.is_mix]
     parts = {cases[row.run_id].label: {(job.size, job.label) for job in row.jobs} for row in mixes}
@@ -338,7 +338,7 @@ def case_table(study: Study) -> Table:
 
 
 def block_table(study: Study) -> Table:
-    """Where each block ran, and whether it is complete."""
+    """Return a table of the place and the completeness of each block."""
     heads = ("block", "host", "device", "driver", "GPU", "boot", "groups", "missing", "loop on the host (ms)", "loop")
     facts = {(row.block, dict(row.settings)[DEVICE]): row.facts for row in study.rows}
     rows: list[Values] = []
@@ -353,7 +353,7 @@ def block_table(study: Study) -> Table:
 
 
 def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
-    """The numbers of each publication beside ours."""
+    """Return a table for each publication, its numbers beside ours."""
     columns = ("finding", "where", "case", "jobs", "mode", "paper")
     heads = (*columns, "ours", "low", "high", "agreement", "by how much", "mind")
     return [
@@ -370,14 +370,14 @@ def _list_check(check: FindingCheck) -> Values:
 
 
 def _describe_run(cell: Cell) -> Values:
-    """Case, degree and mode, and `ok`, or what came out how often: `ok 4, oom 1`."""
+    """Return case, degree, mode, and `ok` or the number of each outcome: `ok 4, oom 1`."""
     counts = [(result.value, cell.results[result]) for result in Result if cell.results[result]]
     words = counts[0][0] if len(counts) == 1 else ", ".join(f"{result} {number}" for result, number in counts)
     return (cell.case.label, cell.degree, cell.mode, words)
 
 
 def _baseline(row: Row) -> tuple[str, float] | None:
-    """Unit and value of what a serial run measured: the rate of one job, or the total time of several."""
+    """Return unit and figure of a serial run: the rate of one job, or the total time of several."""
     if not row.is_sequential or not row.is_valid:
         return None
     is_time = row.window is WindowKind.WORK

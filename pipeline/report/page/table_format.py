@@ -55,7 +55,7 @@ class Table:
 
 
 def format_value(value: Value) -> str:
-    """A value for readers: four significant digits, `-` for a missing one."""
+    """Format a value for readers: four significant digits, `-` for a missing one."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return MISSING
     if isinstance(value, float):
@@ -64,7 +64,7 @@ def format_value(value: Value) -> str:
 
 
 def format_estimate(estimate: Estimate) -> str:
-    """`1.57 (1.53 to 1.62)`: an interval leaves three significant digits of a value; the files have them all.
+    """Format an estimate with three significant digits and its interval: `1.57 (1.53 to 1.62)`.
 
     Without the interval where there is none, or it does not show in these digits.
     """
@@ -85,7 +85,7 @@ def round_value(value: float) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Comma-separated, one line of heads; numbers in full, a missing value is an empty field.
+    """Return comma-separated text with one line of heads; numbers in full, a missing value is an empty field.
 
     The note comes first as a line that begins with `#`, so that a file of simulated figures says so wherever it goes:
     `pandas.read_csv(..., comment="#")` leaves it out.
@@ -101,13 +101,13 @@ def to_csv(table: Table) -> str:
 
 
 def _escape_formula(value: object) -> object:
-    """Text that a spreadsheet would compute, such as a name that begins with `=`, gets an apostrophe before it."""
+    """Put an apostrophe before text that a spreadsheet would compute."""
     may_be_one = isinstance(value, str) and value.startswith(_FORMULA) and not _NO_FORMULA.fullmatch(value)
     return f"'{value}" if may_be_one else value
 
 
 def to_latex(table: Table) -> str:
-    """A `table` environment for a paper that uses `booktabs` and `graphicx`; a wide one shrinks to the text's width."""
+    """Return a `table` environment for `booktabs` and `graphicx`; a wide table shrinks to the width of the text."""
     alignment = "".join(_alignment(table, column) for column in range(len(table.columns)))
     shrunk = r"\resizebox{\linewidth}{!}{" if len(table.columns) > _WIDE else ""
     lines = [
@@ -136,7 +136,7 @@ def _alignment(table: Table, column: int) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that LaTeX prints as it stands."""
+    """Escape text so that LaTeX prints it as it stands."""
     escaped = " ".join(text.split()).translate(_LATEX)
     # Text that begins with a bracket would be an option of `\\`.
     return "{[}" + escaped[1:] if escaped.startswith("[") else escaped

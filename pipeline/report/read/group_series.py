@@ -56,7 +56,7 @@ class JobSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSeries:
-    """What is drawn over time of a group.
+    """The series of a group that are drawn over time.
 
     Attributes:
         activity: shares between 0 and 1.
@@ -74,7 +74,7 @@ class GroupSeries:
 
 
 def choose_group(study: Study, name_or_id: str | None = None) -> Row | None:
-    """The group to draw: the one asked for, else the mix M+2S, else the one with the most jobs; `None` if none ran.
+    """Choose the group to draw: the named one, else the mix M+2S, else the one with the most jobs.
 
     It is asked for by run id or name: of several blocks, the first that ended well.
 
@@ -103,7 +103,7 @@ def _preference(row: Row) -> tuple[Any, ...]:
 
 
 def read_group(row: Row) -> GroupSeries | None:
-    """The series of a group; `None` if it has no samples.
+    """Read the series of a group; `None` if it has no samples.
 
     Raises:
         TrackingError: its artifact cannot be read.
@@ -153,7 +153,7 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
 def _lines(
     samples: Mapping[SeriesKey, Series], known: Fields, panel: Panel, begin: int, profiles: Mapping[str | None, str]
 ) -> tuple[tuple[Line, ...], bool]:
-    """A line a quantity and instance, from the best source that has it; whether any had to be thinned.
+    """Return a line for each quantity and instance, from the best source; and whether any was thinned.
 
     `profiles` is by the instance's id.
     """

@@ -15,7 +15,7 @@ _UNKNOWN = "not recorded"
 
 
 def differences(rows: Sequence[Row]) -> Mapping[str, tuple[str, ...]]:
-    """By device: in which of what makes a kind of host its hosts differ, in words."""
+    """Return the facts in which the hosts of each device differ, in words."""
     by_device: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for row in rows:
         for fact in _KIND:
@@ -25,7 +25,7 @@ def differences(rows: Sequence[Row]) -> Mapping[str, tuple[str, ...]]:
 
 
 def separate_hosts(rows: Sequence[Row]) -> list[Row]:
-    """The rows, each with its kind of host among its settings where the hosts of its device differ."""
+    """Return the rows with their kind of host among the settings, where the hosts of a device differ."""
     differing = differences(rows)
     facts = {words: fact for fact, words in _KIND.items()}
     labelled = []

@@ -1,4 +1,4 @@
-"""What workloads, sharing modes and settings are called in figures and tables."""
+"""Labels of workloads, sharing modes and settings in figures and tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Program = tuple[str | tuple[str, str], ...]
 
 
 class JobLabel(NamedTuple):
-    """What one job of a group is called.
+    """The label of one job of a group, in parts.
 
     Attributes:
         workload: the label of its workload.
@@ -49,13 +49,13 @@ _LIMIT, _CHUNKS = "active_thread_pct", "chunks"
 
 
 def program_of(params: Mapping[str, str]) -> Program:
-    """What a job computes, its step mode aside: equal precision, data, tuning and all else."""
+    """Return all that decides what a job computes, its step mode aside."""
     settings = {key: value for key, value in own_params(params).items() if key != STEP_MODE}
     return (params.get("workload", ""), *sorted(settings.items()))
 
 
 def collect_words(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
-    """Precision, step mode, recipe and data source of programs: every value that any of them has, in words."""
+    """Return every precision, step mode, recipe and data source of programs, in words."""
     values: dict[str, set[str]] = {key: set() for key in _WORDS}
     for params in programs:
         for key in _WORDS.keys() & params.keys():
@@ -64,18 +64,18 @@ def collect_words(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
 
 
 def has_label_params(params: Mapping[str, str]) -> bool:
-    """Whether a program has any of these params: one of the user's own has none."""
+    """Check that a program has any of these params; a user's own program has none."""
     return not _WORDS.keys().isdisjoint(params)
 
 
 def params_in_words(params: Mapping[str, str], varying: Container[str]) -> str:
-    """Those of a workload's params that differ within the study: `bf16, CUDA graph`; empty if none does."""
+    """Describe the params of a workload that differ within the study: `bf16, CUDA graph`; empty if none does."""
     keys = [key for key in _WORDS if key in varying and key in params and (key, params[key]) != _UNSAID]
     return ", ".join(value_in_words(key, params[key]) for key in keys)
 
 
 def workload_label(name: str, params: Mapping[str, str], words: str) -> str:
-    """The name of a workload with its batch size and the words for its params: `resnet26 bs128 (bf16)`."""
+    """Return the name of a workload with its batch size and the words for its params: `resnet26 bs128 (bf16)`."""
     label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
     return _with_words(label, words)
 
@@ -85,12 +85,12 @@ def _with_words(label: str, words: str) -> str:
 
 
 def value_in_words(key: str, value: str) -> str:
-    """The words for a param in a label: `CUDA graph`, `data on the GPU`, `bf16`."""
+    """Return the words for a param in a label: `CUDA graph`, `data on the GPU`, `bf16`."""
     return _WORDS[key].get(value, value)
 
 
 def distinguish_params(alike: Sequence[Mapping[str, str]]) -> list[str]:
-    """For each of several params that share a label, the words that tell it from the others.
+    """Return, for each of several params that share a label, the words that distinguish it from the others.
 
     Environments are said where nothing else tells apart.
     """
@@ -103,7 +103,7 @@ def distinguish_params(alike: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _describe_param(key: str, value: str) -> str:
-    """A flag as it stands on a command line, an environment in words, and any other param."""
+    """Return a flag as on a command line, an environment in words, and any other param as `key=value`."""
     if key == ENVIRONMENT:
         return value
     return f"{key} {value}".strip() if key.startswith("-") else f"{key}={value}"
@@ -142,7 +142,7 @@ def _sizes(jobs: Sequence[JobLabel]) -> str | None:
 
 
 def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
-    """What a paper prints behind the kind of sharing: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; empty if nothing.
+    """Return the detail behind the kind of sharing: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; or nothing.
 
     Compute instances stand behind the GPU instance that they share: `3g(2c+1c)+1g`. The places say where each job ran
     (`mig_profile`, `gi_id`, ...); they are empty if the group never got there.
@@ -163,7 +163,7 @@ def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapp
 
 
 def _limit_in_words(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
-    """What each job may use, as its place says or else as it was asked for: `25+50 %`, `56 SM`, `7 chunks`, `long`."""
+    """Describe the limit of each job, by its placement or else its request: `25+50 %`, `56 SM`, `7 chunks`, `long`."""
     for key, unit in ((PERCENTAGE, "%"), (PARTITION, "SM")):
         if limits := [place[key] for place in places if key in place]:
             return f"{'+'.join(limits[:1] if len(set(limits)) == 1 else limits)} {unit}"
@@ -175,7 +175,7 @@ def _limit_in_words(mode: Mode, options: Mapping[str, object], places: Sequence[
 
 
 def profiles_of(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """The profiles of the MIG devices, the largest first; those asked for of a group that never got there."""
+    """Return the profiles of the MIG devices, the largest first; of a group that was not placed, the requested ones."""
     if mode.placed_by != PROFILE:
         return ()
     profiles = [profile for devices in _devices(places).values() for profile in devices.values()]
@@ -186,7 +186,7 @@ def profiles_of(mode: Mode, options: Mapping[str, object], places: Sequence[Mapp
 
 
 def _devices(places: Sequence[Mapping[str, str]]) -> dict[object, dict[object, str]]:
-    """The profile of each MIG device, by its GPU instance and its compute instance: jobs of one device count once."""
+    """Return the profile of each MIG device, by its GPU instance and its compute instance."""
     devices: dict[object, dict[object, str]] = {}
     for position, place in enumerate(places):
         if PROFILE in place:
@@ -195,7 +195,7 @@ def _devices(places: Sequence[Mapping[str, str]]) -> dict[object, dict[object, s
 
 
 def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-    """The profile of each GPU instance, the largest first, and the parts that jobs have of it, if any: `(2c+1c)`."""
+    """Return the profile of each GPU instance, the largest first, with the parts that jobs have of it: `(2c+1c)`."""
     instances = []
     for devices in _devices(places).values():
         names = [mig_names.split(name) for name in sorted(devices.values(), key=size_of_profile, reverse=True)]
@@ -205,7 +205,7 @@ def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
 
 
 def is_placed(mode: Mode, places: Sequence[Mapping[str, str]]) -> bool:
-    """Whether the places say what `mode_detail` wants to know."""
+    """Check that the placements tell all that `mode_detail` needs."""
     return not mode.placed_by or (bool(places) and all(mode.placed_by in place for place in places))
 
 
@@ -221,13 +221,13 @@ def _slices_in_words(instances: Sequence[tuple[str, str]], *, counted: bool) -> 
 
 
 def size_of_profile(profile: str) -> tuple[int, str]:
-    """Of a MIG profile: by its slices (of `2c.3g.40gb` two), then by its name."""
+    """Return a sort key of a MIG profile: its slices (of `2c.3g.40gb` two), then its name."""
     match = re.match(r"(\d+)[cg]", profile)
     return (int(match[1]) if match else 0, profile)
 
 
 def describe_value(value: object) -> str:
-    """A recorded value; several as `3g+1g`."""
+    """Return a recorded value as text; several as `3g+1g`."""
     if isinstance(value, list):
         return "+".join(map(describe_value, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

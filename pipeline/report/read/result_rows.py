@@ -13,7 +13,7 @@ from pipeline.report.read.study_records import JobRow, Row, Study
 
 
 def study_of_results(experiment: str, rows: Iterable[GroupResult]) -> Study:
-    """The study that these rows make."""
+    """Return the study that rows of groups make."""
     return study_of(experiment, map(_row, rows))
 
 

@@ -15,7 +15,7 @@ from pipeline.report.read.study_records import JobRow, Row
 
 
 def label_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows with labels that tell them apart."""
+    """Return the rows with labels that distinguish them."""
     names = _workload_names([job for row in rows for job in row.jobs])
     modes = modes_of(row.scenario for row in rows)
     # A group that failed before it was placed is called as in the blocks in which it was placed.
@@ -42,7 +42,7 @@ def label_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _rename_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows as the plan of a study that has them all would call them: their runs may be those of several."""
+    """Name the rows as the plan of a study with all of them would: their runs may be those of several plans."""
     facts = [
         naming.GroupFacts(
             scenario=row.scenario,
@@ -59,7 +59,7 @@ def _rename_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _add_settings(rows: Sequence[Row]) -> list[Row]:
-    """The rows with those of their settings in which rows of the same jobs differ; a device is named by every row."""
+    """Add the settings in which rows of the same jobs differ; every row names its device if devices differ."""
     alike = group_by(rows, _jobs)
     devices = _find_varying(rows) & {"device"}
     varied = {jobs: _find_varying(same) | devices for jobs, same in alike.items()}
@@ -71,7 +71,7 @@ def _add_settings(rows: Sequence[Row]) -> list[Row]:
 
 
 def _add_order(rows: Sequence[Row]) -> list[Row]:
-    """The rows with the order of their jobs among their settings, where a mode ran the same jobs in several orders.
+    """Add the order of the jobs to the settings, where a mode ran the same jobs in several orders.
 
     All modes of these jobs say it, so that each is compared with the others in its own order.
     """
@@ -89,7 +89,7 @@ def _add_order(rows: Sequence[Row]) -> list[Row]:
 
 
 def _add_differences(rows: Sequence[Row]) -> list[Row]:
-    """The rows, those of different groups that would be called the same with what they differ in behind the mode."""
+    """Add to the detail what distinguishes different groups that would share their labels."""
     alike: dict[tuple[object, ...], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         alike[*_identify_jobs(row), row.mode].setdefault(row.key, row)
@@ -141,7 +141,7 @@ def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.JobLabel]:
 def _distinguish_labels(
     label_of: Mapping[str, str], programs: Mapping[str, Mapping[str, str]], epochs: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """The label of each digest, made longer where different programs would share it.
+    """Return the label of each digest, longer where different programs would share it.
 
     Programs with the same settings are told apart too: other scripts, other environments. Epochs are the window, which
     rows say of themselves, so that they need not tell programs apart.

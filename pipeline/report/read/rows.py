@@ -63,7 +63,7 @@ FACTS = {
 def read(
     stores: Sequence[Path | str], experiment: str, *, pools_hosts: bool = True, choice: Choice | None = None
 ) -> Study:
-    """The study in an experiment: of each group and block the newest finding, of each block one state of the machine.
+    """Read the study in an experiment: the newest finding of each group and block, in one machine state a block.
 
     The stores, folders or URIs of servers, are such as those of several machines. Where some rows are of real devices,
     simulated ones are left out unless `choice` names them.
@@ -87,7 +87,7 @@ def read(
 
 
 def read_apart(store: Path | str, experiment: str) -> list[Study]:
-    """The studies in an experiment of one store, of real devices and of simulated ones, as far as there are any.
+    """Return the studies of an experiment in one store: that of real devices and that of simulated ones.
 
     Raises:
         TrackingError: there is no such store or experiment.
@@ -121,13 +121,13 @@ def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
 
 
 def _identity(groups: Iterable[Any]) -> Tag:
-    """What tells programs apart: their packages as well, unless the user took results of others for the same."""
+    """Choose the digest of programs: with their packages, unless the user accepted results of other environments."""
     accepts = any(run.data.tags.get(Tag.ACCEPTS_ENVIRONMENT) == "true" for run in groups)
     return Tag.PROGRAM_DIGEST if accepts else Tag.WORKLOAD_DIGEST
 
 
 def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts: bool = True) -> Study:
-    """The study that the rows of each store make; `None` stands for a run that never got a result.
+    """Make a study of the rows of each store; `None` stands for a run without a result.
 
     Each store has blocks of its own: those of the second follow those of the first. Units of one plan are blocks of
     one study, in whatever stores they are. Blocks of hosts that differ are repeats of each other only if these are
@@ -170,7 +170,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
 
 
 def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:
-    """A run as a row, with labels that do not yet tell it from others; `None` if it has no result."""
+    """Make a row of a run, with labels that do not yet distinguish it; `None` if it has no result."""
     tags, params = run.data.tags, run.data.params
     facts = facts_of(tags)
     if (commit := tags.get(Tag.GIT_COMMIT, "")) not in ("", facts.get("git_commit")):

@@ -1,4 +1,4 @@
-"""Which of an experiment's rows may stand beside each other: of each part one plan, in each block one machine state."""
+"""The choice of rows that are compared: one plan for each part of a study, one machine state in each block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNKNOWN = "not recorded"
 
 
 def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[str, int]]:
-    """The rows of the newest plan of each part, one a group and block, by block; how many do not count, by reason."""
+    """Choose the rows of the newest plan of each part, one for each group and block; count the others by reason."""
     left_out: Counter[str] = Counter()
     states = merge_same(row.machine_state for row in rows)
     # Of a plan whose units are cases, each case is as a study of its own.
@@ -52,7 +52,7 @@ class _Piece(NamedTuple):
 
 
 def _number_blocks(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece]]) -> list[tuple[Block, list[Row]]]:
-    """Each piece as a block with its rows: the first under the number it had, others under numbers of their own."""
+    """Make blocks of the pieces: the first keeps the number it had, others get numbers of their own."""
     pieces = [
         (place, number, device, state, piece)
         for (number, device), by_state in blocks.items()
@@ -75,7 +75,7 @@ def _number_blocks(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece
 
 
 def parts(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows in parts that have neither plan nor program in common, the oldest part first, the newest row last.
+    """Split rows into parts without a common plan or program, the oldest part first, the newest row last.
 
     Such as those of two precisions that were measured by two commands. One program in two windows is like two.
     """
@@ -90,7 +90,7 @@ def parts(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def keep_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
-    """Rows with the settings of the plan that ran their programs together last, and with its programs.
+    """Keep the rows of the newest plan of each set of programs.
 
     Plans of one study for several GPU models count together. A plan of other programs is none of theirs, newer or not.
     A baseline stays with what is compared with it.
@@ -122,7 +122,7 @@ _Compared = tuple[frozenset[object], str, str]
 
 
 def _comparison_key(row: Row) -> _Compared:
-    """What the newest plan of decides on settings: programs, alone and in company, which are compared."""
+    """Return the programs that are compared, alone and in company, for which the newest plan decides the settings."""
     return frozenset(_identity(job.params) for job in row.jobs), row.beside, row.neighbours
 
 
@@ -131,7 +131,7 @@ def _identity(params: Mapping[str, str]) -> tuple[object, ...]:
 
 
 def _newest_programs(newest_first: Sequence[Row]) -> dict[tuple[object, ...], set[str]]:
-    """By workload and options: the digests in the newest plan that has it. A plan may compare two environments."""
+    """Return the digests in the newest plan, by workload and options; a plan may compare two environments."""
     programs: dict[tuple[object, ...], set[str]] = {}
     plans: dict[tuple[object, ...], str] = {}
     for row in newest_first:
@@ -152,7 +152,7 @@ def _difference(row: Row, newest: set[_Settings]) -> str:
 def _choose_state(
     members: Sequence[Row], states: Mapping[MachineState, MachineState], expected: set[str], left_out: Counter[str]
 ) -> tuple[MachineState, list[Row]]:
-    """The state of a block, and its rows from there: a complete set if there is one, else the largest."""
+    """Choose the state of a block, and its rows from there: a complete set if there is one, else the largest."""
     by_state: dict[MachineState, dict[str, Row]] = defaultdict(dict)
     counting = skips.without_old(members, lambda row: (row.key, row.result))
     if num_skipped := len(members) - len(counting):

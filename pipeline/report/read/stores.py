@@ -33,7 +33,7 @@ def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._Mutual
 
 
 def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
-    """The stores that are named, each of which has the experiment.
+    """Return the named stores, each of which has the experiment.
 
     Raises:
         ConfigError: one of them has not; it names those that there are.
