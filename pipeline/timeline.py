@@ -36,7 +36,7 @@ def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str,
     groups = results.find_finished(store, experiment)
     if not groups:
         raise TrackingError(
-            f"there is no finished group of experiment {experiment!r} in {root_or_uri}; "
+            f"experiment {experiment!r} in {root_or_uri} has no finished group; "
             "name the study (its tracking.experiment) with --experiment"
         )
     traces = [trace for group in groups if (trace := _fetch_trace(store, group.run_id)) is not None]

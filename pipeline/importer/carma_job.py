@@ -92,7 +92,7 @@ def _parse_job(path: Path, lines: Sequence[str]) -> Job:
     if activated := _ACTIVATE.fullmatch(text[0]):
         environment, text = activated["name"], text[1:]
     if not text or "python" not in text[0]:
-        raise ValueError(f"where its command should be stands {_shorten(text[0] if text else '')}")
+        raise ValueError(f"instead of its command it has {_shorten(text[0] if text else '')}")
     command, *fields = text
     if len(fields) < len(_FIELDS):
         raise ValueError(f"it ends before {_FIELDS[len(fields)]}")

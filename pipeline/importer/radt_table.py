@@ -154,9 +154,9 @@ def _require_columns(path: Path, names: Sequence[str]) -> None:
 
 def _row(line: int, cells: dict[str, str]) -> Row:
     if cells[_BEYOND]:
-        raise ValueError(f"more cells than columns, from {cells[_BEYOND]!r} on: a cell with a comma needs quotes")
+        raise ValueError(f"more cells than columns, from {cells[_BEYOND]!r} on; quote a cell that has a comma")
     if not cells["Experiment"] or not cells["Workload"]:
-        raise ValueError("it has no Experiment or no Workload, which say what runs together")
+        raise ValueError("Experiment or Workload is empty; together they name the group")
     devices = _blank_to_empty(cells["Devices"])
     if "+" in devices:
         raise ValueError(f"Devices {devices}: a job on several GPUs is not supported, each job has one")

@@ -81,7 +81,7 @@ def report(
     study = rows.read(stores, experiment, pools_hosts=pools_hosts, choice=choice)
     if not study.rows:
         raise ConfigError(
-            f"there is no group with a result in experiment {experiment!r} of {', '.join(map(str, stores))}; "
+            f"experiment {experiment!r} of {', '.join(map(str, stores))} has no group with a result; "
             "name a study (its tracking.experiment) with --experiment"
         )
     row = group_series.choose_group(study, group)

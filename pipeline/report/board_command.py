@@ -36,12 +36,12 @@ def main(argv: Sequence[str]) -> int:
         studies = [*_read_reports(options.reports), *_read_stores(options)]
         if not studies:
             raise ConfigError(
-                "a board needs studies: name folders of reports, or experiments of stores with --experiment"
+                "the board has no studies; name folders of reports, or experiments of stores with --experiment"
             )
         _refuse_equal(studies)
         board = board_of(columns_of(studies))
         if not board.lines:
-            raise ConfigError("none of these studies ran jobs in a sharing mode, so there is no board of them")
+            raise ConfigError("no study of the board has groups in a sharing mode; name other studies")
         contents = {BOARD: to_csv(page.table(board)), PAGE: page.render(board)}
         experiments = list(dict.fromkeys(column.measured.experiment for column in board.columns))
         says = {"simulated": any(column.measured.stamp for column in board.columns)}
@@ -77,7 +77,7 @@ def _read_stores(options: argparse.Namespace) -> Iterator[tuple[str, DeviceSumma
     different = {*(root.resolve() for root in options.root), *(uri.rstrip("/") for uri in options.uri)}
     is_twice = len(different) < len(options.root) + len(options.uri)
     if is_twice or len(set(options.experiment)) < len(options.experiment):
-        raise ConfigError("a study is named twice, and would stand beside itself; name each experiment and store once")
+        raise ConfigError("a study is named twice; name each experiment and store once")
     for experiment in options.experiment:
         for store in find_stores(stores, experiment):
             yield from ((str(store), measured) for measured in _measured_in(store, experiment))
@@ -87,15 +87,15 @@ def _refuse_equal(studies: Sequence[tuple[str, DeviceSummary]]) -> None:
     for (source, study), (other, other_study) in itertools.combinations(studies, 2):
         if study == other_study:
             raise ConfigError(
-                f"{source} and {other} have the same figures of {study.experiment!r} on {study.device}: "
-                "a study would stand beside itself; name one of them"
+                f"{source} and {other} have the same figures of {study.experiment!r} on {study.device}; "
+                "name one of them"
             )
 
 
 def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
     studies = rows.read_apart(store, experiment)
     if not any(study.rows for study in studies):
-        raise ConfigError(f"there is no group with a result in experiment {experiment!r} of {store}; leave it out")
+        raise ConfigError(f"experiment {experiment!r} of {store} has no group with a result; leave it out")
     for study in studies:
         cells = cells_of(study)
         comparisons = verdicts.verdicts(cells)

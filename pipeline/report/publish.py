@@ -127,8 +127,7 @@ def log(written: WrittenReport, root_or_uri: Path | str, study: Study) -> tuple[
         return run_id, run_link(None if store.root else store.uri, store.experiment_id(study.experiment), run_id)
     except TrackingError as error:
         raise TrackingError(
-            f"the report lies in {written.folder}, but could not be logged to {root_or_uri}: {error}; "
-            "try again, or leave it out with --no-log"
+            f"the report in {written.folder} could not be logged to {root_or_uri}: {error}; try again, or add --no-log"
         ) from error
 
 
@@ -173,8 +172,8 @@ def _list_earlier(folder: Path, experiment: Experiment) -> list[str]:
         seen = str(error)
     raise _make_refusal(
         folder,
-        f"{MANIFEST} there does not say what a report wrote ({seen}), so nothing is removed; "
-        "remove the folder if all in it is of a report, or choose another one with --out",
+        f"{MANIFEST} does not list the files of a report ({seen}); "
+        "remove the folder if it holds nothing else, or choose another one with --out",
     )
 
 

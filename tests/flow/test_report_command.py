@@ -195,7 +195,10 @@ def test_a_store_that_may_only_be_read_is_reported_also_from_another_place(
 def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: Path, capsys) -> None:
     out = ["--out", str(tmp_path / "out")]
     assert main(["--experiment", "nothing", "--root", str(filled), *out]) == 2
-    assert "no experiment 'nothing'" in (said := capsys.readouterr().err) and f"there is: '{scale.EXPERIMENT}'" in said
+    assert (
+        "no experiment 'nothing'" in (said := capsys.readouterr().err)
+        and f"with --experiment: '{scale.EXPERIMENT}'" in said
+    )
     assert main(["--experiment", "nothing", "--root", str(tmp_path / "absent"), *out]) == 2
     assert f"{DATABASE} is missing" in capsys.readouterr().err
     assert not (tmp_path / "absent").exists()

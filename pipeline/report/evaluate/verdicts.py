@@ -31,9 +31,10 @@ from pipeline.report.evaluate.statistics import (
     blocks_needed,
     compare_pairs,
     correct_p_values,
+    interval_in_words,
     times_in_words,
 )
-from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, jobs_in_words, join_words, marks_in_words
+from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, join_words, marks_in_words
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 LEVEL = 1 - statistics.CONFIDENCE
 REFERENCES = (SERIAL, NAIVE, MPS)
 """What each mode is compared with, as far as it comes after it in this order."""
-
-_AS_FAST_AS = {SERIAL.label: "one after another", NAIVE.label: "naive sharing", MPS.label: "MPS"}
 
 
 class Decision(enum.StrEnum):
@@ -268,37 +267,37 @@ def _blocks_needed(pair: _Pair, num_tests: int) -> int | None:
 
 
 def _sentence(verdict: Verdict, cell: Cell) -> str:
-    what = jobs_in_words(verdict.case, verdict.degree)
+    jobs = f"{_name_jobs(verdict.case, verdict.degree)}, {verdict.mode}"
     if verdict.ratio is None:
-        return f"{what} under {verdict.mode}: {finding_in_words(cell)}."
-    against = _AS_FAST_AS[verdict.against]
-    if verdict.against == SERIAL.label and verdict.degree == 1:
+        return f"{jobs}: {finding_in_words(cell)}."
+    against = verdict.against
+    if against == SERIAL.label and verdict.degree == 1:
         against = "the serial baseline"
     if verdict.metric in (MEAN_LATENCY, P99_LATENCY):
         against = "one alone" if verdict.against == SERIAL.label else against
-        against += f", by the {METRICS[verdict.metric].title}"
-    times, blocks = (
-        times_in_words(verdict.ratio),
-        counted(verdict.num_blocks, "block") + describe_gpus(verdict.num_gpus),
-    )
-    if verdict.decision in (Decision.BETTER, Decision.WORSE):
-        return f"{verdict.mode} runs {what} {times} as fast as {against}, {blocks}."
-    if verdict.decision is Decision.EQUAL:
-        return f"{verdict.mode} runs {what} as fast as {against} within {MARGIN_IN_WORDS}: {times}, {blocks}."
-    return f"No verdict: {verdict.mode} runs {what} {times} as fast as {against}, {blocks}; {_describe_need(verdict)}."
+        against += f" by the {METRICS[verdict.metric].title}"
+    blocks = counted(verdict.num_blocks, "block") + describe_gpus(verdict.num_gpus)
+    details = [interval_in_words(verdict.ratio, ".2f").strip(" ()"), blocks]
+    details += [_describe_need(verdict)] if verdict.decision is Decision.NO_VERDICT else []
+    equal = f", equal within {MARGIN_IN_WORDS}" if verdict.decision is Decision.EQUAL else ""
+    return f"{jobs}: {verdict.ratio.median:.2f} x {against}{equal} ({'; '.join(filter(None, details))})."
+
+
+def _name_jobs(case: Case, degree: int) -> str:
+    return case.label if case.is_mix else f"{degree} x {case.label}"
 
 
 def _describe_need(verdict: Verdict) -> str:
     if verdict.num_gpus > 1:
-        few = f"needs {MIN_GPUS} of them" if verdict.num_gpus < MIN_GPUS else "needs less scatter or more of them"
-        return f"each GPU counts once, and a verdict {few}"
+        few = f"it takes {MIN_GPUS}" if verdict.num_gpus < MIN_GPUS else "it takes more of them or less scatter"
+        return f"no verdict: each GPU counts once, and {few}"
     if verdict.blocks_needed is not None:
-        return f"about {verdict.blocks_needed} would give one"
+        return f"no verdict: it takes about {verdict.blocks_needed} blocks"
     if verdict.num_blocks < statistics.MIN_FOR_INTERVAL:
-        return f"an interval needs {statistics.MIN_FOR_INTERVAL}, a verdict {MIN_BLOCKS}"
+        return f"no interval below {statistics.MIN_FOR_INTERVAL} blocks, no verdict below {MIN_BLOCKS}"
     if verdict.num_blocks < MIN_BLOCKS:
-        return f"a verdict needs {MIN_BLOCKS} at least"
-    return f"more than {statistics.MOST_BLOCKS} would be needed"
+        return f"no verdict below {MIN_BLOCKS} blocks"
+    return f"no verdict: it takes more than {statistics.MOST_BLOCKS} blocks"
 
 
 def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Sequence[Verdict]) -> Winner:
@@ -308,13 +307,13 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
     best = tied[0]
     mode = best if len(tied) == 1 else None
     num_gpus = max((verdict.num_gpus for verdict in comparisons), default=1)
-    what, speedup = jobs_in_words(case, degree) + describe_gpus(num_gpus), speeds[best]
+    jobs, speedup = _name_jobs(case, degree) + describe_gpus(num_gpus), speeds[best]
     if mode == SERIAL.label:
-        sentence = f"{what}: one after another is fastest."
+        sentence = f"{jobs}: serial is fastest."
     elif mode is not None:
-        sentence = f"{what}: {mode} is fastest, {times_in_words(speedup)} as fast as one after another."
+        sentence = f"{jobs}: {mode} is fastest, {speedup.median:.2f} x serial{interval_in_words(speedup, '.2f')}."
     else:
-        sentence = f"{what}: {join_words(tied)} are not told apart"
+        sentence = f"{jobs}: no verdict between {join_words(tied)}"
         if slower:
             ahead = "all" if is_slower >= set(itertools.product(slower, tied)) else best
             sentence += f"; {ahead} ahead of {join_words(slower)}"

@@ -50,9 +50,7 @@ class Choice:
         newest_first = sorted(starts, key=lambda members: -max(row.start_ms for row in members))
         for study in self.studies:
             if study not in {row.start for row in rows}:
-                raise ConfigError(
-                    f"{STUDY} {study}: there is no such study; there is: {_list(map(_study, newest_first))}"
-                )
+                raise ConfigError(f"{STUDY} {study}: no such study; choose one of: {_list(map(_study, newest_first))}")
         chosen = [row for row in rows if row.start in self.studies or not self.studies]
         devices = Counter(row.device_in_words for row in chosen)
         names = tuple(_find(device, devices) for device in self.devices)
@@ -82,8 +80,8 @@ def _find(name_or_part: str, devices: Mapping[str, int]) -> str:
     same = [name for name in devices if name.casefold() == name_or_part.casefold()]
     matches = same or [name for name in devices if name_or_part.casefold() in name.casefold()]
     if len(matches) != 1:
-        wrong = f"{len(matches)} devices have that in their names" if matches else "there is no such device"
-        raise ConfigError(f"{DEVICE} {name_or_part}: {wrong}; there is: {_list(matches or devices)}")
+        wrong = f"{len(matches)} devices have that in their names" if matches else "no such device"
+        raise ConfigError(f"{DEVICE} {name_or_part}: {wrong}; choose one of: {_list(matches or devices)}")
     return matches[0]
 
 

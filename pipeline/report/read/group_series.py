@@ -89,7 +89,7 @@ def choose_group(study: Study, name_or_id: str | None = None) -> Row | None:
             names = ", ".join(dict.fromkeys(row.name for row in study.rows)) or "none"
             raise ConfigError(
                 f"--group {name_or_id}: experiment {study.experiment!r} has no group of that name or run id; "
-                f"it has: {names}"
+                f"choose one of: {names}"
             )
         return next((row for row in matches if row in rows), matches[0])
     mixes = [row for row in rows if row.is_mix and mix_of(row.called) == _MIX]

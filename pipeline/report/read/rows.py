@@ -104,8 +104,8 @@ def _rows_of_each(stores: Sequence[Path | str], experiment: str) -> list[list[Ro
     for row in filter(None, itertools.chain(*by_store)):
         if row.run_id in held:
             raise ConfigError(
-                f"{held[row.run_id]} and {row.store} both hold run {row.run_id} of experiment {experiment!r}: "
-                "one is a copy of the other, and its blocks would count twice; name one of them"
+                f"{held[row.run_id]} and {row.store} both hold run {row.run_id} of experiment {experiment!r}; "
+                "name one of them, or its blocks count twice"
             )
         held[row.run_id] = row.store
     return by_store
@@ -186,8 +186,8 @@ def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Ta
         settings, options = tuple(planned["settings"].items()), planned["options"]
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise TrackingError(
-            f"run {run.info.run_id} in {store} does not say with which settings and options it ran, as one that an "
-            f"earlier version recorded; name another experiment, or delete the run"
+            f"run {run.info.run_id} in {store} has no settings and options, as an earlier version recorded it; "
+            "name another experiment, or delete the run"
         ) from error
     return Row(
         run_id=run.info.run_id,

@@ -57,6 +57,6 @@ def find_stores(stores: Sequence[Path | str], experiment: str) -> list[Path | st
         return matches
     known = sorted({repr(name) for of_store in names.values() for name in of_store if name != "Default"})
     raise ConfigError(
-        f"there is no experiment {experiment!r} in {', '.join(map(str, stores))}; "
-        f"there is: {', '.join(known) or 'none'}; choose one with --experiment"
+        f"{', '.join(map(str, stores))} has no experiment {experiment!r}; "
+        f"choose one with --experiment: {', '.join(known) or 'there is none'}"
     )

@@ -229,7 +229,7 @@ def test_a_board_of_published_reports(reports: list[Path], tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "a board needs studies"),
+        ([], "the board has no studies"),
         (["nowhere"], "nowhere: cases.json cannot be read: No such file or directory; name the folder of a report"),
         (["old"], "write the report again with this version"),
         (["damaged"], "it is damaged"),

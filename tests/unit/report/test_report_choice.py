@@ -70,10 +70,10 @@ def test_a_study_and_a_device_can_be_chosen(read, chosen, start) -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"devices": ["V100"]}, f"--device V100: there is no such device; there is: {GPU}, simulated {A100}"),
+        ({"devices": ["V100"]}, f"--device V100: no such device; choose one of: {GPU}, simulated {A100}"),
         (
             {"devices": ["NVIDIA"]},
-            f"--device NVIDIA: 2 devices have that in their names; there is: {GPU}, simulated {A100}",
+            f"--device NVIDIA: 2 devices have that in their names; choose one of: {GPU}, simulated {A100}",
         ),
         (
             {"devices": ["H100", "A100"]},
@@ -81,7 +81,7 @@ def test_a_study_and_a_device_can_be_chosen(read, chosen, start) -> None:
         ),
         (
             {"studies": ["x"]},
-            f"--study x: there is no such study; there is: {REHEARSED} (2 groups on simulated {A100}, ",
+            f"--study x: no such study; choose one of: {REHEARSED} (2 groups on simulated {A100}, ",
         ),
     ],
 )

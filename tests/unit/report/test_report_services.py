@@ -94,7 +94,7 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
     assert found["MPS", "naive"].metric == "latency_p99_worst_ms"
     assert found["MPS", "naive"].ratio is not None
     assert found["MPS", "naive"].ratio.median == pytest.approx(2, rel=0.01)
-    assert "as fast as naive sharing, by the p99 latency of the slowest job, 5 b" in found["MPS", "naive"].sentence
+    assert "x naive by the p99 latency of the slowest job (" in found["MPS", "naive"].sentence
     assert found["naive", "serial"].ratio is not None
     assert found["naive", "serial"].ratio.median == pytest.approx(0.25, rel=0.01)
     assert not any("speedup_vs_serial_ratio" in cell.estimates for cell in cells)
@@ -115,7 +115,7 @@ def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared
     found = verdicts(cells)
     assert [(each.mode, each.against) for each in found] == [("naive", "serial"), ("MPS", "serial")]
     assert found[0].ratio is None
-    assert found[0].sentence == "4 infer bs128 under naive: did not sustain its rate in 3 of 8 blocks."
+    assert found[0].sentence == "4 x infer bs128, naive: did not sustain its rate in 3 of 8 blocks."
     (said,) = write_answer(study(*rows), cells, [])
     assert "(4 infer bs128, MPS) that of one alone" in said and "naive" not in said
     (drawn,) = copies.sketches(cells, None)
