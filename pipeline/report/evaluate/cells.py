@@ -125,7 +125,7 @@ class Cell:
         return self.is_ranked and not self.num_saturated
 
     @property
-    def shown(self) -> Mapping[str, Estimate]:
+    def figures(self) -> Mapping[str, Estimate]:
         """Its figures if it is ranked; no latency if a block did not sustain the rate, and so has none itself."""
         if not self.is_ranked:
             return {}

@@ -64,7 +64,7 @@ class BlockBaselines(Baselines[Row, JobRow]):
     by_program: dict[labels.Program, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
     by_job: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
 
-    def in_step_modes(self, job: JobRow) -> list[JobRow]:
+    def find_step_modes(self, job: JobRow) -> list[JobRow]:
         """Return the program of a job alone in each of its step modes; empty for one without step modes."""
         return self.by_program.get(labels.program_of(job.params), [])
 
@@ -123,7 +123,7 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     row_figures |= _epochs(row, baselines) | _combine_instances(row) | _energies(row, baselines)
     alone = [baselines.solo(row, job) for job in row.jobs]
     figures = _normalise(row, alone, baselines.total_time_s(row))
-    step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.in_step_modes(job)} for job in row.jobs]
+    step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.find_step_modes(job)} for job in row.jobs]
     if figures and max(map(len, step_modes)) > 1:  # of one mode alone, it is not known to be the best
         best = _normalise(row, [_find_best_solo(row, baselines, job) for job in row.jobs], None)
         figures |= {BEST_SOLO: best[SPEEDUP]} if SPEEDUP in best else {}
@@ -258,7 +258,7 @@ def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None)
 def _find_best_solo(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow | None:
     """Return the fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
     name = rate_name(row.window, job.unit)
-    candidates = [solo for solo in baselines.in_step_modes(job) if solo.metrics.get(name)]
+    candidates = [solo for solo in baselines.find_step_modes(job) if solo.metrics.get(name)]
     choose = min if row.window is WindowKind.WORK else max
     return choose(candidates, key=lambda solo: solo.metrics[name], default=None)
 

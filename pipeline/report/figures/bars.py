@@ -57,7 +57,7 @@ Groups = Sequence[tuple[str, Sequence[Bar]]]
 def bar_of_figure(cell: Cell, name: str) -> Bar:
     """Return the bar of one figure of a cell, or of the reason why it has none."""
     withheld = cell.num_saturated and is_latency(name)
-    return bar_of(cell, cell.shown.get(name), missing=NOT_SUSTAINED if withheld else NOT_MEASURED)
+    return bar_of(cell, cell.figures.get(name), missing=NOT_SUSTAINED if withheld else NOT_MEASURED)
 
 
 def bar_of(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED) -> Bar:

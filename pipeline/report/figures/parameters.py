@@ -1,4 +1,4 @@
-"""What follows from one swept parameter: batch size, sequence length, arrival rate, a script's flag, MIG profile, ...
+"""Figures against one swept parameter: batch size, sequence length, arrival rate, a script's flag, MIG profile, ...
 
 Cases that differ in one number among the params of one of their workloads are drawn against it, and the same jobs on
 instances of different MIG profiles against the profile.
@@ -103,7 +103,7 @@ def _panels(swept: Sweep) -> list[Metric]:
             INSTANCE_MEMORY,
             *map(units.energy_of, counts),
         )
-        if sum(any(name in cell.shown for cell in members) for members in swept.cells.values()) > 1
+        if sum(any(name in cell.figures for cell in members) for members in swept.cells.values()) > 1
     ]
 
 
@@ -128,7 +128,7 @@ def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
     handles: dict[str, Any] = {}
     latencies: list[Axes] = []
     for axes, (metric, title, degrees) in zip(every_axes, panels, strict=True):
-        known = (cell.shown[metric.name] for cell in every_cell if metric.name in cell.shown)
+        known = (cell.figures[metric.name] for cell in every_cell if metric.name in cell.figures)
         scale, prefix = prefix_of((estimate.median for estimate in known), metric.unit)
         drawn: Counter[Mode] = Counter()
         for (mode, degree), by_place in lines.items():
@@ -170,7 +170,7 @@ def _split_panels(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metr
 
 def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[str, Any], scale: float) -> Any:
     estimates = {
-        place: scale_estimate(cell.shown[name], scale) for place, cell in by_place.items() if name in cell.shown
+        place: scale_estimate(cell.figures[name], scale) for place, cell in by_place.items() if name in cell.figures
     }
     if not estimates:
         return None
@@ -183,7 +183,7 @@ def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[
 
 def _band(axes: Axes, by_place: Mapping[float, Cell], colour: str) -> None:
     """Fill a band behind a line of mean latencies: from the median to the p99, or to the p95 if a p99 is missing."""
-    served = {place: cell.estimates for place, cell in by_place.items() if MEAN_LATENCY in cell.shown}
+    served = {place: cell.estimates for place, cell in by_place.items() if MEAN_LATENCY in cell.figures}
     top = P99_LATENCY if all(P99_LATENCY in estimates for estimates in served.values()) else _P95_LATENCY
     known = [place for place, estimates in served.items() if {_MEDIAN_LATENCY, top} <= estimates.keys()]
     low, high = ([served[place][name].median for place in known] for name in (_MEDIAN_LATENCY, top))

@@ -57,7 +57,7 @@ def _describe_services(cells: Sequence[Cell]) -> str:
         return borne
     together = [cell for cell in cells if cell.degree > 1 and not cell.is_derived]
     for name, title in ((P99_SLOWDOWN, "p99"), (MEAN_SLOWDOWN, "mean")):
-        known = sorted((c for c in together if name in c.shown), key=lambda cell: cell.shown[name].median)
+        known = sorted((c for c in together if name in c.figures), key=lambda cell: cell.figures[name].median)
         if known:
             ends = [known[0], known[-1]] if len(known) > 1 else known
             parts = [f"{times_in_words(c.estimates[name])} ({jobs_in_words(c.case, c.degree)}, {c.mode})" for c in ends]
