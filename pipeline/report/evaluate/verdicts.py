@@ -1,7 +1,7 @@
 """The comparison of sharing modes: which one is better, by how much, and in a sentence.
 
 A verdict needs five blocks, or three GPUs where blocks ran on several, a ratio beyond the margin, and a p value
-that survives the correction over the whole table, that of equality within the margin included (`statistics.corrected`).
+that survives the correction over the whole table, that of equality within the margin included (`correct_p_values`).
 """
 
 from __future__ import annotations

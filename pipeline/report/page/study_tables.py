@@ -365,8 +365,8 @@ def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
 def _list_check(check: FindingCheck) -> Values:
     finding, (_, low, high) = check.finding, list_ends(check.figure)
     published = (finding.text, finding.where or None, check.case_label, check.degree, check.mode)
-    ours = (finding.range_in_words, check.figure_in_words, low, high)
-    return (*published, *ours, check.agreement.value, check.difference, check.note)
+    figures = (finding.range_in_words, check.figure_in_words, low, high)
+    return (*published, *figures, check.agreement.value, check.difference, check.note)
 
 
 def _describe_run(cell: Cell) -> Values:
