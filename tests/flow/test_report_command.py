@@ -135,7 +135,7 @@ def test_several_stores_are_one_study_and_a_copy_of_a_store_is_refused(filled: P
     assert [len(runs) for runs in reports] == [1, 0]
     shutil.copytree(filled, copy)
     assert main([*both, str(copy), "--out", str(tmp_path / "twice")]) == 2
-    assert "one is a copy of the other" in capsys.readouterr().err
+    assert "or its blocks count twice" in capsys.readouterr().err
     assert not (tmp_path / "twice").exists()
 
 

@@ -338,5 +338,5 @@ def test_the_workloads_that_a_publication_names_have_its_settings(make_plan) -> 
             own = {"workload": workload.name, **dict(workload.params)}
             both = [publication.differences(any_settings, own, is_mix=is_mix) for is_mix in (False, True)]
             assert both == [[], []], program.name
-            name = "micro" if is_micro else program.figure or program.name
+            name = "micro" if is_micro else program.nearest or program.name
             assert (PROJECT_DIR / f"conf/workload/{name}.yaml").is_file()

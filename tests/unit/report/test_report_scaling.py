@@ -75,7 +75,7 @@ def test_neighbours_are_another_case_and_what_they_leave_is_told_by_profile():
     rows += [on("1g.5gb", 1.5 * (1 + b / 10_000), b, neighbours="6x micro_fp32_cuda") for b in range(1, 6)]
     cells = cells_of(study(*rows))
     (beside,) = scaling.compare_neighbours(cells)
-    assert (beside.cell.mode, round(beside.kept.median, 3)) == ("MIG 1g.5gb", 0.75)
+    assert (beside.cell.mode, round(beside.throughput_ratio.median, 3)) == ("MIG 1g.5gb", 0.75)
     assert "neighbours 6x micro_fp32_cuda" in beside.cell.case.label
     assert len(list(scaling.steps(cells))) == 1, "the whole GPU against 1g, both without neighbours"
 
@@ -136,7 +136,7 @@ def test_what_neighbours_leave_is_told_at_equal_settings_and_of_equal_jobs_only(
     rows += [placed(block, 500.0, pinned) for block in range(1, 6)]
     rows += [placed(block, 900.0, SETTINGS, "1x other") for block in range(1, 6)]
     (beside,) = scaling.compare_neighbours(cells_of(study(*rows)))
-    assert beside.kept.median == pytest.approx(0.9)
+    assert beside.throughput_ratio.median == pytest.approx(0.9)
     assert not list(scaling.compare_neighbours(cells_of(study(*rows[5:]))))
     given = [{**job.params, "given_rate": "true"} for job in rows[0].jobs]
     services = [dataclasses.replace(e, jobs=(dataclasses.replace(e.jobs[0], params=given[0]),)) for e in rows]
@@ -150,4 +150,4 @@ def test_a_later_study_beside_neighbours_stands_beside_that_without() -> None:
     found = study(*scaled(_1g=2.0), *later)
     assert not found.left_out
     (beside,) = scaling.compare_neighbours(cells_of(found))
-    assert beside.kept.median == pytest.approx(0.75, abs=0.01)
+    assert beside.throughput_ratio.median == pytest.approx(0.75, abs=0.01)
