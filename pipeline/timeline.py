@@ -1,4 +1,4 @@
-"""What a study did when, over all its starts, as one trace that https://ui.perfetto.dev opens.
+"""The timeline of a study, over all its starts, as one trace that https://ui.perfetto.dev opens.
 
 Every group keeps its own `timeline.json` (`record/trace.py`); this program puts those of a study into one file:
 
@@ -19,13 +19,14 @@ from pipeline.base.domain import layout
 from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, TrackingError
 from pipeline.base.system.words import counted
-from pipeline.record import trace
+from pipeline.record import trace as trace_file
 from pipeline.record.store import results
+from pipeline.record.store.local_store import Store
 from pipeline.record.store.store_access import open_named
 
 
-def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
-    """The trace of a whole experiment, and how many of its groups have none (skipped or killed, or it is damaged).
+def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
+    """Return the trace of a whole experiment, and the number of groups without a readable one.
 
     Raises:
         ConfigError: there is no store in the folder.
@@ -35,27 +36,30 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
     groups = results.find_finished(store, experiment)
     if not groups:
         raise TrackingError(
-            f"there is no finished group of experiment {experiment!r} in {root_or_uri}; "
+            f"experiment {experiment!r} in {root_or_uri} has no finished group; "
             "name the study (its tracking.experiment) with --experiment"
         )
-    traces = []
-    for group in groups:
-        with tempfile.TemporaryDirectory() as scratch:
-            try:
-                path = results.fetch(store, group.run_id, layout.TIMELINE, scratch)
-            except TrackingError as error:
-                raise TrackingError(f"cannot read {layout.TIMELINE} of run {group.run_id}: {error}") from error
-            if path is not None:
-                try:
-                    one = json.loads(path.read_text(encoding="utf-8"))
-                    trace.merge([one])
-                except Exception as error:  # noqa: BLE001  a damaged file may raise anything
-                    sys.stderr.write(f"left out: {layout.TIMELINE} of run {group.run_id} is damaged: {error}\n")
-                else:
-                    traces.append(one)
+    traces = [trace for group in groups if (trace := _fetch_trace(store, group.run_id)) is not None]
     if not traces:
         raise TrackingError(f"none of the {len(groups)} groups of experiment {experiment!r} has a {layout.TIMELINE}")
-    return trace.merge(traces), len(groups) - len(traces)
+    return trace_file.merge(traces), len(groups) - len(traces)
+
+
+def _fetch_trace(store: Store, run_id: str) -> dict[str, Any] | None:
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            path = results.fetch(store, run_id, layout.TIMELINE, scratch)
+        except TrackingError as error:
+            raise TrackingError(f"cannot read {layout.TIMELINE} of run {run_id}: {error}") from error
+        if path is None:
+            return None
+        try:
+            trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            trace_file.merge([trace])
+        except Exception as error:  # noqa: BLE001  a damaged file may raise anything
+            sys.stderr.write(f"left out: {layout.TIMELINE} of run {run_id} is damaged: {error}\n")
+            return None
+        return trace
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
@@ -74,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the trace of an experiment; return the exit status."""
     options = make_parser().parse_args(arguments)
     try:
-        content, num_without = of_experiment(options.uri or options.root, options.experiment)
+        content, num_without = merge_timelines(options.uri or options.root, options.experiment)
         options.out.write_text(json.dumps(content), encoding="utf-8")
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")

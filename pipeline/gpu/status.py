@@ -70,9 +70,7 @@ def find_targets(selector: str | None, folder: Path, *, is_real: bool) -> list[D
     if no GPU or more than one matches, there is no such folder, or the driver does not work.
     """
     _refuse_absent(folder)
-    known = [
-        file for file in journal.find_journals(folder) if file.is_ours or not is_made_for_study(file.device_uuid)
-    ]
+    known = [file for file in journal.find_journals(folder) if file.is_ours or not is_made_for_study(file.device_uuid)]
     uuids = dict.fromkeys(file.device_uuid for file in known)
     gpus = nvml.list_devices()
     devices = [

@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Import a table or job files; returns the exit status."""
     args = make_parser().parse_args(argv)
     try:
-        name = _make_name(args.files) if args.name is None else _check_name(args.name)
+        default_name = re.sub(r"\W", "_", args.files[0].stem) if len(args.files) == 1 else _SEVERAL
+        name = _check_name(default_name if args.name is None else args.name)
         if args.tool == "radt":
             imported = radt_experiment.read(args.files[0], name, has_slices=args.slices)
         else:
@@ -58,10 +59,6 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _make_name(files: Sequence[Path]) -> str:
-    return _check_name(re.sub(r"\W", "_", files[0].stem)) if len(files) == 1 else _SEVERAL
-
-
 def _check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the name of an experiment: letters, digits and _; give one with --name")
@@ -69,7 +66,6 @@ def _check_name(name: str) -> str:
 
 
 def _finish(imported: Imported, name: str, args: argparse.Namespace) -> int:
-    """Say what is not taken or not kept, and write the experiment."""
     for refused in imported.refused:
         sys.stderr.write(f"not taken: {refused}\n")
     for note in imported.notes:

@@ -69,7 +69,6 @@ def _find_prefixes(jobs: Sequence[Job], environments: str | None) -> Mapping[str
 
 
 def _make_programs(jobs: Sequence[Job], prefixes: Mapping[str, str]) -> dict[Path, Program]:
-    """Return the program of each file, named after model and batch size and, of several such, after the file."""
     commands = defaultdict[str, set[tuple[object, ...]]](set)
     for job in jobs:
         commands[_make_label(job)].add((job.script, job.args, job.environment))

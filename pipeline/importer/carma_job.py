@@ -92,7 +92,7 @@ def _parse_job(path: Path, lines: Sequence[str]) -> Job:
     if activated := _ACTIVATE.fullmatch(text[0]):
         environment, text = activated["name"], text[1:]
     if not text or "python" not in text[0]:
-        raise ValueError(f"where its command should be stands {_shorten(text[0] if text else '')}")
+        raise ValueError(f"instead of its command it has {_shorten(text[0] if text else '')}")
     command, *fields = text
     if len(fields) < len(_FIELDS):
         raise ValueError(f"it ends before {_FIELDS[len(fields)]}")
@@ -128,8 +128,8 @@ def _parse_program(command: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]
     """Return the variables that a command sets and that are dropped, its script and its arguments."""
     tokens = shlex.shlex(command, posix=True, punctuation_chars=True)
     tokens.whitespace_split = True
-    if found := next((token for token in tokens if _OF_SHELLS.search(token)), ""):
-        raise ValueError(f"its command needs a shell, because of {_shorten(found)}; put it into a script")
+    if shell_token := next((token for token in tokens if _OF_SHELLS.search(token)), ""):
+        raise ValueError(f"its command needs a shell, because of {_shorten(shell_token)}; put it into a script")
     words = shlex.split(command)
     names = []
     while words and (assignment := _ASSIGNMENT.fullmatch(words[0])):

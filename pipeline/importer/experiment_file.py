@@ -35,11 +35,11 @@ class Program:
 
     @property
     def label(self) -> str:
-        """How a mix names it, if nothing else has the name."""
+        """The name that a mix gives it, if nothing else has that name."""
         values = dict(self.values)
         stem = Path(str(values["script"])).stem if "script" in values else self.workload
-        made = f"{stem}_bs{values['batch_size']}" if "batch_size" in values else stem
-        return re.sub(r"\W", "_", self.name or made)
+        default = f"{stem}_bs{values['batch_size']}" if "batch_size" in values else stem
+        return re.sub(r"\W", "_", self.name or default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +66,16 @@ class Imported:
 
 
 def size_of(program: Program, sizes: dict[Program, str]) -> str:
-    """The name of a program in mixes, given to no other; `sizes` keeps it."""
+    """Return the name of a program in mixes, which no other program has; `sizes` holds the names."""
     if program not in sizes:
         label = program.label if NAME.fullmatch(program.label) else f"job_{program.label}"
-        others = (f"{label}_{number}" for number in range(2, len(sizes) + 3))
-        sizes[program] = next(name for name in (label, *others) if name not in sizes.values())
+        numbered = (f"{label}_{number}" for number in range(2, len(sizes) + 3))
+        sizes[program] = next(name for name in (label, *numbered) if name not in sizes.values())
     return sizes[program]
 
 
 def override_value(value: Value) -> int | float | str:
-    """The value in Hydra's grammar, where it means exactly itself."""
+    """Write a value in Hydra's grammar so that it means exactly itself."""
     return value if isinstance(value, int | float) else override_values.as_text(value)
 
 
@@ -87,7 +87,7 @@ def text_of(
     defaults: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> str:
-    """The text of an experiment file.
+    """Return the text of an experiment file.
 
     Args:
         blocks: of `blocks`.
@@ -136,7 +136,7 @@ def write(text: str, name: str, folder: Path | None, *, replace: bool) -> str:
 
 def _yaml(value: Value) -> Any:
     if isinstance(value, tuple):
-        return [_Quoted(plain(each)) if isinstance(each, str) else each for each in value]
+        return [_Quoted(plain(element)) if isinstance(element, str) else element for element in value]
     return _Quoted(plain(value)) if isinstance(value, str) else value
 
 

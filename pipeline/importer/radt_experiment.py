@@ -45,7 +45,7 @@ _KNOWN_SCRIPT = ("timm", "train.py")
 
 
 def program_of(row: Row) -> Program:
-    """The workload of this project that a row means, else its script.
+    """Return the workload of this project that a row stands for, else its script.
 
     A model and data of an older table that are not known, without a script, are a ValueError.
     """
@@ -73,27 +73,27 @@ def _is_known(row: Row) -> bool:
 
 
 def _options(row: Row) -> dict[str, str] | None:
-    """The options of a known training program, by name; `None` for another program, or arguments of another form."""
+    """Return the options of a known training program, by name; `None` for other programs or other arguments."""
     if row.file and Path(row.file).parts[-2:] != _KNOWN_SCRIPT:
         return None
     words = row.args
     if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
         return None
-    given = {key[2:]: value for key, value in zip(words[::2], words[1::2], strict=True)}
-    return given if row.file else {"model": row.model, "data-dir": row.data} | given
+    options = {key[2:]: value for key, value in zip(words[::2], words[1::2], strict=True)}
+    return options if row.file else {"model": row.model, "data-dir": row.data} | options
 
 
 def slices_of(groups: Sequence[RowGroup]) -> dict[str, str]:
-    """The plain profiles of a table by slices, `1g` for `1g.5gb`, where no other one has as many."""
-    plain = {each for group in groups for each in group.profiles if re.fullmatch(r"\d+g\.\d+gb", each)}
-    number = Counter(each.partition(".")[0] for each in plain)
-    return {each: slices for each in plain if number[slices := each.partition(".")[0]] == 1}
+    """Return the plain profiles of a table by slices: `1g` for `1g.5gb` if no other one has as many."""
+    plain = {profile for group in groups for profile in group.profiles if re.fullmatch(r"\d+g\.\d+gb", profile)}
+    number = Counter(profile.partition(".")[0] for profile in plain)
+    return {profile: slices for profile in plain if number[slices := profile.partition(".")[0]] == 1}
 
 
 def block_of(
     group: RowGroup, sizes: dict[Program, str], profiles: Mapping[str, str], device: str | None
 ) -> dict[str, Any]:
-    """A group as one of the `blocks`; its programs in `sizes` if it is a mix. Else ValueError.
+    """Return a group as one of the `blocks`; its programs go to `sizes` if it is a mix.
 
     `profiles` has those that are written in another way, `device` the GPU of the whole table, if it is kept.
     """
@@ -108,14 +108,14 @@ def block_of(
     if device is not None:
         block["gpu.device"] = override_values.as_text(device)  # gpu=CHOICE on the command line drops it
     if group.profiles:
-        block["scenario.profiles"] = override_value(tuple(profiles.get(each, each) for each in group.profiles))
+        block["scenario.profiles"] = override_value(tuple(profiles.get(profile, profile) for profile in group.profiles))
     return block
 
 
 def experiment_of(
     groups: Sequence[RowGroup], name: str, source: str, profiles: Mapping[str, str]
 ) -> tuple[str, list[Refused]]:
-    """The text of an experiment file, and the rows that it could not take; `profiles` as `block_of` takes them."""
+    """Return the text of an experiment file, and the rows that could not be imported."""
     sizes: dict[Program, str] = {}
     blocks, refused = [], []
     device = radt_table.find_kept_device(groups)
@@ -124,8 +124,8 @@ def experiment_of(
             blocks.append(block_of(group, sizes, profiles, device))
         except ValueError as error:
             refused += [Refused(line=row.line, reason=str(error)) for row in group.rows]
-    asked = {word for group in groups for row in group.rows for word in row.listeners}
-    listeners = sorted({LISTENERS[word] for word in asked if word in LISTENERS} | {"host"})
+    listener_words = {word for group in groups for row in group.rows for word in row.listeners}
+    listeners = sorted({LISTENERS[word] for word in listener_words if word in LISTENERS} | {"host"})
     origin = f"imported from {source} by `{entry_points.spell('importer')}`"
     text = experiment_file.text_of(
         blocks,
@@ -152,8 +152,8 @@ def read(path: Path, name: str, *, has_slices: bool) -> Imported:
     text, unknown = experiment_of(groups, name, path.name, profiles)
     refused = sorted([*left_out, *unknown], key=lambda row: row.line)
     notes = list(radt_notes.describe(groups, [row for group in groups for row in group.rows if _is_known(row)]))
-    asked = {profile for group in groups for profile in group.profiles}
-    if has_slices and (full := sorted(asked - profiles.keys())):
+    table_profiles = {profile for group in groups for profile in group.profiles}
+    if has_slices and (full := sorted(table_profiles - profiles.keys())):
         notes.append(
             f"{', '.join(full)}: by full name also with --slices, which stand for the one plain profile of a number of "
             "slices"

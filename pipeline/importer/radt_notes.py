@@ -26,7 +26,8 @@ def describe(groups: Sequence[RowGroup], known: Sequence[Row]) -> Iterator[str]:
     yield from _describe_listeners(rows)
     if len(experiments := _drop_repeats(row.experiment for row in rows)) > 1:
         yield f"Experiment {_join_some(experiments)}: they become one experiment, whose groups run in random order"
-    if folders := _drop_repeats(folder for row in known for folder in _find_data_folders(row)):
+    options = [pair for row in known for pair in zip(row.args, row.args[1:], strict=False)]
+    if folders := _drop_repeats(folder for option, folder in options if option == "--data-dir"):
         yield f"--data-dir {_join_some(folders)}: not kept; data.root=FOLDER says where the data sets lie"
     yield from _describe_columns(rows)
 
@@ -44,29 +45,25 @@ def _describe_devices(groups: Sequence[RowGroup]) -> str:
 
 
 def _describe_listeners(rows: Sequence[Row]) -> Iterator[str]:
-    asked = {word for row in rows for word in row.listeners}
-    if absent := sorted(asked - LISTENERS.keys() - _PROFILERS.keys()):
+    listener_words = {word for row in rows for word in row.listeners}
+    if absent := sorted(listener_words - LISTENERS.keys() - _PROFILERS.keys()):
         yield f"listeners without a counterpart here are left out: {', '.join(absent)}"
-    for word in sorted(asked & _PROFILERS.keys()):
+    for word in sorted(listener_words & _PROFILERS.keys()):
         yield f"listener {word} is a profiler here: profiler={_PROFILERS[word]} on the command line"
     if len({frozenset(row.listeners).intersection(LISTENERS) for row in rows}) > 1:
         yield "Listeners differ from row to row; here all groups have all of them"
 
 
 def _describe_columns(rows: Sequence[Row]) -> Iterator[str]:
-    columns = _drop_repeats(column for row in rows for column in row.others)
-    if names := _drop_repeats(row.others[_NAME] for row in rows if _NAME in row.others):
+    columns = _drop_repeats(column for row in rows for column in row.other_cells)
+    if names := _drop_repeats(row.other_cells[_NAME] for row in rows if _NAME in row.other_cells):
         yield f"{_NAME} {_join_some(names)}: not kept, groups are named after what they run"
     if results := [column for column in _RESULTS if column in columns]:
         yield f"{' and '.join(results)} are results of radT and not kept: every row runs again"
     for column in columns:
         if column not in (_NAME, *_RESULTS):
-            values = _drop_repeats(row.others[column] for row in rows if column in row.others)
+            values = _drop_repeats(row.other_cells[column] for row in rows if column in row.other_cells)
             yield f"{column} {_join_some(values)}: not kept, it has no counterpart here"
-
-
-def _find_data_folders(row: Row) -> Sequence[str]:
-    return [word for option, word in zip(row.args, row.args[1:], strict=False) if option == "--data-dir"]
 
 
 def _drop_repeats(values: Iterator[str]) -> list[str]:

@@ -39,7 +39,7 @@ class Row:
         file: the training script; empty in older tables, which name `model` and `data` instead.
         args: its arguments, one word each.
         experiment: its number, which several workloads share.
-        others: its cells that say nothing of what runs, by column; empty ones are left out.
+        other_cells: its cells that say nothing of what runs, by column; empty ones are left out.
     """
 
     line: int
@@ -51,7 +51,7 @@ class Row:
     data: str
     listeners: tuple[str, ...]
     args: tuple[str, ...]
-    others: Mapping[str, str]
+    other_cells: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Refused:
 
 
 def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
-    """The groups of a table, in the order of their first rows, and the rows that cannot be taken.
+    """Read the groups of a table, in the order of their first rows, and the rows that cannot be imported.
 
     A group of which one row cannot be taken is left out whole: without that job it would be another one.
 
@@ -95,7 +95,7 @@ def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
     for entries in by_group.values():
         rows = [entry for entry in entries if isinstance(entry, Row)]
         if wrong := [entry for entry in entries if isinstance(entry, Refused)]:
-            lines = ", ".join(str(each.line) for each in wrong)
+            lines = ", ".join(str(refusal.line) for refusal in wrong)
             why = f"runs together with line {lines}, which cannot be imported"
             refused += [*wrong, *(Refused(line=row.line, reason=why) for row in rows)]
             continue
@@ -124,18 +124,18 @@ def _cells(path: Path) -> list[tuple[int, dict[str, str]]]:
             names = [name.strip() for name in reader.fieldnames or ()]
             _require_columns(path, names)
             reader.fieldnames = names
-            found = [(reader.line_num, _stripped(cells)) for cells in reader]
+            rows = [(reader.line_num, _strip_cells(cells)) for cells in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"the table {path} cannot be read: {said}; it must be a CSV file in UTF-8") from error
-    found = [(line, cells) for line, cells in found if any(cells.values())]
-    if not found:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the table {path} cannot be read: {reason}; it must be a CSV file in UTF-8") from error
+    rows = [(line, cells) for line, cells in rows if any(cells.values())]
+    if not rows:
         raise ConfigError(f"the table {path} has no row below its header")
-    return found
+    return rows
 
 
-def _stripped(cells: dict[str | Any, str | Any]) -> dict[str, str]:
-    """The cells of a row by column, without the space around them; those beyond the last column as one."""
+def _strip_cells(cells: dict[str | Any, str | Any]) -> dict[str, str]:
+    """Strip the cells of a row; those beyond the last column become one."""
     beyond = cells.pop(None, [])
     stripped = {key: (value or "").strip() for key, value in cells.items()}
     return stripped | {_BEYOND: ",".join(beyond).strip(" ,")}
@@ -154,17 +154,17 @@ def _require_columns(path: Path, names: Sequence[str]) -> None:
 
 def _row(line: int, cells: dict[str, str]) -> Row:
     if cells[_BEYOND]:
-        raise ValueError(f"more cells than columns, from {cells[_BEYOND]!r} on: a cell with a comma needs quotes")
+        raise ValueError(f"more cells than columns, from {cells[_BEYOND]!r} on; quote a cell that has a comma")
     if not cells["Experiment"] or not cells["Workload"]:
-        raise ValueError("it has no Experiment or no Workload, which say what runs together")
-    devices = _filled(cells["Devices"])
+        raise ValueError("Experiment or Workload is empty; together they name the group")
+    devices = _blank_to_empty(cells["Devices"])
     if "+" in devices:
         raise ValueError(f"Devices {devices}: a job on several GPUs is not supported, each job has one")
     if index := _INDEX.fullmatch(devices):
         devices = str(int(index[1]))
     elif devices and not _UUID.fullmatch(devices):
         raise ValueError(f"Devices {devices} is neither the index of a GPU nor its UUID")
-    file, model = _filled(cells.get("File", "")), _filled(cells.get("Model", ""))
+    file, model = _blank_to_empty(cells.get("File", "")), _blank_to_empty(cells.get("Model", ""))
     read = {*_COLUMNS, "File", *(() if file else ("Model", "Data"))}
     if not file and not model:
         raise ValueError("it names no program: File is empty")
@@ -175,21 +175,23 @@ def _row(line: int, cells: dict[str, str]) -> Row:
         collocation=cells["Collocation"],
         file=file,
         model=model,
-        data=_filled(cells.get("Data", "")),
-        listeners=tuple(word.strip() for word in _filled(cells["Listeners"]).split("+") if word.strip()),
-        args=_arguments(_filled(cells["Params"])),
-        others={
-            column: cell for column, cell in cells.items() if column not in read and column != _BEYOND and _filled(cell)
+        data=_blank_to_empty(cells.get("Data", "")),
+        listeners=tuple(word.strip() for word in _blank_to_empty(cells["Listeners"]).split("+") if word.strip()),
+        args=_arguments(_blank_to_empty(cells["Params"])),
+        other_cells={
+            column: cell
+            for column, cell in cells.items()
+            if column not in read and column != _BEYOND and _blank_to_empty(cell)
         },
     )
 
 
-def _filled(cell: str) -> str:
+def _blank_to_empty(cell: str) -> str:
     return "" if cell in _EMPTY else cell
 
 
 def _arguments(params: str) -> tuple[str, ...]:
-    """The arguments of a program, as a shell would split them; `x=1+y=2` of older tables is `--x 1 --y 2`."""
+    """Split the arguments of a program as a shell would; `x=1+y=2` of older tables is `--x 1 --y 2`."""
     try:
         words = shlex.split(params)
     except ValueError as error:
@@ -202,21 +204,20 @@ def _arguments(params: str) -> tuple[str, ...]:
 
 
 def _group(rows: Sequence[Row]) -> RowGroup:
-    """The group that rows make; ValueError if they do not share one GPU in one of the ways that there are."""
     devices = sorted({row.devices for row in rows})
     if len(devices) > 1:
         named = " and ".join(device or "none" for device in devices)
         raise ValueError(f"its group is on the GPUs {named}: one group shares one GPU")
-    asked = [row.collocation for row in rows]
-    if all(each in _EMPTY for each in asked):
+    modes = [row.collocation for row in rows]
+    if all(mode in _EMPTY for mode in modes):
         return RowGroup(rows=tuple(rows), scenario="naive")
-    if all(each.lower() == "mps" for each in asked):
+    if all(mode.lower() == "mps" for mode in modes):
         return RowGroup(rows=tuple(rows), scenario="mps")
-    if all(_PROFILE.fullmatch(each) for each in asked):
-        return RowGroup(rows=tuple(rows), scenario="mig", profiles=tuple(asked))
-    known = (each in _EMPTY or each.lower() == "mps" or _PROFILE.fullmatch(each) for each in asked)
-    if unknown := sorted({each for each, is_known in zip(asked, known, strict=True) if not is_known}):
+    if all(_PROFILE.fullmatch(mode) for mode in modes):
+        return RowGroup(rows=tuple(rows), scenario="mig", profiles=tuple(modes))
+    known = (mode in _EMPTY or mode.lower() == "mps" or _PROFILE.fullmatch(mode) for mode in modes)
+    if unknown := sorted({mode for mode, is_known in zip(modes, known, strict=True) if not is_known}):
         raise ValueError(
             f"Collocation {', '.join(unknown)} of its group is not known; it must be -, MPS or a MIG profile"
         )
-    raise ValueError(f"its group mixes the collocations {', '.join(sorted(set(asked)))}: jobs share a GPU in one way")
+    raise ValueError(f"its group mixes the collocations {', '.join(sorted(set(modes)))}: jobs share a GPU in one way")

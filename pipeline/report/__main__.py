@@ -1,6 +1,6 @@
 """The command `python -m pipeline.report`: from the runs of an experiment to a page, figures and tables.
 
-`python -m pipeline.report board ...` is a command of its own (`board.py`).
+`python -m pipeline.report board ...` is a command of its own (`board_command.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.system.words import counted
 from pipeline.record.store.store_access import is_writable
-from pipeline.report import board
-from pipeline.report.page.answer import left_out
+from pipeline.report import board_command
+from pipeline.report.page.key_findings import describe_left_out
 from pipeline.report.page.page import content_of
-from pipeline.report.publish import Written, check_folder, default_folder, log, write
-from pipeline.report.read import rows, samples
+from pipeline.report.publish import WrittenReport, check_folder, default_folder, log, write
+from pipeline.report.read import group_series, rows
 from pipeline.report.read.choice import DEVICE, STUDY, Choice
-from pipeline.report.read.records import Study
 from pipeline.report.read.stores import add_store_arguments, named_stores
+from pipeline.report.read.study_records import Study
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Write one report, or a board; returns the exit status: 2 for whatever it cannot be written for."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == [board.COMMAND]:
-        return board.main(arguments[1:])
+    if arguments[:1] == [board_command.COMMAND]:
+        return board_command.main(arguments[1:])
     options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
@@ -68,7 +68,7 @@ def report(
     *,
     pools_hosts: bool = False,
     choice: Choice | None = None,
-) -> tuple[Written, Study, str]:
+) -> tuple[WrittenReport, Study, str]:
     """Read a study, draw it, and write its report.
 
     Returns:
@@ -81,13 +81,13 @@ def report(
     study = rows.read(stores, experiment, pools_hosts=pools_hosts, choice=choice)
     if not study.rows:
         raise ConfigError(
-            f"there is no group with a result in experiment {experiment!r} of {', '.join(map(str, stores))}; "
+            f"experiment {experiment!r} of {', '.join(map(str, stores))} has no group with a result; "
             "name a study (its tracking.experiment) with --experiment"
         )
-    row = samples.choose_group(study, group)
+    row = group_series.choose_group(study, group)
     timeline = None
     try:
-        timeline = samples.read_group(row) if row is not None else None
+        timeline = group_series.read_group(row) if row is not None else None
         if timeline is None and group is not None:
             logger.warning("group %s has no samples, so it is not drawn over time", group)
     except TrackingError as error:
@@ -97,7 +97,7 @@ def report(
     summary = f"{experiment}: {counted(len(study.rows), 'group')}, {blocks}, {counted(len(content.figures), 'figure')}"
     if study.is_simulated:
         summary += " (simulated: says nothing about a real GPU)"
-    return write(content, folder), study, "\n".join([summary, *left_out(study)])
+    return write(content, folder), study, "\n".join([summary, *describe_left_out(study)])
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
@@ -106,7 +106,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         prog=entry_points.spell("report"),
         description="Write the report of a study: one HTML page, every figure as SVG and PDF, every table as CSV and "
         "LaTeX, all of it also logged to MLflow. Several studies in one table: "
-        f"{entry_points.spell('report', board.COMMAND, '--help')}",
+        f"{entry_points.spell('report', board_command.COMMAND, '--help')}",
     )
     add_store_arguments(parser)
     of_study = "only this study, as the tag collocation.study of a run has it; given again, this one as well"

@@ -20,7 +20,7 @@ from pipeline.record.store.upload import log_files
 from pipeline.report.evaluate import outcomes
 from pipeline.report.page.page import Content, render
 from pipeline.report.page.table_format import to_csv, to_latex
-from pipeline.report.read.records import Study
+from pipeline.report.read.study_records import Study
 
 PAGE, MANIFEST, CASES, BOARD = "index.html", "report.json", "cases.json", "board.csv"
 Experiment = str | list[str]
@@ -30,7 +30,7 @@ _OURS = re.compile(r"(index\.html|cases\.json|board\.csv|figures/[\w.-]+\.(svg|p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenReport:
     """A report on disk: its folder and the paths of its files within it."""
 
     folder: Path
@@ -42,7 +42,7 @@ class Written:
 
 
 def default_folder(experiment: str) -> Path:
-    """`reports/NAME`, the name made fit for a folder."""
+    """Return `reports/NAME` with a name that is fit for a folder."""
     return Path("reports") / (re.sub(r"[^\w.-]", "_", experiment).lstrip(".")[:120] or "_")
 
 
@@ -54,15 +54,15 @@ def check_folder(folder: Path, experiment: Experiment) -> None:
             is of another study, or a board and not a report.
     """
     if folder.exists() and not folder.is_dir():
-        raise _refused(folder, "that is a file; choose another folder with --out")
+        raise _make_refusal(folder, "that is a file; choose another folder with --out")
     if (folder / MANIFEST).is_file():
-        _earlier(folder, experiment)
+        _list_earlier(folder, experiment)
     elif folder.is_dir() and {path.name for path in folder.iterdir()} - {_PART}:
         instead = "empty it, or choose another one with --out"
-        raise _refused(folder, f"the folder has content that no report wrote; {instead}")
+        raise _make_refusal(folder, f"the folder has content that no report wrote; {instead}")
 
 
-def write(content: Content, folder: Path) -> Written:
+def write(content: Content, folder: Path) -> WrittenReport:
     """Write the page, every figure as SVG and PDF, every table as CSV and LaTeX; an earlier report there is replaced.
 
     Raises:
@@ -73,7 +73,9 @@ def write(content: Content, folder: Path) -> Written:
     return replace(folder, study.experiment, says, dict(_files(content)))
 
 
-def replace(folder: Path, experiment: Experiment, says: Mapping[str, object], contents: Mapping[str, bytes]) -> Written:
+def replace(
+    folder: Path, experiment: Experiment, says: Mapping[str, object], contents: Mapping[str, bytes]
+) -> WrittenReport:
     """Write files, by their path in a folder, in the place of those of an earlier report or board; the page is last.
 
     Whenever it is cut off, the manifest names every file of a report that lies there, so that the next one replaces it.
@@ -90,11 +92,11 @@ def replace(folder: Path, experiment: Experiment, says: Mapping[str, object], co
     check_folder(folder, experiment)
     says = {"experiment": experiment, **says}
     try:
-        earlier = _earlier(folder, experiment)
+        earlier = _list_earlier(folder, experiment)
         if foreign := [name for name in contents if name not in earlier and os.path.lexists(folder / name)]:
             and_more = f" (and {len(foreign) - 1} more of its files)" if len(foreign) > 1 else ""
             instead = "move what is yours away, or choose another folder with --out"
-            raise _refused(folder, f"no report wrote {foreign[0]} there{and_more}; {instead}")
+            raise _make_refusal(folder, f"no report wrote {foreign[0]} there{and_more}; {instead}")
         folder.mkdir(parents=True, exist_ok=True)
         _write_manifest(folder, says, [*contents, *(name for name in earlier if name not in contents)])
         for name in earlier:
@@ -105,11 +107,11 @@ def replace(folder: Path, experiment: Experiment, says: Mapping[str, object], co
             path.write_bytes(data)
         _write_manifest(folder, says, list(contents))
     except OSError as error:
-        raise _refused(folder, f"{error}; choose another folder with --out") from error
-    return Written(folder=folder, files=(*contents, MANIFEST))
+        raise _make_refusal(folder, f"{error}; choose another folder with --out") from error
+    return WrittenReport(folder=folder, files=(*contents, MANIFEST))
 
 
-def log(written: Written, root_or_uri: Path | str, study: Study) -> tuple[str, str]:
+def log(written: WrittenReport, root_or_uri: Path | str, study: Study) -> tuple[str, str]:
     """Log a report of a study as artifacts of a new run of its experiment. What is there stays as it is.
 
     Returns:
@@ -125,21 +127,20 @@ def log(written: Written, root_or_uri: Path | str, study: Study) -> tuple[str, s
         return run_id, make_run_link(None if store.root else store.uri, store.open_experiment(study.experiment), run_id)
     except TrackingError as error:
         raise TrackingError(
-            f"the report lies in {written.folder}, but could not be logged to {root_or_uri}: {error}; "
-            "try again, or leave it out with --no-log"
+            f"the report in {written.folder} could not be logged to {root_or_uri}: {error}; try again, or add --no-log"
         ) from error
 
 
 def _files(content: Content) -> Iterator[tuple[str, bytes]]:
-    """The page last: where there is one, its figures and tables are there."""
+    """Yield the files of a report, the page last: where it is, its figures and tables are."""
     for figure in content.figures:
         yield f"figures/{figure.name}.svg", figure.svg.encode("utf-8", "replace")
         yield f"figures/{figure.name}.pdf", figure.pdf
     for table in content.tables:
         yield f"tables/{table.name}.csv", to_csv(table).encode("utf-8", "replace")
         yield f"tables/{table.name}.tex", to_latex(table).encode("utf-8", "replace")
-    found = outcomes.measured(content.study, content.cells, content.verdicts, content.winners)
-    yield CASES, outcomes.to_json(found).encode()
+    studies = outcomes.summarize_devices(content.study, content.cells, content.verdicts, content.winners)
+    yield CASES, outcomes.to_json(studies).encode()
     yield PAGE, render(content).encode("utf-8")
 
 
@@ -149,8 +150,8 @@ def _write_manifest(folder: Path, says: Mapping[str, object], files: Sequence[st
     (folder / _PART).replace(folder / MANIFEST)
 
 
-def _earlier(folder: Path, experiment: Experiment) -> list[str]:
-    """The files that an earlier report wrote here, or was about to, by its manifest: those of other names are not ours.
+def _list_earlier(folder: Path, experiment: Experiment) -> list[str]:
+    """Return the files of an earlier report here, by its manifest; files of other names belong to the user.
 
     Raises:
         ConfigError: the manifest is damaged, or of something else.
@@ -165,16 +166,16 @@ def _earlier(folder: Path, experiment: Experiment) -> list[str]:
                 # Boards have one folder for all of them, of whatever studies they are.
                 if (isinstance(whose, str) or isinstance(experiment, str)) and whose != experiment:
                     held = f"the report of {whose!r}" if isinstance(whose, str) else "a board"
-                    raise _refused(folder, f"it holds {held}; choose another folder with --out")
+                    raise _make_refusal(folder, f"it holds {held}; choose another folder with --out")
                 return [name for name in names if isinstance(name, str) and _OURS.fullmatch(name)]
     except (OSError, ValueError, RecursionError) as error:
         seen = str(error)
-    raise _refused(
+    raise _make_refusal(
         folder,
-        f"{MANIFEST} there does not say what a report wrote ({seen}), so nothing is removed; "
-        "remove the folder if all in it is of a report, or choose another one with --out",
+        f"{MANIFEST} does not list the files of a report ({seen}); "
+        "remove the folder if it holds nothing else, or choose another one with --out",
     )
 
 
-def _refused(folder: Path, why: str) -> ConfigError:
+def _make_refusal(folder: Path, why: str) -> ConfigError:
     return ConfigError(f"cannot write the report to {folder}: {why}")

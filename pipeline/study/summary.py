@@ -24,12 +24,12 @@ _MOST_LINKS = 3
 def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproduction | None = None) -> None:
     """Print the table of some rows of a study, and what the report says of them; of a reproduction both runs."""
     # What makes a report, of which a help text has no need.
-    from pipeline.report.closing import Closing, closing
+    from pipeline.report.terminal_summary import StudySummary, summarize_study
 
     specs = dict.fromkeys(spec for row in rows for spec in row.group.listeners)
     fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
     # A reproduction is one group without its block.
-    found = closing(experiment, rows) if reproduction is None else Closing()
+    found = summarize_study(experiment, rows) if reproduction is None else StudySummary()
     sys.stdout.write(
         "".join(f"{line}\n" for line in (format_table(rows, fields, found.fastest, found.notes), *found.sentences))
     )

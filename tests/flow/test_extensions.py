@@ -237,7 +237,7 @@ ADDED = {
         "census",
         {"pipeline/report/figures/census.py": CENSUS},
         {
-            "pipeline/report/figures/every.py": {
+            "pipeline/report/figures/catalogue.py": {
                 "from pipeline.report.figures import ": "from pipeline.report.figures import census\n",
                 "    energy.sketches,": "    census.sketches,\n",
             }

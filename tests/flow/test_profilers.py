@@ -245,4 +245,4 @@ def test_a_study_over_two_starts_is_one_trace(run, tmp_path):
     assert names.count("measured") == 2 and "naive-1x-toy" in names and "naive-2x-toy-nsys" in names
     done = forks.run(*argv, "--experiment", "nothing", cwd=tmp_path, env=environ)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: there is no finished group of experiment 'nothing'")
+    assert done.stderr.startswith("error: experiment 'nothing' in ")

@@ -19,7 +19,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.store import results
 from pipeline.record.store.local_store import open_store
 from pipeline.report.__main__ import main
-from pipeline.report.read import rows, samples
+from pipeline.report.read import group_series, rows
 from tests.support import forks
 from tests.support.tracking_cases import client, runs_of
 
@@ -100,14 +100,14 @@ def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: P
     assert "Utilisation and memory over time: naive-3x-workloada" in (tmp_path / "out/index.html").read_text()
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
-    drawn = samples.read_group(chosen)
+    drawn = group_series.read_group(chosen)
     assert not list((tmp_path / "scratch").iterdir()), "no copy is left behind"
     assert drawn is not None
     assert [line.label for line in drawn.activity] == ["GRACT", "SMACT", "DRAM activity"]
     assert [len(line.values) for line in drawn.memory_mib] == [20]
     assert [span.label for span in drawn.spans] == [f"{index} workloada bs128" for index in range(3)]
-    monkeypatch.setattr(samples, "POINTS", 5)
-    thinned = samples.read_group(chosen)
+    monkeypatch.setattr(group_series, "POINTS", 5)
+    thinned = group_series.read_group(chosen)
     assert thinned is not None and thinned.thinned_to == 5 and len(thinned.memory_mib[0].values) == 5
 
 
@@ -135,7 +135,7 @@ def test_several_stores_are_one_study_and_a_copy_of_a_store_is_refused(filled: P
     assert [len(runs) for runs in reports] == [1, 0]
     shutil.copytree(filled, copy)
     assert main([*both, str(copy), "--out", str(tmp_path / "twice")]) == 2
-    assert "one is a copy of the other" in capsys.readouterr().err
+    assert "or its blocks count twice" in capsys.readouterr().err
     assert not (tmp_path / "twice").exists()
 
 
@@ -195,7 +195,10 @@ def test_a_store_that_may_only_be_read_is_reported_also_from_another_place(
 def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: Path, capsys) -> None:
     out = ["--out", str(tmp_path / "out")]
     assert main(["--experiment", "nothing", "--root", str(filled), *out]) == 2
-    assert "no experiment 'nothing'" in (said := capsys.readouterr().err) and f"there is: '{scale.EXPERIMENT}'" in said
+    assert (
+        "no experiment 'nothing'" in (said := capsys.readouterr().err)
+        and f"with --experiment: '{scale.EXPERIMENT}'" in said
+    )
     assert main(["--experiment", "nothing", "--root", str(tmp_path / "absent"), *out]) == 2
     assert f"{DATABASE} is missing" in capsys.readouterr().err
     assert not (tmp_path / "absent").exists()

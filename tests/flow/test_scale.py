@@ -174,7 +174,7 @@ def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path)
     found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
     assert found.num_planned == len(found.rows) == 4
     assert len({row.gpu_uuid for row in found.rows}) == len(found.blocks) == 1
-    assert [(kept.mode, kept.beside, kept.num_blocks) for kept in other_gpus.kept(found)] == [
+    assert [(kept.mode, kept.beside, kept.num_blocks) for kept in other_gpus.compare_company(found)] == [
         ("serial", 1, 1),
         ("naive", 1, 1),
     ]

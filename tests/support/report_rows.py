@@ -11,8 +11,8 @@ from pipeline.base.domain.marks import Marks
 from pipeline.base.domain.modes import mode_of
 from pipeline.base.domain.naming import own_params
 from pipeline.base.domain.records import Result, WindowKind
-from pipeline.report.read.records import JobRow, Row, Study
 from pipeline.report.read.rows import study_of
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 GPU = "NVIDIA H100 80GB HBM3"
 PROFILES = {1: "7g.80gb", 2: "3g.40gb", 3: "2g.20gb", 7: "1g.10gb"}

@@ -27,7 +27,11 @@ TURNED = [
         "pipeline.prepare.sharing.mps",
         "a sharing mode uses mechanisms, no mechanism knows a mode",
     ),
-    ("pipeline/report/read/rows.py", "pipeline.report.page.tables", "a report is read, evaluated, drawn, laid out"),
+    (
+        "pipeline/report/read/rows.py",
+        "pipeline.report.page.study_tables",
+        "a report is read, evaluated, drawn, laid out",
+    ),
     (
         "listeners/nvml.py",
         "pipeline.plan.schema",

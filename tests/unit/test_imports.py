@@ -20,8 +20,8 @@ import listeners.dcgm, listeners.gpm, listeners.host, listeners.nvml, listeners.
 import workloads.serving.options, workloads.rates.options, workloads.frameworks.options, workloads.program
 import pipeline.prepare.mig.partitions, pipeline.study.execution, pipeline.tracking
 import pipeline.record.store.results, pipeline.prepare.device.nvml
-import pipeline.report.__main__, pipeline.report.figures.every, pipeline.report.page.page
-import pipeline.report.page.tables, pipeline.report.evaluate.paper
+import pipeline.report.__main__, pipeline.report.figures.catalogue, pipeline.report.page.page
+import pipeline.report.page.study_tables, pipeline.report.evaluate.paper
 import pipeline.planner.__main__, pipeline.planner.profile_table, pipeline.planner.commands.profile_command
 import pipeline.planner.commands.serve_command, pipeline.planner.commands.compare_command
 heavy = {"torch", "timm", "mlflow", "pandas", "numpy", "transformers", "rich", "pynvml"}

@@ -14,10 +14,10 @@ from pipeline.planner.results.advice import Advice, advise
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.evaluate.wording import jobs_in_words
-from pipeline.report.page.table_format import MISSING, with_interval
+from pipeline.report.page.table_format import MISSING, format_estimate
 from pipeline.report.read import rows
-from pipeline.report.read.records import Study
 from pipeline.report.read.stores import add_store_arguments, named_stores
+from pipeline.report.read.study_records import Study
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,10 +63,10 @@ def _table(advices: list[Advice]) -> list[str]:
             advice.case.label,
             str(advice.degree),
             advice.mode or MISSING,
-            with_interval(advice.figure) if advice.figure else MISSING,
+            format_estimate(advice.figure) if advice.figure else MISSING,
             advice.aim.words if advice.mode and advice.aim else "",
             advice.runner_up or MISSING,
-            with_interval(advice.over_runner_up) if advice.over_runner_up else MISSING,
+            format_estimate(advice.over_runner_up) if advice.over_runner_up else MISSING,
         ]
         for advice in advices
     ]

@@ -19,10 +19,10 @@ from pipeline.planner.training import training_plan
 from pipeline.report import publish
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.page import content_of
-from pipeline.report.page.table_format import Table, shown
+from pipeline.report.page.table_format import Table
 from pipeline.report.read import rows
-from pipeline.report.read.records import Study
 from pipeline.report.read.stores import add_store_arguments, named_stores
+from pipeline.report.read.study_records import Study
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,9 @@ def answer(arguments: argparse.Namespace) -> Answer:
 
 def describe_check(check: Check, table: Table) -> str:
     """Format the table, and list what does not hold."""
-    lines = aligned([list(table.columns), *([shown(cell) for cell in row] for row in table.rows)], left=(0, 1, 2, 3))
+    lines = aligned(
+        [list(table.columns), *([format_value(cell) for cell in row] for row in table.rows)], left=(0, 1, 2, 3)
+    )
     lines += [f"not measured: {why}" for why in check.missing]
     lines += [f"not kept: {what}" for what in check.broken]
     lines += [f"not checked: {what}" for what in check.unchecked]

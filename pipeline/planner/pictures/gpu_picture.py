@@ -19,8 +19,8 @@ from pipeline.report.figures.drawing import (
     WIDEST,
     Sketch,
     add_legend,
+    clean_text,
     new_figure,
-    plain,
     say_missing,
 )
 
@@ -175,14 +175,14 @@ def _words(box: _Box, room: int) -> str:
 def _shorten(name: str, room: int) -> str:
     """Cut the middle out of a name: many differ in their ends alone."""
     if len(name) <= room or room < 4:
-        return plain(name, max(room, 4))
+        return clean_text(name, max(room, 4))
     tail = min(3, (room - 2) // 2)
     return f"{name[: room - 2 - tail]}..{name[-tail:]}"
 
 
 def _label(row: _Row, *, names_model: bool) -> str:
-    which = plain(f"GPU {row.names[0]}", 14) if len(row.names) == 1 else f"{len(row.names)} GPUs"
-    return f"{which}\n{plain(row.gpu.model.removeprefix('simulated_'), 16)}" if names_model else which
+    which = clean_text(f"GPU {row.names[0]}", 14) if len(row.names) == 1 else f"{len(row.names)} GPUs"
+    return f"{which}\n{clean_text(row.gpu.model.removeprefix('simulated_'), 16)}" if names_model else which
 
 
 def _slices(gpu: Gpu) -> int:

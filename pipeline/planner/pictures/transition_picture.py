@@ -19,8 +19,8 @@ from pipeline.report.figures.drawing import (
     WIDEST,
     Sketch,
     add_legend,
+    clean_text,
     new_figure,
-    plain,
     say_missing,
 )
 
@@ -123,7 +123,7 @@ def _gpus(
             axes.text(
                 bar.begins + length / 2,
                 at,
-                plain(words, max(room, 4)),
+                clean_text(words, max(room, 4)),
                 ha="center",
                 va="center",
                 fontsize=5.5,
@@ -133,7 +133,7 @@ def _gpus(
         axes.axhline(tops[gpu] - 0.3, color=FAINT, linewidth=0.3)
     axes.set_yticks(
         [tops[gpu] + lanes[gpu] / 2 for gpu in gpus],
-        [plain(f"GPU {gpu}", 14) for gpu in gpus],
+        [clean_text(f"GPU {gpu}", 14) for gpu in gpus],
         fontsize=7 if has_words else 5,
     )
     axes.set_ylim(top, -0.3)

@@ -16,7 +16,7 @@ from pipeline.base.domain.modes import SERIAL
 from pipeline.base.domain.normalise import SLOWDOWN, SPEEDUP, independent
 from pipeline.base.system.words import counted
 from pipeline.report.evaluate import sweeps
-from pipeline.report.evaluate.cells import Case, Cell, by_place, ratios, speed_ratios
+from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios, speed_ratios
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY
 from pipeline.report.evaluate.statistics import (
     MARGIN_IN_WORDS,
@@ -25,14 +25,14 @@ from pipeline.report.evaluate.statistics import (
     Estimate,
     Test,
     blocks_needed,
-    corrected,
+    compare_pairs,
+    correct_p_values,
     interval_in_words,
-    paired,
     times_in_words,
 )
-from pipeline.report.evaluate.verdicts import Decision, Verdict, decided
-from pipeline.report.evaluate.wording import finding_in_words, listed, on_gpus
-from pipeline.report.page.table_format import with_interval
+from pipeline.report.evaluate.verdicts import Decision, Verdict, decide
+from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, join_words
+from pipeline.report.page.table_format import format_estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +120,14 @@ def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
     of_place: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         of_place[verdict.case, verdict.degree].append(verdict)
-    places = {key: _place(ranked) for key, ranked in by_place(cells).items() if key[1] > 1}
+    places = {key: _place(ranked) for key, ranked in group_places(cells).items() if key[1] > 1}
     tested: list[tuple[_Place, Cell, Mapping[int, float], Test]] = []
     for key, place in places.items():
         for other in place.candidates[1:]:
             if (known := _find_verdict(place, other, of_place[key])) is not None:
                 place.compared[other.mode] = known
             elif by_block := _compare_speed(place, other):
-                test = paired(independent(by_block, place.candidates[0].gpus))
+                test = compare_pairs(independent(by_block, place.candidates[0].gpus))
                 tested.append((place, other, by_block, test))
     _compare(tested)
     advices = {key: _advice(place) for key, place in places.items()}
@@ -227,8 +227,8 @@ def _compare(tested: Sequence[tuple[_Place, Cell, Mapping[int, float], Test]]) -
     decisions: dict[int, Decision] = {}
     if enough:
         tests = [facts[number][1] for number in enough]
-        p_values = corrected([t.p_different for t in tests], [t.p_equal for t in tests])  # type: ignore[arg-type]
-        decisions = dict(zip(enough, decided([test.ratio.median for test in tests], *p_values), strict=True))
+        p_values = correct_p_values([t.p_different for t in tests], [t.p_equal for t in tests])  # type: ignore[arg-type]
+        decisions = dict(zip(enough, decide([test.ratio.median for test in tests], *p_values), strict=True))
     for number, (place, other, by_block, test) in enumerate(tested):
         decision = decisions.get(number, Decision.NO_VERDICT)
         is_open = decision is Decision.NO_VERDICT and facts[number][0] == 1
@@ -283,7 +283,7 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     names = [best, *(cell.mode for cell in open_)]
     known = [compared for cell in open_ if (compared := place.compared.get(cell.mode)) is not None]
     if not known:
-        return replace(advice, because=f"{listed(names)} have no block in common", undecided=tuple(names))
+        return replace(advice, because=f"{join_words(names)} have no block in common", undecided=tuple(names))
     first = known[0]
     by = f"{best} is {times_in_words(first.ratio)} as fast as {open_[0].mode}"
     if first.num_gpus > 1 and first.ratio.n < MIN_GPUS:
@@ -291,10 +291,11 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     elif first.num_gpus == 1 and first.num_blocks < MIN_BLOCKS:
         why = f"{counted(first.num_blocks, 'block')}, advice needs {MIN_BLOCKS}"
     else:
-        why = f"{listed(names)} are not told apart by {counted(first.num_blocks, 'block')}{on_gpus(first.num_gpus)}"
+        blocks = counted(first.num_blocks, "block") + describe_gpus(first.num_gpus)
+        why = f"{join_words(names)} are not told apart by {blocks}"
     beaten = [mode for mode, compared in place.compared.items() if compared.decision is Decision.BETTER]
     if beaten:
-        by += f"; {best} is ahead of {listed(beaten)}"
+        by += f"; {best} is ahead of {join_words(beaten)}"
     needed = [compared.blocks_needed for compared in known]
     at_least = MIN_BLOCKS if first.num_blocks < MIN_BLOCKS else None
     return replace(
@@ -313,7 +314,7 @@ def _recommend(advice: Advice, place: _Place, chosen: Cell, equal: Sequence[Cell
     over = place.compared[second.mode].ratio if chosen is best else _inverse(place.compared[chosen.mode].ratio)
     alike = [cell.mode for cell in equal if cell is not chosen]
     if alike:
-        because = f"as fast as {listed(alike)} within {MARGIN_IN_WORDS}, and simpler"
+        because = f"as fast as {join_words(alike)} within {MARGIN_IN_WORDS}, and simpler"
     else:
         because = f"{times_in_words(over)} as fast as {second.mode}"
     return replace(
@@ -346,8 +347,8 @@ def _list_changes(
         estimate = chosen.estimates.get(name)
         less = min(able, key=lambda cell: cell.estimates[name].median, default=None)
         if estimate is not None and less is not None and _is_below(less.estimates[name], estimate):
-            least = with_interval(less.estimates[name])
-            yield f"{less.mode} for the least {words}: {least} against {with_interval(estimate)}"
+            least = format_estimate(less.estimates[name])
+            yield f"{less.mode} for the least {words}: {least} against {format_estimate(estimate)}"
 
 
 def _is_below(one: Estimate, other: Estimate) -> bool:

@@ -13,7 +13,7 @@ from pipeline.planner.results.advice import Advice
 from pipeline.record.store import content
 from pipeline.report.evaluate.cells import cases_of
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
-from pipeline.report.read.records import Row, Study
+from pipeline.report.read.study_records import Row, Study
 
 # What a repetition decides itself, or must not inherit.
 _DECIDED = ("repeats", "resume", "only", "unit", "time_limit_s", "dry_run", "plan_file", "reproduce")

@@ -26,8 +26,8 @@ from pipeline.planner.profile_table import Profile
 from pipeline.planner.results.profile_measurement import batch_key
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY, Scale
 from pipeline.report.evaluate.statistics import Estimate, estimate
-from pipeline.report.page.table_format import Table, with_interval
-from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.page.table_format import Table, format_estimate
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 THROUGHPUT, P99, MEAN, MEMORY_TOTAL, ENERGY = (
     "throughput_per_s",
@@ -365,8 +365,8 @@ def build_table(check: Check, source: str) -> Table:
     for compared in check.compared:
         planned = None
         if compared.predicted is not None:
-            planned = with_interval(Estimate(median=compared.predicted, low=compared.low, high=compared.high, n=1))
-        measured = None if compared.measured is None else with_interval(compared.measured)
+            planned = format_estimate(Estimate(median=compared.predicted, low=compared.low, high=compared.high, n=1))
+        measured = None if compared.measured is None else format_estimate(compared.measured)
         error = None if compared.error_ratio is None else f"{compared.error_ratio:+.1%}"
         within = {None: None, True: "yes", False: "no"}[compared.is_within]
         rows.append((compared.service, QUANTITIES[compared.quantity], planned, measured, error, within))

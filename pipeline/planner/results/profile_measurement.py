@@ -25,7 +25,7 @@ from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY
 from pipeline.report.evaluate.statistics import estimate
 from pipeline.report.read import labels
-from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 # What a step takes at most: requests of a service, samples of a training. A request may be several images of its own.
 _BATCHES = ("max_batch", "batch_size")
@@ -116,7 +116,7 @@ def _names(jobs: Iterable[JobRow]) -> dict[tuple[str, frozenset[tuple[str, str]]
         (workload, options): f"{workload} {words}".strip()
         for workload, options_list in variants.items()
         for options, words in zip(
-            options_list, labels.telling_apart([dict(options) for options in options_list]), strict=True
+            options_list, labels.distinguish_params([dict(options) for options in options_list]), strict=True
         )
     }
 

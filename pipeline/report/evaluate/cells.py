@@ -11,6 +11,7 @@ from pipeline.base.domain import services, units
 from pipeline.base.domain.modes import NAIVE, SERIAL, Mode
 from pipeline.base.domain.normalise import SPEEDUP, independent
 from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import natural
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (
@@ -20,26 +21,26 @@ from pipeline.report.evaluate.metrics import (
     TOTAL_TIME,
     Metric,
     Scale,
-    counted,
-    counted_in,
+    find_sampled_metrics,
+    find_work_metrics,
     is_latency,
-    sampled,
+    make_work_metrics,
 )
 from pipeline.report.evaluate.statistics import Estimate, estimate, interval_in_words
 from pipeline.report.read import labels
-from pipeline.report.read.records import Row, Study
+from pipeline.report.read.study_records import Row, Study
 
 _SAME_SPEED = 1.1
 """Two runs of the same job differ if the interval of their ratio lies beyond this factor, either way."""
 _BEYOND_NOISE = 1.5
 """Of two eager runs on a host that others use, the ratio scatters by 14 % (standard deviation of its logarithm)."""
-_TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
+TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
 """Less is faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Case:
-    """What runs: copies of one workload, or a mix.
+    """The jobs that run: copies of one workload, or a mix.
 
     Attributes:
         label: `resnet26_cifar10 bs128`, or `M+2S`; with the setting behind it where a study has several.
@@ -109,7 +110,7 @@ class Cell:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether every block that ran to its end computed what it should, and fitted, so that it may be compared."""
+        """True if every block that ended has right results and fitted into memory."""
         return set(self.results) <= {Result.OK, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED} and bool(self.values)
 
     @property
@@ -120,34 +121,34 @@ class Cell:
 
     @property
     def is_compared(self) -> bool:
-        """Whether it is ranked, and by all of its blocks."""
+        """True if it is ranked, and every block sustained its rate."""
         return self.is_ranked and not self.num_saturated
 
     @property
-    def shown(self) -> Mapping[str, Estimate]:
+    def figures(self) -> Mapping[str, Estimate]:
         """Its figures if it is ranked; no latency if a block did not sustain the rate, and so has none itself."""
         if not self.is_ranked:
             return {}
-        return {name: each for name, each in self.estimates.items() if self.is_compared or not is_latency(name)}
+        return {name: figure for name, figure in self.estimates.items() if self.is_compared or not is_latency(name)}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What stands beside its figures: the notes of its rows, and what its interval says."""
+        """Remarks beside its figures: the notes of its rows, and those on its speed-up."""
         return (*self.row_notes, *self.notes_on_gain)
 
     @property
     def notes_on_gain(self) -> tuple[str, ...]:
-        """What the interval of the speed-up says of the baseline: never one block alone, which may be noise."""
+        """Remarks on the baseline, from the interval of the speed-up; a single block may be noise and has none."""
         return tuple(_notes_on_gain(self))
 
     @property
     def is_wholly_invalid(self) -> bool:
-        """Whether it ended well and no block of it counts."""
+        """True if it ended well and no block of it counts."""
         return self.finding is Result.OK and bool(self.invalid) and not self.values
 
     @property
     def marks(self) -> str:
-        """In words, why blocks of it do not count, and its notes; empty if there is nothing to say."""
+        """The reasons why blocks of it do not count, and its notes; empty if there are none."""
         invalid = [
             f"{self.num_invalid} of {self.results.total()} blocks invalid: {reason}" for reason in self.invalid[:1]
         ]
@@ -169,9 +170,14 @@ class Cell:
         return (SPEEDUP, TOTAL_TIME) if self.case.is_mix else (SPEEDUP, self.throughput, TOTAL_TIME)
 
     def estimate(self, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE) -> Estimate:
-        """Of one or more values by block, such as ratios of this cell's to another one's."""
+        """Estimate one or more figures by block, such as ratios of this cell to another one."""
         values = list(by_block.values()) if scale is Scale.PEAK else independent(by_block, self.gpus)
         return estimate(values, scale)
+
+    def estimate_inverse(self, name: str) -> Estimate | None:
+        """Return the estimate of one over a quantity; `None` if no block has it."""
+        inverse = {block: 1 / value for block, value in self.values.get(name, {}).items() if value > 0}
+        return self.estimate(inverse) if inverse else None
 
     @property
     def finding(self) -> Result:
@@ -181,23 +187,23 @@ class Cell:
 
 
 def cells_of(study: Study) -> list[Cell]:
-    """Every cell of a study: by case, degree, and mode in the order serial, naive, MPS, MIG."""
+    """Return the cells of a study by case, degree, and mode in the order serial, naive, MPS, MIG."""
     baselines, cases = quantities.baselines_of(study.rows), cases_of(study)
     members: dict[tuple[Case, int, str, Mode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
     for row in study.rows:
-        mine = baselines.get(quantities.baseline_key(row), quantities.BlockBaselines())
-        members[cases[row.run_id], row.degree, row.mode, row.sharing].append((row, quantities.quantities(row, mine)))
-    solos = {case: found for (case, degree, _, sharing), found in members.items() if (degree, sharing) == (1, SERIAL)}
+        block = baselines.get(quantities.baseline_key(row), quantities.BlockBaselines())
+        members[cases[row.run_id], row.degree, row.mode, row.sharing].append((row, quantities.quantities(row, block)))
+    solos = {case: rows for (case, degree, _, sharing), rows in members.items() if (degree, sharing) == (1, SERIAL)}
     collocated = {(case, degree) for case, degree, _, _ in members if not case.is_mix and degree > 1}
-    made = [_cell(*key, found) for key, found in members.items()]
+    cells = [_cell(*key, rows) for key, rows in members.items()]
     for case, degree in collocated:
         if case in solos and (case, degree, SERIAL.label, SERIAL) not in members:
             serial = [
-                (row, quantities.of_copies_in_turn(alone, row, degree) if row.result is Result.OK else {})
+                (row, quantities.derive_serial_copies(alone, row, degree) if row.result is Result.OK else {})
                 for row, alone in solos[case]
             ]
-            made.append(_cell(case, degree, SERIAL.label, SERIAL, serial, is_derived=True))
-    return sorted(made, key=_place)
+            cells.append(_cell(case, degree, SERIAL.label, SERIAL, serial, is_derived=True))
+    return sorted(cells, key=_place)
 
 
 def _place(cell: Cell) -> tuple[object, ...]:
@@ -206,10 +212,9 @@ def _place(cell: Cell) -> tuple[object, ...]:
 
 
 def _case_of(row: Row) -> Case:
-    """Build the case of a row, which is the same whatever its degree, its mode and the order of its jobs."""
     jobs = sorted(row.jobs, key=lambda job: job.label) if row.is_mix else row.jobs[:1]
     return Case(
-        label=_label(row, labels.in_one_order(row.called)),
+        label=_label(row, labels.sort_jobs(row.called)),
         is_mix=row.is_mix,
         workloads=tuple(job.label for job in jobs),
         setting=row.setting,
@@ -217,7 +222,7 @@ def _case_of(row: Row) -> Case:
     )
 
 
-def _label(row: Row, jobs: Sequence[labels.Called]) -> str:
+def _label(row: Row, jobs: Sequence[labels.JobLabel]) -> str:
     label = labels.jobs_label(jobs)
     return f"{label} [{row.setting}]" if row.setting else label
 
@@ -243,63 +248,60 @@ def cases_of(study: Study) -> dict[str, Case]:
 
 
 def metrics_in(cells: Sequence[Cell]) -> dict[str, Metric]:
-    """Every quantity that cells can have, in the order of tables.
+    """Return every quantity that cells can have, in the order of tables.
 
     A unit of which every cell has as many as of another one, such as images where each request is one, is left out.
     """
-    known = _known(cells)
+    known = _collect_metrics(cells)
     by_values: dict[tuple[tuple[float, ...], ...], str] = {}
     for unit in units.units_in(known):
         values = tuple(tuple(cell.values.get(units.total_of(unit), {}).values()) for cell in cells)
         first = by_values.setdefault(values, unit)
         if first != unit and any(values):
-            for name in counted_in(unit):
+            for name in make_work_metrics(unit):
                 known.pop(name, None)
     return known
 
 
-def _known(cells: Sequence[Cell]) -> dict[str, Metric]:
-    found: dict[str, Metric] = {}
+def _collect_metrics(cells: Sequence[Cell]) -> dict[str, Metric]:
+    metrics: dict[str, Metric] = {}
     for cell in cells:
-        found |= cell.counted
-    found |= METRICS
+        metrics |= cell.counted
+    metrics |= METRICS
     for cell in cells:
-        found |= cell.sampled
-    return found
+        metrics |= cell.sampled
+    return metrics
 
 
 def modes_in(cells: Sequence[Cell]) -> list[Mode]:
-    """The kinds of sharing of cells, in the order of legends."""
+    """Return the kinds of sharing of cells, in the order of legends."""
     return sorted({cell.sharing for cell in cells}, key=lambda mode: mode.order)
 
 
 def cases_in(cells: Sequence[Cell]) -> list[Case]:
-    """The cases of cells, in their order."""
+    """Return the cases of cells, in their order."""
     return list(dict.fromkeys(cell.case for cell in cells))
 
 
-def by_place(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
-    """The cells of each case and degree."""
-    places: dict[tuple[Case, int], list[Cell]] = defaultdict(list)
-    for cell in cells:
-        places[cell.case, cell.degree].append(cell)
-    return places
+def group_places(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
+    """Return the cells of each case and degree."""
+    return group_by(cells, lambda cell: (cell.case, cell.degree))
 
 
 def ratios(cell: Cell, other: Cell, name: str) -> dict[int, float]:
-    """A quantity of one cell over that of another by block that has both."""
-    mine, theirs = cell.values.get(name, {}), other.values.get(name, {})
-    common = sorted(mine.keys() & theirs.keys())
-    return {block: mine[block] / theirs[block] for block in common if mine[block] > 0 and theirs[block] > 0}
+    """Divide a quantity of one cell by that of another, for each block that has both."""
+    first, second = cell.values.get(name, {}), other.values.get(name, {})
+    common = sorted(first.keys() & second.keys())
+    return {block: first[block] / second[block] for block in common if first[block] > 0 and second[block] > 0}
 
 
 def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[dict[int, float], str]:
-    """Speed of one cell over that of another by block that has both, and the quantity that it is taken from.
+    """Divide the speed of one cell by that of another, for each block that has both; also name the quantity.
 
     Of the quantities `names`, that is the first of those that both have in most blocks.
     """
-    found = [(ratios(other, cell, name) if name in _TIMES else ratios(cell, other, name), name) for name in names]
-    return max(found, key=lambda each: len(each[0]), default=({}, ""))
+    candidates = [(ratios(other, cell, name) if name in TIMES else ratios(cell, other, name), name) for name in names]
+    return max(candidates, key=lambda candidate: len(candidate[0]), default=({}, ""))
 
 
 def _notes_on_gain(cell: Cell) -> Iterator[str]:
@@ -326,11 +328,11 @@ def _cell(
     degree: int,
     mode: str,
     sharing: Mode,
-    found: Sequence[tuple[Row, dict[str, float]]],
+    rows: Sequence[tuple[Row, dict[str, float]]],
     *,
     is_derived: bool = False,
 ) -> Cell:
-    first, _ = found[0]
+    first, _ = rows[0]
     cell = Cell(
         case=case,
         degree=degree,
@@ -344,24 +346,24 @@ def _cell(
         num_given=sum(job.is_rate_given for job in first.jobs),
         settings=quantities.settings_without_neighbours(first),
         neighbours=first.neighbours,
-        multiprocessors=next((number for row, _ in found if (number := row.multiprocessors) is not None), None),
-        is_simulated=any(row.is_simulated for row, _ in found),
+        multiprocessors=next((number for row, _ in rows if (number := row.multiprocessors) is not None), None),
+        is_simulated=any(row.is_simulated for row, _ in rows),
         is_derived=is_derived,
-        reason=next((row.reason for row, _ in found if row.result is not Result.OK), ""),
-        invalid=tuple(dict.fromkeys(row.marks.invalid for row, _ in found if row.marks.invalid)),
-        num_invalid=sum(bool(row.marks.invalid) for row, _ in found),
-        row_notes=tuple(dict.fromkeys(row.marks.note for row, _ in found if row.marks.note)),
+        reason=next((row.reason for row, _ in rows if row.result is not Result.OK), ""),
+        invalid=tuple(dict.fromkeys(row.marks.invalid for row, _ in rows if row.marks.invalid)),
+        num_invalid=sum(bool(row.marks.invalid) for row, _ in rows),
+        row_notes=tuple(dict.fromkeys(row.marks.note for row, _ in rows if row.marks.note)),
     )
-    for row, figures in found:
+    for row, figures in rows:
         cell.results[row.result] += 1
         cell.gpus[row.block] = row.gpu_uuid
         if row.result in (Result.OK, Result.WRONG_RESULTS) and not row.marks.invalid:
             into = cell.values if row.result is Result.OK else cell.wrong_values
             for name, value in figures.items():
                 into.setdefault(name, {})[row.block] = value
-        cell.counted.update(counted(row))
-        cell.sampled.update(sampled(row))
-    for name, metric in _known([cell]).items():
+        cell.counted.update(find_work_metrics(row))
+        cell.sampled.update(find_sampled_metrics(row))
+    for name, metric in _collect_metrics([cell]).items():
         if name in cell.values:
             cell.estimates[name] = cell.estimate(cell.values[name], metric.scale)
     return cell

@@ -12,8 +12,8 @@ from pipeline.base.domain.records import DEVICE
 from pipeline.observe.host_load import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP
-from pipeline.report.evaluate.wording import jobs_in_words, listed
-from pipeline.report.read.records import Block, Row, Study
+from pipeline.report.evaluate.wording import jobs_in_words, join_words
+from pipeline.report.read.study_records import Block, Row, Study
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _KIND = re.compile(r"\d+(\.\d+)?( times)?( \([\d.]+ to [\d.]+\))?")
@@ -24,38 +24,37 @@ SLOW_HOST = 1.25
 
 
 def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
-    """Each block, the median of its groups' loop on the host in ms, and whether it was much slower than the others."""
-    found: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    """Return each block with the median of its host loops in ms, and whether that was much slower than the others."""
+    by_place: dict[tuple[int, str], list[float]] = defaultdict(list)
     for row in study.rows:
         if HOST_LOOP in row.metrics:
-            found[_place(row)].append(row.metrics[HOST_LOOP])
-    medians = {place: statistics.median(loops_ms) for place, loops_ms in found.items()}
+            by_place[row.block, dict(row.settings)[DEVICE]].append(row.metrics[HOST_LOOP])
+    medians = {place: statistics.median(loops_ms) for place, loops_ms in by_place.items()}
     limit = SLOW_HOST * statistics.median(medians.values()) if medians else 0.0
-    of_blocks = [(block, medians.get(_place(block))) for block in study.blocks]
+    of_blocks = [(block, medians.get((block.number, block.device))) for block in study.blocks]
     return [(block, loop_ms, loop_ms is not None and loop_ms > limit) for block, loop_ms in of_blocks]
 
 
-def doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
-    """What a reader must know of the figures, a sentence each: slower hosts, mixed environments, and marks of rows."""
+def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
+    """Return a sentence for each doubt: slower hosts, mixed environments, marks of rows."""
     loops = host_loops(study)
     usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
     several = len(study.devices) > 1  # each of which has a block of this number
-    said = [
+    sentences = [
         f"The host of block {block.number}{f' on {block.device}' if several else ''} was slower: "
         f"its loop took {loop_ms:.2f} ms, {loop_ms / usual:.2f} times the median of the blocks."
         for block, loop_ms, is_slow in loops
         if is_slow and loop_ms is not None
     ]
-    said += _mixed_packages(study)
-    said += [f"{line}." for line in _gains(cells)]
-    said += [
+    sentences += _mixed_packages(study)
+    sentences += [f"{line}." for line in _gains(cells)]
+    sentences += [
         f"{line}; invalid, so it is compared with nothing." for line in _marks(study, lambda row: row.marks.invalid)
     ]
-    return said + [f"{line}." for line in _marks(study, lambda row: row.marks.note)]
+    return sentences + [f"{line}." for line in _marks(study, lambda row: row.marks.note)]
 
 
 def _mixed_packages(study: Study) -> list[str]:
-    """What `resume=accept_environment` lets stand beside each other."""
     packages = {job.params.get(ENVIRONMENT, "") for row in study.rows for job in row.jobs}
     if len(packages) < 2 or not any(row.facts.get("accepts_environment") for row in study.rows):
         return []
@@ -66,7 +65,7 @@ def _mixed_packages(study: Study) -> list[str]:
 
 
 def _marks(study: Study, mark_of: Callable[[Row], str]) -> list[str]:
-    """A mark of the rows, each kind of it once, whatever the numbers in it, with the groups that have it."""
+    """Return a line for each kind of mark, whatever the numbers in it, with the groups that have it."""
     blocks = Counter(row.key for row in study.rows)
     marked: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     texts: dict[str, list[str]] = defaultdict(list)
@@ -86,7 +85,6 @@ def _marks(study: Study, mark_of: Callable[[Row], str]) -> list[str]:
 
 
 def _gains(cells: Sequence[Cell]) -> list[str]:
-    """Return what the intervals of gains say, each kind of it once, with the jobs that have it."""
     noted: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for cell in cells:
         for note in cell.notes_on_gain:
@@ -95,14 +93,14 @@ def _gains(cells: Sequence[Cell]) -> list[str]:
 
 
 def _line(names: Sequence[str], texts: Sequence[str]) -> str:
-    """Return names with what is said of each of them, whatever the numbers in it: `A, B and 2 more: such as TEXT`."""
+    """Return names with a mark that they share, up to its numbers: `A, B and 2 more: for example TEXT`."""
     more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-    such = "such as " if len(set(texts)) > 1 else ""
-    return f"{listed([*names[:_MOST_NAMES], *more])}: {such}{texts[0]}"
+    such = "for example " if len(set(texts)) > 1 else ""
+    return f"{join_words([*names[:_MOST_NAMES], *more])}: {such}{texts[0]}"
 
 
-def bound_by_host(cells: Sequence[Cell]) -> str:
-    """In words, the groups of which half of the jobs and more were bound by the host; empty where that is not known."""
+def describe_host_bound(cells: Sequence[Cell]) -> str:
+    """Name the groups of which at least half of the jobs were host-bound; empty if that is not known."""
     known = [cell for cell in cells if HOST_BOUND in cell.estimates and not cell.is_derived]
     bound: dict[str, list[str]] = defaultdict(list)
     for cell in known:
@@ -114,11 +112,5 @@ def bound_by_host(cells: Sequence[Cell]) -> str:
         f"a process of the job kept a core {BUSY_PROCESS_PCT:.0f} % busy while kernels ran for less than "
         f"{100 * IDLE_GRACT_RATIO:.0f} % of the time"
     )
-    groups = listed([f"{jobs} ({', '.join(modes)})" for jobs, modes in bound.items()] or ["no group"])
+    groups = join_words([f"{jobs} ({', '.join(modes)})" for jobs, modes in bound.items()] or ["no group"])
     return f"Bound by the host ({means}): {groups}."
-
-
-def _place(where: Row | Block) -> tuple[str, ...]:
-    if isinstance(where, Row):
-        return (str(where.block), dict(where.settings)[DEVICE])
-    return (str(where.number), where.device)

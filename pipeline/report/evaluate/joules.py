@@ -13,13 +13,15 @@ _LEAST = 0.1
 """The highest of figures that share a unit is at least so much of it, as far as there is a smaller one."""
 
 
-def prefix_of(energies_j: Iterable[float]) -> tuple[float, str]:
-    """Return the prefix of a unit for some energies in J, and how many joules one with it is."""
-    highest = max(energies_j, default=1.0)
+def prefix_of(figures: Iterable[float], unit: str = JOULE) -> tuple[float, str]:
+    """Return how much one prefixed unit is, and the prefix, chosen for some energies; other units have no prefix."""
+    if unit != JOULE:
+        return 1.0, ""
+    highest = max(figures, default=1.0)
     return next(((scale, prefix) for scale, prefix in _PREFIXES if highest >= _LEAST * scale), _PREFIXES[-1])
 
 
-def scaled(estimate: Estimate, scale: float) -> Estimate:
+def scale_estimate(estimate: Estimate, scale: float) -> Estimate:
     """Return an estimate in units of `scale`."""
     low, high = (None if end is None else end / scale for end in (estimate.low, estimate.high))
     return dataclasses.replace(estimate, median=estimate.median / scale, low=low, high=high)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pipeline.base.domain import services, units
 from pipeline.base.domain.normalise import FAIRNESS, MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.samples import THROTTLED, Summary
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 
 
 class Scale(enum.Enum):
-    """How values of a quantity scatter: by factors, or by differences, some as an amount of 0 or more or as a share.
+    """The way in which figures of a quantity scatter: by factors or by differences, as an amount or as a share.
 
     A peak scatters in neither way: it takes a few distinct values, and what counts is the highest that must fit.
     """
@@ -35,12 +35,12 @@ MEMORY, INSTANCE_MEMORY = "memory_peak_mib", "instance_memory_peak_mib"
 
 
 def is_latency(name: str) -> bool:
-    """Whether a quantity of a group is a latency, or a ratio of them."""
+    """Return whether a quantity of a group is a latency, or a ratio of them."""
     return name.startswith("latency_")
 
 
-def of_instance(activity: str) -> str:
-    """The mean of an activity over the GPU instances of a group."""
+def instance_metric(activity: str) -> str:
+    """Return the name of the mean of an activity over the GPU instances of a group."""
     return f"instance_{activity}"
 
 
@@ -52,6 +52,10 @@ class Metric:
     title: str
     unit: str = ""
     scale: Scale = Scale.POSITIVE
+
+    def heading(self, prefix: str = "") -> str:
+        """Return the title with the unit, if it has one, and a prefix of that."""
+        return f"{self.title} ({prefix}{self.unit})" if self.unit else self.title
 
 
 _ACTIVITY = {
@@ -85,7 +89,7 @@ _ALL = (
     Metric(FAIRNESS, "fairness (Jain)", scale=Scale.SHARE),
     *(Metric(name, title, scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
     Metric(MEMORY, "peak memory of the GPU", "MiB", Scale.PEAK),
-    *(Metric(of_instance(name), f"{title} of an instance", scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
+    *(Metric(instance_metric(name), f"{title} of an instance", scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
     Metric(INSTANCE_MEMORY, "peak memory of an instance", "MiB", Scale.PEAK),
     Metric("energy_per_epoch_j", "energy per epoch of a job", "J"),
     Metric(ENERGY_VS_ALONE, "energy against the same work alone"),
@@ -127,42 +131,40 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 """Quantities that are printed side by side: name and title of the table, and what is in it."""
 
 
-def counted(row: Row) -> dict[str, Metric]:
-    """The figures of a row that count its work, in each unit that all its jobs have, by name."""
-    return {name: metric for unit in units.units_in(row.metrics) for name, metric in counted_in(unit).items()}
+def find_work_metrics(row: Row) -> dict[str, Metric]:
+    """Return the figures of a row that count its work, in each unit that all its jobs have, by name."""
+    return {name: metric for unit in units.units_in(row.metrics) for name, metric in make_work_metrics(unit).items()}
 
 
 @functools.cache
-def counted_in(unit: str) -> Mapping[str, Metric]:
-    """The figures that count work in a unit, by name, in the order of tables."""
+def make_work_metrics(unit: str) -> Mapping[str, Metric]:
+    """Return the figures that count work in a unit, by name, in the order of tables."""
     one = units.one_in_words(unit)
-    every = (
+    metrics = (
         Metric(units.total_of(unit), "throughput of all jobs", units.per_second(unit)),
         Metric(units.energy_of(unit), f"energy per {one}", "J"),
         Metric(units.energy_above_idle_of(unit), f"energy per {one} above idle", "J", Scale.PLAIN),
     )
-    return {metric.name: metric for metric in every}
+    return {metric.name: metric for metric in metrics}
+
+
+def find_sampled_metrics(row: Row) -> Mapping[str, Metric]:
+    """Return the figures of a row that come from its listeners and that `METRICS` does not know, by name."""
+    return _sampled(row.facts.get("figures", ""))
 
 
 @functools.cache
 def _sampled(titled: str) -> Mapping[str, Metric]:
-    told = json.loads(titled) if titled else {}
-    return {name: _metric(name, **facts) for name, facts in told.items() if name not in METRICS}
-
-
-def _metric(name: str, *, title: str, unit: str, summary: str) -> Metric:
-    if unit == "ratio":
-        return Metric(name, title, scale=Scale.SHARE)
-    return Metric(name, title, unit, Scale.PEAK if summary in (Summary.MAX, Summary.PEAK) else Scale.POSITIVE)
-
-
-def sampled(row: Row) -> Mapping[str, Metric]:
-    """The figures of a row that come from its listeners and that `METRICS` does not know, by name."""
-    return _sampled(row.facts.get("figures", ""))
+    metrics = {}
+    for name, facts in (json.loads(titled) if titled else {}).items():
+        is_share, is_peak = facts["unit"] == "ratio", facts["summary"] in (Summary.MAX, Summary.PEAK)
+        scale = Scale.SHARE if is_share else Scale.PEAK if is_peak else Scale.POSITIVE
+        metrics[name] = Metric(name, facts["title"], "" if is_share else facts["unit"], scale)
+    return {name: metric for name, metric in metrics.items() if name not in METRICS}
 
 
 def table_of(metric: Metric) -> str:
-    """The table of `GROUPS` that shows a figure of a listener, or one that counts work."""
+    """Return the name of the table in `GROUPS` for a figure of a listener or of counted work."""
     if units.units_in([metric.name]):
         return "speed"
     return "utilisation" if metric.scale is Scale.SHARE or metric.unit == "MiB" else "energy"

@@ -1,4 +1,4 @@
-"""What work on other GPUs of the host costs: groups in company against the same alone, on one GPU since one boot."""
+"""The cost of work on other GPUs of the host: groups beside it against the same groups without, since one boot."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pipeline.base.domain import units
 from pipeline.base.domain.normalise import independent
 from pipeline.base.domain.records import BESIDE, WindowKind
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import counted
 from pipeline.report.evaluate.cells import Case, cases_of
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, estimate, interval_in_words
 from pipeline.report.evaluate.wording import jobs_in_words
-from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """What a group kept of its speed in company.
+class CompanyShare:
+    """The share of its speed that a group keeps while other GPUs work.
 
     Attributes:
         case, degree, mode: of the group alone.
@@ -38,9 +39,9 @@ class Kept:
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """The comparison as a sentence."""
         what = f"{self.mode} runs {jobs_in_words(self.case, self.degree)}"
-        return f"{what} at {self.share_in_words} of its speed while {_others(self.beside)}.{_simulated(self)}"
+        return f"{what} at {self.share_in_words} of its speed while {_name_others(self.beside)}.{_mark_simulated(self)}"
 
     @property
     def share_in_words(self) -> str:
@@ -48,30 +49,28 @@ class Kept:
         return f"{self.share.median:.3f}{interval_in_words(self.share, '.3f')}"
 
 
-def in_short(found: Iterable[Kept]) -> list[str]:
-    """The least and the most that groups kept, and how many intervals say that it differs; by the number of GPUs."""
-    by_number: dict[int, list[Kept]] = defaultdict(list)
-    for each in found:
-        by_number[each.beside].append(each)
-    return [_in_short(groups) for _, groups in sorted(by_number.items())]
+def summarize_shares(groups: Iterable[CompanyShare]) -> list[str]:
+    """Return a sentence for each number of working GPUs: the least and the most that groups keep of their speed."""
+    by_number = group_by(groups, lambda group: group.beside)
+    return [_summarize_groups(groups) for _, groups in sorted(by_number.items())]
 
 
-def _in_short(groups: Sequence[Kept]) -> str:
-    least, most = min(groups, key=_median), max(groups, key=_median)
-    while_working = f"While {_others(least.beside)}"
+def _summarize_groups(groups: Sequence[CompanyShare]) -> str:
+    in_order = sorted(groups, key=lambda group: group.share.median)
+    least, most = in_order[0], in_order[-1]
+    while_working = f"While {_name_others(least.beside)}"
     if len(groups) == 1:
-        said = f"{while_working}, the speed of {_what(least)} is {least.share_in_words} of that alone"
+        sentence = f"{while_working}, the speed of {_name_group(least)} is {least.share_in_words} of that alone"
     else:
-        said = (
+        sentence = (
             f"{while_working}, the speed of {len(groups)} groups is {least.share_in_words} of that alone at least "
-            f"({_what(least)}) and {most.share_in_words} at most ({_what(most)})"
+            f"({_name_group(least)}) and {most.share_in_words} at most ({_name_group(most)})"
         )
-    return f"{said}; {_differing(groups)}.{_simulated(least)}"
+    return f"{sentence}; {_count_differing(groups)}.{_mark_simulated(least)}"
 
 
-def _differing(groups: Sequence[Kept]) -> str:
-    """How many intervals exclude that nothing was lost or gained."""
-    intervals = [(each.share.low, each.share.high) for each in groups]
+def _count_differing(groups: Sequence[CompanyShare]) -> str:
+    intervals = [(group.share.low, group.share.high) for group in groups]
     known = [(low, high) for low, high in intervals if low is not None and high is not None]
     if not known:
         return f"an interval needs {MIN_FOR_INTERVAL} blocks"
@@ -79,37 +78,33 @@ def _differing(groups: Sequence[Kept]) -> str:
     return f"{num or 'none'} of {counted(len(known), 'interval')} {'exclude' if num > 1 else 'excludes'} 1"
 
 
-def _median(kept: Kept) -> float:
-    return kept.share.median
+def _name_group(group: CompanyShare) -> str:
+    return f"{group.mode} with {jobs_in_words(group.case, group.degree)}"
 
 
-def _what(kept: Kept) -> str:
-    return f"{kept.mode} with {jobs_in_words(kept.case, kept.degree)}"
-
-
-def _others(beside: int) -> str:
+def _name_others(beside: int) -> str:
     return "another GPU works" if beside == 1 else f"{beside} other GPUs work"
 
 
-def _simulated(kept: Kept) -> str:
-    return " (simulated)" if kept.is_simulated else ""
+def _mark_simulated(group: CompanyShare) -> str:
+    return " (simulated)" if group.is_simulated else ""
 
 
-def kept(study: Study) -> Iterator[Kept]:
-    """Each group that ran alone and in company, in the order of the rows."""
+def compare_company(study: Study) -> Iterator[CompanyShare]:
+    """Yield each group that ran with and without work on other GPUs, in the order of the rows."""
     cases = cases_of(study)
     alone: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     company: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     for row in study.rows:
         if row.is_valid:
-            found = company[(*_identity(row), row.beside)] if row.beside else alone[_identity(row)]
-            found[row.block] = row
+            by_block = company[(*_identity(row), row.beside)] if row.beside else alone[_identity(row)]
+            by_block[row.block] = row
     for (*identity, beside), rows in company.items():
         same = alone[tuple(identity)]
         shares = {block: _share(row, same.get(block)) for block, row in rows.items()}
         if ratios := {block: share for block, share in shares.items() if share is not None}:
             first = same[next(iter(ratios))]
-            yield Kept(
+            yield CompanyShare(
                 case=cases[first.run_id],
                 degree=first.degree,
                 mode=first.mode,
@@ -121,13 +116,12 @@ def kept(study: Study) -> Iterator[Kept]:
 
 
 def _identity(row: Row) -> tuple[object, ...]:
-    """What tells a group from others, but for its company."""
     settings = tuple(pair for pair in row.settings if pair[0] != BESIDE)
     return row.scenario, repr(sorted(row.options.items())), tuple(job.digest for job in row.jobs), settings
 
 
 def _share(row: Row, alone: Row | None) -> float | None:
-    """Speed of a group over that alone in its block, of different jobs their mean; `None` where it is not known.
+    """Divide the speed of a group by that without company; `None` if it is not known.
 
     Both are of one state of the machine. A fixed amount of work is compared by its time. Jobs at a given rate are as
     fast as that, whatever else works.

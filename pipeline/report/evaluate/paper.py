@@ -13,20 +13,21 @@ import enum
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from pipeline.base.domain.modes import MIG, PROFILE, SERIAL
 from pipeline.base.domain.normalise import SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate import scaling, sweeps
-from pipeline.report.evaluate.cells import Case, Cell, by_place, ratios
+from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios
 from pipeline.report.evaluate.metrics import MEMORY, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
-from pipeline.report.evaluate.quantities import of_workload
+from pipeline.report.evaluate.quantities import workload_metric
 from pipeline.report.evaluate.statistics import Estimate, interval_in_words
-from pipeline.report.evaluate.verdicts import Verdict, leading, slower_pairs
+from pipeline.report.evaluate.verdicts import Verdict, rank_modes, slower_pairs
 from pipeline.report.evaluate.wording import finding_in_words
 from pipeline.report.read import labels
 
@@ -35,7 +36,7 @@ _SAY_NOTHING = (Result.SKIPPED, Result.WRONG_RESULTS)
 
 
 class Agreement(enum.StrEnum):
-    """How our figure stands to the publication's range."""
+    """The relation of our figure to the published range."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -50,8 +51,8 @@ class FindingCheck:
 
     Attributes:
         case_label, degree, mode: of our cell; of the finding, as far as it says so, if there is none.
-        ours: our figure in the finding's metric; `None` for an out-of-memory, and where nothing was measured.
-        ours_in_words: the same as text.
+        figure: our figure in the finding's metric; `None` for an out-of-memory, and where nothing was measured.
+        figure_in_words: the same as text.
         difference: by how much ours lies outside the range; why it is undecided; which settings are others.
         note: what else is not the same as in the publication: the GPU, the length of the work, the images.
     """
@@ -61,56 +62,54 @@ class FindingCheck:
     case_label: str
     degree: int | None
     mode: str
-    ours: Estimate | None = None
-    ours_in_words: str = ""
+    figure: Estimate | None = None
+    figure_in_words: str = ""
     agreement: Agreement = Agreement.NOT_MEASURED
     difference: str = ""
     note: str = ""
 
 
-Check: TypeAlias = Callable[["_About", Sequence[Cell]], list[FindingCheck | None]]
+Check: TypeAlias = Callable[["_Question", Sequence[Cell]], Iterable[FindingCheck | None]]
 
 
 def compare(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[FindingCheck]:
-    """Each finding of each publication that has a workload of the study with every cell at its settings.
+    """Check each finding of each publication that has a workload of the study against the cells at its settings.
 
     Where there is none, with those whose settings differ least, which says so; else it is one entry without a figure.
     """
-    made: list[FindingCheck] = []
+    checks: list[FindingCheck] = []
     ran = {params.get("workload", ""): params for cell in cells for params in cell.case.params}
-    concerned = [each for each in publications() if any(each.program(params) for params in ran.values())]
+    concerned = [
+        publication for publication in publications() if any(publication.program(params) for params in ran.values())
+    ]
     for publication in concerned:
         for finding in publication.findings:
-            about = _About(publication, finding, cells, verdicts)
-            made += _at_nearest_settings(about) or [_absent(about)]
-    return made
+            question = _Question(publication, finding, cells, verdicts)
+            checks += _at_nearest_settings(question) or [_absent(question)]
+    return checks
 
 
-class _About(NamedTuple):
-    """A finding, and what there is to compare it with."""
-
+class _Question(NamedTuple):
     publication: Publication
     finding: Finding
     cells: Sequence[Cell]
     verdicts: Sequence[Verdict]
 
 
-def _at_nearest_settings(about: _About) -> list[FindingCheck]:
-    by_difference: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
-    for cell in about.cells:
-        if _speaks_of(about.publication, about.finding, cell):
-            by_difference[_differences(about.publication, about.finding, cell)].append(cell)
+def _at_nearest_settings(question: _Question) -> list[FindingCheck]:
+    concerned = [cell for cell in question.cells if _speaks_of(question.publication, question.finding, cell)]
+    by_difference = group_by(concerned, lambda cell: _differences(question.publication, question.finding, cell))
     for _, alike in itertools.groupby(sorted(by_difference, key=len), key=len):
-        found = [
+        checks = [
             dataclasses.replace(check, agreement=Agreement.OTHER_SETTINGS, difference="; ".join(differences))
             if differences
             else check
             for differences in alike
-            for check in CHECKS[about.finding.kind](about, by_difference[differences])
+            for check in CHECKS[question.finding.kind](question, by_difference[differences])
             if check is not None
         ]
-        if found:
-            return found
+        if checks:
+            return checks
     return []
 
 
@@ -122,12 +121,11 @@ def _differences(publication: Publication, finding: Finding, cell: Cell) -> tupl
 
 
 def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
-    """Whether a finding is about the workloads, the number of jobs and the mode of a cell, whatever its settings."""
     programs = [program for params in cell.case.params if (program := publication.program(params)) is not None]
     if len(programs) < len(cell.case.params):
         return False
     if cell.case.is_mix or finding.mixes:
-        mix = labels.mix_of([labels.Called(program.name, program.size) for program in programs])
+        mix = labels.mix_of([labels.JobLabel(program.name, program.size) for program in programs])
         is_meant = cell.case.is_mix and mix in finding.mixes
         has_degree = True
     else:
@@ -146,178 +144,167 @@ def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
     return not cell.detail  # MPS with limits, say, of which no finding speaks
 
 
-def _quantity(about: _About, cell: Cell) -> FindingCheck | None:
-    return _in_range(about, cell, cell.values.get(_name(about, cell), {}))
+def _quantity(question: _Question, cell: Cell) -> FindingCheck | None:
+    return _check_range(question, cell, cell.values.get(_name(question, cell), {}))
 
 
-def _name(about: _About, cell: Cell) -> str:
-    return cell.throughput if about.finding.quantity == _THROUGHPUT else about.finding.quantity
+def _name(question: _Question, cell: Cell) -> str:
+    return cell.throughput if question.finding.quantity == _THROUGHPUT else question.finding.quantity
 
 
-def _along(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
-    """Of each mode and number of jobs, from the lowest to the highest value of the parameter that has a figure."""
-    param = about.finding.along
+def _check_along(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
+    """Divide, for each mode and degree, the figure at the highest value of the parameter by that at the lowest."""
+    param = question.finding.along
     swept = sweeps.profiles(cells, 2) if param == PROFILE else sweeps.numbers(cells, 2, only=param)
-    found = []
-    for each in swept:
+    for sweep in swept:
         lines: dict[tuple[str, int], list[tuple[str, Cell]]] = defaultdict(list)
-        for place, here in each.cells.items():
-            for cell in here:
-                if cell.is_ranked and _name(about, cell) in cell.values:
+        for place, members in sweep.cells.items():
+            for cell in members:
+                if cell.is_ranked and _name(question, cell) in cell.values:
                     mode = cell.sharing.label if param == PROFILE else cell.mode
-                    lines[mode, cell.degree].append((each.ticks[place], cell))
+                    lines[mode, cell.degree].append((sweep.ticks[place], cell))
         for (lowest, low), *_, (highest, high) in (line for line in lines.values() if len(line) > 1):
-            check = _in_range(about, high, ratios(high, low, _name(about, high)))
-            if check is not None:
-                ours = f"{check.ours_in_words}, {highest} over {lowest}"
-                found.append(dataclasses.replace(check, ours_in_words=ours))
-    return list(found)
+            if (check := _check_range(question, high, ratios(high, low, _name(question, high)))) is not None:
+                words = f"{check.figure_in_words}, {highest} over {lowest}"
+                yield dataclasses.replace(check, figure_in_words=words)
 
 
-def _profiles(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
-    """Of each case, the larger of two MIG profiles, or the whole GPU, over the smaller."""
+def _profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
     by_case: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
         if cell.is_ranked and (place := scaling.place_of(cell)) is not None:
             by_case[cell.case][scaling.slices_of(place)] = cell
-    found = []
-    for here in by_case.values():
-        larger, smaller = here.get(about.finding.larger), here.get(about.finding.smaller)
+    for places in by_case.values():
+        larger, smaller = places.get(question.finding.larger), places.get(question.finding.smaller)
         if larger is not None and smaller is not None:
-            check = _in_range(about, smaller, ratios(larger, smaller, _name(about, smaller)))
-            if check is not None:
-                found.append(dataclasses.replace(check, mode=f"{larger.mode} over {smaller.mode}"))
-    return list(found)
+            check = _check_range(question, smaller, ratios(larger, smaller, _name(question, smaller)))
+            yield check and dataclasses.replace(check, mode=f"{larger.mode} over {smaller.mode}")
 
 
-def _slowdown(about: _About, cell: Cell) -> FindingCheck | None:
-    """Of our jobs of the workload that the finding names, which may be called differently here."""
-    programs = [(params["workload"], about.publication.program(params)) for params in cell.case.params]
-    meant = (name for name, program in programs if program is not None and program.name == about.finding.of)
-    return _in_range(about, cell, cell.values.get(of_workload(SLOWDOWN, next(meant, "")), {}))
+def _slowdown(question: _Question, cell: Cell) -> FindingCheck | None:
+    programs = [(params["workload"], question.publication.program(params)) for params in cell.case.params]
+    meant = (name for name, program in programs if program is not None and program.name == question.finding.of)
+    return _check_range(question, cell, cell.values.get(workload_metric(SLOWDOWN, next(meant, "")), {}))
 
 
-def _against(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
-    found: list[FindingCheck | None] = []
+def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
     for cell in cells:
-        others = _others(about, cell, cell.degree, about.finding.against)
-        if not others:
-            found.append(_in_range(about, cell, {}))  # it may have run out of memory
-        for other in others:
-            check = _in_range(about, cell, ratios(cell, other, _name(about, cell) or SPEEDUP))
+        references = _find_others(question, cell, cell.degree, question.finding.against)
+        if not references:
+            yield _check_range(question, cell, {})  # it may have run out of memory
+        for other in references:
+            check = _check_range(question, cell, ratios(cell, other, _name(question, cell) or SPEEDUP))
             if check is not None and other.sharing == MIG:
                 check = dataclasses.replace(check, mode=f"{cell.mode} over {other.mode}")
-            found.append(check)
-    return found
+            yield check
 
 
-def _memory_growth(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
-    """Of what grows with the degree, the highest degree of each case and mode."""
+def _memory_growth(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
+    """Use the highest degree of each case and mode."""
     highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # ordered by degree
-    found = []
     for cell in highest.values():
-        growth = [ratios(cell, alone, MEMORY) for alone in _others(about, cell, 1, SERIAL.name)]
-        by_job = {block: ratio / cell.degree for each in growth for block, ratio in each.items()}
-        found.append(_in_range(about, cell, by_job, Scale.PEAK))
-    return found
+        growth = [ratios(cell, alone, MEMORY) for alone in _find_others(question, cell, 1, SERIAL.name)]
+        by_job = {block: ratio / cell.degree for by_block in growth for block, ratio in by_block.items()}
+        yield _check_range(question, cell, by_job, Scale.PEAK)
 
 
-def _out_of_memory(about: _About, cell: Cell) -> FindingCheck | None:
+def _out_of_memory(question: _Question, cell: Cell) -> FindingCheck | None:
     if cell.finding in _SAY_NOTHING:
         return None
     if cell.results[Result.OOM]:
-        return _check(about, cell, None, Result.OOM.value, Agreement.AGREES)
+        return _check(question, cell, None, Result.OOM.value, Agreement.AGREES)
     if not cell.values:
         return None  # it failed otherwise, which says nothing
-    return _check(about, cell, None, Result.OK.value, Agreement.DIFFERS, "it fits here")
+    return _check(question, cell, None, Result.OK.value, Agreement.DIFFERS, "it fits here")
 
 
-def _in_range(
-    about: _About, cell: Cell, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE
+def _check_range(
+    question: _Question, cell: Cell, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE
 ) -> FindingCheck | None:
     if cell.finding in _SAY_NOTHING:
         return None
     if cell.results[Result.OOM]:
-        if about.finding.degree is None:
+        if question.finding.degree is None:
             return None  # nothing is said of degrees that do not fit
-        return _check(about, cell, None, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
+        return _check(question, cell, None, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
     if not by_block:
         return None
-    ours = cell.estimate(by_block, scale)
-    in_words = f"{ours.median:.2f}{interval_in_words(ours, '.2f')}"
-    return _check(about, cell, ours, in_words, *_against_range(about.finding, ours))
+    estimate = cell.estimate(by_block, scale)
+    in_words = f"{estimate.median:.2f}{interval_in_words(estimate, '.2f')}"
+    return _check(question, cell, estimate, in_words, *_compare_with_range(question.finding, estimate))
 
 
-def _others(about: _About, cell: Cell, degree: int, mode: str) -> list[Cell]:
-    """The same case at a degree in a mode: one, but of MIG each layout that was measured."""
-    there = (cell.case, degree, mode)
-    return [each for each in about.cells if (each.case, each.degree, each.sharing.name) == there and each.is_ranked]
+def _find_others(question: _Question, cell: Cell, degree: int, mode: str) -> list[Cell]:
+    """Return the cells of the same case at a degree in a mode: one, but of MIG each layout."""
+    place = (cell.case, degree, mode)
+    return [
+        other for other in question.cells if (other.case, other.degree, other.sharing.name) == place and other.is_ranked
+    ]
 
 
-def _against_range(finding: Finding, ours: Estimate) -> tuple[Agreement, str]:
-    """The whole interval inside agrees, the whole interval outside differs."""
+def _compare_with_range(finding: Finding, estimate: Estimate) -> tuple[Agreement, str]:
     low = -math.inf if finding.low is None else finding.low
     high = math.inf if finding.high is None else finding.high
     away = ""
-    if ours.median < low:
-        away = f"{100 * (1 - ours.median / low):.0f} % lower, "
-    elif ours.median > high:
-        away = f"{100 * (ours.median / high - 1):.0f} % higher, "
-    if ours.low is None or ours.high is None:
+    if estimate.median < low:
+        away = f"{100 * (1 - estimate.median / low):.0f} % lower, "
+    elif estimate.median > high:
+        away = f"{100 * (estimate.median / high - 1):.0f} % higher, "
+    if estimate.low is None or estimate.high is None:
         return Agreement.UNDECIDED, f"{away}too few values for an interval"
-    if low <= ours.low and ours.high <= high:
+    if low <= estimate.low and estimate.high <= high:
         return Agreement.AGREES, ""
-    if ours.high < low or high < ours.low:
+    if estimate.high < low or high < estimate.low:
         return Agreement.DIFFERS, away.removesuffix(", ")
     return Agreement.UNDECIDED, f"{away}but the interval reaches into the range" if away else "the interval is wider"
 
 
-def _fastest(about: _About, cells: Sequence[Cell]) -> list[FindingCheck | None]:
-    places = by_place([cell for cell in cells if cell.is_ranked])
-    return [_is_fastest(about, here) for here in places.values()]
-
-
-def _is_fastest(about: _About, here: Sequence[Cell]) -> FindingCheck | None:
-    """Whether each other mode is slower than one that should be fastest; `None` unless every mode was measured."""
-    if {cell.sharing.name for cell in here} != set(about.finding.among):
+def _is_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck | None:
+    """Check that each other mode is slower than an expected one; `None` unless every mode was measured."""
+    if {cell.sharing.name for cell in members} != set(question.finding.among):
         return None
-    place = here[0].case, here[0].degree
-    slower = slower_pairs([verdict for verdict in about.verdicts if (verdict.case, verdict.degree) == place])
-    expected = [cell.mode for cell in here if cell.sharing.name in about.finding.modes]
-    others = [cell.mode for cell in here if cell.mode not in expected]
-    if all(any((other, mode) in slower for mode in expected) for other in others):
-        found = Agreement.AGREES
-    elif any(all((mode, other) in slower for mode in expected) for other in others):
-        found = Agreement.DIFFERS
+    place = members[0].case, members[0].degree
+    slower = slower_pairs([verdict for verdict in question.verdicts if (verdict.case, verdict.degree) == place])
+    expected = [cell.mode for cell in members if cell.sharing.name in question.finding.modes]
+    other_modes = [cell.mode for cell in members if cell.mode not in expected]
+    if all(any((other, mode) in slower for mode in expected) for other in other_modes):
+        agreement = Agreement.AGREES
+    elif any(all((mode, other) in slower for mode in expected) for other in other_modes):
+        agreement = Agreement.DIFFERS
     else:
-        found = Agreement.UNDECIDED
-    by_mode = {cell.mode: -cell.estimates[SPEEDUP].median if SPEEDUP in cell.estimates else 0.0 for cell in here}
-    tied, _ = leading(by_mode, slower)
-    why = "not told apart" if found is Agreement.UNDECIDED else ""
-    return dataclasses.replace(_check(about, here[0], None, " or ".join(tied), found, why), mode="")
+        agreement = Agreement.UNDECIDED
+    by_mode = {cell.mode: -cell.estimates[SPEEDUP].median if SPEEDUP in cell.estimates else 0.0 for cell in members}
+    tied, _ = rank_modes(by_mode, slower)
+    why = "not told apart" if agreement is Agreement.UNDECIDED else ""
+    return dataclasses.replace(_check(question, members[0], None, " or ".join(tied), agreement, why), mode="")
 
 
 def _check(
-    about: _About, cell: Cell, ours: Estimate | None, in_words: str, agreement: Agreement, difference: str = ""
+    question: _Question,
+    cell: Cell,
+    estimate: Estimate | None,
+    in_words: str,
+    agreement: Agreement,
+    difference: str = "",
 ) -> FindingCheck:
     return FindingCheck(
-        publication=about.publication,
-        finding=about.finding,
+        publication=question.publication,
+        finding=question.finding,
         case_label=cell.case.label,
         degree=cell.degree,
         mode=cell.mode,
-        ours=ours,
-        ours_in_words=in_words,
+        figure=estimate,
+        figure_in_words=in_words,
         agreement=agreement,
         difference=difference,
-        note=_note(about, cell),
+        note=_note(question, cell),
     )
 
 
-def _absent(about: _About) -> FindingCheck:
-    finding = about.finding
+def _absent(question: _Question) -> FindingCheck:
+    finding = question.finding
     return FindingCheck(
-        publication=about.publication,
+        publication=question.publication,
         finding=finding,
         case_label=", ".join(finding.mixes or finding.workloads) or "any workload",
         degree=finding.degree,
@@ -325,10 +312,9 @@ def _absent(about: _About) -> FindingCheck:
     )
 
 
-def _note(about: _About, cell: Cell) -> str:
-    """What a reader must mind although it is no other setting."""
-    differs, publication = [], about.publication
-    gpu = about.finding.gpu or publication.gpu
+def _note(question: _Question, cell: Cell) -> str:
+    differs, publication = [], question.publication
+    gpu = question.finding.gpu or publication.gpu
     if cell.is_simulated:
         differs.append("simulated, so it says nothing about a GPU")
     elif gpu not in cell.device:
@@ -337,22 +323,28 @@ def _note(about: _About, cell: Cell) -> str:
         differs.append(f"steady window instead of {publication.epochs} epochs")
     if any(params.get("source") == "synthetic_files" for params in cell.case.params):
         differs.append("files of made-up images")
-    differs += about.finding.slips
+    differs += question.finding.slips
     return "; ".join(differs)
 
 
-def _of_each(check: Callable[[_About, Cell], FindingCheck | None]) -> Check:
-    return lambda about, cells: [check(about, cell) for cell in cells]
+def _check_cells(check: Callable[[_Question, Cell], FindingCheck | None]) -> Check:
+    return lambda question, cells: [check(question, cell) for cell in cells]
+
+
+def _check_places(check: Callable[[_Question, Sequence[Cell]], FindingCheck | None]) -> Check:
+    return lambda question, cells: [
+        check(question, members) for members in group_places([c for c in cells if c.is_ranked]).values()
+    ]
 
 
 CHECKS: dict[str, Check] = {
-    "quantity": _of_each(_quantity),
-    "against": _against,
-    "along": _along,
+    "quantity": _check_cells(_quantity),
+    "against": _check_against,
+    "along": _check_along,
     "profiles": _profiles,
     "memory_growth": _memory_growth,
-    "out_of_memory": _of_each(_out_of_memory),
-    "slowdown": _of_each(_slowdown),
-    "fastest": _fastest,
+    "out_of_memory": _check_cells(_out_of_memory),
+    "slowdown": _check_cells(_slowdown),
+    "fastest": _check_places(_is_fastest),
 }
 """By the kind of a finding: what some cells say, `None` for nothing."""

@@ -1,4 +1,4 @@
-"""What publications say, to be read beside a study: a file in `publications/` each."""
+"""Published findings, to be read beside a study: a file in `publications/` each."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Finding:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Of kind `profiles`: speed of the larger over that of the smaller, by row that can be used."""
+        """Speed of the larger over that of the smaller (kind `profiles`), for each row that can be used."""
         used = [row for row in self.rows if row[0] not in self.left_out]
         return tuple(smaller / larger if self.is_time else larger / smaller for _, larger, smaller in used)
 
@@ -107,13 +107,13 @@ class Program:
 
     Attributes:
         name: of the workload that does the same.
-        ours: of the nearest workload that does not: what is measured with it is at other settings.
+        nearest: of the nearest workload that does not: what is measured with it is at other settings.
         size: its letter in the labels of mixes.
         settings: of its own; `in_mixes` those that only mixes have.
     """
 
     name: str
-    ours: str = ""
+    nearest: str = ""
     size: str | None = None
     settings: Settings = field(default_factory=dict)
     in_mixes: Settings = field(default_factory=dict)
@@ -143,34 +143,36 @@ class Publication:
     findings: tuple[Finding, ...]
 
     def program(self, params: Mapping[str, str]) -> Program | None:
-        """The workload of this publication that a job is, or is near to, by the params of its run."""
+        """Return the workload of this publication that a job is, or is near to, by the params of its run."""
         name = params.get("workload")
-        return next((each for each in self.workloads if name and name in (each.name, each.ours)), None)
+        return next((program for program in self.workloads if name and name in (program.name, program.nearest)), None)
 
     def differences(self, finding: Finding, params: Mapping[str, str], *, is_mix: bool) -> list[str]:
-        """In words, how the settings of a job are not those of a finding: `batch 128 instead of 32`."""
+        """Describe how the settings of a job differ from those of a finding: `batch 128 instead of 32`."""
         program = self.program(params)
         if program is None:
             return [f"{params.get('workload')}, which was not measured"]
         of_mix = program.in_mixes if is_mix else {}
-        wanted = {"workload": (program.name,), **self.settings, **program.settings, **of_mix, **finding.settings}
+        settings = {"workload": (program.name,), **self.settings, **program.settings, **of_mix, **finding.settings}
         return [
-            f"{_in_words(key, params.get(key))} instead of {' or '.join(values)}"
-            for key, values in wanted.items()
+            f"{_describe_setting(key, params.get(key))} instead of {' or '.join(values)}"
+            for key, values in settings.items()
             if params.get(key) not in values
         ]
 
     def profile_differences(
         self, finding: Finding, params: Sequence[Mapping[str, str]], profiles: Sequence[str], degree: int
     ) -> list[str]:
-        """The same of the MIG instances of some jobs, the largest first; of copies `params` are those of one."""
+        """Describe how the MIG instances of jobs differ, the largest first; `params` of copies are those of one."""
         if finding.profile is not None or finding.kind in ("profiles", "along"):
             return []
-        sizes = [program.size or "" for each in params if (program := self.program(each)) is not None]
+        sizes = [program.size or "" for job in params if (program := self.program(job)) is not None]
         keys = [str(degree)] * degree if len(sizes) == 1 else sorted(sizes, key=self._slices, reverse=True)
         return [
             f"a MIG instance of {slices} instead of {' or '.join(self.profiles[key])}"
-            for key, slices in dict.fromkeys(zip(keys, (each.partition(".")[0] for each in profiles), strict=False))
+            for key, slices in dict.fromkeys(
+                zip(keys, (profile.partition(".")[0] for profile in profiles), strict=False)
+            )
             if key in self.profiles and slices not in self.profiles[key]
         ]
 
@@ -181,7 +183,7 @@ class Publication:
 _SETTINGS_IN_WORDS = {"workload": "{}", "batch_size": "batch {}", "image_px": "image size {}"}
 
 
-def _in_words(key: str, value: str | None) -> str:
+def _describe_setting(key: str, value: str | None) -> str:
     if key == "source" and value is not None:
         return labels.value_in_words(key, value) or f"source {value}"
     form = _SETTINGS_IN_WORDS.get(key, key.replace("_", " ") + " {}")
@@ -190,7 +192,7 @@ def _in_words(key: str, value: str | None) -> str:
 
 @lru_cache(maxsize=1)
 def publications() -> tuple[Publication, ...]:
-    """Every publication, by the name of its file."""
+    """Return every publication, by the name of its file."""
     import yaml
 
     paths = sorted(FOLDER.glob("*.yaml"))
@@ -198,20 +200,19 @@ def publications() -> tuple[Publication, ...]:
 
 
 def _publication(says: Mapping[str, Any]) -> Publication:
-    programs = tuple(Program(**_frozen(each)) for each in says["workloads"])
-    findings = tuple(_with_range(Finding(**_frozen(each))) for each in says["findings"])
-    return Publication(**_frozen(says) | {"workloads": programs, "findings": findings})
+    programs = tuple(Program(**_freeze(raw)) for raw in says["workloads"])
+    findings = tuple(_add_range(Finding(**_freeze(raw))) for raw in says["findings"])
+    return Publication(**_freeze(says) | {"workloads": programs, "findings": findings})
 
 
-def _with_range(finding: Finding) -> Finding:
-    """The finding, of kind `profiles` with the range that its rows make."""
+def _add_range(finding: Finding) -> Finding:
     if not finding.rows:
         return finding
     low, high = min(finding.ratios) / _NEAR_ITS_ROWS, max(finding.ratios) * _NEAR_ITS_ROWS
     return dataclasses.replace(finding, low=round(low, 3), high=round(high, 3))
 
 
-def _frozen(says: Mapping[str, Any]) -> dict[str, Any]:
+def _freeze(says: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: _settings(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
         for key, value in says.items()
@@ -220,4 +221,4 @@ def _frozen(says: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(says: Mapping[str, Any]) -> Settings:
     several = {key: value if isinstance(value, list) else [value] for key, value in says.items()}
-    return {key: tuple(map(labels.in_words, values)) for key, values in several.items()}
+    return {key: tuple(map(labels.describe_value, values)) for key, values in several.items()}

@@ -31,12 +31,12 @@ from pipeline.report.evaluate.metrics import (
     ENERGY_VS_ALONE,
     HOST,
     INSTANCE_MEMORY,
-    counted,
-    of_instance,
-    sampled,
+    find_sampled_metrics,
+    find_work_metrics,
+    instance_metric,
 )
 from pipeline.report.read import labels
-from pipeline.report.read.records import JobRow, Row
+from pipeline.report.read.study_records import JobRow, Row
 
 _RECORDED = (
     *("makespan_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),
@@ -54,7 +54,7 @@ BaselineKey = tuple[object, ...]
 
 @dataclass(slots=True)
 class BlockBaselines(Baselines[Row, JobRow]):
-    """What ran alone in one block, in one state of the machine and with the same settings.
+    """The jobs that ran alone in one block, in one machine state and with the same settings.
 
     Attributes:
         by_program: of each program that has step modes, in whatever step mode, by all else that it computes.
@@ -64,36 +64,36 @@ class BlockBaselines(Baselines[Row, JobRow]):
     by_program: dict[labels.Program, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
     by_job: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
 
-    def in_step_modes(self, job: JobRow) -> list[JobRow]:
-        """A job's program alone, in each of its step modes; none of a program that has no step modes."""
+    def find_step_modes(self, job: JobRow) -> list[JobRow]:
+        """Return the program of a job alone in each of its step modes; empty for one without step modes."""
         return self.by_program.get(labels.program_of(job.params), [])
 
     def solo(self, row: Row, job: JobRow) -> JobRow | None:
-        """A job of a row alone; of several runs their mean."""
+        """Return a job of a row alone, or the mean of several such runs."""
         runs = self.alone(job.digest, _digests(row))
-        return _mean_job(runs) if runs else None
+        return dataclasses.replace(runs[0], metrics=mean_of([run.metrics for run in runs])) if runs else None
 
     def total_time_s(self, row: Row) -> float | None:
-        """Of a row's jobs one after another; `None` if that did not run."""
+        """Return the time of a row's jobs one after another; `None` if these did not run."""
         mix = self.in_turn(_digests(row))
         return mix.metrics.get("makespan_s") if mix else None
 
 
 def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
-    """The baselines of each block, by `baseline_key`. Those that failed or are invalid are none."""
-    found: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
+    """Return the valid baselines of each block, by `baseline_key`."""
+    baselines: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
     for row in (row for row in rows if row.is_sequential and row.is_valid):
-        mine = found[baseline_key(row)]
-        mine.add(row, _digests(row), row.jobs)
+        block = baselines[baseline_key(row)]
+        block.add(row, _digests(row), row.jobs)
         for job in row.jobs if row.degree == 1 else ():
-            mine.by_job[job.digest].append(row)
+            block.by_job[job.digest].append(row)
             if labels.STEP_MODE in job.params:
-                mine.by_program[labels.program_of(job.params)].append(job)
-    return dict(found)
+                block.by_program[labels.program_of(job.params)].append(job)
+    return dict(baselines)
 
 
 def baseline_key(row: Row) -> BaselineKey:
-    """What a row and its baseline, which has no neighbours, must share beside their workloads.
+    """Return all that a row and its baseline, which has no co-runners, must share beside their workloads.
 
     The rows of a block on one kind of device are those of one state of the machine (`read.selection`).
     """
@@ -101,43 +101,47 @@ def baseline_key(row: Row) -> BaselineKey:
 
 
 def settings_without_neighbours(row: Row) -> tuple[tuple[str, str], ...]:
-    """The settings that a row must share with another one to be compared with it, whatever ran beside."""
+    """Return the settings that two rows must share to be compared, whatever their co-runners."""
     return tuple((key, value) for key, value in row.settings if key != NEIGHBOURS)
 
 
 def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
-    """Every quantity of a row that can be known, by the names of `evaluate.metrics`; the others are absent."""
-    found = {name: row.metrics[name] for name in (*_RECORDED, *counted(row), *sampled(row)) if name in row.metrics}
+    """Return every known quantity of a row, by the names of `evaluate.metrics`."""
+    row_figures = {
+        name: row.metrics[name]
+        for name in (*_RECORDED, *find_work_metrics(row), *find_sampled_metrics(row))
+        if name in row.metrics
+    }
     if row.window is WindowKind.STEADY:
-        found.pop("makespan_s", None)  # jobs ran until they were told to stop: that is the window's length
+        row_figures.pop("makespan_s", None)  # jobs ran until they were told to stop: that is the window's length
     energy_j = row.metrics.get(ENERGY)
     if energy_j and ENERGY_ABOVE_IDLE in row.metrics:
         share = row.metrics[ENERGY_ABOVE_IDLE] / energy_j
         for unit in units.units_in(row.metrics):
-            if units.energy_of(unit) in found:
-                found[units.energy_above_idle_of(unit)] = share * found[units.energy_of(unit)]
-    found |= _epochs(row, baselines) | _of_instances(row) | _energies(row, baselines)
+            if units.energy_of(unit) in row_figures:
+                row_figures[units.energy_above_idle_of(unit)] = share * row_figures[units.energy_of(unit)]
+    row_figures |= _epochs(row, baselines) | _combine_instances(row) | _energies(row, baselines)
     alone = [baselines.solo(row, job) for job in row.jobs]
-    figures = _normalised(row, alone, baselines.total_time_s(row))
-    step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.in_step_modes(job)} for job in row.jobs]
+    figures = _normalise(row, alone, baselines.total_time_s(row))
+    step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.find_step_modes(job)} for job in row.jobs]
     if figures and max(map(len, step_modes)) > 1:  # of one mode alone, it is not known to be the best
-        best = _normalised(row, [_best(row, baselines, job) for job in row.jobs], None)
+        best = _normalise(row, [_find_best_solo(row, baselines, job) for job in row.jobs], None)
         figures |= {BEST_SOLO: best[SPEEDUP]} if SPEEDUP in best else {}
-    return found | figures | _slowdowns(row, alone)
+    return row_figures | figures | _slowdowns(row, alone)
 
 
 def modelled_energy(label: str) -> str:
-    """The quantity of a mix that is the energy above idle of one unit of a job's work there: a model."""
+    """Return the name of the modelled energy above idle for one work unit of a job in a mix."""
     return f"energy_above_idle_per_unit_of_{label}_model_j"
 
 
 def energy_alone(label: str) -> str:
-    """The same of the job alone, which was measured."""
+    """Return the name of the measured energy above idle for one work unit of a job alone."""
     return f"energy_above_idle_per_unit_of_{label}_alone_j"
 
 
 def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
-    """Energy over that of the same work by each job alone; of a mix also each workload's part, which is a model.
+    """Return the energy over that of the same work alone; of a mix also the modelled part of each workload.
 
     Work that is not fixed is what a job did in a second, so its energy is that of a second as well: windows differ in
     length. A GPU counts the energy of all that runs on it. The model gives each job of a mix as much more, or less,
@@ -147,78 +151,72 @@ def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         return {}
     name_of = [rate_name(row.window, job.unit) for job in row.jobs]
     solos = [baselines.by_job.get(job.digest, []) for job in row.jobs]
-    alone = [mean_of([{**_to_compare(solo), **solo.jobs[0].metrics} for solo in each]) for each in solos]
+    alone = [mean_of([{**_collect_figures(solo), **solo.jobs[0].metrics} for solo in rows]) for rows in solos]
     work = [
         1.0 if row.window is WindowKind.WORK else _ratio(job.metrics, solo, name)
         for job, solo, name in zip(row.jobs, alone, name_of, strict=True)
     ]
-    found, own = {}, _to_compare(row)
-    if (against := _over(own, alone, work, ENERGY)) is not None:
-        found[ENERGY_VS_ALONE] = against
-    grown = _over(own, alone, work, ENERGY_ABOVE_IDLE)
+    energies, figures = {}, _collect_figures(row)
+    if (against := _compare_energy(figures, alone, work, ENERGY)) is not None:
+        energies[ENERGY_VS_ALONE] = against
+    grown = _compare_energy(figures, alone, work, ENERGY_ABOVE_IDLE)
     if grown is None or not row.is_mix:
-        return found
+        return energies
     for job, solo in zip(row.jobs, alone, strict=True):
-        if (each := solo.get(units.energy_above_idle_of(job.unit))) is not None:
-            found |= {energy_alone(job.label): each, modelled_energy(job.label): grown * each}
-    return found
+        if (energy_j := solo.get(units.energy_above_idle_of(job.unit))) is not None:
+            energies |= {energy_alone(job.label): energy_j, modelled_energy(job.label): grown * energy_j}
+    return energies
 
 
-def _to_compare(row: Row) -> dict[str, float]:
-    """The figures of a row; the energy of the device is that of its window if its work is fixed, else of a second."""
-    found, length = dict(row.metrics), 1.0 if row.window is WindowKind.WORK else row.window_s
+def _collect_figures(row: Row) -> dict[str, float]:
+    """Return the figures of a row; energy is that of the window if its work is fixed, else that of a second."""
+    figures, length = dict(row.metrics), 1.0 if row.window is WindowKind.WORK else row.window_s
     for name in (ENERGY, ENERGY_ABOVE_IDLE):
-        energy_j = found.pop(name, None)
+        energy_j = figures.pop(name, None)
         if energy_j is not None and length:
-            found[name] = energy_j / length
-    return found
+            figures[name] = energy_j / length
+    return figures
 
 
 def _ratio(figures: Mapping[str, float], of: Mapping[str, float], name: str) -> float | None:
     return figures[name] / of[name] if name in figures and of.get(name) else None
 
 
-def _over(
+def _compare_energy(
     figures: Mapping[str, float], alone: Sequence[Mapping[str, float]], work: Sequence[float | None], name: str
 ) -> float | None:
-    """An energy of a group over that of its work by each job alone; `None` unless all of it is known."""
+    """Divide the energy of a group by that of its work alone; `None` unless all of it is known."""
     parts = [share * solo[name] for share, solo in zip(work, alone, strict=True) if share is not None and name in solo]
     if name not in figures or len(parts) < len(work) or sum(parts) <= 0:
         return None
     return figures[name] / sum(parts)
 
 
-def _of_instances(row: Row) -> dict[str, float]:
-    """What the GPU instances of a row have in common: the mean of each activity, and the highest memory."""
+def _combine_instances(row: Row) -> dict[str, float]:
     instances = {job.place["gi_id"]: job.metrics for job in row.jobs if "gi_id" in job.place}  # some share one
-    found = {}
+    figures = {}
     for name in (*ACTIVITY, INSTANCE_MEMORY):
         values = [metrics[name] for metrics in instances.values() if name in metrics]
         if values and name == INSTANCE_MEMORY:
-            found[name] = max(values)
+            figures[name] = max(values)
         elif values:
-            found[of_instance(name)] = statistics.fmean(values)
-    return found
+            figures[instance_metric(name)] = statistics.fmean(values)
+    return figures
 
 
-def of_workload(worst: str, workload: str) -> str:
-    """The quantity of a mix that is the worst (`SLOWDOWN` and those of latencies) of the jobs of one workload."""
+def workload_metric(worst: str, workload: str) -> str:
+    """Return the name of the worst slowdown among the jobs of one workload of a mix."""
     return worst.replace("_worst_", f"_{workload}_")
 
 
-def of_copies_in_turn(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
-    """Those of `degree` copies one after another, from those of the solo run, which is what was measured."""
-    kept = [name for name in _RECORDED if name not in ("makespan_s", "overlap_ratio")]
-    kept += [SPEEDUP, BEST_SOLO, *counted(solo), *sampled(solo)]
-    found = {name: alone[name] for name in kept if name in alone}
+def derive_serial_copies(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
+    """Derive the figures of `degree` copies one after another from those of the solo run."""
+    names = [name for name in _RECORDED if name not in ("makespan_s", "overlap_ratio")]
+    names += [SPEEDUP, BEST_SOLO, *find_work_metrics(solo), *find_sampled_metrics(solo)]
+    figures = {name: alone[name] for name in names if name in alone}
     if solo.window is not WindowKind.STEADY and "makespan_s" in alone:
-        found["makespan_s"] = degree * alone["makespan_s"]
-    return found
-
-
-def _mean_job(jobs: Sequence[JobRow]) -> JobRow:
-    """Equal jobs that each ran alone, as one with the means of their figures."""
-    return dataclasses.replace(jobs[0], metrics=mean_of([job.metrics for job in jobs]))
+        figures["makespan_s"] = degree * alone["makespan_s"]
+    return figures
 
 
 def _digests(row: Row) -> tuple[str, ...]:
@@ -227,29 +225,29 @@ def _digests(row: Row) -> tuple[str, ...]:
 
 def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
     compared: dict[str, list[Compared]] = defaultdict(list)
-    for job, both in zip(row.jobs, _compared(row, alone), strict=True):
+    for job, both in zip(row.jobs, _pair_with_solo(row, alone), strict=True):
         compared[job.params.get("workload", "")].append(both)
     if not row.is_mix or row.is_sequential:
         return {}
     return {
-        of_workload(worst, name): value
-        for name, mine in compared.items()
-        for worst, value in normalise(row.window, mine).items()
+        workload_metric(worst, name): value
+        for name, jobs in compared.items()
+        for worst, value in normalise(row.window, jobs).items()
         if worst in (SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN)
     }
 
 
-def _compared(row: Row, alone: Sequence[JobRow | None]) -> list[Compared]:
+def _pair_with_solo(row: Row, alone: Sequence[JobRow | None]) -> list[Compared]:
     return [
         Compared(job.unit, job.is_rate_given, job.metrics, {} if solo is None else solo.metrics)
         for job, solo in zip(row.jobs, alone, strict=True)
     ]
 
 
-def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
+def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:
     return normalise(
         row.window,
-        _compared(row, alone),
+        _pair_with_solo(row, alone),
         is_sequential=row.is_sequential,
         has_neighbours=bool(row.neighbours),
         serial_s=serial_s,
@@ -257,43 +255,40 @@ def _normalised(row: Row, alone: Sequence[JobRow | None], serial_s: float | None
     )
 
 
-def _best(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow | None:
-    """The fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
+def _find_best_solo(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow | None:
+    """Return the fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
     name = rate_name(row.window, job.unit)
-    candidates = [solo for solo in baselines.in_step_modes(job) if solo.metrics.get(name)]
+    candidates = [solo for solo in baselines.find_step_modes(job) if solo.metrics.get(name)]
     choose = min if row.window is WindowKind.WORK else max
     return choose(candidates, key=lambda solo: solo.metrics[name], default=None)
 
 
 def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:
-    """Time per epoch of equal jobs, and against the job alone. Epochs of different jobs have no common length."""
+    """Return the time per epoch of equal jobs, also against one alone; epochs of a mix have no common length."""
     if row.is_mix:
         return {}
     measured = row.window is WindowKind.WORK
     together = _mean_epoch_s(row.jobs, measured=measured)
     if together is None:
         return {}
-    found = {"epoch_time_s" if measured else "epoch_time_derived_s": together}
-    if (work := _work_of_epoch(row.jobs[0])) and (each := row.metrics.get(units.energy_of(row.unit))):
-        found["energy_per_epoch_j"] = work * each
+    figures = {"epoch_time_s" if measured else "epoch_time_derived_s": together}
+    if (work := _work_of_epoch(row.jobs[0])) and (energy_j := row.metrics.get(units.energy_of(row.unit))):
+        figures["energy_per_epoch_j"] = work * energy_j
     solo = baselines.solo(row, row.jobs[0])
     alone = _mean_epoch_s([solo], measured=measured) if solo is not None else None
-    return found | ({"epoch_time_vs_solo_ratio": together / alone} if alone else {})
+    return figures | ({"epoch_time_vs_solo_ratio": together / alone} if alone else {})
 
 
 def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
-    times = [job.metrics.get("epoch_time_mean_s") if measured else _derived_epoch_s(job) for job in jobs]
+    if measured:
+        times = [job.metrics.get("epoch_time_mean_s") for job in jobs]
+    else:
+        rates = [(_work_of_epoch(job), job.metrics.get(units.rate_of(job.unit))) for job in jobs]
+        times = [work / rate if work and rate else None for work, rate in rates]
     known = [time_s for time_s in times if time_s is not None]
     return statistics.fmean(known) if known and len(known) == len(times) else None
 
 
-def _derived_epoch_s(job: JobRow) -> float | None:
-    """The work of an epoch over a job's throughput."""
-    work, rate = _work_of_epoch(job), job.metrics.get(units.rate_of(job.unit))
-    return work / rate if work and rate else None
-
-
 def _work_of_epoch(job: JobRow) -> int:
-    """How much of its unit it is, as the job reported or was told; 0 if it is not known."""
-    told = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
-    return next((int(text) for text in told if text.isdigit()), 0)
+    texts = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
+    return next((int(text) for text in texts if text.isdigit()), 0)

@@ -1,4 +1,4 @@
-"""What MIG costs, how its profiles scale, and what neighbours take: one job on each, by its throughput."""
+"""The cost of MIG, the scaling of its profiles and the effect of co-runners, by the throughput of one job."""
 
 from __future__ import annotations
 
@@ -41,98 +41,87 @@ class Step:
 
     @property
     def loss_pct(self) -> float | None:
-        """What MIG takes: what a job lacks on a profile that has nearly all of the GPU; `None` of any other step."""
+        """The loss of a job on a profile that has nearly all of the GPU; `None` of any other step."""
         is_cost = self.larger == WHOLE_GPU and self.ideal is not None and self.ideal < _NEARLY_WHOLE
         return 100 * (1 - 1 / self.ratio.median) if is_cost else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class NeighbourEffect:
     """Jobs beside neighbours against the same jobs in the same mode without: the share of the throughput they keep."""
 
     cell: Cell
-    kept: Estimate
+    throughput_ratio: Estimate
 
 
 def steps(cells: Sequence[Cell]) -> Iterator[Step]:
-    """The whole GPU against the largest profile, each profile against the next, 7g against 3g and 4g against 2g."""
+    """Yield the whole GPU against the largest profile, each profile against the next, 7g against 3g, 4g against 2g."""
     places: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
         is_one = cell.degree == 1 and not cell.case.is_mix and not cell.neighbours
-        if (
-            is_one
-            and not cell.num_given
-            and cell.is_ranked
-            and cell.throughput in cell.values
-            and (place := place_of(cell)) is not None
-        ):
+        is_known = not cell.num_given and cell.is_ranked and cell.throughput in cell.values
+        if is_one and is_known and (place := place_of(cell)) is not None:
             places[cell.case][place] = cell
-    for case, here in places.items():
-        profiles = sorted((p for p in here if p != WHOLE_GPU), key=labels.size_of_profile, reverse=True)
+    for case, by_place in places.items():
+        profiles = sorted((p for p in by_place if p != WHOLE_GPU), key=labels.size_of_profile, reverse=True)
         if not profiles:
             continue
-        in_order = [WHOLE_GPU] * (WHOLE_GPU in here) + profiles
+        in_order = [WHOLE_GPU] * (WHOLE_GPU in by_place) + profiles
         further = [
             (larger, smaller)
             for larger, smaller in itertools.combinations(profiles, 2)
             if (slices_of(larger), slices_of(smaller)) in _FURTHER
         ]
         for larger, smaller in dict.fromkeys([*itertools.pairwise(in_order), *further]):
-            if found := ratios(here[larger], here[smaller], here[smaller].throughput):
+            if by_block := ratios(by_place[larger], by_place[smaller], by_place[smaller].throughput):
+                num_larger, num_smaller = by_place[larger].multiprocessors, by_place[smaller].multiprocessors
                 yield Step(
                     case=case,
                     larger=larger,
                     smaller=smaller,
-                    ratio=here[smaller].estimate(found),
-                    ideal=_ideal(here[larger], here[smaller]),
-                    published=_published(case.params[0], slices_of(larger), slices_of(smaller)),
+                    ratio=by_place[smaller].estimate(by_block),
+                    ideal=num_larger / num_smaller if num_larger and num_smaller else None,
+                    published=_find_published(case.params[0], slices_of(larger), slices_of(smaller)),
                 )
 
 
-def besides(cells: Sequence[Cell]) -> Iterator[Beside]:
-    """Each cell with neighbours of which the same was measured without.
+def compare_neighbours(cells: Sequence[Cell]) -> Iterator[NeighbourEffect]:
+    """Yield each cell with co-runners that was also measured without.
 
     Not of jobs at a given rate, which is what they keep, nor of work that adds up to nothing.
     """
-    ranked = [cell for cell in cells if cell.is_ranked and not cell.num_given and _adds_up(cell)]
-    alone = {_same(cell): cell for cell in ranked if not cell.neighbours}
+    ranked = [
+        cell
+        for cell in cells
+        if cell.is_ranked and not cell.num_given and (not cell.case.is_mix or cell.window is WindowKind.WORK)
+    ]
+    alone = {_identify(cell): cell for cell in ranked if not cell.neighbours}
     for cell in ranked:
-        other = alone.get(_same(cell)) if cell.neighbours else None
-        if other is not None and (found := ratios(cell, other, cell.throughput)):
-            yield Beside(cell=cell, kept=cell.estimate(found))
+        other = alone.get(_identify(cell)) if cell.neighbours else None
+        if other is not None and (by_block := ratios(cell, other, cell.throughput)):
+            yield NeighbourEffect(cell=cell, throughput_ratio=cell.estimate(by_block))
 
 
 def place_of(cell: Cell) -> str | None:
-    """The MIG profile that a job had, `WHOLE_GPU` of a job alone on it, and `None` elsewhere."""
+    """Return the MIG profile of a job, `WHOLE_GPU` of a job alone on the GPU, and `None` of any other one."""
     if cell.sharing == SERIAL:
         return WHOLE_GPU
     return cell.profiles[0] if cell.sharing == MIG and cell.profiles else None
 
 
 def slices_of(place: str) -> str:
-    """`3g` of `3g.20gb`."""
+    """Return `3g` of `3g.20gb`."""
     return place.partition(".")[0]
 
 
-def _adds_up(cell: Cell) -> bool:
-    """Whether its throughput is that of equal jobs, or of a fixed amount of work."""
-    return not cell.case.is_mix or cell.window is WindowKind.WORK
-
-
-def _same(cell: Cell) -> tuple[object, ...]:
+def _identify(cell: Cell) -> tuple[object, ...]:
     mode = (cell.sharing, cell.profiles) if cell.sharing == MIG else (cell.sharing, cell.detail)
     return (cell.case.workloads, cell.case.is_mix, cell.degree, cell.device, cell.settings, *mode)
 
 
-def _ideal(larger: Cell, smaller: Cell) -> float | None:
-    if larger.multiprocessors is None or smaller.multiprocessors is None:
-        return None
-    return larger.multiprocessors / smaller.multiprocessors
-
-
-def _published(params: Mapping[str, str], larger: str, smaller: str) -> str:
-    """`2.17 to 2.21 (A100-SXM4-40GB)`; empty where no publication says it of these settings."""
-    said = []
+def _find_published(params: Mapping[str, str], larger: str, smaller: str) -> str:
+    """Return `2.17 to 2.21 (A100-SXM4-40GB)`; empty where no publication says it of these settings."""
+    parts = []
     for publication in publications():
         program = publication.program(params)
         for finding in publication.findings:
@@ -141,5 +130,5 @@ def _published(params: Mapping[str, str], larger: str, smaller: str) -> str:
             if is_meant and is_step and not publication.differences(finding, params, is_mix=False):
                 low, high = min(finding.ratios), max(finding.ratios)
                 words = f"{low:.3f}" if low == high else f"{low:.3f} to {high:.3f}"
-                said.append(f"{words} ({'; '.join([publication.gpu, *finding.slips])})")
-    return "; ".join(said)
+                parts.append(f"{words} ({'; '.join([publication.gpu, *finding.slips])})")
+    return "; ".join(parts)

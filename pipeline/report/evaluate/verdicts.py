@@ -1,7 +1,7 @@
-"""Which mode is better than which, by how much, and in a sentence.
+"""The comparison of sharing modes: which one is better, by how much, and in a sentence.
 
 A verdict needs five blocks, or three GPUs where blocks ran on several, a ratio beyond the margin, and a p value
-that survives the correction over the whole table, that of equality within the margin included (`statistics.corrected`).
+that survives the correction over the whole table, that of equality within the margin included (`correct_p_values`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.base.domain.modes import MPS, NAIVE, SERIAL
 from pipeline.base.domain.normalise import SPEEDUP, independent
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import counted
 from pipeline.report.evaluate import statistics
-from pipeline.report.evaluate.cells import Case, Cell, by_place, speed_ratios
+from pipeline.report.evaluate.cells import Case, Cell, group_places, speed_ratios
 from pipeline.report.evaluate.metrics import BEST_SOLO, MEAN_LATENCY, METRICS, P99_LATENCY
 from pipeline.report.evaluate.statistics import (
     MARGIN,
@@ -29,11 +29,12 @@ from pipeline.report.evaluate.statistics import (
     Estimate,
     Test,
     blocks_needed,
-    corrected,
-    paired,
+    compare_pairs,
+    correct_p_values,
+    interval_in_words,
     times_in_words,
 )
-from pipeline.report.evaluate.wording import finding_in_words, jobs_in_words, listed, marks_in_words, on_gpus
+from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, join_words, marks_in_words
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -42,11 +43,9 @@ LEVEL = 1 - statistics.CONFIDENCE
 REFERENCES = (SERIAL, NAIVE, MPS)
 """What each mode is compared with, as far as it comes after it in this order."""
 
-_AS_FAST_AS = {SERIAL.label: "one after another", NAIVE.label: "naive sharing", MPS.label: "MPS"}
-
 
 class Decision(enum.StrEnum):
-    """What a comparison comes to."""
+    """The outcome of a comparison."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -87,7 +86,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
-    """Which mode is the fastest in a case at a degree.
+    """The fastest mode of a case at a degree.
 
     Attributes:
         mode: the mode that is better than every other one; `None` if no single one is.
@@ -128,35 +127,34 @@ class _Pair(NamedTuple):
         return self.test is not None and self.test.ratio.n >= (MIN_BLOCKS if self.num_gpus == 1 else MIN_GPUS)
 
 
-class _Judged(NamedTuple):
+class _Judgement(NamedTuple):
     decision: Decision
     p_different: float | None = None
     p_equal: float | None = None
 
 
 def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
-    """Each mode against serial, naive and MPS, in the order of the cells."""
-    places = by_place(cells)
+    """Compare each mode with serial, naive and MPS, in the order of the cells."""
+    places = group_places(cells)
     pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
     tested = [pair.test for pair in pairs if pair.test is not None and pair.is_enough]
-    judged = _judged(tested) if tested else {}  # without, the end of a short study need not wait for numpy
+    judged = _judge_tests(tested) if tested else {}  # without, the end of a short study need not wait for numpy
     num_tests = sum(pair.test is not None for pair in pairs)
-    undecided = _Judged(Decision.NO_VERDICT)
+    undecided = _Judgement(Decision.NO_VERDICT)
     return [_verdict(pair, judged.get(id(pair.test), undecided), num_tests) for pair in pairs]
 
 
-def _judged(tested: Sequence[Test]) -> dict[int, _Judged]:
-    """What the tests come to, each by its `id`."""
+def _judge_tests(tested: Sequence[Test]) -> dict[int, _Judgement]:
     p_different = [test.p_different for test in tested if test.p_different is not None]
     p_equal = [test.p_equal for test in tested if test.p_equal is not None]
-    different, equal = corrected(p_different, p_equal)
-    decisions = decided([test.ratio.median for test in tested], different, equal)
-    outcomes = map(_Judged, decisions, different.tolist(), equal.tolist())
+    different, equal = correct_p_values(p_different, p_equal)
+    decisions = decide([test.ratio.median for test in tested], different, equal)
+    outcomes = map(_Judgement, decisions, different.tolist(), equal.tolist())
     return dict(zip(map(id, tested), outcomes, strict=True))
 
 
-def decided(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Decision]:
-    """What comparisons of enough blocks come to, from the median of each and its adjusted p values (`corrected`)."""
+def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Decision]:
+    """Decide comparisons of enough blocks by their medians and adjusted p values (`correct_p_values`)."""
     import numpy as np
 
     ratio, is_different = np.asarray(ratio), np.less(different, LEVEL)
@@ -169,15 +167,17 @@ def decided(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[De
     return [outcomes[number] for number in index.ravel()]
 
 
-def slower_pairs(found: Iterable[Verdict]) -> set[tuple[str, str]]:
-    """A mode that was shown to be slower, and the one that is faster, of the verdicts of one case and degree."""
-    found = list(found)
-    slower = {(verdict.mode, verdict.against) for verdict in found if verdict.decision is Decision.WORSE}
-    return slower | {(verdict.against, verdict.mode) for verdict in found if verdict.decision is Decision.BETTER}
+def slower_pairs(comparisons: Iterable[Verdict]) -> set[tuple[str, str]]:
+    """Return the pairs of a slower and a faster mode that the verdicts of one case and degree show."""
+    comparisons = list(comparisons)
+    slower = {(verdict.mode, verdict.against) for verdict in comparisons if verdict.decision is Decision.WORSE}
+    return slower | {(verdict.against, verdict.mode) for verdict in comparisons if verdict.decision is Decision.BETTER}
 
 
-def leading(by_mode: Mapping[str, float], is_slower: Collection[tuple[str, str]]) -> tuple[tuple[str, ...], list[str]]:
-    """Modes of which none was shown to be slower than the first of them, and the others; the lowest figure first.
+def rank_modes(
+    by_mode: Mapping[str, float], is_slower: Collection[tuple[str, str]]
+) -> tuple[tuple[str, ...], list[str]]:
+    """Return the modes that are not slower than the first of them, and the others; the lowest figure first.
 
     The first is one that no other was shown to beat: a median over all blocks of a mode may say otherwise than the
     blocks that it has in common with another one.
@@ -189,32 +189,32 @@ def leading(by_mode: Mapping[str, float], is_slower: Collection[tuple[str, str]]
     return (first, *tied) if order else (), [mode for mode in order if (mode, first) in is_slower]
 
 
-def winners(cells: Sequence[Cell], found: Sequence[Verdict]) -> list[Winner]:
-    """The fastest mode of each case and degree at which several ran, serial among them."""
-    made = []
-    judged: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
-    for verdict in found:
-        judged[verdict.case, verdict.degree].append(verdict)
-    for place, here in by_place(cells).items():
-        speeds = {cell.mode: cell.estimates[SPEEDUP] for cell in here if cell.is_ranked and SPEEDUP in cell.estimates}
-        is_serial_unranked = any(cell.mode == SERIAL.label and not cell.is_ranked for cell in here)
+def winners(cells: Sequence[Cell], comparisons: Sequence[Verdict]) -> list[Winner]:
+    """Return the fastest mode of each case and degree at which several ran, serial among them."""
+    fastest = []
+    judged = group_by(comparisons, lambda verdict: (verdict.case, verdict.degree))
+    for place, members in group_places(cells).items():
+        speeds = {
+            cell.mode: cell.estimates[SPEEDUP] for cell in members if cell.is_ranked and SPEEDUP in cell.estimates
+        }
+        is_serial_unranked = any(cell.mode == SERIAL.label and not cell.is_ranked for cell in members)
         if speeds and SERIAL.label not in speeds and not is_serial_unranked:
             n = max(estimate.n for estimate in speeds.values())
             speeds[SERIAL.label] = Estimate(median=1.0, low=1.0, high=1.0, n=n)  # the unit of all the others
         if len(speeds) > 1:
-            made.append(_winner(here, speeds, judged[place]))
-    return made
+            fastest.append(_winner(members, speeds, judged.get(place, [])))
+    return fastest
 
 
-def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
+def _pairs(cell: Cell, members: Sequence[Cell]) -> list[_Pair]:
     if cell.mode == SERIAL.label:
         return []
     if not cell.is_compared:
         return [_Pair(cell, SERIAL.label)]
-    others = {other.mode: other for other in here}
-    found = []
+    by_mode = {other.mode: other for other in members}
+    pairs = []
     for reference in REFERENCES:
-        other = others.get(reference.label)
+        other = by_mode.get(reference.label)
         comes_after = cell.mode != reference.label and cell.sharing.order >= reference.order
         if not comes_after or (other is not None and not other.is_compared):
             continue
@@ -226,11 +226,13 @@ def _pairs(cell: Cell, here: Sequence[Cell]) -> list[_Pair]:
         else:
             continue
         if ratios:
-            found.append(_Pair(cell, reference.label, other, metric, ratios, paired(independent(ratios, cell.gpus))))
-    return found
+            pairs.append(
+                _Pair(cell, reference.label, other, metric, ratios, compare_pairs(independent(ratios, cell.gpus)))
+            )
+    return pairs
 
 
-def _verdict(pair: _Pair, judged: _Judged, num_tests: int) -> Verdict:
+def _verdict(pair: _Pair, judged: _Judgement, num_tests: int) -> Verdict:
     cell, test = pair.cell, pair.test
     decision = judged.decision if test is not None else Decision.NOT_RANKED
     is_equal = decision is Decision.EQUAL
@@ -265,53 +267,56 @@ def _blocks_needed(pair: _Pair, num_tests: int) -> int | None:
 
 
 def _sentence(verdict: Verdict, cell: Cell) -> str:
-    what = jobs_in_words(verdict.case, verdict.degree)
+    jobs = f"{_name_jobs(verdict.case, verdict.degree)}, {verdict.mode}"
     if verdict.ratio is None:
-        return f"{what} under {verdict.mode}: {finding_in_words(cell)}."
-    against = _AS_FAST_AS[verdict.against]
-    if verdict.against == SERIAL.label and verdict.degree == 1:
+        return f"{jobs}: {finding_in_words(cell)}."
+    against = verdict.against
+    if against == SERIAL.label and verdict.degree == 1:
         against = "the serial baseline"
     if verdict.metric in (MEAN_LATENCY, P99_LATENCY):
         against = "one alone" if verdict.against == SERIAL.label else against
-        against += f", by the {METRICS[verdict.metric].title}"
-    times, blocks = times_in_words(verdict.ratio), counted(verdict.num_blocks, "block") + on_gpus(verdict.num_gpus)
-    if verdict.decision in (Decision.BETTER, Decision.WORSE):
-        return f"{verdict.mode} runs {what} {times} as fast as {against}, {blocks}."
-    if verdict.decision is Decision.EQUAL:
-        return f"{verdict.mode} runs {what} as fast as {against} within {MARGIN_IN_WORDS}: {times}, {blocks}."
-    return f"No verdict: {verdict.mode} runs {what} {times} as fast as {against}, {blocks}; {_more_blocks(verdict)}."
+        against += f" by the {METRICS[verdict.metric].title}"
+    blocks = counted(verdict.num_blocks, "block") + describe_gpus(verdict.num_gpus)
+    details = [interval_in_words(verdict.ratio, ".2f").strip(" ()"), blocks]
+    details += [_describe_need(verdict)] if verdict.decision is Decision.NO_VERDICT else []
+    equal = f", equal within {MARGIN_IN_WORDS}" if verdict.decision is Decision.EQUAL else ""
+    return f"{jobs}: {verdict.ratio.median:.2f} x {against}{equal} ({'; '.join(filter(None, details))})."
 
 
-def _more_blocks(verdict: Verdict) -> str:
+def _name_jobs(case: Case, degree: int) -> str:
+    return case.label if case.is_mix else f"{degree} x {case.label}"
+
+
+def _describe_need(verdict: Verdict) -> str:
     if verdict.num_gpus > 1:
-        few = f"needs {MIN_GPUS} of them" if verdict.num_gpus < MIN_GPUS else "needs less scatter or more of them"
-        return f"each GPU counts once, and a verdict {few}"
+        few = f"it takes {MIN_GPUS}" if verdict.num_gpus < MIN_GPUS else "it takes more of them or less scatter"
+        return f"no verdict: each GPU counts once, and {few}"
     if verdict.blocks_needed is not None:
-        return f"about {verdict.blocks_needed} would give one"
+        return f"no verdict: it takes about {verdict.blocks_needed} blocks"
     if verdict.num_blocks < statistics.MIN_FOR_INTERVAL:
-        return f"an interval needs {statistics.MIN_FOR_INTERVAL}, a verdict {MIN_BLOCKS}"
+        return f"no interval below {statistics.MIN_FOR_INTERVAL} blocks, no verdict below {MIN_BLOCKS}"
     if verdict.num_blocks < MIN_BLOCKS:
-        return f"a verdict needs {MIN_BLOCKS} at least"
-    return f"more than {statistics.MOST_BLOCKS} would be needed"
+        return f"no verdict below {MIN_BLOCKS} blocks"
+    return f"no verdict: it takes more than {statistics.MOST_BLOCKS} blocks"
 
 
-def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[Verdict]) -> Winner:
+def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Sequence[Verdict]) -> Winner:
     case, degree = cells[0].case, cells[0].degree
-    is_slower = slower_pairs(found)
-    tied, slower = leading({mode: -estimate.median for mode, estimate in speeds.items()}, is_slower)
+    is_slower = slower_pairs(comparisons)
+    tied, slower = rank_modes({mode: -estimate.median for mode, estimate in speeds.items()}, is_slower)
     best = tied[0]
     mode = best if len(tied) == 1 else None
-    num_gpus = max((verdict.num_gpus for verdict in found), default=1)
-    what, speedup = jobs_in_words(case, degree) + on_gpus(num_gpus), speeds[best]
+    num_gpus = max((verdict.num_gpus for verdict in comparisons), default=1)
+    jobs, speedup = _name_jobs(case, degree) + describe_gpus(num_gpus), speeds[best]
     if mode == SERIAL.label:
-        sentence = f"{what}: one after another is fastest."
+        sentence = f"{jobs}: serial is fastest."
     elif mode is not None:
-        sentence = f"{what}: {mode} is fastest, {times_in_words(speedup)} as fast as one after another."
+        sentence = f"{jobs}: {mode} is fastest, {speedup.median:.2f} x serial{interval_in_words(speedup, '.2f')}."
     else:
-        sentence = f"{what}: {listed(tied)} are not told apart"
+        sentence = f"{jobs}: no verdict between {join_words(tied)}"
         if slower:
             ahead = "all" if is_slower >= set(itertools.product(slower, tied)) else best
-            sentence += f"; {ahead} ahead of {listed(slower)}"
+            sentence += f"; {ahead} ahead of {join_words(slower)}"
         sentence += "."
     over_best_solo = next((cell.estimates.get(BEST_SOLO) for cell in cells if cell.mode == best), None)
     if over_best_solo is not None:
@@ -327,7 +332,7 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], found: Sequence[
         speedup=speedup,
         over_best_solo=over_best_solo,
         num_gpus=num_gpus,
-        is_enough=any(verdict.p_adjusted is not None for verdict in found),
+        is_enough=any(verdict.p_adjusted is not None for verdict in comparisons),
         marks=marks,
         sentence=sentence,
     )

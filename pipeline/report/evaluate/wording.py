@@ -11,7 +11,7 @@ from pipeline.report.evaluate.cells import Case, Cell
 
 
 class Words(NamedTuple):
-    """What came of a group: on its box in a figure, of the group in a sentence, of several (empty: not counted)."""
+    """The words for an outcome: on a box in a figure, of one group in a sentence, of several (empty: not counted)."""
 
     label: str
     of_one: str
@@ -33,19 +33,19 @@ INVALID = "invalid"
 
 
 def jobs_in_words(case: Case, degree: int) -> str:
-    """`7 resnet26_cifar10 bs128`, `one resnet26_cifar10 bs128`, `M+2S`."""
+    """Return `7 resnet26_cifar10 bs128`, `one resnet26_cifar10 bs128`, `M+2S`."""
     if case.is_mix:
         return case.label
     return f"{'one' if degree == 1 else degree} {case.label}"
 
 
-def on_gpus(number: int) -> str:
-    """` on these 3 GPUs`, of which each counts once; empty for one, which is the rule."""
+def describe_gpus(number: int) -> str:
+    """Return ` on these 3 GPUs`, of which each counts once; empty for one, which is the rule."""
     return f" on these {number} GPUs" if number > 1 else ""
 
 
 def finding_in_words(cell: Cell) -> str:
-    """Why a cell is not compared: `out of memory in 5 of 5 blocks: REASON`."""
+    """Return why a cell is not compared: `out of memory in 5 of 5 blocks: REASON`."""
     total = sum(cell.results.values())
     if cell.is_ranked and cell.num_saturated:
         return f"did not sustain its rate in {cell.num_saturated} of {counted(total, 'block')}"
@@ -56,12 +56,19 @@ def finding_in_words(cell: Cell) -> str:
     return f"{words} in {count} of {total} blocks" + (f": {cell.reason}" if cell.reason else "")
 
 
+def absence_in_words(cell: Cell) -> str:
+    """Return why a cell has no figure, as figures and grids say it: `oom`, `invalid`; empty if it may have one."""
+    if cell.is_wholly_invalid:
+        return INVALID
+    return ENDINGS[cell.finding].label if cell.finding in ENDINGS else ""
+
+
 def marks_in_words(cells: Sequence[Cell]) -> str:
-    """` (MPS: NOTE; serial: NOTE)`, for the end of a sentence about these cells; empty if they have no marks."""
+    """Return ` (MPS: NOTE; serial: NOTE)`, for the end of a sentence about these cells; empty if they have no marks."""
     marks = [f"{cell.mode}: {cell.marks}" for cell in cells if cell.marks]
     return f" ({'; '.join(marks)})" if marks else ""
 
 
-def listed(modes: Sequence[str]) -> str:
-    """`naive, MPS and serial`."""
+def join_words(modes: Sequence[str]) -> str:
+    """Return `naive, MPS and serial`."""
     return modes[0] if len(modes) == 1 else ", ".join(modes[:-1]) + " and " + modes[-1]

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain.modes import Mode
-from pipeline.base.domain.records import Result
 from pipeline.base.system.words import counted
 from pipeline.report.evaluate.cells import Cell, cases_in
 from pipeline.report.evaluate.metrics import is_latency
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.wording import ENDINGS, INVALID
-from pipeline.report.figures.drawing import FAINT, INK, PAPER, WARNING, around, in_lines, plain, room_of
+from pipeline.report.evaluate.wording import absence_in_words
+from pipeline.report.figures.drawing import FAINT, INK, PAPER, WARNING, clean_text, error_bar, room_of, wrap_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,35 +55,32 @@ Groups = Sequence[tuple[str, Sequence[Bar]]]
 
 
 def bar_of_figure(cell: Cell, name: str) -> Bar:
-    """The bar of one figure of a cell, or why it has none."""
+    """Return the bar of one figure of a cell, or of the reason why it has none."""
     withheld = cell.num_saturated and is_latency(name)
-    return bar_of(cell, cell.shown.get(name), missing=NOT_SUSTAINED if withheld else NOT_MEASURED)
+    return bar_of(cell, cell.figures.get(name), missing=NOT_SUSTAINED if withheld else NOT_MEASURED)
 
 
 def bar_of(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED) -> Bar:
-    """The bar of a cell: its estimates if it may be shown as a figure, else what it came to."""
+    """Return the bar of the estimates of a cell, or of its outcome if it has none to show."""
     known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
-    finding = ""
-    if not any(known):
-        finding = missing if cell.is_ranked or cell.finding is Result.OK else ENDINGS[cell.finding].label
-        finding = INVALID if cell.is_wholly_invalid else finding
+    finding = "" if any(known) else absence_in_words(cell) or missing
     star = "*" if cell.marks else ""
-    return Bar(sharing=cell.sharing, detail=f"{plain(cell.detail, 24)}{star}", estimates=known, finding=finding)
+    return Bar(sharing=cell.sharing, detail=f"{clean_text(cell.detail, 24)}{star}", estimates=known, finding=finding)
 
 
-def by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
-    """A group of bars for each number of jobs."""
+def group_by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
+    """Return a group of bars for each number of jobs."""
     degrees = sorted({cell.degree for cell in cells})
     return [(counted(degree, "job"), [bar(cell) for cell in cells if cell.degree == degree]) for degree in degrees]
 
 
-def by_case(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
-    """A group of bars for each case."""
+def group_by_case(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
+    """Return a group of bars for each case."""
     return [(case.label, [bar(cell) for cell in cells if cell.case == case]) for case in cases_in(cells)]
 
 
 def num_bars(groups: Groups) -> int:
-    """For how many bars groups of bars need room."""
+    """Count the bars for which a panel needs room."""
     return max(3, len(groups)) * max(3, *(len(bars) for _, bars in groups), 0)
 
 
@@ -94,68 +90,68 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
     width = _GROUP_WIDTH / max(most, 3)
     details: dict[float, str] = {}
     for position, (_, bars) in enumerate(groups):
-        left = position - width * len(bars) / 2
+        x_start = position - width * len(bars) / 2
         of_kind = Counter(bar.sharing for bar in bars)
         for number, bar in enumerate(bars):
-            _one_bar(axes, bar, left + number * width, width)
+            _one_bar(axes, bar, x_start + number * width, width)
             is_plain = of_kind[bar.sharing] > 1 and not bar.detail.rstrip("*")  # beside one of its colour
-            details[left + (number + 0.47) * width] = f"{bar.sharing.label if is_plain else ''}{bar.detail}"
+            details[x_start + (number + 0.47) * width] = f"{bar.sharing.label if is_plain else ''}{bar.detail}"
     beside = 0.55 + max(0, 3 - len(groups)) / 2  # one group of bars is not as wide as the panel
     axes.set_xlim(-beside, len(groups) - 1 + beside)
-    _under(axes, [label for label, _ in groups], details)
+    _label_axis(axes, [label for label, _ in groups], details)
     axes.grid(axis="y")
     axes.set_ylim(bottom=0)
 
 
-def _under(axes: Axes, labels: Sequence[str], details: Mapping[float, str]) -> None:
+def _label_axis(axes: Axes, labels: Sequence[str], details: Mapping[float, str]) -> None:
     """Write the details upright below their bars, and the labels below these: in lines, or upright if need be."""
     axes.set_xticks(list(details), list(details.values()), minor=True, rotation=90, fontsize=8)
     longest = max(map(len, details.values()), default=0)
     room = room_of(axes) // max(3, len(labels))
-    words = [word for label in labels for word in plain(label, 200).split()]
+    words = [word for label in labels for word in clean_text(label, 200).split()]
     fits = room >= min(12, max(map(len, words), default=0))
-    axes.set_xticks(range(len(labels)), [in_lines(label, room if fits else 26, 5 if fits else 2) for label in labels])
+    axes.set_xticks(range(len(labels)), [wrap_lines(label, room if fits else 26, 5 if fits else 2) for label in labels])
     axes.tick_params(axis="x", which="minor", length=0, pad=3)
     axes.tick_params(axis="x", which="major", length=0, pad=7 + 5.2 * longest, labelrotation=0 if fits else 90)
 
 
-def _one_bar(axes: Axes, bar: Bar, left: float, width: float) -> None:
+def _one_bar(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
     if bar.finding:
-        _box(axes, bar, left, width)
+        _box(axes, bar, x_start, width)
         return
     part = width * 0.94 / len(bar.estimates)
     for number, estimate in enumerate(bar.estimates):
         if estimate is None:
             continue
-        at = left + number * part + part / 2
+        at = x_start + number * part + part / 2
         style: dict[str, Any] = {"facecolor": bar.sharing.colour, "edgecolor": FAINT, "linewidth": 0.6}
         if number:
             style |= {"facecolor": PAPER, "edgecolor": bar.sharing.colour, "hatch": "////", "linewidth": 0.9}
         axes.bar(at, estimate.median, part, **style)
-        below, above = around(estimate)
+        below, above = error_bar(estimate)
         if below or above:
             axes.errorbar(at, estimate.median, [[below], [above]], color=INK, linewidth=0.9, capsize=1.8)
 
 
-def _box(axes: Axes, bar: Bar, left: float, width: float) -> None:
-    """A hatched box of a fixed height: it stands for no value, so it does not follow the axis."""
+def _box(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
+    """Draw a hatched box of a fixed height: it stands for no figure, so it does not follow the axis."""
     from matplotlib.patches import Rectangle
 
     edge, ink = (FAINT, FAINT) if bar.finding == NOT_MEASURED else (WARNING, INK)
     by_panel: dict[str, Any] = {"transform": axes.get_xaxis_transform()}  # y by the panel, x by data
     dashed: dict[str, Any] = {"facecolor": "none", "edgecolor": edge, "hatch": "....", "linewidth": 0.8}
-    axes.add_patch(Rectangle((left, 0), width * 0.94, _BOX_HEIGHT, linestyle="--", **dashed, **by_panel))
-    axes.text(left + width * 0.47, 0.03, bar.finding, fontsize=7, color=ink, **_IN_BOX, **by_panel)
+    axes.add_patch(Rectangle((x_start, 0), width * 0.94, _BOX_HEIGHT, linestyle="--", **dashed, **by_panel))
+    axes.text(x_start + width * 0.47, 0.03, bar.finding, fontsize=7, color=ink, **_IN_BOX, **by_panel)
     # The colour of its mode, as a strip below the axis.
-    strip = Rectangle((left, -0.018), width * 0.94, 0.018, facecolor=bar.sharing.colour, clip_on=False, **by_panel)
+    strip = Rectangle((x_start, -0.018), width * 0.94, 0.018, facecolor=bar.sharing.colour, clip_on=False, **by_panel)
     axes.add_patch(strip)
 
 
 def legend_of(modes: Sequence[Mode], *, second: tuple[str, str] | None = None) -> list[Any]:
-    """Handles of a legend: one a mode, and what the full and the hatched bar are where there are two."""
+    """Return the handles of a legend: one for each mode, and two for full and hatched bars if both are drawn."""
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=m.colour, edgecolor=FAINT, linewidth=0.6, label=plain(m.label)) for m in modes]
+    handles = [Patch(facecolor=m.colour, edgecolor=FAINT, linewidth=0.6, label=clean_text(m.label)) for m in modes]
     if second is not None:
         handles.append(Patch(facecolor=INK, edgecolor=INK, label=second[0]))
         handles.append(Patch(facecolor=PAPER, edgecolor=INK, hatch="////", label=second[1]))

@@ -104,7 +104,7 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
     import matplotlib as mpl
 
     style: Any = _STYLE | {"svg.hashsalt": name}
-    with mpl.rc_context(style), _boxes_said_once():
+    with mpl.rc_context(style), _warn_once_of_boxes():
         figure, title = sketch.paint(), []
         if is_simulated:
             title = [figure.suptitle(STAMP, color=WARNING, fontsize=10, fontweight="bold", x=0.01, ha="left")]
@@ -128,16 +128,16 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
 
 
 @contextmanager
-def _boxes_said_once() -> Iterator[None]:
+def _warn_once_of_boxes() -> Iterator[None]:
     """Say in one line of all figures what Matplotlib says of each letter, twice a figure."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", _NO_GLYPH, UserWarning)
         yield
-    for each in caught:
-        if re.match(_NO_GLYPH, str(each.message)):
+    for warning in caught:
+        if re.match(_NO_GLYPH, str(warning.message)):
             _say_boxes()
         else:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 @functools.cache
@@ -148,14 +148,14 @@ def _say_boxes() -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure that keeps its texts apart. Unit: inches."""
+    """Make an empty figure that keeps its texts apart. Unit: inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def panels_of(number: int, height: float, *, most_bars: int = 0, columns: int = 0) -> tuple[Figure, list[Axes]]:
-    """A figure with a grid of panels, the superfluous ones removed. Unit of the height: inches a row.
+    """Make a figure with a grid of panels. Unit of the height: inches for each row.
 
     The more bars any panel has, the fewer panels stand beside each other; `columns` asks for two to three of them.
     """
@@ -170,45 +170,45 @@ def panels_of(number: int, height: float, *, most_bars: int = 0, columns: int = 
 
 
 def room_of(axes: Axes) -> int:
-    """How many characters of the size of axis labels fit into its width."""
+    """Return the number of characters of axis labels that fit into the width of a panel."""
     figure, place = axes.get_figure(root=True), axes.get_subplotspec()
     assert figure is not None and place is not None  # `panels_of` made it
     return int(72 * 0.85 * figure.get_figwidth() / place.get_gridspec().ncols / 5.5)
 
 
 def set_title(axes: Axes, text: str) -> None:
-    """What a panel shows, above it, in as many lines as it takes."""
-    axes.set_title(in_lines(text, room_of(axes)), fontsize=8)
+    """Write the title of a panel above it, in as many lines as it takes."""
+    axes.set_title(wrap_lines(text, room_of(axes)), fontsize=8)
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str] | None = None) -> None:
-    """A legend below all panels, in as many columns as fit."""
+    """Add a legend below all panels, in as many columns as fit."""
     names = [handle.get_label() for handle in handles] if labels is None else labels
     columns = int(figure.get_figwidth() * 72 / (40 + 5 * max(map(len, names), default=0)))
     columns = max(1, min(columns, len(names)))
     figure.legend(handles=handles, labels=names, loc="outside lower left", ncols=columns, fontsize=8)
 
 
-def around(estimate: Estimate) -> tuple[float, float]:
-    """How far its error bar reaches below and above it; zero where it has no interval."""
+def error_bar(estimate: Estimate) -> tuple[float, float]:
+    """Return the length of the error bar below and above an estimate; zero without an interval."""
     low, high = (estimate.median if end is None else end for end in (estimate.low, estimate.high))
     return max(0.0, estimate.median - low), max(0.0, high - estimate.median)
 
 
-def plain(text: str, longest: int = 80) -> str:
-    """Text that every format can hold: no control characters, in one line, not endless."""
-    kept = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text)
-    kept = " ".join(kept.split())
-    return kept if len(kept) <= longest else kept[: longest - 3] + "..."
+def clean_text(text: str, longest: int = 80) -> str:
+    """Remove control characters and line ends from text, and cut it to a length."""
+    printable = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text)
+    printable = " ".join(printable.split())
+    return printable if len(printable) <= longest else printable[: longest - 3] + "..."
 
 
-def in_lines(text: str, width: int, most: int = 3) -> str:
-    """Text in a few lines of at most so many characters; the last one ends in dots where there is more."""
-    return "\n".join(textwrap.wrap(plain(text, 200), width, max_lines=most, placeholder=" ..."))
+def wrap_lines(text: str, width: int, most: int = 3) -> str:
+    """Wrap text into a few lines; the last one ends in dots where there is more."""
+    return "\n".join(textwrap.wrap(clean_text(text, 200), width, max_lines=most, placeholder=" ..."))
 
 
 def say_missing(axes: Axes, text: str) -> None:
-    """An empty panel that says why it is empty."""
+    """Write into an empty panel why it is empty."""
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=FAINT, wrap=True)
     axes.tick_params(bottom=False, left=False, labelbottom=False, labelleft=False)  # panels may share their ticks
     for spine in axes.spines.values():

@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain.modes import SERIAL, Mode
 from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in, speed_ratios
 from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.wording import ENDINGS, INVALID
+from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.drawing import (
     FAINT,
     INK,
     Sketch,
     add_legend,
-    around,
-    in_lines,
+    error_bar,
     panels_of,
     room_of,
     set_title,
+    wrap_lines,
 )
 from pipeline.report.read import labels
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """One of the workloads of which several copies ran, each as fast as it could."""
+    """Yield one of the workloads of which several copies ran, each as fast as it could."""
     copies = [cell for cell in cells if not cell.case.is_mix and not cell.num_given]
     if _cases(copies):
         yield Sketch(
@@ -48,25 +49,22 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 def _caption(cells: Sequence[Cell]) -> str:
     drawn = _cases(cells)
     missing = [case.label for case in cases_in([cell for cell in cells if cell.degree > 1]) if case not in drawn]
-    has_others = any(_other_step_modes(case, cells) for case in drawn)
+    has_others = any(_compare_step_modes(case, cells) for case in drawn)
     dotted = "Dotted: one job at a time in another step mode, where measured. " if has_others else ""
-    said = (
+    caption = (
         "Speed of all jobs together over one at a time, in the same block: medians and 95 % t intervals. Dashed: the "
         f"ideal, as many times as there are jobs. {dotted}Of several MIG layouts or limits at a degree, the fastest is "
         "drawn."
     )
-    return f"{said} Without a figure: {', '.join(missing)}." if missing else said
+    return f"{caption} Without a figure: {', '.join(missing)}." if missing else caption
 
 
 def _cases(cells: Sequence[Cell]) -> list[Case]:
-    """What has a speed-up of several jobs in some mode."""
     return cases_in([c for c in cells if c.degree > 1 and not c.is_derived and c.is_ranked and SPEEDUP in c.estimates])
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:
-    of_workload: dict[str, list[Case]] = defaultdict(list)
-    for case in _cases(cells):
-        of_workload[case.params[0].get("workload", "")].append(case)
+    of_workload = group_by(_cases(cells), lambda case: case.params[0].get("workload", ""))
     cases = [case for alike in of_workload.values() for case in alike]
     variants = {len(alike) for alike in of_workload.values()}
     # Precisions, data sources, ... of one workload stand beside each other where each has as many.
@@ -74,13 +72,13 @@ def _paint(cells: Sequence[Cell]) -> Figure:
     handles: dict[str, Any] = {}
     tops: dict[Case, float] = {}
     for axes, case in zip(panels, cases, strict=True):
-        tops[case] = _panel(axes, case, [cell for cell in cells if cell.case == case], _other_step_modes(case, cells))
+        tops[case] = _panel(axes, case, [cell for cell in cells if cell.case == case], _compare_step_modes(case, cells))
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
         axes.set_ylabel("speed-up against serial")
     for alike in of_workload.values():
         for case in alike:
-            panels[cases.index(case)].set_ylim(0, max(tops[each] for each in alike))
+            panels[cases.index(case)].set_ylim(0, max(tops[member] for member in alike))
     add_legend(figure, list(handles.values()), list(handles))
     return figure
 
@@ -100,61 +98,57 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell], alone: Sequence[tuple[
     set_title(axes, case.label)
     axes.set_xticks(degrees)
     axes.set_xlim(degrees[0] - 0.3, degrees[-1] + 0.3)
-    axes.set_xlabel("\n".join(["jobs", *(in_lines(each, room_of(axes)) for each in _without_figure(cells))]))
+    axes.set_xlabel("\n".join(["jobs", *(wrap_lines(line, room_of(axes)) for line in _describe_missing(cells))]))
     axes.grid(axis="y")
     return min(1.08 * max(degrees[-1], *reached), 1.35 * max(reached) + 0.3)
 
 
 def _line(axes: Axes, mode: Mode, cells: Sequence[Cell]) -> list[float]:
     """Draw one mode; how high its medians and intervals reach."""
-    found: dict[int, Estimate] = {}
+    by_degree: dict[int, Estimate] = {}
     marked: set[int] = set()
     for cell in cells:
         if cell.is_ranked and SPEEDUP in cell.estimates:
-            here = cell.estimates[SPEEDUP]
-            found[cell.degree] = max(found.get(cell.degree, here), here, key=lambda each: each.median)
+            gain = cell.estimates[SPEEDUP]
+            by_degree[cell.degree] = max(by_degree.get(cell.degree, gain), gain, key=lambda estimate: estimate.median)
             marked |= {cell.degree} if cell.marks else set()
-    medians = [each.median for each in found.values()]
-    if found:
-        errors = list(zip(*map(around, found.values()), strict=True))
+    medians = [estimate.median for estimate in by_degree.values()]
+    if by_degree:
+        errors = list(zip(*map(error_bar, by_degree.values()), strict=True))
         style: dict[str, Any] = {"color": mode.colour, "marker": mode.marker, "markersize": 4.5, "linewidth": 1.5}
-        axes.errorbar(list(found), medians, errors, label=mode.label, elinewidth=0.9, capsize=2, **style)
+        axes.errorbar(list(by_degree), medians, errors, label=mode.label, elinewidth=0.9, capsize=2, **style)
     for degree in marked:
         beside: dict[str, Any] = {"textcoords": "offset points", "xytext": (5, 0), "color": mode.colour}
-        axes.annotate("*", (degree, found[degree].median), va="center", **beside)
-    return [each.median + around(each)[1] for each in found.values()]
+        axes.annotate("*", (degree, by_degree[degree].median), va="center", **beside)
+    return [estimate.median + error_bar(estimate)[1] for estimate in by_degree.values()]
 
 
-def _without_figure(cells: Sequence[Cell]) -> list[str]:
-    """`7: naive oom, MPS % wrong results`: the modes that have no figure at a number of jobs, a line each number."""
-    said: dict[int, list[str]] = defaultdict(list)
+def _describe_missing(cells: Sequence[Cell]) -> list[str]:
+    """Return a line for each number of jobs with modes that have no figure: `7: naive oom, MPS % wrong results`."""
+    by_degree: dict[int, list[str]] = defaultdict(list)
     for mode in modes_in(cells):
         for degree in {cell.degree for cell in cells if cell.sharing == mode}:
-            here = [cell for cell in cells if (cell.sharing, cell.degree) == (mode, degree)]
-            if any(cell.is_ranked for cell in here):
-                continue
-            if here[0].finding in ENDINGS:
-                said[degree].append(f"{mode.label} {ENDINGS[here[0].finding].label}")
-            elif here[0].is_wholly_invalid:
-                said[degree].append(f"{mode.label} {INVALID}")
-    return [f"{degree}: {', '.join(words)}" for degree, words in sorted(said.items())]
+            members = [cell for cell in cells if (cell.sharing, cell.degree) == (mode, degree)]
+            if not any(cell.is_ranked for cell in members) and (why := absence_in_words(members[0])):
+                by_degree[degree].append(f"{mode.label} {why}")
+    return [f"{degree}: {', '.join(words)}" for degree, words in sorted(by_degree.items())]
 
 
-def _other_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Estimate]]:
-    """What the same workload does alone in each other step mode, over what it does alone in this one."""
+def _compare_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Estimate]]:
+    """Divide the speed of the workload alone in each other step mode by that in this one."""
     alone = [cell for cell in cells if cell.degree == 1 and cell.sharing == SERIAL]
-    own = next((cell for cell in alone if cell.case == case), None)
-    if own is None:
+    serial = next((cell for cell in alone if cell.case == case), None)
+    if serial is None:
         return []
-    found = []
+    gains = []
     for other in alone:
-        (mine,), (theirs,) = case.params, other.case.params
-        same = labels.program_of(mine) == labels.program_of(theirs) and case.setting == other.case.setting
-        step_mode = theirs.get(labels.STEP_MODE)
-        if not same or step_mode == mine.get(labels.STEP_MODE):
+        (params,), (other_params,) = case.params, other.case.params
+        same = labels.program_of(params) == labels.program_of(other_params) and case.setting == other.case.setting
+        step_mode = other_params.get(labels.STEP_MODE)
+        if not same or step_mode == params.get(labels.STEP_MODE):
             continue
-        ratios, _ = speed_ratios(other, own, (own.throughput, TOTAL_TIME))
+        ratios, _ = speed_ratios(other, serial, (serial.throughput, TOTAL_TIME))
         if ratios:
             word = labels.value_in_words(labels.STEP_MODE, step_mode or "")
-            found.append((word, own.estimate(ratios)))
-    return found
+            gains.append((word, serial.estimate(ratios)))
+    return gains

@@ -1,4 +1,4 @@
-"""Time of the mixes against one job after another."""
+"""Mixes: their time against one job after another, and what training and inference keep beside each other."""
 
 from __future__ import annotations
 
@@ -7,29 +7,42 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain.modes import SERIAL
-from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.domain.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import WindowKind
 from pipeline.report.evaluate.cells import Cell, modes_in
-from pipeline.report.evaluate.metrics import TOTAL_TIME
-from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.figures.bars import BARS_CAPTION, bar_of, by_case, grouped_bars, legend_of
+from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, METRICS, TOTAL_TIME
+from pipeline.report.figures.bars import BARS_CAPTION, bar_of, bar_of_figure, group_by_case, grouped_bars, legend_of
 from pipeline.report.figures.drawing import FAINT, WIDEST, Sketch, add_legend, new_figure
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """One of all mixes of jobs that are as fast as they can."""
-    mixes = [cell for cell in cells if cell.case.is_mix and not cell.num_given]
-    if mixes:
+    """Yield one of all mixes of jobs as fast as they can, and one of all mixes of services and other jobs."""
+    mixes = [cell for cell in cells if cell.case.is_mix]
+    if timed := [cell for cell in mixes if not cell.num_given]:
         yield Sketch(
             name="mixes-total-time",
             title="Time of the mixes",
-            caption=f"{_caption(mixes)} {BARS_CAPTION}",
+            caption=f"{_caption(timed)} {BARS_CAPTION}",
             section="Mixes",
-            paint=partial(_paint, mixes),
+            paint=partial(_paint_times, timed),
+        )
+    served = [cell for cell in mixes if 0 < cell.num_given < cell.degree and cell.sharing != SERIAL]
+    latency = next((name for name in (P99_SLOWDOWN, MEAN_SLOWDOWN) if any(name in c.estimates for c in served)), None)
+    if latency is not None:
+        yield Sketch(
+            name="beside-inference",
+            title="Training beside inference",
+            caption=(
+                "From above: throughput of the job that is slowed down most, over its throughput alone; latency of the "
+                "service that is slowed down most, over its latency alone; energy, where it was measured, over that of "
+                f"the same work, each job alone. {BARS_CAPTION}"
+            ),
+            section="Mixes",
+            paint=partial(_paint_shares, served, latency),
         )
 
 
@@ -39,25 +52,39 @@ def _caption(cells: Sequence[Cell]) -> str:
     return "Time for the same work over its time one after another (the inverse of the speed-up); below 1 is a gain."
 
 
-def _time_against_serial(cell: Cell) -> Estimate | None:
-    times = {block: 1 / speed for block, speed in cell.values.get(SPEEDUP, {}).items() if speed > 0}
-    return cell.estimate(times) if times else None
-
-
-def _paint(cells: Sequence[Cell]) -> Figure:
+def _paint_times(cells: Sequence[Cell]) -> Figure:
     has_seconds = any(TOTAL_TIME in cell.estimates for cell in cells)
     figure = new_figure(WIDEST, 6.4 if has_seconds else 4.0)
     panels = list(figure.subplots(2 if has_seconds else 1, 1, squeeze=False)[:, 0])
     shared = [cell for cell in cells if cell.sharing != SERIAL]
     ratio = panels[0]
-    grouped_bars(ratio, by_case(shared, lambda cell: bar_of(cell, _time_against_serial(cell))))
+    grouped_bars(ratio, group_by_case(shared, lambda cell: bar_of(cell, cell.estimate_inverse(SPEEDUP))))
     ratio.axhline(1, color=FAINT, linewidth=1.2, linestyle="--")
     ratio.annotate("serial", (1, 1), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
                    ha="right", fontsize=7, color=FAINT)  # fmt: skip
     ratio.set_ylabel("time against serial")
     ratio.set_ylim(top=max(1.15, ratio.get_ylim()[1]))
     if has_seconds:
-        grouped_bars(panels[1], by_case(cells, lambda cell: bar_of(cell, cell.estimates.get(TOTAL_TIME))))
+        grouped_bars(panels[1], group_by_case(cells, lambda cell: bar_of(cell, cell.estimates.get(TOTAL_TIME))))
         panels[1].set_ylabel("total time (s)")
     add_legend(figure, legend_of(modes_in(cells if has_seconds else shared)))
+    return figure
+
+
+def _paint_shares(cells: Sequence[Cell], latency: str) -> Figure:
+    has_energy = any(ENERGY_VS_ALONE in cell.estimates for cell in cells)
+    figure = new_figure(WIDEST, 7.8 if has_energy else 5.4)
+    throughput, paid, *energy = figure.subplots(3 if has_energy else 2, 1)
+    grouped_bars(throughput, group_by_case(cells, lambda cell: bar_of(cell, cell.estimate_inverse(SLOWDOWN))))
+    throughput.set_ylabel("throughput kept")
+    grouped_bars(paid, group_by_case(cells, lambda cell: bar_of_figure(cell, latency)))
+    paid.set_ylabel(f"{METRICS[latency].title.removeprefix('worst slowdown of the ')}, times alone")
+    for axes in energy:
+        grouped_bars(axes, group_by_case(cells, lambda cell: bar_of_figure(cell, ENERGY_VS_ALONE)))
+        axes.set_ylabel("energy, over that apart")
+    for axes in (throughput, *energy):
+        axes.set_ylim(top=max(1.05, axes.get_ylim()[1]))
+    for axes in (throughput, paid, *energy):
+        axes.axhline(1, color=FAINT, linewidth=1.2, linestyle="--")
+    add_legend(figure, legend_of(modes_in(cells)))
     return figure

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.figures.drawing import FAINT, SERIES_COLOURS, WIDEST, Sketch, new_figure, plain, say_missing
-from pipeline.report.read.samples import GroupSeries, Line
+from pipeline.report.figures.drawing import FAINT, SERIES_COLOURS, WIDEST, Sketch, clean_text, new_figure, say_missing
+from pipeline.report.read.group_series import GroupSeries, Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,13 +20,15 @@ _LINES = [(light, dashes) for dashes in _DASHES for light, _ in SERIES_COLOURS]
 
 
 def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
-    """One of the group that was chosen, if it has samples."""
+    """Yield one of the group that was chosen, if it has samples."""
     if group is not None:
+        is_divided = any(line.instance for line in (*group.activity, *group.memory_mib))
+        instances = "GPU instances are named by their profile, and id in parentheses. " if is_divided else ""
         yield Sketch(
             name="over-time",
-            title=f"{_sampled(group)} over time: {plain(group.name)}",
-            caption=f"Group {plain(group.name)}, block {group.block}. The bars below are the spans of the jobs' work; "
-            f"time runs from the start of the first. {_of_instances(group)}Series as sampled"
+            title=f"{_name_sampled(group)} over time: {clean_text(group.name)}",
+            caption=f"Group {clean_text(group.name)}, block {group.block}. The bars below are the spans of the jobs' "
+            f"work; time runs from the start of the first. {instances}Series as sampled"
             + (f", thinned to {group.thinned_to} points." if group.thinned_to else "."),
             section="One group over time",
             paint=partial(_paint, group),
@@ -59,14 +61,14 @@ def _paint(group: GroupSeries) -> Figure:
     return figure
 
 
-def _sampled(group: GroupSeries) -> str:
+def _name_sampled(group: GroupSeries) -> str:
     if not group.memory_mib:
         return "Utilisation" if group.activity else "Jobs"
     return "Utilisation and memory" if group.activity else "Memory"
 
 
 def _view(group: GroupSeries) -> tuple[float, float]:
-    """The time that is shown: before and after, jobs start and end for much longer than a short window lasts."""
+    """Return the time that is shown: jobs start and end for much longer than a short window lasts."""
     last = max((span.end_s for span in group.spans), default=math.inf)
     around = max(1.0, 0.1 * last)
     return -around, last + around
@@ -83,25 +85,12 @@ def _series(axes: Axes, lines: tuple[Line, ...], unit: str, what: str, view: tup
         color, dashes = _LINES[number % len(_LINES)]
         label = line.label if not is_divided else line.instance or "whole GPU"
         is_alone = sum(begin <= t_s <= end for t_s in line.t_s) == 1  # and no line, at least within what is shown
-        axes.plot(
-            line.t_s,
-            line.values,
-            color=color,
-            linestyle=dashes,
-            linewidth=1.1,
-            marker="o" if is_alone else "",
-            markersize=3,
-            label=label,
-        )
+        style: dict[str, Any] = {"color": color, "linestyle": dashes, "marker": "o" if is_alone else ""}
+        axes.plot(line.t_s, line.values, label=label, linewidth=1.1, markersize=3, **style)
     axes.set_ylabel(unit)
     axes.grid(axis="y")
     if is_divided or len(_labels(lines)) > 1 or lines[0].label != "memory in use":
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
-
-
-def _of_instances(group: GroupSeries) -> str:
-    is_divided = any(line.instance for line in (*group.activity, *group.memory_mib))
-    return "GPU instances are named by their profile, and id in parentheses. " if is_divided else ""
 
 
 def _labels(lines: Sequence[Line]) -> list[str]:
@@ -117,7 +106,7 @@ def _spans(axes: Axes, group: GroupSeries) -> None:
         axes.barh(number, span.end_s - span.start_s, 0.72, left=span.start_s, color=group.sharing.colour,
                   edgecolor=FAINT, linewidth=0.5)  # fmt: skip
     endings = ["" if span.result in ("ok", "") else f" ({span.result})" for span in group.spans]
-    names = [plain(span.label + ending, 30) for span, ending in zip(group.spans, endings, strict=True)]
+    names = [clean_text(span.label + ending, 30) for span, ending in zip(group.spans, endings, strict=True)]
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()

@@ -1,4 +1,4 @@
-"""What follows from one swept parameter: batch size, sequence length, arrival rate, a script's flag, MIG profile, ...
+"""Figures against one swept parameter: batch size, sequence length, arrival rate, a script's flag, MIG profile, ...
 
 Cases that differ in one number among the params of one of their workloads are drawn against it, and the same jobs on
 instances of different MIG profiles against the profile.
@@ -19,30 +19,30 @@ from pipeline.base.domain.normalise import SLOWDOWN, SPEEDUP
 from pipeline.base.system.words import counted
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, metrics_in
-from pipeline.report.evaluate.joules import JOULE, prefix_of, scaled
+from pipeline.report.evaluate.joules import prefix_of, scale_estimate
 from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     MEAN_LATENCY,
     MEMORY,
     P99_LATENCY,
     Metric,
-    of_instance,
+    instance_metric,
 )
-from pipeline.report.evaluate.sweeps import FEWEST, Swept, number_in
-from pipeline.report.evaluate.wording import ENDINGS
+from pipeline.report.evaluate.sweeps import FEWEST, Sweep, parse_number
+from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.figures.drawing import (
     INK,
     Sketch,
     add_legend,
-    around,
-    in_lines,
+    clean_text,
+    error_bar,
     panels_of,
-    plain,
     room_of,
     set_title,
+    wrap_lines,
 )
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,13 +61,13 @@ _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """One for each parameter that takes several values while all others stay."""
+    """Yield one for each parameter that takes several values while all others stay."""
     ran = [cell for cell in cells if not cell.is_derived]
     for swept in (*sweeps.numbers(ran, FEWEST), *sweeps.profiles(ran, FEWEST)):
         if panels := _panels(swept):
             yield Sketch(
                 name=f"against {swept.axis} {swept.what}",
-                title=f"{plain(swept.what, 100)} against {swept.axis}",
+                title=f"{clean_text(swept.what, 100)} against {swept.axis}",
                 caption=_caption(panels),
                 section="Parameters",
                 paint=partial(_paint, swept, panels),
@@ -75,60 +75,61 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 
 def _caption(panels: Sequence[Metric]) -> str:
-    said = "Medians and 95 % t intervals over the blocks, of memory the lowest and highest block."
+    caption = "Medians and 95 % t intervals over the blocks, of memory the lowest and highest block."
     names = {metric.name for metric in panels}
     if MEAN_LATENCY in names:
-        said += (
+        caption += (
             " Latency is that of the slowest job: the line is its mean, the band goes from its median to its p99, or "
             "to its p95 where requests were too few for a p99. Dotted: the objective, where there is one."
         )
     if names & {*_ACTIVITY, MEMORY} or any("energy" in name for name in names):
-        said += " Activity, memory and energy are those of the whole GPU, unless they are said to be of an instance."
-    return said
+        caption += " Activity, memory and energy are those of the whole GPU, unless they are said to be of an instance."
+    return caption
 
 
-def _panels(swept: Swept) -> list[Metric]:
-    """What is known at two values at least."""
+def _panels(swept: Sweep) -> list[Metric]:
     cells = list(itertools.chain(*swept.cells.values()))
     known = metrics_in(cells)
     counts = units.units_in(known)
-    kept = [SLOWDOWN] if cells[0].case.is_mix else []
-    speed = [*map(units.total_of, counts), SPEEDUP, *kept, MEAN_LATENCY, services.GOODPUT_TOTAL]
+    slowdown = [SLOWDOWN] if cells[0].case.is_mix else []
+    speed = [*map(units.total_of, counts), SPEEDUP, *slowdown, MEAN_LATENCY, services.GOODPUT_TOTAL]
     return [
         known[name]
         for name in (
             *speed,
             *_ACTIVITY,
-            *map(of_instance, _ACTIVITY),
+            *map(instance_metric, _ACTIVITY),
             MEMORY,
             INSTANCE_MEMORY,
             *map(units.energy_of, counts),
         )
-        if sum(any(name in cell.shown for cell in here) for here in swept.cells.values()) > 1
+        if sum(any(name in cell.figures for cell in members) for members in swept.cells.values()) > 1
     ]
 
 
-def _lines(swept: Swept) -> dict[tuple[str, int], dict[float, Cell]]:
-    """A line a mode and number of jobs; the profile is not said of what is drawn against it."""
-    found: dict[tuple[str, int], dict[float, Cell]] = defaultdict(dict)
-    for place, here in swept.cells.items():
-        for cell in here:
+def _lines(swept: Sweep) -> dict[tuple[str, int], dict[float, Cell]]:
+    """Return the cells of each line: a mode and a number of jobs. A line over profiles does not name its profile."""
+    lines: dict[tuple[str, int], dict[float, Cell]] = defaultdict(dict)
+    for place, members in swept.cells.items():
+        for cell in members:
             mode = cell.mode if swept.is_numeric else cell.sharing.label
-            found[mode, cell.degree][place] = cell
-    return dict(sorted(found.items(), key=lambda item: (next(iter(item[1].values())).sharing.order, item[0])))
+            lines[mode, cell.degree][place] = cell
+    return dict(sorted(lines.items(), key=lambda item: (next(iter(item[1].values())).sharing.order, item[0])))
 
 
-def _paint(swept: Swept, metrics: Sequence[Metric]) -> Figure:
+def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
     lines = _lines(swept)
+    every_cell = [cell for by_place in lines.values() for cell in by_place.values()]
     every_degree = sorted({degree for _, degree in lines})
     sharings = [(next(iter(by_place.values())).sharing, degree) for (_, degree), by_place in lines.items()]
     says_degree = len(set(sharings)) == len(sharings)
-    panels = list(itertools.chain(*(_apart(metric, every_degree) for metric in metrics)))
+    panels = list(itertools.chain(*(_split_panels(metric, every_degree) for metric in metrics)))
     figure, every_axes = panels_of(len(panels), 2.6)
     handles: dict[str, Any] = {}
     latencies: list[Axes] = []
     for axes, (metric, title, degrees) in zip(every_axes, panels, strict=True):
-        scale, prefix = _scale(metric, lines)
+        known = (cell.figures[metric.name] for cell in every_cell if metric.name in cell.figures)
+        scale, prefix = prefix_of((estimate.median for estimate in known), metric.unit)
         drawn: Counter[Mode] = Counter()
         for (mode, degree), by_place in lines.items():
             sharing = next(iter(by_place.values())).sharing
@@ -157,8 +158,8 @@ def _paint(swept: Swept, metrics: Sequence[Metric]) -> Figure:
     return figure
 
 
-def _apart(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str, Sequence[int]]]:
-    """The panels of a quantity: which, the title, and of how many jobs; bands of latencies would hide each other."""
+def _split_panels(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str, Sequence[int]]]:
+    """Yield quantity, title and degrees of each panel; bands of latencies in one panel would hide each other."""
     together = [degree for degree in degrees if degree > 1]
     if metric.name != MEAN_LATENCY or len(together) < 2:
         yield metric, metric.title, degrees
@@ -167,49 +168,41 @@ def _apart(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str
             yield metric, f"{metric.title}, {counted(degree, 'job')}", [1, degree]
 
 
-def _scale(metric: Metric, lines: Mapping[tuple[str, int], Mapping[float, Cell]]) -> tuple[float, str]:
-    """How many of its unit one of the unit of the axis is, and the prefix of that."""
-    cells = [cell for by_place in lines.values() for cell in by_place.values()]
-    energies = [cell.shown[metric.name].median for cell in cells if metric.name in cell.shown]
-    return prefix_of(energies) if metric.unit == JOULE else (1.0, "")
-
-
 def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[str, Any], scale: float) -> Any:
-    """Draw a quantity of some cells; its handle for the legend, `None` where none has it."""
-    found = {place: scaled(cell.shown[name], scale) for place, cell in by_place.items() if name in cell.shown}
-    if not found:
+    estimates = {
+        place: scale_estimate(cell.figures[name], scale) for place, cell in by_place.items() if name in cell.figures
+    }
+    if not estimates:
         return None
     if name == MEAN_LATENCY:
         _band(axes, by_place, style["color"])
-    errors = list(zip(*map(around, found.values()), strict=True))
-    medians = [each.median for each in found.values()]
-    return axes.errorbar(list(found), medians, errors, elinewidth=0.9, capsize=2, **style)
+    errors = list(zip(*map(error_bar, estimates.values()), strict=True))
+    medians = [estimate.median for estimate in estimates.values()]
+    return axes.errorbar(list(estimates), medians, errors, elinewidth=0.9, capsize=2, **style)
 
 
 def _band(axes: Axes, by_place: Mapping[float, Cell], colour: str) -> None:
-    """Behind a line of mean latencies, from the median to the p99; to the p95 if only that is known everywhere."""
-    served = {place: cell.estimates for place, cell in by_place.items() if MEAN_LATENCY in cell.shown}
-    top = P99_LATENCY if all(P99_LATENCY in found for found in served.values()) else _P95_LATENCY
-    known = [place for place, found in served.items() if {_MEDIAN_LATENCY, top} <= found.keys()]
+    """Fill a band behind a line of mean latencies: from the median to the p99, or to the p95 if a p99 is missing."""
+    served = {place: cell.estimates for place, cell in by_place.items() if MEAN_LATENCY in cell.figures}
+    top = P99_LATENCY if all(P99_LATENCY in estimates for estimates in served.values()) else _P95_LATENCY
+    known = [place for place, estimates in served.items() if {_MEDIAN_LATENCY, top} <= estimates.keys()]
     low, high = ([served[place][name].median for place in known] for name in (_MEDIAN_LATENCY, top))
     axes.fill_between(known, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
-def _latency(axes: Axes, swept: Swept) -> None:
-    """The scale of latencies, which grow by factors where a service is saturated, and the objective that all share."""
+def _latency(axes: Axes, swept: Sweep) -> None:
     from matplotlib.ticker import LogFormatter
 
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers, where the usual one writes formulas
     axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
-    params = [each for here in swept.cells.values() for cell in here for each in cell.case.params]
-    objectives = {value for each in params if (value := number_in(each.get(services.OBJECTIVE, ""))) is not None}
+    params = [params for members in swept.cells.values() for cell in members for params in cell.case.params]
+    objectives = {value for params in params if (value := parse_number(params.get(services.OBJECTIVE, ""))) is not None}
     if len(objectives) == 1:
         axes.axhline(objectives.pop(), color=INK, linewidth=0.9, linestyle=":")
 
 
-def _axis(axes: Axes, swept: Swept, degrees: Sequence[int], *, is_of_latency: bool) -> None:
-    """The values on the axis, and below them what came of the cells without a figure."""
+def _axis(axes: Axes, swept: Sweep, degrees: Sequence[int], *, is_of_latency: bool) -> None:
     from matplotlib.ticker import NullLocator
 
     places = list(swept.ticks)
@@ -222,32 +215,27 @@ def _axis(axes: Axes, swept: Swept, degrees: Sequence[int], *, is_of_latency: bo
     if not swept.is_numeric or len(places) <= _MOST_TICKS:
         labels = list(swept.ticks.values())
         if swept.is_numeric:
-            labels = _apart_from_each_other([math.log(x) if is_logarithmic else x for x in places], labels, axes)
+            labels = _hide_touching([math.log(x) if is_logarithmic else x for x in places], labels, axes)
         axes.set_xticks(places, labels, rotation=0 if swept.is_numeric else 30)
-    said = []
+    lines = []
     for place, tick in swept.ticks.items():
         drawn = [cell for cell in swept.cells[place] if cell.degree in degrees]
-        if words := [f"{cell.mode} {why}" for cell in drawn if (why := _missing(cell, is_of_latency))]:
-            said.append(f"{tick}: {', '.join(words)}")
-    axes.set_xlabel("\n".join([swept.axis, *(in_lines(each, room_of(axes)) for each in said)]))
+        unsustained = {id(cell): NOT_SUSTAINED for cell in drawn if is_of_latency and cell.num_saturated}
+        why = [(cell.mode, absence_in_words(cell) or unsustained.get(id(cell))) for cell in drawn]
+        if words := [f"{mode} {word}" for mode, word in why if word]:
+            lines.append(f"{tick}: {', '.join(words)}")
+    axes.set_xlabel("\n".join([swept.axis, *(wrap_lines(line, room_of(axes)) for line in lines)]))
 
 
-def _apart_from_each_other(places: Sequence[float], labels: Sequence[str], axes: Axes) -> list[str]:
-    """The labels of the ticks, those left out that would touch one before them, or the last one."""
+def _hide_touching(places: Sequence[float], labels: Sequence[str], axes: Axes) -> list[str]:
+    """Return the labels of ticks; those are empty that would touch one before them, or the last one."""
     per_character = (places[-1] - places[0]) / max(1, 0.9 * room_of(axes))
 
     def touch(one: int, other: int) -> bool:
         return abs(places[one] - places[other]) < per_character * (1 + (len(labels[one]) + len(labels[other])) / 2)
 
-    kept = [len(places) - 1]
+    visible = [len(places) - 1]
     for number in range(len(places) - 1):
-        if not any(touch(number, other) for other in kept):
-            kept.append(number)
-    return [label if number in kept else "" for number, label in enumerate(labels)]
-
-
-def _missing(cell: Cell, is_of_latency: bool) -> str:
-    """Why a cell has no figure; empty where it may have one."""
-    if cell.finding in ENDINGS:
-        return ENDINGS[cell.finding].label
-    return NOT_SUSTAINED if is_of_latency and cell.num_saturated else ""
+        if not any(touch(number, other) for other in visible):
+            visible.append(number)
+    return [label if number in visible else "" for number, label in enumerate(labels)]

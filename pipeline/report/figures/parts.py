@@ -59,7 +59,6 @@ def parts_of(figure: Figure, title: Sequence[Artist]) -> tuple[Part, ...]:
 
 
 def _part(figure: Figure, name: str, row: int, box: Bbox, beside: Sequence[Bbox]) -> Part:
-    """Return a part as wide as its box, and as high as all of its row."""
     to_points = 72 / figure.dpi
     low, high = min(bounds.y0 for bounds in beside), max(bounds.y1 for bounds in beside)
     return Part(

@@ -1,16 +1,15 @@
-"""What frameworks see of the devices that they are given, and whether they compute right: a table, also in text."""
+"""The devices that frameworks see, and whether they compute right: a table, also in text."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain.modes import PROFILE
 from pipeline.base.domain.records import Result
 from pipeline.base.system.words import aligned
-from pipeline.report.page.table_format import Table, shown
-from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.page.table_format import Table, format_value
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 _SCRIPT = "workloads/framework.py"
 _TITLES = {
@@ -32,77 +31,77 @@ _NOTE = (
 
 
 class Answer(NamedTuple):
-    """What one or more jobs answered.
+    """The answer of one or more jobs.
 
     Attributes:
         where: on what; `None` if it never got there.
-        given: number of devices that the scenario gave to each.
+        num_devices: number of devices that the scenario gave to each.
     """
 
     framework: str
     version: str | None
     where: str | None
-    given: int | None
+    num_devices: int | None
     sees: str | None
     works: str
     why: str | None
 
 
 def framework_table(study: Study) -> Table:
-    """Every answer, and how many jobs gave it; in the order of frameworks, and of places as they were asked."""
-    found = answers(study)
+    """Return a table of every answer and the number of jobs that gave it, in the order of frameworks."""
+    counts = count_answers(study)
     columns = ("framework", "version", "where", "jobs", "devices given", "sees", "works", "why")
-    rows = tuple((*answer[:3], number, *answer[3:]) for answer, number in found.items())
+    rows = tuple((*answer[:3], number, *answer[3:]) for answer, number in counts.items())
     drivers = ", ".join(sorted({row.facts.get("driver_version", "") for row in study.rows} - {""}))
     driver = f" The driver here: {drivers}." if drivers else ""
     return Table("frameworks", "What frameworks see and use", columns, rows, f"{_NOTE}{driver}")
 
 
 def framework_lines(study: Study) -> list[str]:
-    """The same for a terminal; the reasons of what was skipped stand below the table of groups already."""
-    found = answers(study)
-    if not found:
+    """Return the table for a terminal; the reasons of skips stand below the table of groups already."""
+    counts = count_answers(study)
+    if not counts:
         return []
     cells = [
         ("framework", "version", "where", "given", "sees", "works"),
-        *(map(shown, answer[:-1]) for answer in found),
+        *(map(format_value, row[:-1]) for row in counts),
     ]
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for answer in found:
+    for answer in counts:
         if answer.why and answer.where:
             places[answer.framework, answer.why].append(answer.where)
     why = [f"{name}, {'; '.join(where)}: {words}" for (name, words), where in places.items()]
     return [*aligned([tuple(line) for line in cells], left=range(6)), *why]
 
 
-def answers(study: Study) -> Counter[Answer]:
-    """What the jobs of each framework answered, each answer with the number of jobs."""
-    asked = [(row, job) for row in study.rows for job in row.jobs if _is_probe(job) and _is_known(row, job)]
+def count_answers(study: Study) -> Counter[Answer]:
+    """Count the jobs that gave each answer."""
+    probes = [
+        (row, job)
+        for row in study.rows
+        for job in row.jobs
+        if job.params.get("script") == _SCRIPT and job.params.get("framework") in _TITLES and _is_known(row, job)
+    ]
     names = list(_TITLES)
-    asked.sort(key=lambda each: (names.index(each[1].params["framework"]), bool(each[0].profiles), each[0].degree == 1))
-    return Counter(_answer(row, job) for row, job in asked)
-
-
-def _is_probe(job: JobRow) -> bool:
-    return job.params.get("script") == _SCRIPT and job.params.get("framework") in _TITLES
+    probes.sort(
+        key=lambda probe: (names.index(probe[1].params["framework"]), bool(probe[0].profiles), probe[0].degree == 1)
+    )
+    return Counter(_answer(row, job) for row, job in probes)
 
 
 def _is_known(row: Row, job: JobRow) -> bool:
-    """Whether the study holds what it answered: one that resumes does not read the answers of earlier groups again."""
+    """Check that the study holds the answer: a study that resumes does not read those of earlier groups again."""
     return row.result is not Result.OK or "job.works" in job.params
 
 
 def _answer(row: Row, job: JobRow) -> Answer:
-    name, said = _TITLES[job.params["framework"]], {key: job.params.get(f"job.{key}") for key in _SAID}
+    name = _TITLES[job.params["framework"]]
     if row.result is Result.SKIPPED:
         return Answer(name, None, None, None, None, _NOT_INSTALLED, row.reason)
-    works = said["works"] or _NO
-    why = said["why"] or (None if said["works"] else row.reason)  # it never answered: it ended before
-    given = len(job.place.get("device", "").split(",")) if "device" in job.place else None
-    return Answer(name, said["framework_version"], _where(job), given, said["seen"], works, why)
-
-
-_SAID: Sequence[str] = ("framework_version", "seen", "works", "why")
+    version, seen, works, why = (job.params.get(f"job.{key}") for key in ("framework_version", "seen", "works", "why"))
+    why = why or (None if works else row.reason)  # it never answered: it ended before
+    num_devices = len(job.place.get("device", "").split(",")) if "device" in job.place else None
+    return Answer(name, version, _where(job), num_devices, seen, works or _NO, why)
 
 
 def _where(job: JobRow) -> str:

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.modes import SERIAL, Mode
 from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import counted
-from pipeline.report.evaluate import beside
-from pipeline.report.evaluate.beside import Shared
-from pipeline.report.evaluate.cells import Case, Cell, by_place, cases_of, metrics_in, modes_in
+from pipeline.report.evaluate import mixed_services
+from pipeline.report.evaluate.cells import Case, Cell, cases_of, group_places, metrics_in, modes_in
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
+from pipeline.report.evaluate.mixed_services import Shared
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_FOR_INTERVAL, Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
-from pipeline.report.evaluate.wording import ENDINGS, INVALID
+from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.bars import NOT_SUSTAINED
-from pipeline.report.page.table_format import brief
-from pipeline.report.read.records import Study
+from pipeline.report.page.table_format import round_value
+from pipeline.report.read.study_records import Study
 
 BEST, OPEN = "best", "open"
 """States of entries: of the fastest mode, and of one that is not told apart from the fastest median."""
@@ -61,7 +62,7 @@ class Grid:
 
     @property
     def has_measures(self) -> bool:
-        """Return whether a line says what its figures are."""
+        """True if a line says what its figures are."""
         return any(line.measure for line in self.lines)
 
     @property
@@ -73,18 +74,21 @@ class Grid:
 
 def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]) -> list[Grid]:
     """Return the grids that have a line: speed in each mode, and what services and other jobs take from each other."""
-    consists = _consists(study)
-    return [grid for grid in (_speed(cells, verdicts, winners, consists), _beside(cells, consists)) if grid.lines]
+    consists = _describe_mixes(study)
+    return [
+        grid for grid in (_speed(cells, verdicts, winners, consists), _compare_mixes(cells, consists)) if grid.lines
+    ]
 
 
 def _speed(
     cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner], consists: Mapping[Case, str]
 ) -> Grid:
-    """Return the gain of each case in each mode; of services at a given rate, their latency instead."""
     best = {(winner.case, winner.degree): winner for winner in winners}
     ran = [cell for cell in cells if not (cell.is_derived and cell.num_given)]
     places = {
-        place: members for place, members in by_place(ran).items() if any(cell.sharing != SERIAL for cell in members)
+        place: members
+        for place, members in group_places(ran).items()
+        if any(cell.sharing != SERIAL for cell in members)
     }
     modes = tuple(modes_in([cell for members in places.values() for cell in members]))
     lines = []
@@ -100,7 +104,7 @@ def _speed(
                 case=case.label,
                 consists=consists.get(case, ""),
                 degree=degree,
-                measure="" if name in ("", SPEEDUP) else _title(name, members),
+                measure="" if name in ("", SPEEDUP) else metrics_in(members)[name].heading(),
                 entries=tuple(map(tuple, entries)),
             )
         )
@@ -108,22 +112,14 @@ def _speed(
 
 
 def _measure(cells: Sequence[Cell]) -> str:
-    """Return the quantity by which cells are compared: the gain, or else the first that any of them has."""
     ranked = [cell for cell in cells if cell.is_ranked]
     names = dict.fromkeys([SPEEDUP, *(name for cell in ranked for name in cell.speed)])
     return next((name for name in names if any(name in cell.estimates for cell in ranked)), "")
 
 
-def _title(name: str, cells: Sequence[Cell]) -> str:
-    metric = metrics_in(cells)[name]
-    return f"{metric.title} ({metric.unit})" if metric.unit else metric.title
-
-
 def _entry(cell: Cell, name: str, winner: Winner | None) -> Entry:
-    if cell.is_wholly_invalid:
-        return Entry(text=INVALID, detail=cell.detail)
     if not cell.is_ranked:
-        return Entry(text=ENDINGS[cell.finding].label if cell.finding in ENDINGS else "", detail=cell.detail)
+        return Entry(text=absence_in_words(cell), detail=cell.detail)
     if is_latency(name) and cell.num_saturated:
         return Entry(text=NOT_SUSTAINED, detail=cell.detail)
     if name not in cell.estimates:
@@ -143,26 +139,27 @@ def _state(mode: str, winner: Winner | None) -> str:
 def _figure(estimate: Estimate, *, is_ratio: bool = True) -> str:
     """Return an estimate as `6.80 (6.44-7.29)`; the interval is left out where it says nothing."""
     low, high = estimate.low, estimate.high
-    form: Callable[[float], str] = "{:.2f}".format if is_ratio else brief
+    form: Callable[[float], str] = "{:.2f}".format if is_ratio else round_value
     if low is None or high is None or low == high:
         return "1" if estimate.median == 1 else form(estimate.median)
     return f"{form(estimate.median)} ({form(low)}-{form(high)})"
 
 
 def _note(verdicts: Sequence[Verdict]) -> str:
-    number = counted(len([verdict for verdict in verdicts if verdict.ratio is not None]), "comparison")
+    number = sum(verdict.ratio is not None for verdict in verdicts)
+    corrected = (
+        f"verdicts (from {MIN_BLOCKS} blocks on) are corrected over all of {counted(number, 'comparison')}: an "
+        "interval may exclude 1 where there is no verdict."
+    )
     return (
         "Bold: faster than every other mode of its row. Grey: not told apart from the highest median of its row. "
-        f"Intervals (from {MIN_FOR_INTERVAL} blocks on) are 95 % each, one by one; verdicts (from {MIN_BLOCKS} blocks "
-        f"on) are corrected over all of {number}: an interval may exclude 1 where there is no verdict."
+        f"Intervals (from {MIN_FOR_INTERVAL} blocks on) are 95 % each, one by one"
+        + (f"; {corrected}" if number else ". No two modes have figures of the same block, so there is no verdict.")
     )
 
 
-def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
-    """Return what services and other jobs take from each other, a line for each thing that is kept or paid."""
-    by_case: dict[Case, list[Shared]] = defaultdict(list)
-    for share in beside.shared(cells):
-        by_case[share.cell.case].append(share)
+def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
+    by_case = group_by(mixed_services.compare_services(cells), lambda share: share.cell.case)
     modes = tuple(modes_in([share.cell for members in by_case.values() for share in members]))
     lines = [
         Line(
@@ -173,7 +170,7 @@ def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
             entries=tuple(tuple(entry for sharing, entry in entries if sharing == mode) for mode in modes),
         )
         for case, members in by_case.items()
-        for measure, entries in _shared(members)
+        for measure, entries in _list_measures(members)
     ]
     note = (
         "Against the same jobs alone, in the same block: medians and 95 % t intervals, one by one. Throughput: 1 is as "
@@ -182,14 +179,13 @@ def _beside(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
     return Grid(title="Services beside other jobs: what each keeps", modes=modes, lines=tuple(lines), note=note)
 
 
-def _shared(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[Mode, Entry]]]]:
-    """Yield each measure of a mix with its entries: throughput and latency of each workload, and energy."""
-    by_workload: dict[str, list[Shared]] = defaultdict(list)
-    for share in members:
-        by_workload[share.workload].append(share)
-    for workload, shares in by_workload.items():
-        if any(share.kept is not None for share in shares):
-            yield f"throughput kept by {workload}", [_make_kept_entry(share.cell, share.kept) for share in shares]
+def _list_measures(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[Mode, Entry]]]]:
+    for workload, shares in group_by(members, lambda share: share.workload).items():
+        if any(share.throughput_ratio is not None for share in shares):
+            yield (
+                f"throughput kept by {workload}",
+                [_make_kept_entry(share.cell, share.throughput_ratio) for share in shares],
+            )
         title = "p99" if any(share.p99 is not None for share in shares) else "mean"
         latencies = [(share.cell, share.p99 if title == "p99" else share.mean) for share in shares]
         if any(latency is not None for _, latency in latencies):
@@ -207,7 +203,7 @@ def _make_kept_entry(cell: Cell, estimate: Estimate | None, missing: str = "") -
     return cell.sharing, Entry(text=f"{_figure(estimate)}{'*' if cell.marks else ''}", detail=cell.detail)
 
 
-def _consists(study: Study) -> dict[Case, str]:
+def _describe_mixes(study: Study) -> dict[Case, str]:
     """Return of which jobs each mix is, by size: `L: resnet152_imagenet bs32; S: resnet26_cifar10 bs128`."""
     case_of = cases_of(study)
     letters: dict[Case, dict[str, str]] = defaultdict(dict)

@@ -11,18 +11,18 @@ from xml.etree import ElementTree
 
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import Cell, cells_of
-from pipeline.report.evaluate.doubts import doubts
+from pipeline.report.evaluate.doubts import list_doubts
 from pipeline.report.evaluate.verdicts import Verdict, Winner
-from pipeline.report.figures import every
-from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, plain
+from pipeline.report.figures import catalogue
+from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, clean_text
 from pipeline.report.figures.parts import Part
-from pipeline.report.page import methods, publications
-from pipeline.report.page.answer import answer, missing, not_ranked, setup
+from pipeline.report.page import appendix, publications
 from pipeline.report.page.grid import grids
-from pipeline.report.page.table_format import MISSING, Table, Values, shown
-from pipeline.report.page.tables import COMPARISONS, comparison_table, every_table
-from pipeline.report.read.records import Study
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.page.key_findings import count_unranked, describe_missing, describe_setup, write_answer
+from pipeline.report.page.study_tables import COMPARISONS, comparison_table, every_table
+from pipeline.report.page.table_format import MISSING, Table, Values, format_value
+from pipeline.report.read.group_series import GroupSeries
+from pipeline.report.read.study_records import Study
 
 if TYPE_CHECKING:
     import jinja2
@@ -48,56 +48,63 @@ class Content:
 
 
 def content_of(study: Study, timeline: GroupSeries | None = None) -> Content:
-    """All of a report, the samples of one group drawn over time."""
+    """Evaluate and draw a study, the samples of one group over time."""
     cells = cells_of(study)
-    found = verdicts.verdicts(cells)
-    best = verdicts.winners(cells, found)
-    tables = every_table(study, cells, found, best, paper.compare(cells, found))
-    figures = every.every_figure(study, cells, timeline)
-    return Content(study=study, cells=cells, verdicts=found, winners=best, tables=tables, figures=figures)
+    comparisons = verdicts.verdicts(cells)
+    best = verdicts.winners(cells, comparisons)
+    tables = every_table(study, cells, comparisons, best, paper.compare(cells, comparisons))
+    figures = catalogue.every_figure(study, cells, timeline)
+    return Content(study=study, cells=cells, verdicts=comparisons, winners=best, tables=tables, figures=figures)
 
 
 def render(content: Content) -> str:
-    """The HTML of the page. Equal content gives equal text."""
+    """Render the HTML of the page. Equal content gives equal text."""
     study = content.study
     sections: dict[str, list[tuple[Drawn, str]]] = {}
     for figure in content.figures[1:]:
-        sections.setdefault(figure.sketch.section, []).append((figure, inline(figure)))
-    lead, *more = answer(study, content.cells, content.winners)
+        sections.setdefault(figure.sketch.section, []).append((figure, inline_figure(figure)))
+    lead, *more = write_answer(study, content.cells, content.winners)
     text = (
         environment()
         .get_template(TEMPLATE)
         .render(
-            title=plain(study.experiment, 120),
+            title=clean_text(study.experiment, 120),
             colours=[(THEME[light], light, dark) for light, dark in COLOURS],
             swatches={cell.mode: THEME[cell.sharing.colour] for cell in content.cells},
             stamp=STAMP if study.is_simulated else "",
-            setup=setup(study),
+            setup=describe_setup(study),
             lead=lead,
             more=more,
-            opening=[(figure, inline(figure)) for figure in content.figures[:1]],
-            missing=[*missing(study), *doubts(study, content.cells)],
-            not_ranked=not_ranked(content.cells),
+            opening=[(figure, inline_figure(figure)) for figure in content.figures[:1]],
+            missing=[*describe_missing(study), *list_doubts(study, content.cells)],
+            not_ranked=count_unranked(content.cells),
             grids=grids(study, content.cells, content.verdicts, content.winners),
             theme=THEME,
             comparisons=comparison_table(content.cells, content.verdicts),
+            comparisons_in_words=_count_comparisons(content.verdicts),
             sections=sections,
             tables=[t for t in content.tables if not (t.is_for_machines or t.about)],
-            papers=[publications.by_agreement(t) for t in content.tables if t.about],
+            papers=[publications.split_by_agreement(t) for t in content.tables if t.about],
             machine_tables=[t for t in content.tables if t.is_for_machines and t.name != COMPARISONS],
-            methods=methods.methods(),
-            provenance=methods.provenance(study),
-            shown=shown,
+            methods=appendix.list_methods(),
+            provenance=appendix.list_provenance(study),
+            shown=format_value,
             p_shown=p_shown,
             slug=slug,
-            by_case=by_case,
+            by_case=group_by_case,
         )
     )
-    return without_forbidden(text)
+    return strip_forbidden(text)
+
+
+def _count_comparisons(verdicts: Sequence[Verdict]) -> str:
+    number = sum(verdict.ratio is not None for verdict in verdicts)
+    without = f", and {len(verdicts) - number} groups without a figure" if number < len(verdicts) else ""
+    return f"Each of the comparisons: {number}{without}"
 
 
 def environment() -> jinja2.Environment:
-    """What renders the templates of this folder."""
+    """Make the renderer of the templates of this folder."""
     import jinja2
 
     return jinja2.Environment(
@@ -109,32 +116,32 @@ def environment() -> jinja2.Environment:
     )
 
 
-def without_forbidden(text: str) -> str:
-    """The text with a blank for each character that a page must not have."""
+def strip_forbidden(text: str) -> str:
+    """Replace each character that a page must not have by a blank."""
     return _FORBIDDEN.sub(" ", text)
 
 
 def p_shown(p: float | None) -> str:
-    """A p value for readers."""
+    """Format a p value for readers."""
     if p is None:
         return MISSING
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
 def slug(text: str) -> str:
-    """Text as the value of an `id`, or as a class."""
+    """Make text fit for an `id` or a class."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
 
 
-def by_case(table: Table) -> list[tuple[str | None, list[Values]]]:
-    """The rows of a table under the case that they share; under `None` where the table is not of cases."""
+def group_by_case(table: Table) -> list[tuple[str | None, list[Values]]]:
+    """Group the rows of a table by case; under `None` where the table is not of cases."""
     if table.columns[0] != "case":
         return [(None, list(table.rows))]
     return [(str(case), list(rows)) for case, rows in itertools.groupby(table.rows, key=lambda row: row[0])]
 
 
-def inline(figure: Drawn) -> str:
-    """The SVG as part of a page: no header, ids of its own, and colours that follow the page's theme.
+def inline_figure(figure: Drawn) -> str:
+    """Return the SVG as part of a page: no header, ids of its own, and colours that follow the page's theme.
 
     Its panels are SVGs of their own, which the page puts beside each other where there is room.
     """
@@ -147,9 +154,9 @@ def inline(figure: Drawn) -> str:
         element.tag = _plain(element.tag)  # HTML knows what is in an <svg> without namespaces
         element.attrib = {_plain(key): _for_page(_plain(key), value, prefix) for key, value in element.items()}
     del root.attrib["width"], root.attrib["height"]
-    for whole in root.findall("g"):  # the page has a ground of its own, and shows at its edges that there is more
-        for ground in [child for child in whole if child.get("id") == f"{prefix}-patch_1"]:
-            whole.remove(ground)
+    for layer in root.findall("g"):  # the page has a ground of its own, and shows at its edges that there is more
+        for ground in [child for child in layer if child.get("id") == f"{prefix}-patch_1"]:
+            layer.remove(ground)
     says = {"role": "img", "aria-labelledby": f"{prefix}-title"}
     if not figure.parts:
         root.attrib |= says
@@ -167,7 +174,6 @@ def inline(figure: Drawn) -> str:
 
 
 def _svg_of(part: Part, group: ElementTree.Element, row_width: float) -> ElementTree.Element:
-    """Return a part of a figure as an SVG, as wide as its share of the row; one alone in it has its own width."""
     view = f"{part.x:.1f} {part.y:.1f} {part.width:.1f} {part.height:.1f}"
     width = f"flex: {part.width / row_width:.4f} 1 0" if part.width < row_width else f"width: {part.width * _PX:.0f}px"
     svg = ElementTree.Element("svg", {"viewBox": view, "style": width})

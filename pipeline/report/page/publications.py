@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.page.table_format import Table, Values
 
@@ -16,7 +16,7 @@ _AGREEMENT, _DIFFERENCE, _MIND = "agreement", "by how much", "mind"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class FindingsTable:
     """Findings of a publication that stand to ours in the same way, and what differs for all of them, in a sentence."""
 
     table: Table
@@ -29,36 +29,33 @@ class Publication:
 
     name: str
     about: str
-    same: Compared
-    other: Compared
+    same: FindingsTable
+    other: FindingsTable
     num_absent: int
 
 
-def by_agreement(table: Table) -> Publication:
+def split_by_agreement(table: Table) -> Publication:
     """Return the findings of a publication by how they can be compared."""
     agreement = table.columns.index(_AGREEMENT)
-    rows: dict[str, list[Values]] = defaultdict(list)
-    for row in table.rows:
-        rows[str(row[agreement])].append(row)
+    rows = group_by(table.rows, lambda row: str(row[agreement]))
     absent, other = rows.pop(Agreement.NOT_MEASURED.value, []), rows.pop(Agreement.OTHER_SETTINGS.value, [])
     same = [row for row in table.rows if str(row[agreement]) in rows]
     return Publication(
         name=table.name,
         about=table.about,
-        same=Compared(table=_without(table, same, _IN_FILES_ONLY), differs=_describe_parts(_parts(table, same, _MIND))),
-        other=_at_other_settings(table, other),
+        same=FindingsTable(
+            table=_drop_columns(table, same, _IN_FILES_ONLY), differs=_describe_parts(_parts(table, same, _MIND))
+        ),
+        other=_merge_settings(table, other),
         num_absent=len(absent),
     )
 
 
-def _at_other_settings(table: Table, rows: Sequence[Values]) -> Compared:
+def _merge_settings(table: Table, rows: Sequence[Values]) -> FindingsTable:
     """Return findings whose settings are others: those of some rows of a case stand there, all others above."""
     case, difference = table.columns.index("case"), table.columns.index(_DIFFERENCE)
     settings: dict[Values, set[str]] = {row: set(_split(row[difference])) for row in rows}
-    cases = {
-        key: list(members)
-        for key, members in itertools.groupby(sorted(rows, key=lambda row: str(row[case])), key=lambda row: row[case])
-    }
+    cases = group_by(rows, lambda row: row[case])
     of_cases = [
         part
         for part in _parts(table, rows, _DIFFERENCE)
@@ -70,14 +67,13 @@ def _at_other_settings(table: Table, rows: Sequence[Values]) -> Compared:
         for row in rows
     ]
     hidden = [*_IN_FILES_ONLY, _AGREEMENT, *([] if any(settings_of_row.values()) else [_DIFFERENCE])]
-    shown = _without(table, brief, hidden)
+    shown = _drop_columns(table, brief, hidden)
     columns = tuple("other settings" if head == _DIFFERENCE else head for head in shown.columns)
     differs = _describe_parts([*_parts(table, rows, _MIND), *of_cases])
-    return Compared(table=dataclasses.replace(shown, columns=columns), differs=differs)
+    return FindingsTable(table=dataclasses.replace(shown, columns=columns), differs=differs)
 
 
 def _parts(table: Table, rows: Sequence[Values], column: str) -> list[str]:
-    """Return what the rows say in a column, each part once."""
     place = table.columns.index(column)
     return list(dict.fromkeys(part for row in rows for part in _split(row[place])))
 
@@ -90,7 +86,9 @@ def _describe_parts(parts: Sequence[str]) -> str:
     return f"Not as in the paper: {'; '.join(parts)}." if parts else ""
 
 
-def _without(table: Table, rows: Sequence[Values], hidden: Sequence[str]) -> Table:
-    kept = [head not in hidden for head in table.columns]
-    columns = tuple(itertools.compress(table.columns, kept))
-    return dataclasses.replace(table, columns=columns, rows=tuple(tuple(itertools.compress(row, kept)) for row in rows))
+def _drop_columns(table: Table, rows: Sequence[Values], hidden: Sequence[str]) -> Table:
+    is_visible = [head not in hidden for head in table.columns]
+    columns = tuple(itertools.compress(table.columns, is_visible))
+    return dataclasses.replace(
+        table, columns=columns, rows=tuple(tuple(itertools.compress(row, is_visible)) for row in rows)
+    )

@@ -54,8 +54,8 @@ class Table:
         return tuple(bool(column) and all(isinstance(value, float | int) for value in column) for column in columns)
 
 
-def shown(value: Value) -> str:
-    """A value for readers: four significant digits, `-` for a missing one."""
+def format_value(value: Value) -> str:
+    """Format a value for readers: four significant digits, `-` for a missing one."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return MISSING
     if isinstance(value, float):
@@ -63,24 +63,29 @@ def shown(value: Value) -> str:
     return str(value)
 
 
-def with_interval(estimate: Estimate) -> str:
-    """`1.57 (1.53 to 1.62)`: an interval leaves three significant digits of a value; the files have them all.
+def format_estimate(estimate: Estimate) -> str:
+    """Format an estimate with three significant digits and its interval: `1.57 (1.53 to 1.62)`.
 
     Without the interval where there is none, or it does not show in these digits.
     """
     if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
-        return shown(estimate.median)
-    texts = [brief(each) for each in (estimate.median, estimate.low, estimate.high)]
+        return format_value(estimate.median)
+    texts = [round_value(number) for number in (estimate.median, estimate.low, estimate.high)]
     return texts[0] if len(set(texts)) == 1 else "{} ({} to {})".format(*texts)
 
 
-def brief(value: float) -> str:
+def list_ends(estimate: Estimate | None) -> tuple[Value, Value, Value]:
+    """Return an estimate and the ends of its interval in full, as three values of a row."""
+    return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
+
+
+def round_value(value: float) -> str:
     """Return three significant digits of a value, or its whole part if that has more."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"  # what is rounded to 100 has no decimals
 
 
 def to_csv(table: Table) -> str:
-    """Comma-separated, one line of heads; numbers in full, a missing value is an empty field.
+    """Return comma-separated text with one line of heads; numbers in full, a missing value is an empty field.
 
     The note comes first as a line that begins with `#`, so that a file of simulated figures says so wherever it goes:
     `pandas.read_csv(..., comment="#")` leaves it out.
@@ -91,18 +96,18 @@ def to_csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     for row in table.rows:
-        writer.writerow("" if value is None else _no_formula(value) for value in row)
+        writer.writerow("" if value is None else _escape_formula(value) for value in row)
     return text.getvalue()
 
 
-def _no_formula(value: object) -> object:
-    """Text that a spreadsheet would compute, such as a name that begins with `=`, gets an apostrophe before it."""
+def _escape_formula(value: object) -> object:
+    """Put an apostrophe before text that a spreadsheet would compute."""
     may_be_one = isinstance(value, str) and value.startswith(_FORMULA) and not _NO_FORMULA.fullmatch(value)
     return f"'{value}" if may_be_one else value
 
 
 def to_latex(table: Table) -> str:
-    """A `table` environment for a paper that uses `booktabs` and `graphicx`; a wide one shrinks to the text's width."""
+    """Return a `table` environment for `booktabs` and `graphicx`; a wide table shrinks to the width of the text."""
     alignment = "".join(_alignment(table, column) for column in range(len(table.columns)))
     shrunk = r"\resizebox{\linewidth}{!}{" if len(table.columns) > _WIDE else ""
     lines = [
@@ -114,7 +119,7 @@ def to_latex(table: Table) -> str:
         r"\toprule",
         _latex_row(table.columns),
         r"\midrule",
-        *(_latex_row(tuple(map(shown, row))) for row in table.rows),
+        *(_latex_row(tuple(map(format_value, row))) for row in table.rows),
         r"\bottomrule",
         rf"\end{{tabular}}{'}' if shrunk else ''}",
         *([rf"\par\smallskip\footnotesize {escape(table.note)}"] if table.note else []),
@@ -124,15 +129,14 @@ def to_latex(table: Table) -> str:
 
 
 def _alignment(table: Table, column: int) -> str:
-    """Numbers to the right, long text in lines of its own."""
     if table.is_numeric[column]:
         return "r"
-    longest = max((len(shown(row[column])) for row in table.rows), default=0)
+    longest = max((len(format_value(row[column])) for row in table.rows), default=0)
     return r"p{0.3\linewidth}" if longest > _LONG else "l"
 
 
 def escape(text: str) -> str:
-    """Text that LaTeX prints as it stands."""
+    """Escape text so that LaTeX prints it as it stands."""
     escaped = " ".join(text.split()).translate(_LATEX)
     # Text that begins with a bracket would be an option of `\\`.
     return "{[}" + escaped[1:] if escaped.startswith("[") else escaped

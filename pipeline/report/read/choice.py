@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import counted
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 
 STUDY, DEVICE = "--study", "--device"
 """Options of the report."""
@@ -45,11 +46,11 @@ class Choice:
         Raises:
             ConfigError: no row is of a study or a device that it names, or it names real and simulated devices.
         """
+        starts = group_by(rows, lambda row: row.start).values()
+        newest_first = sorted(starts, key=lambda members: -max(row.start_ms for row in members))
         for study in self.studies:
             if study not in {row.start for row in rows}:
-                raise ConfigError(
-                    f"{STUDY} {study}: there is no such study; there is: {_list(map(_study, _by_study(rows)))}"
-                )
+                raise ConfigError(f"{STUDY} {study}: no such study; choose one of: {_list(map(_study, newest_first))}")
         chosen = [row for row in rows if row.start in self.studies or not self.studies]
         devices = Counter(row.device_in_words for row in chosen)
         names = tuple(_find(device, devices) for device in self.devices)
@@ -76,12 +77,11 @@ def _repeat(option: str, values: Sequence[str]) -> list[str]:
 
 
 def _find(name_or_part: str, devices: Mapping[str, int]) -> str:
-    """Return the one device of this name, or the one with it in its name."""
     same = [name for name in devices if name.casefold() == name_or_part.casefold()]
     matches = same or [name for name in devices if name_or_part.casefold() in name.casefold()]
     if len(matches) != 1:
-        wrong = f"{len(matches)} devices have that in their names" if matches else "there is no such device"
-        raise ConfigError(f"{DEVICE} {name_or_part}: {wrong}; there is: {_list(matches or devices)}")
+        wrong = f"{len(matches)} devices have that in their names" if matches else "no such device"
+        raise ConfigError(f"{DEVICE} {name_or_part}: {wrong}; choose one of: {_list(matches or devices)}")
     return matches[0]
 
 
@@ -89,14 +89,6 @@ def _list(names: Iterable[str]) -> str:
     all_names = list(names)
     more = len(all_names) - _MOST_NAMED
     return ", ".join([*all_names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none"
-
-
-def _by_study(rows: Iterable[Row]) -> list[list[Row]]:
-    """Return the rows of each start, the newest first."""
-    starts: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        starts[row.start].append(row)
-    return sorted(starts.values(), key=lambda members: -max(row.start_ms for row in members))
 
 
 def _study(rows: Sequence[Row]) -> str:

@@ -14,7 +14,7 @@ from pipeline.base.domain.package_locks import lock_difference, packages_in
 from pipeline.base.system.errors import CollocationError
 from pipeline.record.store.results import fetch
 from pipeline.record.store.store_access import open_named
-from pipeline.report.read.records import JobRow, Row
+from pipeline.report.read.study_records import JobRow, Row
 
 logger = logging.getLogger(__name__)
 
@@ -53,18 +53,14 @@ def _names(locks: Mapping[str, Sequence[str]]) -> dict[str, str]:
     in_order = [*(name for name in _FRAMEWORKS if name in known), *sorted(known)]
     if all(packages.values()):
         for package in in_order:
-            words = {digest: _word(package, installed.get(package)) for digest, installed in packages.items()}
+            lines = {digest: installed.get(package, "").partition(" @ ")[0] for digest, installed in packages.items()}
+            words = {digest: f"with {line}" if line else f"without {package}" for digest, line in lines.items()}
             if len(set(words.values())) == len(words):
                 return words
     return {digest: f"environment {number}" for number, digest in enumerate(locks, 1)}
 
 
-def _word(package: str, line: str | None) -> str:
-    return f"without {package}" if line is None else f"with {line.partition(' @ ')[0]}"
-
-
 def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> list[str]:
-    """Return how each environment differs from the first, in a sentence."""
     first, *later = locks
     sentences = []
     for digest in later:
@@ -75,7 +71,6 @@ def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -
 
 
 def _read_lock(store: Path | str, run_id: str) -> str:
-    """Return the lock of the environment in which a job ran; empty if the store does not have it."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = fetch(open_named(store), run_id, layout.ENVIRONMENT, folder)

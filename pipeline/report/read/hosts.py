@@ -6,7 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 
 SETTING = "host"
 """The setting of a row that says on which kind of host it was measured; of hosts that do not differ it has none."""
@@ -15,22 +15,22 @@ _UNKNOWN = "not recorded"
 
 
 def differences(rows: Sequence[Row]) -> Mapping[str, tuple[str, ...]]:
-    """By device: in which of what makes a kind of host its hosts differ, in words."""
-    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    """Return the facts in which the hosts of each device differ, in words."""
+    by_device: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for row in rows:
         for fact in _KIND:
-            found[row.device][fact].add(row.facts.get(fact, ""))
-    several = {device: [fact for fact in _KIND if len(values[fact]) > 1] for device, values in found.items()}
+            by_device[row.device][fact].add(row.facts.get(fact, ""))
+    several = {device: [fact for fact in _KIND if len(values[fact]) > 1] for device, values in by_device.items()}
     return {device: tuple(_KIND[fact] for fact in facts) for device, facts in several.items() if facts}
 
 
-def apart(rows: Sequence[Row]) -> list[Row]:
-    """The rows, each with its kind of host among its settings where the hosts of its device differ."""
+def separate_hosts(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with their kind of host among the settings, where the hosts of a device differ."""
     differing = differences(rows)
     facts = {words: fact for fact, words in _KIND.items()}
-    made = []
+    labelled = []
     for row in rows:
         kind = [f"{words} {row.facts.get(facts[words]) or _UNKNOWN}" for words in differing.get(row.device, ())]
         settings = (*row.settings, (SETTING, "; ".join(kind))) if kind else row.settings
-        made.append(dataclasses.replace(row, settings=settings))
-    return made
+        labelled.append(dataclasses.replace(row, settings=settings))
+    return labelled

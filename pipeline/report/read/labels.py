@@ -1,4 +1,4 @@
-"""What workloads, sharing modes and settings are called in figures and tables."""
+"""Labels of workloads, sharing modes and settings in figures and tables."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeline.base.domain.naming import ENVIRONMENT, differing, own_params
 Program = tuple[str | tuple[str, str], ...]
 
 
-class Called(NamedTuple):
-    """What one job of a group is called.
+class JobLabel(NamedTuple):
+    """The label of one job of a group, in parts.
 
     Attributes:
         workload: the label of its workload.
@@ -49,33 +49,33 @@ _LIMIT, _CHUNKS = "active_thread_pct", "chunks"
 
 
 def program_of(params: Mapping[str, str]) -> Program:
-    """What a job computes, its step mode aside: equal precision, data, tuning and all else."""
-    own = {key: value for key, value in own_params(params).items() if key != STEP_MODE}
-    return (params.get("workload", ""), *sorted(own.items()))
+    """Return all that decides what a job computes, its step mode aside."""
+    settings = {key: value for key, value in own_params(params).items() if key != STEP_MODE}
+    return (params.get("workload", ""), *sorted(settings.items()))
 
 
-def of_all(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
-    """Precision, step mode, recipe and data source of programs: every value that any of them has, in words."""
-    found: dict[str, set[str]] = {key: set() for key in _WORDS}
+def collect_words(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
+    """Return every precision, step mode, recipe and data source of programs, in words."""
+    values: dict[str, set[str]] = {key: set() for key in _WORDS}
     for params in programs:
         for key in _WORDS.keys() & params.keys():
-            found[key].add(value_in_words(key, params[key]))
-    return found
+            values[key].add(value_in_words(key, params[key]))
+    return values
 
 
-def tells(params: Mapping[str, str]) -> bool:
-    """Whether a program has any of these params: one of the user's own has none."""
+def has_label_params(params: Mapping[str, str]) -> bool:
+    """Check that a program has any of these params; a user's own program has none."""
     return not _WORDS.keys().isdisjoint(params)
 
 
 def params_in_words(params: Mapping[str, str], varying: Container[str]) -> str:
-    """Those of a workload's params that differ within the study: `bf16, CUDA graph`; empty if none does."""
-    said = [key for key in _WORDS if key in varying and key in params and (key, params[key]) != _UNSAID]
-    return ", ".join(value_in_words(key, params[key]) for key in said)
+    """Describe the params of a workload that differ within the study: `bf16, CUDA graph`; empty if none does."""
+    keys = [key for key in _WORDS if key in varying and key in params and (key, params[key]) != _UNSAID]
+    return ", ".join(value_in_words(key, params[key]) for key in keys)
 
 
 def workload_label(name: str, params: Mapping[str, str], words: str) -> str:
-    """The name of a workload with its batch size and the words for its params: `resnet26 bs128 (bf16)`."""
+    """Return the name of a workload with its batch size and the words for its params: `resnet26 bs128 (bf16)`."""
     label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
     return _with_words(label, words)
 
@@ -85,31 +85,31 @@ def _with_words(label: str, words: str) -> str:
 
 
 def value_in_words(key: str, value: str) -> str:
-    """The words for a param in a label: `CUDA graph`, `data on the GPU`, `bf16`."""
+    """Return the words for a param in a label: `CUDA graph`, `data on the GPU`, `bf16`."""
     return _WORDS[key].get(value, value)
 
 
-def telling_apart(alike: Sequence[Mapping[str, str]]) -> list[str]:
-    """For each of several params that share a label, the words that tell it from the others.
+def distinguish_params(alike: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return, for each of several params that share a label, the words that distinguish it from the others.
 
     Environments are said where nothing else tells apart.
     """
     keys = differing(alike)
-    for said in ([key for key in keys if key != ENVIRONMENT], keys):
-        words = [" ".join(_said(key, params[key]) for key in said if key in params) for params in alike]
+    for subset in ([key for key in keys if key != ENVIRONMENT], keys):
+        words = [" ".join(_describe_param(key, params[key]) for key in subset if key in params) for params in alike]
         if len(set(words)) == len(words):
             break
     return words
 
 
-def _said(key: str, value: str) -> str:
-    """A flag as it stands on a command line, an environment in words, and any other param."""
+def _describe_param(key: str, value: str) -> str:
+    """Return a flag as on a command line, an environment in words, and any other param as `key=value`."""
     if key == ENVIRONMENT:
         return value
     return f"{key} {value}".strip() if key.startswith("-") else f"{key}={value}"
 
 
-def jobs_label(jobs: Sequence[Called]) -> str:
+def jobs_label(jobs: Sequence[JobLabel]) -> str:
     """Label the jobs of a group in their order: `M+2S (bf16)` where they have sizes, else `a + 2 b`; `a` for copies.
 
     The words of all labels, where these are the same, stand behind the sizes.
@@ -123,18 +123,18 @@ def jobs_label(jobs: Sequence[Called]) -> str:
     return " + ".join(f"{number} {name}" if number > 1 else name for name, number in names.items())
 
 
-def in_one_order(jobs: Iterable[Called]) -> list[Called]:
+def sort_jobs(jobs: Iterable[JobLabel]) -> list[JobLabel]:
     """Sort the jobs of a group: equal for groups of the same jobs."""
     places = {size: place for place, size in enumerate(_SIZE_ORDER)}
     return sorted(jobs, key=lambda job: (places.get(job.size or "", len(places)), job.size or "", job.workload))
 
 
-def mix_of(jobs: Sequence[Called]) -> str | None:
+def mix_of(jobs: Sequence[JobLabel]) -> str | None:
     """Label the sizes of different jobs without their order: `M+2S`; `None` where a workload has not one of its own."""
-    return _sizes(in_one_order(jobs))
+    return _sizes(sort_jobs(jobs))
 
 
-def _sizes(jobs: Sequence[Called]) -> str | None:
+def _sizes(jobs: Sequence[JobLabel]) -> str | None:
     sizes = Counter(job.size for job in jobs if job.size is not None)
     if sizes.total() < len(jobs) or len(sizes) != len({job.workload for job in jobs}):
         return None
@@ -142,76 +142,78 @@ def _sizes(jobs: Sequence[Called]) -> str | None:
 
 
 def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
-    """What a paper prints behind the kind of sharing: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; empty if nothing.
+    """Return the detail behind the kind of sharing: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; or nothing.
 
     Compute instances stand behind the GPU instance that they share: `3g(2c+1c)+1g`. The places say where each job ran
     (`mig_profile`, `gi_id`, ...); they are empty if the group never got there.
     """
     words = []
-    said = {_LIMIT, mode.said_by} | ({_CHUNKS} if mode.placed_by == PARTITION else set())
+    known = {_LIMIT, mode.said_by} | ({_CHUNKS} if mode.placed_by == PARTITION else set())
     if mode.placed_by == PROFILE:
-        said |= _ASKED_PROFILES
+        known |= _ASKED_PROFILES
         profiles = profiles_of(mode, options, places)
         is_placed = any(PROFILE in place for place in places)
         instances = _instances(places)
         words.append(_slices_in_words(instances, counted=mode.counts_instances) if is_placed else "+".join(profiles))
     words.append(_limit_in_words(mode, options, places))
-    words += [f"{key}={in_words(value)}" for key, value in mode.naming(sorted(options.items())) if key not in said]
+    words += [
+        f"{key}={describe_value(value)}" for key, value in mode.naming(sorted(options.items())) if key not in known
+    ]
     return " ".join(filter(None, words))
 
 
 def _limit_in_words(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
-    """What each job may use, as its place says or else as it was asked for: `25+50 %`, `56 SM`, `7 chunks`, `long`."""
+    """Describe the limit of each job, by its placement or else its request: `25+50 %`, `56 SM`, `7 chunks`, `long`."""
     for key, unit in ((PERCENTAGE, "%"), (PARTITION, "SM")):
-        if told := [place[key] for place in places if key in place]:
-            return f"{'+'.join(told[:1] if len(set(told)) == 1 else told)} {unit}"
+        if limits := [place[key] for place in places if key in place]:
+            return f"{'+'.join(limits[:1] if len(set(limits)) == 1 else limits)} {unit}"
     if options.get(_LIMIT):
-        return f"{in_words(options[_LIMIT])} %"
+        return f"{describe_value(options[_LIMIT])} %"
     if mode.placed_by == PARTITION and options.get(_CHUNKS):
-        return f"{in_words(options[_CHUNKS])} chunks"
-    return in_words(options[mode.said_by]) if mode.said_by in options else mode.unlimited
+        return f"{describe_value(options[_CHUNKS])} chunks"
+    return describe_value(options[mode.said_by]) if mode.said_by in options else mode.unlimited
 
 
 def profiles_of(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """The profiles of the MIG devices, the largest first; those asked for of a group that never got there."""
+    """Return the profiles of the MIG devices, the largest first; of a group that was not placed, the requested ones."""
     if mode.placed_by != PROFILE:
         return ()
-    found = [profile for devices in _devices(places).values() for profile in devices.values()]
-    if found:
-        return tuple(sorted(found, key=size_of_profile, reverse=True))
-    asked = options.get("profiles") or options.get("profile", "auto")
-    return () if asked == "auto" else tuple(asked) if isinstance(asked, list) else (str(asked),)
+    profiles = [profile for devices in _devices(places).values() for profile in devices.values()]
+    if profiles:
+        return tuple(sorted(profiles, key=size_of_profile, reverse=True))
+    requested = options.get("profiles") or options.get("profile", "auto")
+    return () if requested == "auto" else tuple(requested) if isinstance(requested, list) else (str(requested),)
 
 
 def _devices(places: Sequence[Mapping[str, str]]) -> dict[object, dict[object, str]]:
-    """The profile of each MIG device, by its GPU instance and its compute instance: jobs of one device count once."""
-    found: dict[object, dict[object, str]] = {}
+    """Return the profile of each MIG device, by its GPU instance and its compute instance."""
+    devices: dict[object, dict[object, str]] = {}
     for position, place in enumerate(places):
         if PROFILE in place:
-            found.setdefault(place.get("gi_id", position), {})[place.get("ci_id")] = place[PROFILE]
-    return found
+            devices.setdefault(place.get("gi_id", position), {})[place.get("ci_id")] = place[PROFILE]
+    return devices
 
 
 def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-    """The profile of each GPU instance, the largest first, and the parts that jobs have of it, if any: `(2c+1c)`."""
-    found = []
+    """Return the profile of each GPU instance, the largest first, with the parts that jobs have of it: `(2c+1c)`."""
+    instances = []
     for devices in _devices(places).values():
         names = [mig_names.split(name) for name in sorted(devices.values(), key=size_of_profile, reverse=True)]
-        found.append((names[0][0], [f"{slices}c" for _, slices in names if slices is not None]))
-    found.sort(key=lambda instance: size_of_profile(instance[0]), reverse=True)
-    return [(profile, mig_names.grouped("", parts)) for profile, parts in found]
+        instances.append((names[0][0], [f"{slices}c" for _, slices in names if slices is not None]))
+    instances.sort(key=lambda instance: size_of_profile(instance[0]), reverse=True)
+    return [(profile, mig_names.grouped("", parts)) for profile, parts in instances]
 
 
 def is_placed(mode: Mode, places: Sequence[Mapping[str, str]]) -> bool:
-    """Whether the places say what `mode_detail` wants to know."""
+    """Check that the placements tell all that `mode_detail` needs."""
     return not mode.placed_by or (bool(places) and all(mode.placed_by in place for place in places))
 
 
 def _slices_in_words(instances: Sequence[tuple[str, str]], *, counted: bool) -> str:
     profiles = [profile for profile, _ in instances]
     if len(set(instances)) == 1:
-        whole = "".join(instances[0])
-        return f"{len(instances)}x{whole}" if counted else whole
+        instance = "".join(instances[0])
+        return f"{len(instances)}x{instance}" if counted else instance
     slices = [profile.split(".")[0] for profile in profiles]
     # Two profiles of as many slices (1g.10gb, 1g.20gb) are told apart by their full names only.
     shown = slices if len(set(slices)) == len(set(profiles)) else profiles
@@ -219,13 +221,13 @@ def _slices_in_words(instances: Sequence[tuple[str, str]], *, counted: bool) -> 
 
 
 def size_of_profile(profile: str) -> tuple[int, str]:
-    """Of a MIG profile: by its slices (of `2c.3g.40gb` two), then by its name."""
-    found = re.match(r"(\d+)[cg]", profile)
-    return (int(found[1]) if found else 0, profile)
+    """Return a sort key of a MIG profile: its slices (of `2c.3g.40gb` two), then its name."""
+    match = re.match(r"(\d+)[cg]", profile)
+    return (int(match[1]) if match else 0, profile)
 
 
-def in_words(value: object) -> str:
-    """A recorded value; several as `3g+1g`."""
+def describe_value(value: object) -> str:
+    """Return a recorded value as text; several as `3g+1g`."""
     if isinstance(value, list):
-        return "+".join(map(in_words, value))
+        return "+".join(map(describe_value, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from pipeline.base.domain.modes import mode_of
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of
 from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.base.system.grouping import group_by
 from pipeline.record.store import results
-from pipeline.report.read import hosts, naming, selection
+from pipeline.report.read import hosts, row_labels, selection
 from pipeline.report.read.choice import Choice, separate_simulated
 from pipeline.report.read.environments import name_environments
-from pipeline.report.read.records import JobRow, Row, Study
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 FACTS = {
     "command_line": "commands",
@@ -62,7 +63,7 @@ FACTS = {
 def read(
     stores: Sequence[Path | str], experiment: str, *, pools_hosts: bool = True, choice: Choice | None = None
 ) -> Study:
-    """The study in an experiment: of each group and block the newest finding, of each block one state of the machine.
+    """Read the study in an experiment: the newest finding of each group and block, in one machine state a block.
 
     The stores, folders or URIs of servers, are such as those of several machines. Where some rows are of real devices,
     simulated ones are left out unless `choice` names them.
@@ -71,64 +72,62 @@ def read(
         ConfigError: two of the stores hold the same run, which would count twice, or `choice` names what is not there.
         TrackingError: there is no such store or experiment.
     """
-    found = _rows_of_each(stores, experiment)
-    left_out: Mapping[str, int] = {}
+    by_store = _rows_of_each(stores, experiment)
+    rows = list(filter(None, itertools.chain(*by_store)))
     if choice:
-        choice = choice.check(list(filter(None, itertools.chain(*found))))
-        found = [[row for row in rows if row is not None and choice.includes(row)] for rows in found]
-    real, left_out = separate_simulated(list(filter(None, itertools.chain(*found))))
-    kept = {row.run_id for row in real}
-    found = [[row for row in rows if row is None or row.run_id in kept] for rows in found]
-    study = study_of(experiment, *found, pools_hosts=pools_hosts)
+        choice = choice.check(rows)
+        rows = [row for row in rows if choice.includes(row)]
+    real, left_out = separate_simulated(rows)
+    run_ids = {row.run_id for row in real}
+    by_store = [[row for row in of_store if (row.run_id in run_ids if row else not choice)] for of_store in by_store]
+    study = study_of(experiment, *by_store, pools_hosts=pools_hosts)
     return dataclasses.replace(
         study, left_out={**left_out, **study.left_out}, choice=choice.words if choice is not None else ""
     )
 
 
 def read_apart(store: Path | str, experiment: str) -> list[Study]:
-    """The studies in an experiment of one store, of real devices and of simulated ones, as far as there are any.
+    """Return the studies of an experiment in one store: that of real devices and that of simulated ones.
 
     Raises:
         TrackingError: there is no such store or experiment.
     """
-    (found,) = _rows_of_each([store], experiment)
-    rows = list(filter(None, found))
+    (store_rows,) = _rows_of_each([store], experiment)
+    rows = list(filter(None, store_rows))
     kinds = [[row for row in rows if row.is_simulated == is_simulated] for is_simulated in (False, True)]
     return [study_of(experiment, members, pools_hosts=False) for members in kinds if members]
 
 
 def _rows_of_each(stores: Sequence[Path | str], experiment: str) -> list[list[Row | None]]:
-    """The rows of each store; `None` stands for a run without a result."""
-    found = [list(_rows_in(store, experiment)) for store in stores]
+    by_store = [list(_rows_in(store, experiment)) for store in stores]
     held: dict[str, Path | str] = {}
-    for row in filter(None, itertools.chain(*found)):
+    for row in filter(None, itertools.chain(*by_store)):
         if row.run_id in held:
             raise ConfigError(
-                f"{held[row.run_id]} and {row.store} both hold run {row.run_id} of experiment {experiment!r}: "
-                "one is a copy of the other, and its blocks would count twice; name one of them"
+                f"{held[row.run_id]} and {row.store} both hold run {row.run_id} of experiment {experiment!r}; "
+                "name one of them, or its blocks count twice"
             )
         held[row.run_id] = row.store
-    return found
+    return by_store
 
 
 def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
-    children: dict[str, list[Any]] = defaultdict(list)
-    for run in results.find_runs(store, experiment, JOB):
-        children[run.data.tags.get(Tag.PARENT_RUN, "")].append(run)
+    jobs = results.find_runs(store, experiment, JOB)
+    children = group_by(jobs, lambda run: run.data.tags.get(Tag.PARENT_RUN, ""))
     groups = results.find_runs(store, experiment, GROUP)
     identity = _identity(groups)
     for run in groups:
-        yield _raw(run, children.get(run.info.run_id, []), store, identity)
+        yield _make_row(run, children.get(run.info.run_id, []), store, identity)
 
 
 def _identity(groups: Iterable[Any]) -> Tag:
-    """What tells programs apart: their packages as well, unless the user took results of others for the same."""
+    """Choose the digest of programs: with their packages, unless the user accepted results of other environments."""
     accepts = any(run.data.tags.get(Tag.ACCEPTS_ENVIRONMENT) == "true" for run in groups)
     return Tag.PROGRAM_DIGEST if accepts else Tag.WORKLOAD_DIGEST
 
 
-def study_of(experiment: str, *found: Iterable[Row | None], pools_hosts: bool = True) -> Study:
-    """The study that the rows of each store make; `None` stands for a run that never got a result.
+def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts: bool = True) -> Study:
+    """Make a study of the rows of each store; `None` stands for a run without a result.
 
     Each store has blocks of its own: those of the second follow those of the first. Units of one plan are blocks of
     one study, in whatever stores they are. Blocks of hosts that differ are repeats of each other only if these are
@@ -138,25 +137,26 @@ def study_of(experiment: str, *found: Iterable[Row | None], pools_hosts: bool = 
     num_without_result, num_blocks = 0, 0
     planned: list[int] = []
     first_of_plan: dict[str, int] = {}  # of plans that are run by units: how many blocks come before theirs
-    for every in map(list, found):
+    for store_rows in map(list, rows_of_stores):
         known = set(first_of_plan)
-        mine = []
-        for row in filter(None, every):
+        numbered = []
+        for row in filter(None, store_rows):
             before = first_of_plan.setdefault(row.plan, num_blocks) if "unit" in row.facts else num_blocks
-            mine.append(dataclasses.replace(row, block=row.block + before))
-        num_without_result += len(every) - len(mine)
-        num_blocks = max([num_blocks, *(row.block for row in mine)])
+            numbered.append(dataclasses.replace(row, block=row.block + before))
+        num_without_result += len(store_rows) - len(numbered)
+        num_blocks = max([num_blocks, *(row.block for row in numbered)])
         newest = [
             part[-1].facts.get("plan_groups", "")
-            for part in selection.parts(selection.of_the_newest_plans(mine, Counter()))
+            for part in selection.parts(selection.keep_newest_plans(numbered, Counter()))
             if part[-1].plan not in known
         ]
         planned += [int(number) for number in newest if number.isdigit()]
-        rows += mine
+        rows += numbered
     chosen, not_chosen = selection.choose(rows)
     left_out = {"no result: it runs, or was never closed": num_without_result, **not_chosen}
-    members, environments = name_environments([row for _, here in chosen for row in here])
-    named = naming.named(members if pools_hosts else hosts.apart(members))
+    members, environments = name_environments([row for _, block_rows in chosen for row in block_rows])
+    named = row_labels.label_rows(members if pools_hosts else hosts.separate_hosts(members))
+    newest_first, shown = sorted(rows, key=lambda row: row.start_ms, reverse=True), {row.start for row in named}
     return Study(
         experiment=experiment,
         rows=tuple(sorted(named, key=lambda row: (row.block, row.start_ms, row.run_id))),
@@ -164,18 +164,13 @@ def study_of(experiment: str, *found: Iterable[Row | None], pools_hosts: bool = 
         left_out={reason: number for reason, number in left_out.items() if number},
         num_planned=sum(planned) if planned else None,
         facts=_facts(named),
-        not_shown=_not_shown(rows, named),
+        not_shown=tuple(dict.fromkeys(row.start for row in newest_first if row.start not in shown)),
         environments=environments,
     )
 
 
-def _not_shown(every: Sequence[Row], shown: Sequence[Row]) -> tuple[str, ...]:
-    newest_first = sorted(every, key=lambda row: row.start_ms, reverse=True)
-    return tuple(dict.fromkeys(row.start for row in newest_first if row.start not in {other.start for other in shown}))
-
-
-def _raw(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:
-    """A run as a row, with labels that do not yet tell it from others; `None` if it has no result."""
+def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:
+    """Make a row of a run, with labels that do not yet distinguish it; `None` if it has no result."""
     tags, params = run.data.tags, run.data.params
     facts = facts_of(tags)
     if (commit := tags.get(Tag.GIT_COMMIT, "")) not in ("", facts.get("git_commit")):
@@ -191,8 +186,8 @@ def _raw(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) ->
         settings, options = tuple(planned["settings"].items()), planned["options"]
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise TrackingError(
-            f"run {run.info.run_id} in {store} does not say with which settings and options it ran, as one that an "
-            f"earlier version recorded; name another experiment, or delete the run"
+            f"run {run.info.run_id} in {store} has no settings and options, as an earlier version recorded it; "
+            "name another experiment, or delete the run"
         ) from error
     return Row(
         run_id=run.info.run_id,
@@ -241,12 +236,12 @@ def _job(run: Any, identity: Tag) -> JobRow:
 
 
 def _facts(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, set[str]] = defaultdict(set)
+    texts: dict[str, set[str]] = defaultdict(set)
     for row in rows:
-        told = dict(row.facts) | {"seed": row.params.get("seed", "")}
+        facts = dict(row.facts) | {"seed": row.params.get("seed", "")}
         params = [param for job in row.jobs for param in job.params.items()]
         reported = [(key.replace(".", "_", 1), value) for key, value in params if key.startswith("job.")]
-        for name, value in (*told.items(), *reported):
+        for name, value in (*facts.items(), *reported):
             if value and (name in FACTS or re.fullmatch(r"environment_.*_digest", name)):
-                found[name].add(value)
-    return {name: tuple(sorted(values)) for name, values in sorted(found.items())}
+                texts[name].add(value)
+    return {name: tuple(sorted(values)) for name, values in sorted(texts.items())}

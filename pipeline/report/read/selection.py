@@ -1,4 +1,4 @@
-"""Which of an experiment's rows may stand beside each other: of each part one plan, in each block one machine state."""
+"""The choice of rows that are compared: one plan for each part of a study, one machine state in each block."""
 
 from __future__ import annotations
 
@@ -11,54 +11,56 @@ from pipeline.base.domain import skips
 from pipeline.base.domain.machine_state import MachineState, merge_same
 from pipeline.base.domain.naming import own_params
 from pipeline.base.domain.records import Result
-from pipeline.report.read.records import Block, Row
+from pipeline.report.read.study_records import Block, Row
 
 _UNKNOWN = "not recorded"
 
 
 def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[str, int]]:
-    """The rows of the newest plan of each part, one a group and block, by block; how many do not count, by reason."""
+    """Choose the rows of the newest plan of each part, one for each group and block; count the others by reason."""
     left_out: Counter[str] = Counter()
     states = merge_same(row.machine_state for row in rows)
     # Of a plan whose units are cases, each case is as a study of its own.
     members: dict[tuple[int, str, int, str], list[Row]] = defaultdict(list)
     expected: dict[tuple[str, int, str], set[str]] = defaultdict(set)
-    for number, part in enumerate(parts(of_the_newest_plans(_unprofiled(rows, left_out), left_out))):
+    # A profiler changes what it measures.
+    profilers = [row.facts["profiler"] for row in rows if row.facts.get("profiler")]
+    left_out.update(f"ran under {profiler}, which changes the figures" for profiler in profilers)
+    unprofiled = [row for row in rows if not row.facts.get("profiler")]
+    for number, part in enumerate(parts(keep_newest_plans(unprofiled, left_out))):
         for row in reversed(part):
             device, case = row.settings[0][1], row.facts.get("case", "")
             members[row.block, device, number, case].append(row)
             expected[device, number, case].add(row.key)
     blocks: dict[tuple[int, str], dict[MachineState, _Piece]] = defaultdict(dict)
-    for (block, device, number, case), found in sorted(members.items()):
-        wanted = expected[device, number, case]
-        state, kept = _of_one_state(found, states, wanted, left_out)
+    for (block, device, number, case), part_rows in sorted(members.items()):
+        expected_keys = expected[device, number, case]
+        state, chosen = _choose_state(part_rows, states, expected_keys, left_out)
         # Parts that ran in one state of the machine stand beside each other in one block.
         piece = blocks[block, device].setdefault(state, _Piece([], set()))
-        piece.rows.extend(kept)
-        piece.expected.update(wanted)
-    return _numbered(blocks), left_out
+        piece.rows.extend(chosen)
+        piece.expected.update(expected_keys)
+    return _number_blocks(blocks), left_out
 
 
 _Settings = tuple[tuple[str, str], ...]
 
 
 class _Piece(NamedTuple):
-    """What of a block ran in one state of the machine, and the groups that it should have."""
-
     rows: list[Row]
     expected: set[str]
 
 
-def _numbered(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece]]) -> list[tuple[Block, list[Row]]]:
-    """Each piece as a block with its rows: the first under the number it had, others under numbers of their own."""
+def _number_blocks(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece]]) -> list[tuple[Block, list[Row]]]:
+    """Make blocks of the pieces: the first keeps the number it had, others get numbers of their own."""
     pieces = [
         (place, number, device, state, piece)
         for (number, device), by_state in blocks.items()
         for place, (state, piece) in enumerate(by_state.items())
     ]
     last = max((number for number, _ in blocks), default=0)
-    made = []
-    for place, number, device, state, piece in sorted(pieces, key=lambda each: each[:3]):
+    numbered = []
+    for place, number, device, state, piece in sorted(pieces, key=lambda candidate: candidate[:3]):
         last += place > 0
         block = Block(
             number=last if place else number,
@@ -68,34 +70,27 @@ def _numbered(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece]]) -
             num_expected=len(piece.expected),
             num_missing=len(piece.expected - {row.key for row in piece.rows if row.result.is_finding}),
         )
-        made.append((block, [dataclasses.replace(row, block=block.number) for row in piece.rows]))
-    return sorted(made, key=lambda each: (each[0].number, each[0].device))
+        numbered.append((block, [dataclasses.replace(row, block=block.number) for row in piece.rows]))
+    return sorted(numbered, key=lambda candidate: (candidate[0].number, candidate[0].device))
 
 
 def parts(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows in parts that have neither plan nor program in common, the oldest part first, the newest row last.
+    """Split rows into parts without a common plan or program, the oldest part first, the newest row last.
 
     Such as those of two precisions that were measured by two commands. One program in two windows is like two.
     """
-    found: list[tuple[set[object], list[Row]]] = []
+    groups: list[tuple[set[object], list[Row]]] = []
     for row in sorted(rows, key=lambda row: (row.start_ms, row.run_id)):
         its_own = {row.plan, *((_identity(job.params), row.settings) for job in row.jobs)}
-        joined = [part for part in found if part[0] & its_own]
-        found = [part for part in found if not part[0] & its_own]
+        joined = [part for part in groups if part[0] & its_own]
+        groups = [part for part in groups if not part[0] & its_own]
         facts = its_own.union(*(facts for facts, _ in joined))
-        found.append((facts, [*(member for _, members in joined for member in members), row]))
-    return sorted((members for _, members in found), key=lambda members: min(row.start_ms for row in members))
+        groups.append((facts, [*(member for _, members in joined for member in members), row]))
+    return sorted((members for _, members in groups), key=lambda members: min(row.start_ms for row in members))
 
 
-def _unprofiled(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
-    """Rows of jobs that nothing stood between: a profiler changes what it measures."""
-    profiled = [row.facts["profiler"] for row in rows if row.facts.get("profiler")]
-    left_out.update(f"ran under {profiler}, which changes the figures" for profiler in profiled)
-    return [row for row in rows if not row.facts.get("profiler")]
-
-
-def of_the_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
-    """Rows with the settings of the plan that ran their programs together last, and with its programs.
+def keep_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
+    """Keep the rows of the newest plan of each set of programs.
 
     Plans of one study for several GPU models count together. A plan of other programs is none of theirs, newer or not.
     A baseline stays with what is compared with it.
@@ -103,14 +98,14 @@ def of_the_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row
     newest_first = sorted(rows, key=lambda row: (row.start_ms, row.run_id), reverse=True)
     plans: dict[_Compared, str] = {}
     settings: dict[_Compared, set[_Settings]] = defaultdict(set)
-    with_key = [(row, _compared(row)) for row in newest_first]
+    with_key = [(row, _comparison_key(row)) for row in newest_first]
     for row, key in with_key:
         if plans.setdefault(key, row.plan_of_any_gpu) == row.plan_of_any_gpu:
             settings[key].add(row.settings)
     current = [(row, key) for row, key in with_key if row.settings in settings[key]]
     compared = {(identity, row.plan, row.settings) for row, (identities, *_) in current for identity in identities}
     programs = _newest_programs(newest_first)
-    kept = []
+    current_rows = []
     for row, key in with_key:
         newest = settings[key]
         its_own = {(identity, row.plan, row.settings) for identity in key[0]}
@@ -119,20 +114,16 @@ def of_the_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row
         elif any(job.digest not in programs[_identity(job.params)] for job in row.jobs):
             left_out["older plan: a program, its options or its environment changed since"] += 1
         else:
-            kept.append(row)
-    return kept
+            current_rows.append(row)
+    return current_rows
 
 
 _Compared = tuple[frozenset[object], str, str]
 
 
-def _compared(row: Row) -> _Compared:
-    """What the newest plan of decides on settings: programs, alone and in company, which are compared."""
-    return _programs(row), row.beside, row.neighbours
-
-
-def _programs(row: Row) -> frozenset[object]:
-    return frozenset(_identity(job.params) for job in row.jobs)
+def _comparison_key(row: Row) -> _Compared:
+    """Return the programs that are compared, alone and in company, for which the newest plan decides the settings."""
+    return frozenset(_identity(job.params) for job in row.jobs), row.beside, row.neighbours
 
 
 def _identity(params: Mapping[str, str]) -> tuple[object, ...]:
@@ -140,7 +131,7 @@ def _identity(params: Mapping[str, str]) -> tuple[object, ...]:
 
 
 def _newest_programs(newest_first: Sequence[Row]) -> dict[tuple[object, ...], set[str]]:
-    """By workload and options: the digests in the newest plan that has it. A plan may compare two environments."""
+    """Return the digests in the newest plan, by workload and options; a plan may compare two environments."""
     programs: dict[tuple[object, ...], set[str]] = {}
     plans: dict[tuple[object, ...], str] = {}
     for row in newest_first:
@@ -152,29 +143,28 @@ def _newest_programs(newest_first: Sequence[Row]) -> dict[tuple[object, ...], se
 
 
 def _difference(row: Row, newest: set[_Settings]) -> str:
-    """In words, how the settings of a row differ from the nearest ones of the newest plan."""
     nearest = min(sorted(newest), key=lambda settings: len(set(row.settings) - set(settings)))
     now = dict(nearest)
     differing = [(key, value or _UNKNOWN, now[key] or _UNKNOWN) for key, value in row.settings if now[key] != value]
     return "; ".join(f"{key} {value} instead of {new}" for key, value, new in differing)
 
 
-def _of_one_state(
+def _choose_state(
     members: Sequence[Row], states: Mapping[MachineState, MachineState], expected: set[str], left_out: Counter[str]
 ) -> tuple[MachineState, list[Row]]:
-    """The state of a block, and its rows from there: a complete set if there is one, else the largest."""
+    """Choose the state of a block, and its rows from there: a complete set if there is one, else the largest."""
     by_state: dict[MachineState, dict[str, Row]] = defaultdict(dict)
     counting = skips.without_old(members, lambda row: (row.key, row.result))
     if num_skipped := len(members) - len(counting):
         left_out["skipped at first, and run later"] += num_skipped
     for row in counting:  # newest first
-        mine = by_state[states[row.machine_state]]
-        newer = mine.setdefault(row.key, row)
+        rows_by_key = by_state[states[row.machine_state]]
+        newer = rows_by_key.setdefault(row.key, row)
         if newer is row:
             continue
         dropped = row
         if row.result.is_finding and not newer.result.is_finding:
-            dropped, mine[row.key] = newer, row
+            dropped, rows_by_key[row.key] = newer, row
         # A group that was stopped and then run to its end leaves a study as if it had not been stopped.
         if dropped.result is not Result.INTERRUPTED:
             left_out["run again: the newest finding of the same group counts"] += 1

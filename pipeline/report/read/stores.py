@@ -33,7 +33,7 @@ def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._Mutual
 
 
 def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
-    """The stores that are named, each of which has the experiment.
+    """Return the named stores, each of which has the experiment.
 
     Raises:
         ConfigError: one of them has not; it names those that there are.
@@ -41,15 +41,22 @@ def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
     """
     stores = [*arguments.root, *arguments.uri] or [tracking_root.DEFAULT]
     for store in stores:
-        _check_experiment(store, arguments.experiment)
+        find_stores([store], arguments.experiment)
     return stores
 
 
-def _check_experiment(root_or_uri: Path | str, experiment: str) -> None:
-    """Refuse an experiment that the store does not have; name those that it has."""
-    names = list_experiments(open_named(root_or_uri))
-    if experiment not in names:
-        there = ", ".join(repr(name) for name in names if name != "Default") or "none"
-        raise ConfigError(
-            f"there is no experiment {experiment!r} in {root_or_uri}; there is: {there}; choose one with --experiment"
-        )
+def find_stores(stores: Sequence[Path | str], experiment: str) -> list[Path | str]:
+    """Return the stores that have an experiment.
+
+    Raises:
+        ConfigError: none of them has it; the error names those that there are.
+        TrackingError: there is no such store.
+    """
+    names = {store: list_experiments(open_named(store)) for store in stores}
+    if matches := [store for store in stores if experiment in names[store]]:
+        return matches
+    known = sorted({repr(name) for of_store in names.values() for name in of_store if name != "Default"})
+    raise ConfigError(
+        f"{', '.join(map(str, stores))} has no experiment {experiment!r}; "
+        f"choose one with --experiment: {', '.join(known) or 'there is none'}"
+    )

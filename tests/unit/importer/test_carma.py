@@ -126,9 +126,9 @@ def test_a_job_that_cannot_be_run_here_is_listed_and_the_others_are_taken(tmp_pa
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (("",), "where its command should be stands ''"),
-        (("Experiment,Workload", "1,1"), "where its command should be stands 'Experiment,Workload'"),
-        (LINES[:2], "where its command should be stands ''"),
+        (("",), "instead of its command it has ''"),
+        (("Experiment,Workload", "1,1"), "instead of its command it has 'Experiment,Workload'"),
+        (LINES[:2], "instead of its command it has ''"),
         (LINES[:5], "it ends before its batch size"),
         ((*LINES, "9"), "it goes on after its memory, with '9'"),
         (changed(n5="x"), "its batch size 'x' is no whole number above 0"),

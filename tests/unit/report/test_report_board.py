@@ -15,13 +15,13 @@ import pytest
 from pipeline.base.system.errors import ConfigError
 from pipeline.report import publish
 from pipeline.report.__main__ import main
-from pipeline.report.board import columns_of
+from pipeline.report.board_command import columns_of
 from pipeline.report.evaluate import outcomes, verdicts
-from pipeline.report.evaluate.board import Agreement, Board, Column, Line, board_of
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.evaluate.outcomes import Measured, from_json, to_json
-from pipeline.report.page import board as page
-from pipeline.report.read.records import Row, Study
+from pipeline.report.evaluate.outcomes import DeviceSummary, from_json, to_json
+from pipeline.report.evaluate.study_board import Agreement, Board, Column, Line, board_of
+from pipeline.report.page import board_page as page
+from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 
 H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-40GB"
@@ -40,10 +40,10 @@ def rows(speeds: dict[str, float], blocks: int = 5, own: Any = None, degree: int
     return made
 
 
-def measured_in(of: Study) -> list[Measured]:
+def measured_in(of: Study) -> list[DeviceSummary]:
     cells = cells_of(of)
     found = verdicts.verdicts(cells)
-    return outcomes.measured(of, cells, found, verdicts.winners(cells, found))
+    return outcomes.summarize_devices(of, cells, found, verdicts.winners(cells, found))
 
 
 def column(number: int, *members: Row) -> Column:
@@ -139,13 +139,13 @@ def test_figures_of_simulated_gpus_never_count_beside_those_of_real_ones() -> No
 
 def test_what_is_simulated_says_so_wherever_it_is_shown() -> None:
     made = board(rows(FASTER_MPS), rows(FASTER_MPS, device=A100, is_simulated=True))
-    html, lines, table = page.render(made), page.in_lines(made), page.table(made)
+    html, lines, table = page.render(made), page.format_lines(made), page.table(made)
     assert '<p class="stamp">Simulated figures' in html and f"[2] {A100} <span" in html
     assert f"[2] {A100}: simulated, says nothing about a real GPU" in lines
     assert table.note.startswith("Among these are simulated figures.")
     assert [found[table.columns.index("stamp")] for found in table.rows] == [None, "simulated"]
     real = board(rows(FASTER_MPS))
-    assert "simulated" not in page.render(real) + page.in_lines(real) + page.table(real).note
+    assert "simulated" not in page.render(real) + page.format_lines(real) + page.table(real).note
 
 
 def test_cells_at_other_settings_say_in_what_they_differ() -> None:
@@ -185,7 +185,7 @@ def test_services_at_a_given_rate_are_compared_by_their_latency() -> None:
         for mode, ms in (("naive", 30.0), ("mps", 20.0)):
             jobs = tuple(job(index, own, 10.0) for index in range(2))
             found.append(row(mode, jobs, block, metrics={"latency_p99_worst_ms": ms + 0.1 * block}))
-    assert "MPS 20.3 (20.1 to 20.5) ms" in page.in_lines(board(found))
+    assert "MPS 20.3 (20.1 to 20.5) ms" in page.format_lines(board(found))
     outcome = only_line(found).entries[0].outcome
     assert outcome.tied == ("MPS",) and outcome.measure == "p99 latency of the slowest job (ms)"
     assert outcome.figure is not None and outcome.figure.median == pytest.approx(20.3)
@@ -229,11 +229,11 @@ def test_a_board_of_published_reports(reports: list[Path], tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "a board needs studies"),
+        ([], "the board has no studies"),
         (["nowhere"], "nowhere: cases.json cannot be read: No such file or directory; name the folder of a report"),
         (["old"], "write the report again with this version"),
         (["damaged"], "it is damaged"),
-        (["h100", "h200", "h100"], "is named twice"),
+        (["h100", "h200", "h100"], "h100 and h100 have the same figures"),
         (["h100", "h200", "copy"], "h100 and copy have the same figures of 'synthetic' on NVIDIA H100 80GB HBM3"),
         (["h100", "--experiment", "a", "a"], "a study is named twice"),
         (["--experiment", "a", "--root", "h100", "--root", "./h200/../h100"], "a study is named twice"),

@@ -11,10 +11,10 @@ import pytest
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.page.answer import answer, left_out, setup
+from pipeline.report.page.key_findings import describe_left_out, describe_setup, write_answer
 from pipeline.report.read import environments, rows
 from pipeline.report.read.choice import Choice
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 from tests.support.report_rows import GPU, copies, params, study
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -44,10 +44,10 @@ def read(monkeypatch: pytest.MonkeyPatch):
 def test_simulated_rows_never_stand_beside_real_ones_nor_push_them_out(read) -> None:
     found = read()
     assert {(row.start, row.is_simulated) for row in found.rows} == {(NEW, False)}
-    words = " ".join(left_out(found))
+    words = " ".join(describe_left_out(found))
     assert f"2 runs were left out (simulated {A100}; --device 'simulated {A100}' shows them)." in words
     assert f"Studies of this experiment without a group here: {OLD}; --study ID shows one." in words
-    assert "simulated" not in " ".join(answer(found, cells_of(found), []))
+    assert "simulated" not in " ".join(write_answer(found, cells_of(found), []))
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,16 @@ def test_simulated_rows_never_stand_beside_real_ones_nor_push_them_out(read) -> 
 def test_a_study_and_a_device_can_be_chosen(read, chosen, start) -> None:
     found = read(**chosen)
     assert {row.start for row in found.rows} == {start}
-    assert found.choice and found.choice in setup(found)[0]
+    assert found.choice and found.choice in describe_setup(found)[0]
 
 
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"devices": ["V100"]}, f"--device V100: there is no such device; there is: {GPU}, simulated {A100}"),
+        ({"devices": ["V100"]}, f"--device V100: no such device; choose one of: {GPU}, simulated {A100}"),
         (
             {"devices": ["NVIDIA"]},
-            f"--device NVIDIA: 2 devices have that in their names; there is: {GPU}, simulated {A100}",
+            f"--device NVIDIA: 2 devices have that in their names; choose one of: {GPU}, simulated {A100}",
         ),
         (
             {"devices": ["H100", "A100"]},
@@ -81,7 +81,7 @@ def test_a_study_and_a_device_can_be_chosen(read, chosen, start) -> None:
         ),
         (
             {"studies": ["x"]},
-            f"--study x: there is no such study; there is: {REHEARSED} (2 groups on simulated {A100}, ",
+            f"--study x: no such study; choose one of: {REHEARSED} (2 groups on simulated {A100}, ",
         ),
     ],
 )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.evaluate.doubts import bound_by_host, doubts, host_loops
+from pipeline.report.evaluate.doubts import describe_host_bound, host_loops, list_doubts
 from pipeline.report.page.page import content_of, render
-from pipeline.report.page.tables import block_table, drift_table, host_table
-from pipeline.report.read.records import Study
+from pipeline.report.page.study_tables import block_table, drift_table, host_table
+from pipeline.report.read.study_records import Study
 from tests.support.report_rows import copies, params, study
 
 LOOPS_MS = (2.0, 2.2, 2.1, 2.7, 1.0)
@@ -31,15 +31,15 @@ def test_a_block_whose_host_was_much_slower_than_the_others_is_flagged() -> None
     assert [(block.number, loop_ms, is_slow) for block, loop_ms, is_slow in host_loops(seen)] == [
         (number, loop_ms, number == 4) for number, loop_ms in enumerate(LOOPS_MS, 1)
     ]
-    (said,) = doubts(seen, ())
+    (said,) = list_doubts(seen, ())
     assert said == "The host of block 4 was slower: its loop took 2.70 ms, 1.29 times the median of the blocks."
     assert [row[-2:] for row in block_table(seen).rows] == [(ms, "slower" if ms == 2.7 else None) for ms in LOOPS_MS]
 
 
 def test_blocks_of_equal_hosts_and_those_that_nothing_is_known_of_are_not() -> None:
-    assert doubts(blocks_with(2.0, 2.1, 2.3), ()) == []
+    assert list_doubts(blocks_with(2.0, 2.1, 2.3), ()) == []
     unknown = study(copies("serial", 1, 1000.0))
-    assert doubts(unknown, ()) == []
+    assert list_doubts(unknown, ()) == []
     assert block_table(unknown).rows[0][-2:] == (None, None)
     assert not host_table(cells_of(unknown)).rows
 
@@ -69,7 +69,7 @@ def test_a_gain_that_cannot_be_is_judged_by_its_interval(degree, gains, words) -
     rows = [copies("serial", 1, 100.0, block) for block, _ in enumerate(gains, 1)]
     rows += [copies("naive", degree, 100.0 * gain / degree, block) for block, gain in enumerate(gains, 1)]
     seen = study(*rows)
-    notes = doubts(seen, cells_of(seen))
+    notes = list_doubts(seen, cells_of(seen))
     assert [note for note in notes if words in note] if words else not notes
     (cell,) = (cell for cell in cells_of(seen) if cell.mode == "naive")
     assert bool(cell.marks) == bool(words)
@@ -84,8 +84,8 @@ def test_what_is_flagged_is_said_once_with_its_groups_and_marked_in_the_tables()
         for block, overlap in enumerate(of_blocks, 1)
     ]
     name = "2x-resnet26_cifar10"
-    (said,) = doubts(study(*rows), ())
-    assert said == f"naive-{name} and mps-{name} (1 of 2 blocks): such as overlap 0.910 is below 0.95."
+    (said,) = list_doubts(study(*rows), ())
+    assert said == f"naive-{name} and mps-{name} (1 of 2 blocks): for example overlap 0.910 is below 0.95."
     content = content_of(study(*rows))
     (speed,) = (table for table in content.tables if table.name == "speed")
     assert [row[1:4] for row in speed.rows] == [(2, "naive", "ok*"), (2, "MPS", "ok*"), (3, "naive", "ok")]
@@ -101,16 +101,18 @@ def test_groups_that_are_bound_by_their_host_are_named() -> None:
     ]
     cells = cells_of(study(*rows))
     label = cells[0].case.label
-    assert bound_by_host(cells).endswith(f"of the time): one {label} (serial) and 2 {label} (naive, MPS).")
+    assert describe_host_bound(cells).endswith(f"of the time): one {label} (serial) and 2 {label} (naive, MPS).")
     table = host_table(cells)
-    assert bound_by_host(cells) in table.note
+    assert describe_host_bound(cells) in table.note
     assert dict(zip(table.columns, table.rows[0], strict=True))["waiting for a CPU (% of one core)"] == "0"
-    assert bound_by_host([cell for cell in cells if cell.degree == 7 and not cell.is_derived]).endswith(": no group.")
+    assert describe_host_bound([cell for cell in cells if cell.degree == 7 and not cell.is_derived]).endswith(
+        ": no group."
+    )
 
 
 def test_without_gpu_activity_nothing_is_said_of_what_binds_a_group() -> None:
     cells = cells_of(study(copies("naive", 2, 1000.0, metrics={"process_cpu_mean_pct": 99.0})))
-    assert bound_by_host(cells) == ""
+    assert describe_host_bound(cells) == ""
 
 
 def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
@@ -122,7 +124,7 @@ def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
     seen = study(*rows)
     (pair,) = (cell for cell in cells_of(seen) if cell.degree == 2 and not cell.is_derived)
     assert pair.values["speedup_vs_serial_ratio"] == {1: pytest.approx(2.0), 3: pytest.approx(2.0)}
-    (said,) = doubts(seen, cells_of(seen))
+    (said,) = list_doubts(seen, cells_of(seen))
     name = "serial-1x-resnet26_cifar10 (1 of 3 blocks)"
     assert said == f"{name}: {STOOD_STILL}; invalid, so it is compared with nothing."
     assert drift_table(seen).rows[0][2] == 2, "blocks with a baseline"
@@ -134,17 +136,21 @@ def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> N
         own = [params(environment_digest=digest) for digest in digests]
         return study(*(copies("naive", n, 1000.0, own=each, facts=facts) for n, each in enumerate(own, 1)))
 
-    (said,) = doubts(resumed("old", "new", accepts_environment="true"), ())
+    (said,) = list_doubts(resumed("old", "new", accepts_environment="true"), ())
     assert said.startswith("Rows of 2 environments stand beside each other: the study was resumed with resume=accept_")
-    assert doubts(resumed("same", "same", accepts_environment="true"), ()) == doubts(resumed("old", "new"), ()) == []
+    assert (
+        list_doubts(resumed("same", "same", accepts_environment="true"), ())
+        == list_doubts(resumed("old", "new"), ())
+        == []
+    )
 
 
 def test_a_note_on_gains_is_said_once_with_all_jobs_that_have_it() -> None:
     rows = [copies("serial", 1, 10.0, own=params(f"work{number}")) for number in range(6)]
     rows += [copies("mps", 2, 20.0 + number, own=params(f"work{number}")) for number in range(6)]
     found = study(*rows)
-    (note,) = [line for line in doubts(found, cells_of(found)) if "lies above the number of jobs" in line]
+    (note,) = [line for line in list_doubts(found, cells_of(found)) if "lies above the number of jobs" in line]
     assert note.startswith(
         "2 work0 bs128 (MPS), 2 work1 bs128 (MPS), 2 work2 bs128 (MPS), 2 work3 bs128 (MPS) and 2 more: "
     )
-    assert note.count("the baseline was slowed down") == 1 and "such as a speed-up of 4.00 times" in note
+    assert note.count("the baseline was slowed down") == 1 and "for example a speed-up of 4.00 times" in note

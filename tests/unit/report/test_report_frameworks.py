@@ -6,8 +6,8 @@ from typing import Any
 
 from pipeline.base.domain.records import Result
 from pipeline.report.page.frameworks import framework_lines, framework_table
-from pipeline.report.page.tables import every_table
-from pipeline.report.read.records import JobRow
+from pipeline.report.page.study_tables import every_table
+from pipeline.report.read.study_records import JobRow
 from tests.support.report_rows import copies, job, params, row, study
 
 

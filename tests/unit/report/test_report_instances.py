@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.report.page.instances import instance_table
+from pipeline.report.page.study_tables import instance_table
 from tests.support.report_rows import job, params, row, study
 
 

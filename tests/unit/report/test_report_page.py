@@ -15,11 +15,11 @@ from pipeline.base.domain.records import Result, WindowKind
 from pipeline.report.evaluate.verdicts import Decision
 from pipeline.report.figures import drawing, over_time
 from pipeline.report.figures.drawing import STAMP
-from pipeline.report.page.answer import answer, missing, not_ranked, setup
 from pipeline.report.page.grid import BEST, OPEN, Entry, grids
+from pipeline.report.page.key_findings import count_unranked, describe_missing, describe_setup, write_answer
 from pipeline.report.page.page import Content, content_of, render
-from pipeline.report.read.records import Row, Study
-from pipeline.report.read.samples import GroupSeries, JobSpan, Line, choose_group
+from pipeline.report.read.group_series import GroupSeries, JobSpan, Line, choose_group
+from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 
 VOID = {"meta", "br", "link", "img", "hr"}
@@ -104,7 +104,7 @@ def test_the_page_has_every_figure_and_table_in_order(whole: Content, page: str)
 
 
 def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Content) -> None:
-    gain, least, mode, sure = answer(whole.study, whole.cells, whole.winners)
+    gain, least, mode, sure = write_answer(whole.study, whole.cells, whole.winners)
     assert re.fullmatch(
         r"On one NVIDIA H100 80GB HBM3, 3 resnet26_cifar10 bs128 under MPS run 2\.\d\d times \(.*\) as fast as one "
         r"after another, and \d\.\d\d times.* as fast as one at a time in its best step mode\.",
@@ -115,8 +115,8 @@ def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Conte
     won = "MPS is fastest in 8 of the 10 cases of several jobs and naive in 1"
     assert mode == f"{won}; in 1 no mode is told apart from all others."
     assert sure == "5 complete blocks; intervals are 95 % each, verdicts are corrected over all comparisons."
-    assert "1 computed wrong results, 1 ran out of memory and 1 did not run" in not_ranked(whole.cells)
-    assert missing(whole.study) == []
+    assert "1 computed wrong results, 1 ran out of memory and 1 did not run" in count_unranked(whole.cells)
+    assert describe_missing(whole.study) == []
 
 
 def test_the_page_says_what_all_jobs_share_and_which_gpus_the_blocks_are_of() -> None:
@@ -126,12 +126,12 @@ def test_the_page_says_what_all_jobs_share_and_which_gpus_the_blocks_are_of() ->
         return study(*(copies(*pair, 9.0, block, gpu_uuid=gpu, boot_id=gpu) for block, gpu, pair in each))
 
     first, second = "GPU-11111111-aaaa", "GPU-22222222-aaaa"
-    assert setup(pooled(first, first)) == ["All jobs: default precision, eager, data on the GPU."]
-    assert setup(pooled(first, first, first, second))[1] == (
+    assert describe_setup(pooled(first, first)) == ["All jobs: default precision, eager, data on the GPU."]
+    assert describe_setup(pooled(first, first, first, second))[1] == (
         "The blocks ran on 2 GPUs: 1 to 3 on NVIDIA H100 80GB HBM3 GPU-11111111 "
         "and 4 on NVIDIA H100 80GB HBM3 GPU-22222222."
     )
-    assert answer(pooled(first, second), [], [])[0].startswith("On 2 NVIDIA H100 80GB HBM3 no group")
+    assert write_answer(pooled(first, second), [], [])[0].startswith("On 2 NVIDIA H100 80GB HBM3 no group")
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_the_answer_counts_the_gpus_of_a_case_not_of_the_study() -> None:
         *(copies(m, d, r, b, own=bf16, gpu_uuid=second) for b in (6, 7) for m, d, r in modes),
     ]
     found = content_of(study(*rows))
-    *_, won, sure = answer(found.study, found.cells, found.winners)
+    *_, won, sure = write_answer(found.study, found.cells, found.winners)
     start = "Naive is fastest in 1 of the 2 cases of several jobs; in 1 no mode is told apart from all others."
     assert won == start
     assert sure.endswith("over all comparisons; in 1 of the cases too few blocks or GPUs for a verdict.")
@@ -164,8 +164,11 @@ def test_precisions_are_lines_and_rows_of_their_own() -> None:
 
 
 def test_every_comparison_is_in_a_folded_table_and_its_verdict_with_it(whole: Content, page: str) -> None:
-    (folded,) = re.findall(r"<details><summary>Each of the comparisons: (\d+)</summary>", page)
-    assert int(folded) == len(whole.verdicts) > 30
+    ((compared, without),) = re.findall(
+        r"<details><summary>Each of the comparisons: (\d+), and (\d+) groups without a figure</summary>", page
+    )
+    assert int(compared) == sum(verdict.ratio is not None for verdict in whole.verdicts) >= 30
+    assert int(compared) + int(without) == len(whole.verdicts)
     table = page[page.index('id="table-verdicts"') :]
     body = table[: table.index("</section>")]
     for decision in (Decision.BETTER, Decision.WORSE, Decision.NO_VERDICT, Decision.NOT_RANKED):
@@ -199,7 +202,7 @@ def test_the_first_paragraph_is_short_and_letters_are_explained_in_it() -> None:
     mix = tuple(job(i, params(name), 5.0, size=size) for i, (name, size) in enumerate((("big", "L"), ("small", "S"))))
     alone = [row("serial", (job(0, params(name), 5.0),), block) for block in (1, 2) for name in ("big", "small")]
     content = content_of(study(*alone, *(row("mps", mix, block) for block in (1, 2))))
-    said = answer(content.study, content.cells, content.winners)
+    said = write_answer(content.study, content.cells, content.winners)
     assert (
         said[0]
         == "On one NVIDIA H100 80GB HBM3, L+S (L: big, S: small) under MPS run 2.00 times as fast as one after another."
@@ -221,7 +224,7 @@ def test_the_first_paragraph_is_short_and_letters_are_explained_in_it() -> None:
 def test_what_gains_nothing_is_said_so_and_is_no_gain(rates: dict[int, float], said: str) -> None:
     shared = [copies("naive", degree, rate, block) for degree, rate in rates.items() for block in (1, 2)]
     content = content_of(study(*(copies("serial", 1, 10.0, block) for block in (1, 2)), *shared))
-    sentences = answer(content.study, content.cells, content.winners)
+    sentences = write_answer(content.study, content.cells, content.winners)
     assert any(sentence.startswith(said) for sentence in sentences)
     assert "least gain of a fastest mode" not in " ".join(sentences)
 
@@ -317,7 +320,7 @@ def test_hostile_names_are_shown_as_text() -> None:
 def test_a_half_run_study_says_what_is_missing() -> None:
     rows = [copies(s, d, 10.0, b) for b in (1, 2) for s, d in (("serial", 1), ("naive", 2), ("mps", 2))][:-1]
     found = dataclasses.replace(study(*rows, None), num_planned=6)
-    said = " ".join(missing(found))
+    said = " ".join(describe_missing(found))
     assert "Block 2 on NVIDIA H100 80GB HBM3 lacks 1 of 3 groups." in said
     assert "5 of 6 planned groups" in said and "One run was left out (no result" in said
     text = render(content_of(found))
@@ -330,7 +333,7 @@ def test_a_half_run_study_says_what_is_missing() -> None:
 def test_a_group_that_failed_is_missing_once() -> None:
     rows = [copies(s, d, 10.0, b) for b in (1, 2) for s, d in (("serial", 1), ("naive", 2), ("mps", 2))][:-1]
     failed = copies("mps", 2, 10.0, 2, result=Result.FAILED)
-    assert "Block 2 on NVIDIA H100 80GB HBM3 lacks 1 of 3 groups." in missing(study(*rows, failed))
+    assert "Block 2 on NVIDIA H100 80GB HBM3 lacks 1 of 3 groups." in describe_missing(study(*rows, failed))
 
 
 def test_an_empty_study_is_a_page_that_says_so() -> None:

@@ -18,7 +18,7 @@ from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.paper import Agreement, FindingCheck
 from pipeline.report.evaluate.publication import FOLDER, Finding, publications
 from pipeline.report.evaluate.verdicts import verdicts
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 from tests.conftest import GPU
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 
@@ -76,7 +76,7 @@ def test_the_interval_over_several_gpus_is_of_one_value_a_gpu() -> None:
     assert checks(rows, SEVEN)[0].agreement is Agreement.AGREES
     of_three = [dataclasses.replace(one, gpu_uuid=f"GPU-{(one.block - 1) // 3}") for one in rows]
     (found,) = checks(of_three, SEVEN)
-    assert found.agreement is Agreement.UNDECIDED and found.ours is not None and found.ours.n == 3
+    assert found.agreement is Agreement.UNDECIDED and found.figure is not None and found.figure.n == 3
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_was_measured_at_other_settings_is_not_compared(changes: dict[str, 
     (found,) = checks(seven([1.70, 1.71, 1.69, 1.70, 1.72], **changes), SEVEN)
     assert found.agreement is Agreement.OTHER_SETTINGS
     assert sorted(found.difference.split("; ")) == sorted(difference.split("; "))
-    assert found.ours is not None and found.ours.median == pytest.approx(1.70)
+    assert found.figure is not None and found.figure.median == pytest.approx(1.70)
 
 
 def test_a_finding_stands_beside_its_own_settings_alone_where_they_were_measured() -> None:
@@ -175,12 +175,12 @@ def mix(sizes: str, speeds: dict[str, float], **small: Any) -> list[Row]:
 )
 def test_the_fastest_mode_of_a_mix(speeds: dict[str, float], agreement: Agreement, fastest: str) -> None:
     (found,) = checks(mix("MS", speeds), WITHOUT_MIG)
-    assert (found.agreement, found.ours_in_words, found.degree) == (agreement, fastest, 2)
+    assert (found.agreement, found.figure_in_words, found.degree) == (agreement, fastest, 2)
 
 
 def test_who_is_fastest_is_not_known_while_a_mode_was_not_measured() -> None:
     (found,) = checks(mix("MS", {"naive": 0.7, "mps": 0.8}), WITHOUT_MIG)
-    assert found.agreement is Agreement.NOT_MEASURED and found.ours_in_words == ""
+    assert found.agreement is Agreement.NOT_MEASURED and found.figure_in_words == ""
     (found,) = checks(mix("MMMS", {"mps": 0.4, "mig": 0.5}), ON_MIG)
     assert found.agreement is Agreement.NOT_MEASURED
 
@@ -203,7 +203,7 @@ def test_what_a_mix_does_to_its_medium_model() -> None:
 def test_a_mix_has_the_settings_of_each_of_its_workloads() -> None:
     (found,) = checks(mix("MS", {"naive": 0.7, "mps": 0.8, "mig": 0.6}, batch_size=32), WITHOUT_MIG)
     assert (found.agreement, found.difference) == (Agreement.OTHER_SETTINGS, "batch 32 instead of 128")
-    assert not [check for check in checks(mix("LS", {"mig": 0.3}), WITHOUT_MIG) if check.ours_in_words]
+    assert not [check for check in checks(mix("LS", {"mig": 0.3}), WITHOUT_MIG) if check.figure_in_words]
 
 
 def test_naive_sharing_is_the_worst_but_for_resnets_at_batch_128() -> None:
@@ -230,7 +230,7 @@ def test_out_of_memory_and_what_was_never_measured() -> None:
         row("naive", tuple(job(i, own, None) for i in range(7)), block, result=Result.OOM) for block in BLOCKS
     ]
     (found,) = checks(seven_large, "seven large models run out of memory")
-    assert (found.agreement, found.ours_in_words) == (Agreement.AGREES, "oom")
+    assert (found.agreement, found.figure_in_words) == (Agreement.AGREES, "oom")
     (fits,) = checks([copies("naive", 7, 10.0, block, own) for block in BLOCKS], "seven large models run out of memory")
     assert (fits.agreement, fits.difference) == (Agreement.DIFFERS, "it fits here")
     (absent,) = checks(seven_large, SEVEN)
@@ -244,7 +244,7 @@ def test_memory_is_compared_at_the_highest_degree() -> None:
     rows += [copies("mps", n, 900.0, block, own, metrics=metrics[n]) for block in BLOCKS for n in (3, 7)]
     (found,) = checks(rows, "memory grows")
     assert (found.degree, found.agreement) == (7, Agreement.AGREES)
-    assert found.ours is not None and found.ours.median == pytest.approx(10000 / 1500 / 7)
+    assert found.figure is not None and found.figure.median == pytest.approx(10000 / 1500 / 7)
 
 
 def on_profile(profile: str, own: dict[str, str], rate: float, block: int, **metrics: float) -> Row:
@@ -265,7 +265,7 @@ def test_a_figure_along_a_parameter_is_that_at_the_highest_value_over_that_at_th
     start = "on a small instance a larger batch does not raise the throughput of training ResNet-50"
     (found,) = checks(rows(1.02), start)
     assert (found.agreement, found.mode) == (Agreement.AGREES, "MIG 1g.10gb")
-    assert found.ours_in_words.endswith(", 512 over 16") and found.ours_in_words.startswith("1.02")
+    assert found.figure_in_words.endswith(", 512 over 16") and found.figure_in_words.startswith("1.02")
     assert found.note == "NVIDIA H100 80GB HBM3 instead of an A100"
     assert checks(rows(1.5), start)[0].agreement is Agreement.DIFFERS
     assert checks(rows(1.5, profile="3g.40gb"), start)[0].agreement is Agreement.NOT_MEASURED
@@ -281,8 +281,8 @@ def test_a_figure_along_the_mig_profile_is_that_of_the_largest_over_that_of_the_
         for profile, energy_j in (("1g.10gb", 2.0 + 0.01 * block), ("7g.80gb", 1.0))
     ]
     (found,) = checks(rows, "larger instances use less energy for a fixed number of requests")
-    assert (found.agreement, found.ours_in_words[:4]) == (Agreement.AGREES, "0.49")
-    assert found.ours_in_words.endswith(", 7g.80gb over 1g.10gb")
+    assert (found.agreement, found.figure_in_words[:4]) == (Agreement.AGREES, "0.49")
+    assert found.figure_in_words.endswith(", 7g.80gb over 1g.10gb")
 
 
 def test_a_mode_is_held_against_another_in_any_quantity() -> None:
@@ -293,7 +293,7 @@ def test_a_mode_is_held_against_another_in_any_quantity() -> None:
         rows.append(copies("mig", 2, 50.0, block, own, metrics={"latency_p99_worst_ms": 10.0}))
     (found,) = checks(rows, "at larger batches MPS loses to MIG on tail latency")
     assert (found.agreement, found.mode) == (Agreement.AGREES, "MPS over MIG 3g.40gb")
-    assert found.ours is not None and found.ours.median == pytest.approx(1.23)
+    assert found.figure is not None and found.figure.median == pytest.approx(1.23)
     assert found.note == "NVIDIA H100 80GB HBM3 instead of an A30"
 
 
@@ -338,5 +338,5 @@ def test_the_workloads_that_a_publication_names_have_its_settings(make_plan) -> 
             own = {"workload": workload.name, **dict(workload.params)}
             both = [publication.differences(any_settings, own, is_mix=is_mix) for is_mix in (False, True)]
             assert both == [[], []], program.name
-            name = "micro" if is_micro else program.ours or program.name
+            name = "micro" if is_micro else program.nearest or program.name
             assert (PROJECT_DIR / f"conf/workload/{name}.yaml").is_file()

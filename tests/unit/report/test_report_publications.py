@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.report.page.publications import by_agreement
+from pipeline.report.page.publications import split_by_agreement
 from pipeline.report.page.table_format import Table, Values
 
 HEADS = ("finding", "case", "ours", "low", "high", "agreement", "by how much", "mind")
@@ -18,7 +18,7 @@ def finding(text: str, case: str, agreement: str, difference: str = "", mind: st
 
 
 def test_settings_that_all_findings_of_a_case_share_stand_above_and_others_in_their_row() -> None:
-    found = by_agreement(
+    found = split_by_agreement(
         table(
             finding("a", "small", OTHER, "rn26 instead of small; recipe plain instead of timm"),
             finding(
@@ -36,7 +36,7 @@ def test_settings_that_all_findings_of_a_case_share_stand_above_and_others_in_th
 
 
 def test_a_column_that_says_nothing_more_is_left_out() -> None:
-    found = by_agreement(table(finding("a", "small", OTHER, "x"), finding("b", "small", "differs", "9 % lower")))
+    found = split_by_agreement(table(finding("a", "small", OTHER, "x"), finding("b", "small", "differs", "9 % lower")))
     assert found.other.table.columns == ("finding", "case", "ours")
     assert found.same.table.columns == ("finding", "case", "ours", "agreement", "by how much")
     assert (

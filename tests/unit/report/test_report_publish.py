@@ -99,7 +99,7 @@ def test_a_manifest_that_says_nothing_is_one_error_and_nothing_is_touched(
     (tmp_path / publish.MANIFEST).write_bytes(says.encode("latin-1"))
     there = files_in(tmp_path)
     for attempt in (lambda: publish.check_folder(tmp_path, "synthetic"), lambda: publish.write(content, tmp_path)):
-        with pytest.raises(ConfigError, match=r"report\.json there does not say what a report wrote .* --out"):
+        with pytest.raises(ConfigError, match=r"report\.json does not list the files of a report .* --out"):
             attempt()
     assert files_in(tmp_path) == there
 

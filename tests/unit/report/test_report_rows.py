@@ -19,11 +19,11 @@ from pipeline.record.spool import Spool
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.verdicts import verdicts, winners
-from pipeline.report.page.answer import answer, setup
-from pipeline.report.page.tables import block_table
+from pipeline.report.page.key_findings import describe_setup, write_answer
+from pipeline.report.page.study_tables import block_table
 from pipeline.report.read import labels, rows
-from pipeline.report.read.records import JobRow, Row
 from pipeline.report.read.rows import study_of
+from pipeline.report.read.study_records import JobRow, Row
 from tests.conftest import GPU
 from tests.support.report_rows import copies, job, params, row, study
 from tests.support.tracking_cases import Recorded
@@ -128,10 +128,10 @@ def test_rows_alone_and_in_company_are_cells_of_their_own_and_are_compared_on_on
     assert not found.left_out
     assert found.num_planned == len(found.rows) == 6
     assert [(cell.case.setting, len(cell.gpus)) for cell in cells_of(found)] == [("", 3), ("GPUs beside 3", 3)]
-    (kept,) = other_gpus.kept(found)
+    (kept,) = other_gpus.compare_company(found)
     assert (kept.beside, kept.num_blocks, kept.share.median, kept.case.setting) == (3, 2, 0.9, "")
     assert kept.sentence.endswith("at 0.900 of its speed while 3 other GPUs work.")
-    assert not list(other_gpus.kept(study(*alone)))
+    assert not list(other_gpus.compare_company(study(*alone)))
 
 
 def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most() -> None:
@@ -141,7 +141,7 @@ def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most(
             for block, share in enumerate(of_blocks, start=1):
                 what = {"options": {"percent": str(position)}}
                 rows += [of_company("", 10.0, block, **what), of_company(beside, 10.0 * share, block, **what)]
-        return other_gpus.in_short(other_gpus.kept(study(*rows)))
+        return other_gpus.summarize_shares(other_gpus.compare_company(study(*rows)))
 
     jobs = "naive percent=0 with 2 resnet26_cifar10 bs128"
     (sentence,) = said((0.9,))
@@ -167,14 +167,14 @@ def test_company_is_compared_by_rates_of_logged_windows_and_of_mixes_by_those_of
         beside("", [1000.0], WindowKind.LOGGED, metrics={"makespan_s": 70.0}),
         beside("1", [500.0], WindowKind.LOGGED, **slow),
     ]
-    (kept,) = other_gpus.kept(study(*rows))
+    (kept,) = other_gpus.compare_company(study(*rows))
     assert kept.share.median == 0.5
     rows = [beside("", [1000.0, 10.0], WindowKind.STEADY), beside("1", [1000.0, 5.0], WindowKind.STEADY)]
-    (kept,) = other_gpus.kept(study(*rows))
+    (kept,) = other_gpus.compare_company(study(*rows))
     assert kept.share.median == 0.75
     given = [dataclasses.replace(e.jobs[0], params=e.jobs[0].params | {"given_rate": "true"}) for e in rows]
     services = [dataclasses.replace(e, jobs=(g,)) for e, g in zip(rows, given, strict=True)]
-    assert not list(other_gpus.kept(study(*services)))
+    assert not list(other_gpus.compare_company(study(*services)))
 
 
 def on_host(store: int, **facts: str) -> list[Row]:
@@ -192,14 +192,14 @@ def test_kinds_of_hosts_are_cells_of_their_own_unless_they_are_pooled() -> None:
         for mode in ("serial", "naive")
     ]
     assert "The hosts of NVIDIA H100 80GB HBM3 differ in driver; their blocks are cells of their own" in str(
-        setup(found)
+        describe_setup(found)
     )
     pooled = study_of("e", *stores, pools_hosts=True)
     assert {(cell.case.setting, len(cell.gpus)) for cell in cells_of(pooled)} == {("", 3)}
-    assert "differ in driver; their blocks count as repeats of each other" in str(setup(pooled))
+    assert "differ in driver; their blocks count as repeats of each other" in str(describe_setup(pooled))
     alike = study_of("e", on_host(1), on_host(2), pools_hosts=False)
     assert {cell.case.setting for cell in cells_of(alike)} == {""}
-    assert "hosts" not in str(setup(alike))
+    assert "hosts" not in str(describe_setup(alike))
 
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -235,8 +235,8 @@ def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hos
         f"device {A100}",
         f"device {GPU.name}",
     }
-    assert "The blocks ran on 2 GPUs of 2 models, each with cells of its own: " in str(setup(found))
-    said = answer(found, cells_of(found), winners(cells_of(found), judged))
+    assert "The blocks ran on 2 GPUs of 2 models, each with cells of its own: " in str(describe_setup(found))
+    said = write_answer(found, cells_of(found), winners(cells_of(found), judged))
     assert said[-1] == "2 complete blocks of each GPU model; a verdict takes 5."
     assert [row[:4] for row in block_table(found).rows[:2]] == [
         (1, f"host of {model}", model, "580.1") for model in (A100, GPU.name)
@@ -247,7 +247,7 @@ def test_of_another_study_the_model_that_was_measured_last_counts() -> None:
     found = study(*on_model(GPU.name, 20.0, "older"), *on_model(A100, 10.0, "newer", start_ms=9))
     assert found.devices == (A100,)
     assert found.left_out == {f"older plan: device {GPU.name} instead of {A100}": 6}
-    assert "models" not in str(setup(found))
+    assert "models" not in str(describe_setup(found))
 
 
 def test_a_half_run_study_says_which_blocks_lack_groups() -> None:
@@ -495,7 +495,7 @@ def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
     for sizes, label in (("SMS", "M+2S"), ("LMSS", "L+M+2S"), ("MM", "resnet50")):
         jobs = tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate(sizes))
         (found,) = study(row("naive", jobs)).rows
-        assert labels.jobs_label(labels.in_one_order(found.called)).startswith(label)
+        assert labels.jobs_label(labels.sort_jobs(found.called)).startswith(label)
         assert found.is_mix == (sizes != "MM")
 
 
@@ -532,7 +532,7 @@ def recorded_together(groups: Sequence[Group], root: Path, **facts: str) -> list
             record = opened.record
         runs.append((run(group, record.parent, len(runs)), [run(group, each, each.index) for each in record.children]))
     identity = rows._identity([parent for parent, _ in runs])
-    found = [rows._raw(parent, children, "store", identity) for parent, children in runs]
+    found = [rows._make_row(parent, children, "store", identity) for parent, children in runs]
     return [row for row in found if row is not None]
 
 

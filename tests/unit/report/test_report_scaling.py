@@ -12,9 +12,9 @@ from pipeline.report.evaluate import paper, scaling
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.publication import publications
-from pipeline.report.page.answer import answer
-from pipeline.report.page.scaling import neighbour_table, scaling_table
-from pipeline.report.read.records import Row
+from pipeline.report.page.key_findings import write_answer
+from pipeline.report.page.study_tables import neighbour_table, scaling_table
+from pipeline.report.read.study_records import Row
 from tests.support.report_rows import job, params, row, study
 
 MULTIPROCESSORS = {"full": 108, "7g.40gb": 98, "4g.20gb": 56, "3g.20gb": 42, "2g.10gb": 28, "1g.5gb": 14}
@@ -74,8 +74,8 @@ def test_neighbours_are_another_case_and_what_they_leave_is_told_by_profile():
     rows = scaled(full=16.8, _1g=2.0)
     rows += [on("1g.5gb", 1.5 * (1 + b / 10_000), b, neighbours="6x micro_fp32_cuda") for b in range(1, 6)]
     cells = cells_of(study(*rows))
-    (beside,) = scaling.besides(cells)
-    assert (beside.cell.mode, round(beside.kept.median, 3)) == ("MIG 1g.5gb", 0.75)
+    (beside,) = scaling.compare_neighbours(cells)
+    assert (beside.cell.mode, round(beside.throughput_ratio.median, 3)) == ("MIG 1g.5gb", 0.75)
     assert "neighbours 6x micro_fp32_cuda" in beside.cell.case.label
     assert len(list(scaling.steps(cells))) == 1, "the whole GPU against 1g, both without neighbours"
 
@@ -104,21 +104,21 @@ def test_the_answer_says_what_mig_and_neighbours_take():
     rows = scaled(full=16.8, _7g=15.3, _3g=7.0)
     rows += [on("3g.20gb", 6.3 * (1 + b / 10_000), b, neighbours="1x micro_fp32_cuda") for b in range(1, 6)]
     found = study(*rows)
-    (said,) = answer(found, cells_of(found), [])
-    assert "on 7g.40gb a job is slower than on the whole GPU by 8.9 % (micro_fp32_cuda)" in said
+    (said,) = write_answer(found, cells_of(found), [])
+    assert "on 7g.40gb a job is 8.9 % slower (micro_fp32_cuda) than on the whole GPU" in said
     assert "it keeps 0.90 times (0.90 to 0.90) its throughput at least" in said
     twice = study(
         *rows,
         *(on("full", 16.8, b, "micro_copy") for b in range(1, 6)),
         *(on("7g.40gb", 15.3, b, "micro_copy") for b in range(1, 6)),
     )
-    (said,) = answer(twice, cells_of(twice), [])
-    assert "slower than on the whole GPU by 8.9 % in each of 2 cases" in said
+    (said,) = write_answer(twice, cells_of(twice), [])
+    assert "8.9 % slower (micro_fp32_cuda) to 8.9 % slower (micro_copy) than on the whole GPU" in said
     faster = study(
         *rows,
         *(on(place, rate, b, "micro_copy") for place, rate in (("full", 10), ("7g.40gb", 15)) for b in range(1, 6)),
     )
-    (said,) = answer(faster, cells_of(faster), [])
+    (said,) = write_answer(faster, cells_of(faster), [])
     assert "a job is 50.0 % faster (micro_copy) to 8.9 % slower (micro_fp32_cuda) than on the whole GPU" in said
     (row,) = neighbour_table(cells_of(found)).rows
     assert row[:4] == ("micro_fp32_cuda", 1, "MIG 3g.20gb", "1x micro_fp32_cuda")
@@ -135,12 +135,12 @@ def test_what_neighbours_leave_is_told_at_equal_settings_and_of_equal_jobs_only(
     rows = [placed(block, 1000.0, SETTINGS) for block in range(1, 6)]
     rows += [placed(block, 500.0, pinned) for block in range(1, 6)]
     rows += [placed(block, 900.0, SETTINGS, "1x other") for block in range(1, 6)]
-    (beside,) = scaling.besides(cells_of(study(*rows)))
-    assert beside.kept.median == pytest.approx(0.9)
-    assert not list(scaling.besides(cells_of(study(*rows[5:]))))
+    (beside,) = scaling.compare_neighbours(cells_of(study(*rows)))
+    assert beside.throughput_ratio.median == pytest.approx(0.9)
+    assert not list(scaling.compare_neighbours(cells_of(study(*rows[5:]))))
     given = [{**job.params, "given_rate": "true"} for job in rows[0].jobs]
     services = [dataclasses.replace(e, jobs=(dataclasses.replace(e.jobs[0], params=given[0]),)) for e in rows]
-    assert not list(scaling.besides(cells_of(study(*services))))
+    assert not list(scaling.compare_neighbours(cells_of(study(*services))))
 
 
 def test_a_later_study_beside_neighbours_stands_beside_that_without() -> None:
@@ -149,5 +149,5 @@ def test_a_later_study_beside_neighbours_stands_beside_that_without() -> None:
     later = [dataclasses.replace(each, facts=plan, start_ms=each.start_ms + 10**9) for each in later]
     found = study(*scaled(_1g=2.0), *later)
     assert not found.left_out
-    (beside,) = scaling.besides(cells_of(found))
-    assert beside.kept.median == pytest.approx(0.75, abs=0.01)
+    (beside,) = scaling.compare_neighbours(cells_of(found))
+    assert beside.throughput_ratio.median == pytest.approx(0.75, abs=0.01)

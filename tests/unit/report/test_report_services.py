@@ -11,17 +11,16 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import outcomes
-from pipeline.report.evaluate.beside import sentence, shared
 from pipeline.report.evaluate.cells import cells_of, metrics_in
+from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
 from pipeline.report.evaluate.verdicts import verdicts
-from pipeline.report.figures import beside, gain, mixes, workloads
-from pipeline.report.page.answer import answer
+from pipeline.report.figures import copies, gain, mixes
 from pipeline.report.page.grid import grids
-from pipeline.report.page.mix_energy import mix_energy_table
+from pipeline.report.page.key_findings import write_answer
 from pipeline.report.page.page import content_of, render
-from pipeline.report.page.services import beside_table, objective_table
-from pipeline.report.page.tables import every_table
-from pipeline.report.read.records import JobRow, Row
+from pipeline.report.page.service_tables import beside_table, objective_table
+from pipeline.report.page.study_tables import every_table, mix_energy_table
+from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 
 
@@ -61,7 +60,7 @@ def test_the_highest_rate_lies_below_the_lowest_that_misses_the_objective() -> N
         (4, "naive", "p99 within 50 ms", 50, 200, "18", 100),
         (4, "MPS", "p99 within 50 ms", 100, 400, "24", 200),
     ]
-    (said,) = answer(study(*rows), cells_of(study(*rows)), [])
+    (said,) = write_answer(study(*rows), cells_of(study(*rows)), [])
     assert "infer answers 400 requests/s alone, 200 requests/s in 4 jobs (naive) and 400 requests/s in 4 j" in said
     speed = next(
         table for table in every_table(study(*rows), cells_of(study(*rows)), [], [], []) if table.name == "speed"
@@ -76,10 +75,10 @@ def test_a_rate_of_too_few_requests_for_the_percentile_is_not_called_none() -> N
 
     grew = {"rate_sustained_worst_ratio": 0.5}
     unknown = [asked(mode, rate) for mode in ("serial", "mps") for rate in (50, 100)] + [asked("mps", 200, **grew)]
-    (said,) = answer(study(*unknown), cells_of(study(*unknown)), []) or [""]
+    (said,) = write_answer(study(*unknown), cells_of(study(*unknown)), []) or [""]
     assert "rate" not in said
     half = [*unknown, *(asked("naive", rate, objective_met_worst_ratio=0.0) for rate in (50, 100))]
-    (said,) = answer(study(*half), cells_of(study(*half)), [])
+    (said,) = write_answer(study(*half), cells_of(study(*half)), [])
     assert "an unknown rate (serial), no rate (naive) and an unknown rate (MPS) with a p99 within 50 ms" in said
 
 
@@ -95,12 +94,12 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
     assert found["MPS", "naive"].metric == "latency_p99_worst_ms"
     assert found["MPS", "naive"].ratio is not None
     assert found["MPS", "naive"].ratio.median == pytest.approx(2, rel=0.01)
-    assert "as fast as naive sharing, by the p99 latency of the slowest job, 5 b" in found["MPS", "naive"].sentence
+    assert "x naive by the p99 latency of the slowest job (" in found["MPS", "naive"].sentence
     assert found["naive", "serial"].ratio is not None
     assert found["naive", "serial"].ratio.median == pytest.approx(0.25, rel=0.01)
     assert not any("speedup_vs_serial_ratio" in cell.estimates for cell in cells)
     assert [*gain.sketches(cells, None)] == []
-    (said,) = answer(study(*rows), cells, [])
+    (said,) = write_answer(study(*rows), cells, [])
     assert "the p99 latency of services together is 1.99 times" in said and "(4 infer bs128, naive)" in said
 
 
@@ -116,13 +115,13 @@ def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared
     found = verdicts(cells)
     assert [(each.mode, each.against) for each in found] == [("naive", "serial"), ("MPS", "serial")]
     assert found[0].ratio is None
-    assert found[0].sentence == "4 infer bs128 under naive: did not sustain its rate in 3 of 8 blocks."
-    (said,) = answer(study(*rows), cells, [])
+    assert found[0].sentence == "4 x infer bs128, naive: did not sustain its rate in 3 of 8 blocks."
+    (said,) = write_answer(study(*rows), cells, [])
     assert "(4 infer bs128, MPS) that of one alone" in said and "naive" not in said
-    (drawn,) = workloads.sketches(cells, None)
+    (drawn,) = copies.sketches(cells, None)
     boxes = [text.get_text() for text in drawn.paint().axes[0].texts]
     assert boxes == ["rate not sustained"]
-    (measured,) = outcomes.measured(study(*rows), cells, found, [])
+    (measured,) = outcomes.summarize_devices(study(*rows), cells, found, [])
     (four,) = measured.outcomes
     assert (four.tied, four.endings) == (("MPS",), ("naive: did not sustain its rate in 3 of 8 blocks",))
 
@@ -140,16 +139,15 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
         ("MPS", "infer", None, "2", "2"),
         ("MPS", "train", "0.8", None, None),
     ]
-    naive, mps = (list(each) for _, each in itertools.groupby(shared(cells), key=lambda each: each.cell.mode))
-    assert sentence(mps) == (
+    naive, mps = (list(each) for _, each in itertools.groupby(compare_services(cells), key=lambda each: each.cell.mode))
+    assert describe_mix(mps) == (
         "MPS runs T+I: the p99 latency of infer is 2.00 times that alone and train keeps 0.80 times its throughput."
     )
     assert [each.workload for each in naive] == ["infer", "train"]
-    (sketch,) = beside.sketches(cells, None)
+    (sketch,) = mixes.sketches(cells, None)
     kept, paid = sketch.paint().axes
     assert [bar.get_height() for bar in kept.patches] == pytest.approx([0.4, 0.8])
     assert [bar.get_height() for bar in paid.patches] == pytest.approx([4, 2])
-    assert [*mixes.sketches(cells, None)] == []
 
 
 def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_grid() -> None:
@@ -166,7 +164,7 @@ def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_gri
     rows.append(row("mps_percent", saturated, metrics={"rate_sustained_worst_ratio": 0.8}))
     found = study(*rows)
     cells = cells_of(found)
-    kept, energy, latency = answer(found, cells, [])
+    kept, energy, latency = write_answer(found, cells, [])
     assert kept == (
         "On one NVIDIA H100 80GB HBM3, jobs beside services keep 0.70 (T+I, MPS equal shares) to 0.90 (T+I, "
         "naive) of their throughput (I: infer, T: train)."
@@ -189,7 +187,7 @@ def test_bars_of_one_colour_say_which_they_are() -> None:
     alone = [row("serial", (job(0, params("train"), 100.0),)), row("serial", (service(0, 50, 5.0),))]
     jobs = (job(0, params("train"), 80.0, size="T"), service(1, 50, 10.0, size="I"))
     both = [row("mps", jobs), row("mps", jobs, options={"priority": [1, 0]}), row("naive", jobs)]
-    (sketch,) = beside.sketches(cells_of(study(*alone, *both)), None)
+    (sketch,) = mixes.sketches(cells_of(study(*alone, *both)), None)
     kept, *_ = sketch.paint().axes
     assert {tick.get_text() for tick in kept.get_xticklabels(minor=True)} == {"", "MPS", "priority=1+0"}
 

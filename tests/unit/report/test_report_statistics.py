@@ -17,8 +17,8 @@ from pipeline.base.domain.records import Result, WindowKind
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.metrics import SPEEDUP, Scale
-from pipeline.report.evaluate.statistics import corrected, estimate, p_values, paired
-from pipeline.report.evaluate.verdicts import Decision, Verdict, decided, verdicts
+from pipeline.report.evaluate.statistics import compare_pairs, correct_p_values, estimate, p_values
+from pipeline.report.evaluate.verdicts import Decision, Verdict, decide, verdicts
 
 NUM_STUDIES, NUM_CASES, NUM_BLOCKS = 1500, 8, 5
 MODES = (SERIAL, NAIVE, MPS, MIG)
@@ -45,8 +45,8 @@ def judged(ratios: NDArray[np.float64]) -> tuple[NDArray[np.object_], NDArray[np
     logs = np.log(ratios)
     num_blocks = logs.shape[-1]
     error = np.std(logs, axis=-1, ddof=1) / math.sqrt(num_blocks)
-    different, equal = corrected(*p_values(np.mean(logs, axis=-1), error, num_blocks - 1))
-    decisions = np.array(decided(np.median(ratios, axis=-1), different, equal), dtype=object)
+    different, equal = correct_p_values(*p_values(np.mean(logs, axis=-1), error, num_blocks - 1))
+    decisions = np.array(decide(np.median(ratios, axis=-1), different, equal), dtype=object)
     return decisions.reshape(different.shape), different, equal
 
 
@@ -214,7 +214,7 @@ def test_intervals_cover_the_truth_95_times_of_100() -> None:
 
 def test_pairing_removes_what_a_block_does_to_all_modes() -> None:
     ratios = [1.10, 1.11, 1.09, 1.10, 1.105]
-    test = paired(ratios)
+    test = compare_pairs(ratios)
     assert test.p_different is not None and test.p_different < 1e-4
     assert test.ratio.median == 1.10
     assert test.ratio.low is not None and 1.08 < test.ratio.low < 1.10 < test.ratio.high < 1.12
@@ -245,12 +245,12 @@ def test_the_t_interval_is_that_of_the_textbook() -> None:
 
 
 def test_equality_within_the_margin_needs_evidence() -> None:
-    close = paired([1.001, 0.999, 1.002, 1.0, 0.998])
+    close = compare_pairs([1.001, 0.999, 1.002, 1.0, 0.998])
     assert close.p_equal is not None and close.p_equal < 0.001 and close.p_different > 0.5
-    wide = paired([1.05, 0.95, 1.04, 0.97, 0.99])
+    wide = compare_pairs([1.05, 0.95, 1.04, 0.97, 0.99])
     assert wide.p_equal > 0.05 and wide.p_different > 0.05
-    assert paired([1.1]).p_different is None
-    exact = paired([1.0] * 5)
+    assert compare_pairs([1.1]).p_different is None
+    exact = compare_pairs([1.0] * 5)
     assert (exact.p_different, exact.p_equal) == (1.0, 0.0)
 
 
@@ -269,26 +269,26 @@ def test_both_kinds_of_claims_are_corrected_as_one_family() -> None:
 
 def pairs_of(different: list[float], equal: list[float]) -> list[tuple[float, float]]:
     """Both adjusted p values of each comparison."""
-    return list(zip(*(found.tolist() for found in corrected(different, equal)), strict=True))
+    return list(zip(*(found.tolist() for found in correct_p_values(different, equal)), strict=True))
 
 
 def test_the_number_of_blocks_that_is_needed_grows_with_the_spread() -> None:
     numbers = [
-        statistics.blocks_needed(paired([math.exp(0.05 + s * d) for d in (-1, -0.5, 0, 0.5, 1)]), 24)
+        statistics.blocks_needed(compare_pairs([math.exp(0.05 + s * d) for d in (-1, -0.5, 0, 0.5, 1)]), 24)
         for s in (0.001, 0.02, 0.05)
     ]
     assert numbers[0] == 5 and None not in numbers
     assert numbers == sorted(numbers) and numbers[-1] > 10
-    assert statistics.blocks_needed(paired([1.1]), 24) is None
-    assert statistics.blocks_needed(paired([1.02, 1.6, 0.7, 1.0, 1.02]), 24) is None
+    assert statistics.blocks_needed(compare_pairs([1.1]), 24) is None
+    assert statistics.blocks_needed(compare_pairs([1.02, 1.6, 0.7, 1.0, 1.02]), 24) is None
 
 
 def test_so_many_blocks_really_give_a_verdict_about_four_times_of_five() -> None:
     rng = np.random.default_rng(RNG_SEED)
     noise, shift = 0.03, 0.05
-    typical = paired(np.exp(shift + noise * np.array([-1.265, -0.632, 0, 0.632, 1.265])).tolist())
+    typical = compare_pairs(np.exp(shift + noise * np.array([-1.265, -0.632, 0, 0.632, 1.265])).tolist())
     assert typical.deviation == pytest.approx(noise, rel=0.01)
     n = statistics.blocks_needed(typical, 10)
     assert n is not None
-    found = [paired(np.exp(rng.normal(shift, noise, n)).tolist()).p_different < 0.05 / 10 for _ in range(1000)]
+    found = [compare_pairs(np.exp(rng.normal(shift, noise, n)).tolist()).p_different < 0.05 / 10 for _ in range(1000)]
     assert 0.75 < np.mean(found) < 0.92

@@ -16,7 +16,7 @@ from pipeline.base.system.errors import TrackingError
 from pipeline.record.store.local_store import open_store
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.page import tables as report_tables
+from pipeline.report.page import study_tables as report_tables
 from pipeline.report.read import rows
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
@@ -120,7 +120,7 @@ def test_a_half_run_study_is_read_as_far_as_it_went(root: Path) -> None:
 @pytest.mark.parametrize("planned", ["", "{}", "[]", "{"])
 def test_a_run_that_does_not_say_its_settings_is_one_error(root: Path, planned: str) -> None:
     insert(root, [group("serial", 1, 1, 100.0), group("naive", 2, 1, 70.0, planned=planned)])
-    with pytest.raises(TrackingError, match=r"run 0{23}10{8} in .* does not say with which settings"):
+    with pytest.raises(TrackingError, match=r"run 0{23}10{8} in .* has no settings and options"):
         rows.read([root], EXPERIMENT)
 
 

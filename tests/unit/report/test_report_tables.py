@@ -14,10 +14,10 @@ from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import verdicts
-from pipeline.report.page import tables as report_tables
-from pipeline.report.page.table_format import with_interval
+from pipeline.report.page import study_tables as report_tables
+from pipeline.report.page.table_format import format_estimate
 from pipeline.report.read import labels
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 from tests.support.report_rows import copies, job, params, row, study
 
 
@@ -200,7 +200,7 @@ def test_orders_of_the_same_jobs_never_share_a_cell_and_are_compared_within_an_o
 
     first, second = sizes, sizes[::-1]
     one = [mix("naive", first, 1.0), mix("mps", first, 3.0)]
-    jobs = [labels.Called(name, size) for name, size in zip("ab", sizes, strict=True)]
+    jobs = [labels.JobLabel(name, size) for name, size in zip("ab", sizes, strict=True)]
     label = labels.jobs_label(jobs)
     assert label == "+".join(first) and labels.jobs_label(jobs[::-1]) == "+".join(second)
     assert labels.mix_of(jobs) == labels.mix_of(jobs[::-1]) == {"AB": "A+B", "SM": "M+S"}[sizes]
@@ -285,7 +285,7 @@ def test_baselines_of_other_jobs_do_not_take_each_others_place() -> None:
 
 
 def test_an_interval_is_rounded_to_three_digits() -> None:
-    assert with_interval(Estimate(median=99.97, low=98.04, high=101.6, n=3)) == "100 (98.0 to 102)"
+    assert format_estimate(Estimate(median=99.97, low=98.04, high=101.6, n=3)) == "100 (98.0 to 102)"
 
 
 def test_cells_come_by_case_degree_and_mode() -> None:

@@ -16,9 +16,9 @@ from pipeline.report.evaluate.cells import Cell, cells_of
 from pipeline.report.evaluate.metrics import SPEEDUP
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.verdicts import Decision, Verdict
-from pipeline.report.page import tables as report_tables
+from pipeline.report.page import study_tables as report_tables
 from pipeline.report.page.table_format import Table, escape, to_csv, to_latex
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 from tests.support.report_rows import collocation_study, copies, study
 
 
@@ -46,8 +46,7 @@ def test_what_is_faster_is_found_and_said_in_a_sentence(whole) -> None:
     assert verdict.p_adjusted is not None and verdict.p is not None and verdict.p < verdict.p_adjusted < 0.05
     assert verdict.ratio is not None and verdict.ratio.median == pytest.approx(1.84, rel=0.03)
     assert re.fullmatch(
-        r"MPS runs 7 resnet26_cifar10 bs128 1\.8\d times \(1\.\d\d to 1\.\d\d\) as fast as one "
-        r"after another, 5 blocks\.",
+        r"7 x resnet26_cifar10 bs128, MPS: 1\.8\d x serial \(1\.\d\d to 1\.\d\d; 5 blocks\)\.",
         verdict.sentence,
     )
     assert one(whole[1], "MPS", "naive", "resnet50", 7).decision is Decision.WORSE
@@ -78,13 +77,13 @@ def test_each_case_has_its_winner(whole) -> None:
 def test_less_than_five_blocks_give_no_verdict_and_say_what_would() -> None:
     found = judged(collocation_study(num_blocks=4))
     assert {v.decision for v in found} == {Decision.NO_VERDICT, Decision.NOT_RANKED}
-    assert one(found, "MPS", "serial", "resnet26", 7).sentence.endswith("about 5 would give one.")
+    assert one(found, "MPS", "serial", "resnet26", 7).sentence.endswith("no verdict: it takes about 5 blocks).")
     (single,) = [
         v
         for v in judged(collocation_study(num_blocks=1))
         if (v.mode, v.against, v.degree) == ("MPS", "naive", 2) and v.case.label.startswith("resnet26")
     ]
-    assert "1 block; an interval needs 3, a verdict 5." in single.sentence
+    assert "(1 block; no interval below 3 blocks, no verdict below 5)." in single.sentence
     assert single.ratio is not None and single.ratio.low is None
 
 
@@ -93,7 +92,7 @@ def test_equality_is_a_claim_of_its_own() -> None:
     rows += [copies("naive", 2, 500 * (1 + 0.0004 * (-1) ** block) + block / 2, block) for block in range(1, 7)]
     (verdict,) = judged(rows)
     assert verdict.decision is Decision.EQUAL
-    assert "as fast as one after another within 2 %: 1.00 times (1.00 to 1.00), 6 blocks." in verdict.sentence
+    assert "naive: 1.00 x serial, equal within 2 % (1.00 to 1.00; 6 blocks)." in verdict.sentence
     # What is denied is that they differ by 2 %: that they are the same is not denied at all.
     assert verdict.ratio is not None and verdict.p is not None and verdict.p_adjusted is not None
     assert verdict.ratio.low < 1 < verdict.ratio.high and verdict.p == verdict.p_adjusted < 1e-6
@@ -118,7 +117,7 @@ def test_of_several_gpus_each_counts_once_and_the_verdict_names_them() -> None:
     assert verdict.ratio is not None and verdict.ratio.n == 3
     assert (verdict.ratio.low, verdict.ratio.high) == pytest.approx((expected.low, expected.high))
     assert verdict.ratio == next(cell for cell in cells if cell.mode == "naive").estimates[SPEEDUP]
-    assert verdict.sentence.endswith("as fast as one after another, 11 blocks on these 3 GPUs.")
+    assert verdict.sentence.endswith("x serial (1.46 to 1.54; 11 blocks on these 3 GPUs).")
     (winner,) = verdicts.winners(cells, [verdict])
     assert " on these 3 GPUs: naive is fastest" in winner.sentence
 
@@ -129,7 +128,7 @@ def test_blocks_of_gpus_that_differ_do_not_make_a_verdict_together() -> None:
     (verdict,) = judged(on_gpus(differing))
     assert verdict.decision is Decision.NO_VERDICT and verdict.blocks_needed is None
     assert verdict.ratio is not None and verdict.ratio.low < 1 < verdict.ratio.high
-    assert verdict.sentence.endswith("each GPU counts once, and a verdict needs less scatter or more of them.")
+    assert verdict.sentence.endswith("each GPU counts once, and it takes more of them or less scatter).")
     pooled = on_gpus({"GPU-a": tuple(itertools.chain(*differing.values()))})
     assert judged(pooled)[0].decision is Decision.BETTER
 
@@ -138,7 +137,7 @@ def test_two_gpus_have_no_interval_and_no_verdict() -> None:
     (verdict,) = judged(on_gpus({"GPU-a": (1.5, 1.5, 1.51, 1.5, 1.49), "GPU-b": (1.5, 1.51, 1.5, 1.5, 1.49)}))
     assert verdict.decision is Decision.NO_VERDICT
     assert verdict.ratio is not None and (verdict.ratio.low, verdict.ratio.high) == (None, None)
-    assert verdict.sentence.endswith("10 blocks on these 2 GPUs; each GPU counts once, and a verdict needs 3 of them.")
+    assert verdict.sentence.endswith("(10 blocks on these 2 GPUs; no verdict: each GPU counts once, and it takes 3).")
 
 
 def test_a_wide_spread_gives_no_verdict() -> None:
@@ -148,7 +147,7 @@ def test_a_wide_spread_gives_no_verdict() -> None:
     (verdict,) = judged(rows)
     assert verdict.decision is Decision.NO_VERDICT
     assert verdict.blocks_needed is not None and verdict.blocks_needed > 10
-    assert f"about {verdict.blocks_needed} would give one" in verdict.sentence
+    assert f"it takes about {verdict.blocks_needed} blocks" in verdict.sentence
 
 
 def test_without_a_baseline_modes_are_still_compared_with_each_other() -> None:
@@ -181,7 +180,7 @@ def test_a_verdict_says_what_is_doubtful_about_either_side() -> None:
         rows.append(copies("mps", 2, 900.0 - block, block))
     found = {(verdict.mode, verdict.against): verdict.sentence for verdict in judged(rows)}
     assert found["MPS", "naive"].endswith(" (naive: overlap 0.400 is below 0.95)")
-    assert found["MPS", "serial"].endswith("5 blocks.")
+    assert found["MPS", "serial"].endswith("5 blocks).")
 
 
 def test_what_is_invalid_leads_nothing_and_what_is_noted_says_so_wherever_it_leads() -> None:

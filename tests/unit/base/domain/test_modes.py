@@ -7,7 +7,7 @@ import dataclasses
 from pipeline.base.domain.modes import MODES, SPARE_COLOURS, mode_of, modes_of
 from pipeline.report.evaluate import verdicts
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.figures import every
+from pipeline.report.figures import catalogue
 from pipeline.report.figures.drawing import THEME
 from tests.conftest import GPU
 from tests.support.report_rows import copies, study
@@ -55,7 +55,7 @@ def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> Non
         "turns slice_ms=2 runs 2 resnet26_cifar10 bs128 1.40",
         "turns slice_ms=2 runs 2 resnet26_cifar10 bs128 1.17",
     ]
-    drawn = {figure.name: figure.svg for figure in every.every_figure(found, cells, None)}
+    drawn = {figure.name: figure.svg for figure in catalogue.every_figure(found, cells, None)}
     spare, _ = SPARE_COLOURS[0]
     assert all(spare in svg for svg in drawn.values()) and len(drawn) == 2
     assert ">turns<" in drawn["gain"] and ">slice_ms=2<" in drawn["workload-resnet26-cifar10-bs128"]

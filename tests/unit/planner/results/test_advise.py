@@ -21,7 +21,7 @@ from pipeline.planner.results.follow_up_sweep import build_command
 from pipeline.report.evaluate.cells import Case, Cell, cells_of
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Decision, Verdict, slower_pairs, verdicts, winners
-from pipeline.report.read.records import Row
+from pipeline.report.read.study_records import Row
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 from tests.unit.report.test_report_services import served, service
 

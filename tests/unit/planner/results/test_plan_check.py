@@ -18,7 +18,7 @@ from pipeline.planner.profile_table import Profile
 from pipeline.planner.results.plan_check import Check, Compared, build_table, check
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.page.page import content_of, render
-from pipeline.report.read.records import JobRow, Row
+from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 from tests.unit.planner.export.test_export import H100, WHOLE, divided, plan_of
 

@@ -11,8 +11,8 @@ from pipeline.base.domain.records import NEIGHBOURS, Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile_table
 from pipeline.planner.results.profile_measurement import measure_profile
-from pipeline.report.read.records import JobRow, Row
 from pipeline.report.read.rows import study_of
+from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import copies, job, params, row, study
 from tests.unit.report.test_report_services import served
 

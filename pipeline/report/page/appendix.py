@@ -6,12 +6,12 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, MIN_BLOCKS, MIN_FOR_INTERVAL
-from pipeline.report.read.records import Study
 from pipeline.report.read.rows import FACTS
+from pipeline.report.read.study_records import Study
 
 
-def methods() -> list[tuple[str, str]]:
-    """What was done with the runs: heading and text."""
+def list_methods() -> list[tuple[str, str]]:
+    """Return how the runs were evaluated, as headings and texts."""
     return [
         (
             "Baseline",
@@ -53,32 +53,25 @@ def methods() -> list[tuple[str, str]]:
     ]
 
 
-def provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
-    """What ran where: name, and every value that the study's runs have."""
+def list_provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
+    """Return where everything ran: names, and every value that the study's runs have."""
     rows = study.rows
+    settings = {"; ".join(f"{name}: {value}" for name, value in row.settings if value) for row in rows}
+    results = Counter(row.result.value for row in rows)
     simulated = " (simulated)" if study.is_simulated else ""
-    found: list[tuple[str, tuple[str, ...]]] = [
+    facts: list[tuple[str, tuple[str, ...]]] = [
         ("experiment", (study.experiment,)),
         ("devices", tuple(device + simulated for device in study.devices)),
         ("GPU", tuple(sorted({row.gpu_uuid for row in rows if row.gpu_uuid}))),
-        ("windows and settings", tuple(sorted({_settings(row.settings) for row in rows}))),
+        ("windows and settings", tuple(sorted(settings))),
         ("blocks", (f"{len(study.blocks)}, {study.num_complete_blocks} complete",) if study.blocks else ()),
         ("groups", (f"{len(rows)}" + (f" of {study.num_planned} planned" if study.num_planned else ""),)),
-        ("results", _results(study)),
+        ("results", (", ".join(f"{result} {number}" for result, number in sorted(results.items())),)),
         ("measured", _when(study)),
     ]
     names = [*FACTS, *sorted(study.facts.keys() - FACTS.keys())]
-    found += [(FACTS.get(name, name.replace("_", " ")), study.facts.get(name, ())) for name in names]
-    return [(name, values) for name, values in found if any(values)]
-
-
-def _settings(settings: tuple[tuple[str, str], ...]) -> str:
-    return "; ".join(f"{name}: {value}" for name, value in settings if value)
-
-
-def _results(study: Study) -> tuple[str, ...]:
-    counts = Counter(row.result.value for row in study.rows)
-    return (", ".join(f"{result} {number}" for result, number in sorted(counts.items())),)
+    facts += [(FACTS.get(name, name.replace("_", " ")), study.facts.get(name, ())) for name in names]
+    return [(name, values) for name, values in facts if any(values)]
 
 
 def _when(study: Study) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What a report reads of an experiment, as records. The jobs of a row are those that are measured: no neighbours."""
+"""The records of an experiment that a report reads. The jobs of a row are the measured ones, without co-runners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.marks import NO_MARKS, Marks
 from pipeline.base.domain.modes import PARTITION, PROFILE, SERIAL, Mode
 from pipeline.base.domain.records import BESIDE, NEIGHBOURS, Result, WindowKind
-from pipeline.report.read.labels import Called
+from pipeline.report.read.labels import JobLabel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,12 @@ class JobRow:
 
     @property
     def unit(self) -> str:
-        """What its work is counted in."""
+        """The work unit of the job."""
         return self.params.get(units.PARAM, units.SAMPLES)
 
     @property
     def is_rate_given(self) -> bool:
-        """Whether the user chose its rate."""
+        """True if the user chose its rate."""
         return units.GIVEN_RATE in self.params
 
 
@@ -101,7 +101,7 @@ class Row:
 
     @property
     def is_valid(self) -> bool:
-        """Whether it ended well and its figures may be compared."""
+        """True if it ended well and its figures may be compared."""
         return self.result is Result.OK and not self.marks.invalid
 
     @property
@@ -116,7 +116,7 @@ class Row:
 
     @property
     def window_s(self) -> float | None:
-        """How long its window was; `None` if it is not known."""
+        """The length of its window; `None` if it is not known."""
         begin, end = self.facts.get("window_start_ns", ""), self.facts.get("window_end_ns", "")
         return (int(end) - int(begin)) / 1e9 if begin.isdigit() and end.isdigit() else None
 
@@ -128,12 +128,12 @@ class Row:
 
     @property
     def plan(self) -> str:
-        """What tells its plan from others: of several starts where they name it (a resumed study), else of one."""
+        """The identity of its plan; of a study that was resumed, several starts share it."""
         return self.facts.get("plan") or self.start
 
     @property
     def plan_of_any_gpu(self) -> str:
-        """What its plan has in common with those of the same study on other GPU models."""
+        """The identity that its plan shares with those of the same study on other GPU models."""
         return self.facts.get("plan_any_gpu") or self.plan
 
     @property
@@ -142,22 +142,22 @@ class Row:
 
     @property
     def neighbours(self) -> str:
-        """What ran beside its jobs, in words; empty if nothing did."""
+        """The co-runners of its jobs, in words; empty if there are none."""
         return dict(self.settings).get(NEIGHBOURS, "")
 
     @property
     def multiprocessors(self) -> int | None:
-        """Of the GPU instance or partition of its first job, or else of the device; `None` if it is not known."""
+        """Multiprocessors of the first job's GPU instance or partition, else of the device; `None` if not known."""
         if self.sharing.placed_by in (PROFILE, PARTITION):
             key = PARTITION if self.sharing.placed_by == PARTITION else "mig_multiprocessors"
-            told = self.jobs[0].place.get(key, "") if self.jobs else ""
+            number = self.jobs[0].place.get(key, "") if self.jobs else ""
         else:
-            told = self.facts.get("multiprocessors", "")
-        return int(told) if told.isdigit() else None
+            number = self.facts.get("multiprocessors", "")
+        return int(number) if number.isdigit() else None
 
     @property
     def beside(self) -> str:
-        """How many other GPUs of the host worked; empty if none did."""
+        """The number of other GPUs of the host that worked; empty if none did."""
         return dict(self.settings).get(BESIDE, "")
 
     @property
@@ -166,14 +166,14 @@ class Row:
 
     @property
     def unit(self) -> str:
-        """What the work of all its jobs is counted in; empty if they have no unit in common."""
-        found = {job.unit for job in self.jobs}
-        return found.pop() if len(found) == 1 else ""
+        """The work unit that all its jobs have in common; empty if they have none."""
+        job_units = {job.unit for job in self.jobs}
+        return job_units.pop() if len(job_units) == 1 else ""
 
     @property
-    def called(self) -> tuple[Called, ...]:
-        """What each of its jobs is called."""
-        return tuple(Called(job.label, job.size, job.words) for job in self.jobs)
+    def called(self) -> tuple[JobLabel, ...]:
+        """The label of each of its jobs."""
+        return tuple(JobLabel(job.label, job.size, job.words) for job in self.jobs)
 
     @property
     def is_sequential(self) -> bool:
@@ -208,7 +208,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What an experiment holds of the newest plan of each of its parts.
+    """The rows of the newest plan of each part of an experiment.
 
     Attributes:
         rows: one a group and block, in the order of block and start.

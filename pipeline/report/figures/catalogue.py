@@ -6,16 +6,15 @@ import re
 from collections.abc import Collection, Sequence
 
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.figures import beside, energy, gain, mixes, over_time, parameters, workloads
+from pipeline.report.figures import copies, energy, gain, mixes, over_time, parameters
 from pipeline.report.figures.drawing import Drawn, draw
-from pipeline.report.read.records import Study
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.read.group_series import GroupSeries
+from pipeline.report.read.study_records import Study
 
 FIGURES = (
     gain.sketches,
     mixes.sketches,
-    beside.sketches,
-    workloads.sketches,
+    copies.sketches,
     parameters.sketches,
     energy.sketches,
     over_time.sketches,
@@ -25,12 +24,12 @@ first figure opens the page."""
 
 
 def every_figure(study: Study, cells: Sequence[Cell], timeline: GroupSeries | None) -> list[Drawn]:
-    """All figures that the cells of a study, and the samples of one group of it, have something for."""
-    found: list[Drawn] = []
+    """Draw all figures that the cells of a study, and the samples of one group, have something for."""
+    figures: list[Drawn] = []
     for sketch in (sketch for sketches in FIGURES for sketch in sketches(cells, timeline)):
-        name = _file_name(sketch.name, {drawn.name for drawn in found})
-        found.append(draw(sketch, name, is_simulated=study.is_simulated))
-    return found
+        name = _file_name(sketch.name, {drawn.name for drawn in figures})
+        figures.append(draw(sketch, name, is_simulated=study.is_simulated))
+    return figures
 
 
 def _file_name(text: str, used: Collection[str]) -> str:

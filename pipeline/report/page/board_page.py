@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.modes import MODES, SERIAL
 from pipeline.base.system.words import aligned, counted
-from pipeline.report.evaluate.board import Agreement, Board, Column, Entry, Line
 from pipeline.report.evaluate.joules import prefix_of
 from pipeline.report.evaluate.outcomes import Outcome
-from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.wording import listed
+from pipeline.report.evaluate.study_board import Agreement, Board, Column, Entry, Line
+from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.drawing import COLOURS, THEME
-from pipeline.report.page.page import environment, without_forbidden
-from pipeline.report.page.table_format import MISSING, Table, Value, Values, with_interval
+from pipeline.report.page.page import environment, strip_forbidden
+from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 
 TEMPLATE = "board.html.jinja"
 TITLE = "Which sharing mode wins where"
@@ -29,44 +28,19 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Mode:
-    label: str
-    swatch: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Note:
-    text: str
-    warns: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cell:
-    """An entry as a reader sees it."""
-
-    tied: tuple[_Mode, ...]
-    notes: tuple[_Note, ...]
+    tied: list[tuple[str, str]]
+    notes: list[str]
+    differs: str
     gain: str
     blocks: str
     energy: str
     serial: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """A line as a reader sees it, with a cell or nothing for each column."""
-
-    label: str
-    degree: int
-    consists: str
-    agreement: Agreement
-    why: str
-    cells: tuple[_Cell | None, ...]
-
-
 def render(board: Board) -> str:
-    """The HTML of the page, which loads nothing and runs no script. An equal board gives equal text."""
+    """Render the HTML of the page, which loads nothing and runs no script."""
     text = (
         environment()
         .get_template(TEMPLATE)
@@ -74,23 +48,23 @@ def render(board: Board) -> str:
             title=TITLE,
             colours=[(THEME[light], light, dark) for light, dark in COLOURS],
             stamps=stamps(board),
-            agreed=agreed(board),
-            won=won(board),
+            agreed=describe_agreement(board),
+            won=describe_winners(board),
             common=board.common,
             columns=board.columns,
             cases=[
-                (label, consists, [_shown(line, board) for line in lines])
-                for (label, consists), lines in itertools.groupby(board.lines, lambda line: (line.label, line.consists))
+                (case, [(line, _cells(line, len(board.columns))) for line in lines])
+                for case, lines in itertools.groupby(board.lines, lambda line: (line.label, line.consists))
             ],
             note=NOTE,
-            told=[(column, _told(column)) for column in board.columns],
+            told=[(column, _describe_column(column)) for column in board.columns],
         )
     )
-    return without_forbidden(text)
+    return strip_forbidden(text)
 
 
-def agreed(board: Board) -> str:
-    """How far the columns agree, in a sentence."""
+def describe_agreement(board: Board) -> str:
+    """Return a sentence on how far the columns agree."""
     compared: Counter[Agreement] = Counter(
         line.agreement for line in board.lines if line.agreement is not Agreement.ALONE
     )
@@ -98,16 +72,15 @@ def agreed(board: Board) -> str:
         return "No case has verdicts in several columns."
     in_words = ((Agreement.SAME, "the same in"), (Agreement.OPEN, "open in"), (Agreement.DIFFER, "different in"))
     parts = [f"{words} {compared[agreement]}" for agreement, words in in_words if compared[agreement]]
-    return f"Of {counted(compared.total(), 'case')} in several columns, the best mode is {listed(parts)}."
+    return f"Of {counted(compared.total(), 'case')} in several columns, the best mode is {join_words(parts)}."
 
 
-def won(board: Board) -> list[str]:
-    """What is best in each column, a sentence each."""
-    return [_won(place, board) for place in range(len(board.columns))]
+def describe_winners(board: Board) -> list[str]:
+    """Return a sentence on the best modes of each column."""
+    return [_describe_column_winners(place, board) for place in range(len(board.columns))]
 
 
-def _won(place: int, board: Board) -> str:
-    """Which kinds of sharing are best in a column, in how many of its cases."""
+def _describe_column_winners(place: int, board: Board) -> str:
     column = board.columns[place]
     outcomes = [line.entries[place].outcome for line in board.lines if place in line.entries]
     together = [outcome for outcome in outcomes if outcome.degree > 1 and len(outcome.kinds) > 1]
@@ -119,28 +92,30 @@ def _won(place: int, board: Board) -> str:
     parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
     undecided = len(together) - wins.total()
     parts += [f"modes are not told apart in {undecided}"] if undecided else []
-    return f"{which}: of {counted(len(together), 'case')} of several jobs, {listed(parts)}."
+    return f"{which}: of {counted(len(together), 'case')} of several jobs, {join_words(parts)}."
 
 
 def stamps(board: Board) -> list[str]:
-    """What a reader must not overlook of any column."""
+    """Return the stamps of all columns, such as `simulated`."""
     return sorted({column.measured.stamp for column in board.columns if column.measured.stamp})
 
 
-def in_lines(board: Board) -> str:
-    """The board for a terminal: its columns by number, then a line a case."""
-    heads = [f"{column.mark} {column.name}: {'; '.join(_told(column))}" for column in board.columns]
+def format_lines(board: Board) -> str:
+    """Return the board for a terminal: its columns by number, then a line a case."""
+    heads = [f"{column.mark} {column.name}: {'; '.join(_describe_column(column))}" for column in board.columns]
     rows = [["case", "jobs", *(column.mark for column in board.columns), "verdicts"]]
     for line in board.lines:
         cells = [_brief(line.entries.get(number)) for number in range(len(board.columns))]
         agreement = f"{line.agreement.value}: {line.why}" if line.why else line.agreement.value
         rows.append([line.label, str(line.degree), *cells, agreement])
-    left = {0, *range(2, len(board.columns) + 3)}
-    return "\n".join([*heads, "", *aligned(rows, left), "", agreed(board), *won(board)])
+    left_aligned = {0, *range(2, len(board.columns) + 3)}
+    return "\n".join(
+        [*heads, "", *aligned(rows, left_aligned), "", describe_agreement(board), *describe_winners(board)]
+    )
 
 
 def _brief(entry: Entry | None) -> str:
-    """`MPS 6.80 (6.44 to 7.29)`; what is behind `*` differs in settings."""
+    """Return `MPS 6.80 (6.44 to 7.29)`; with `*` if its settings differ."""
     if entry is None:
         return MISSING
     outcome = entry.outcome
@@ -149,57 +124,38 @@ def _brief(entry: Entry | None) -> str:
 
 
 def table(board: Board) -> Table:
-    """The board for machines: a row for each case and column that has it, numbers in full."""
+    """Return the board for machines: a row for each case and column that has it, numbers in full."""
     rows: list[Values] = []
     for line in board.lines:
+        of_line = (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
         for number, entry in line.entries.items():
-            rows.append((*_of_line(line), *_of_column(board.columns[number]), *_of_entry(entry)))
+            column, of = board.columns[number], board.columns[number].measured
+            of_column = (f"{column.mark} {column.name}", of.experiment, of.device, of.stamp or None, of.num_gpus)
+            rows.append((*of_line, *of_column, *_list_entry(entry)))
     line_heads = ("case", "jobs", "mix", "verdicts", "why")
     column_heads = ("column", "study", "device", "stamp", "GPUs")
     heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
     energy_heads = ("energy", "energy: low", "energy: high", "energy of serial", "energy in")
     last = ("compared modes", "no figure", "settings differ", "settings")
-    stamp = f"Among these are {listed(found)} figures. " if (found := stamps(board)) else ""
+    stamp = f"Among these are {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""
     columns = (*line_heads, *column_heads, *heads, *energy_heads, *last)
     return Table("board", TITLE, columns, tuple(rows), f"{stamp}{NOTE}")
 
 
-def _of_line(line: Line) -> Values:
-    return (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
-
-
-def _of_column(column: Column) -> Values:
-    found = column.measured
-    return (f"{column.mark} {column.name}", found.experiment, found.device, found.stamp or None, found.num_gpus)
-
-
-def _of_entry(entry: Entry) -> Values:
+def _list_entry(entry: Entry) -> Values:
     outcome = entry.outcome
     settings = "; ".join(f"{key}: {value}" for key, value in outcome.settings.items())
     energy = outcome.energy_of_serial
     return (
-        *(", ".join(outcome.tied) or None, outcome.measure or None, *_three(outcome.figure)),
+        *(", ".join(outcome.tied) or None, outcome.measure or None, *list_ends(outcome.figure)),
         *(outcome.num_blocks, "yes" if outcome.is_enough else "no"),
-        *(*_three(outcome.energy), None if energy is None else energy.median, outcome.energy_unit or None),
+        *(*list_ends(outcome.energy), None if energy is None else energy.median, outcome.energy_unit or None),
         *(", ".join(outcome.kinds) or None, "; ".join(outcome.endings) or None, entry.differs or None, settings),
     )
 
 
-def _three(estimate: Estimate | None) -> tuple[Value, Value, Value]:
-    return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
-
-
-def _shown(line: Line, board: Board) -> _Shown:
-    entries = [line.entries.get(number) for number in range(len(board.columns))]
-    cells = tuple(None if entry is None else _cell(entry) for entry in entries)
-    return _Shown(
-        label=line.label,
-        degree=line.degree,
-        consists=line.consists,
-        agreement=line.agreement,
-        why=line.why,
-        cells=cells,
-    )
+def _cells(line: Line, num_columns: int) -> list[_Cell | None]:
+    return [_cell(line.entries[number]) if number in line.entries else None for number in range(num_columns)]
 
 
 def _cell(entry: Entry) -> _Cell:
@@ -207,17 +163,15 @@ def _cell(entry: Entry) -> _Cell:
     colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
     title, unit = _measure(outcome)
     blocks = counted(outcome.num_blocks, "block") if outcome.tied else ""
-    notes = []
-    if len(outcome.tied) > 1:
-        why = "not told apart" if outcome.is_enough else "too few blocks or GPUs for a verdict"
-        notes.append(_Note(why))
+    notes = list(outcome.endings)
     if len(outcome.kinds) == 1:
-        notes.append(_Note("the only one with a figure"))
-    notes += [_Note(ending) for ending in outcome.endings]
-    notes += [_Note(entry.differs, warns=True)] if entry.differs else []
+        notes.insert(0, "the only one with a figure")
+    if len(outcome.tied) > 1:
+        notes.insert(0, "not told apart" if outcome.is_enough else "too few blocks or GPUs for a verdict")
     return _Cell(
-        tied=tuple(_Mode(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied),
-        notes=tuple(notes),
+        tied=[(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied],
+        notes=notes,
+        differs=entry.differs,
         gain=_gain(outcome),
         blocks=f"{title}, {blocks}" if unit else blocks,
         energy=energy,
@@ -226,19 +180,18 @@ def _cell(entry: Entry) -> _Cell:
 
 
 def _gain(outcome: Outcome) -> str:
-    """`6.80 (6.44 to 7.29)`; what is no ratio has its unit behind it."""
+    """Return `6.80 (6.44 to 7.29)`, with the unit of what is no ratio."""
     _, unit = _measure(outcome)
-    return MISSING if outcome.figure is None else f"{with_interval(outcome.figure)} {unit}".rstrip()
+    return MISSING if outcome.figure is None else f"{format_estimate(outcome.figure)} {unit}".rstrip()
 
 
 def _measure(outcome: Outcome) -> tuple[str, str]:
-    """What the figure of an outcome is, and its unit; a ratio has none."""
     title, _, unit = outcome.measure.partition(" (")
     return title, unit.removesuffix(")")
 
 
 def _energy(outcome: Outcome) -> tuple[str, str]:
-    """`4.56 mJ/sample`, and `14.8 one at a time` beside it."""
+    """Return `4.56 mJ/sample`, and `14.8 one at a time` beside it."""
     if outcome.energy is None:
         return MISSING, ""
     median, serial = outcome.energy.median, outcome.energy_of_serial
@@ -250,14 +203,14 @@ def _energy(outcome: Outcome) -> tuple[str, str]:
 
 
 def _short(value: float) -> str:
-    """Three digits; from 1000 on, which would have an exponent, whole."""
+    """Round to three digits; from 1000 on, which would have an exponent, to a whole number."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
-def _told(column: Column) -> list[str]:
-    found = column.measured
-    gpus, blocks = counted(found.num_gpus, "GPU"), counted(found.num_blocks, "block")
-    stamp = [f"{found.stamp}, says nothing about a real GPU"] if found.stamp else []
-    host = [found.host] if found.host else []
-    about = [f"experiment {found.experiment}", f"{gpus}, {blocks}", *host]
-    return [*stamp, *about, *(f"{name} {value}" for name, value in found.facts.items()), f"from {column.source}"]
+def _describe_column(column: Column) -> list[str]:
+    study = column.measured
+    gpus, blocks = counted(study.num_gpus, "GPU"), counted(study.num_blocks, "block")
+    stamp = [f"{study.stamp}, says nothing about a real GPU"] if study.stamp else []
+    host = [study.host] if study.host else []
+    about = [f"experiment {study.experiment}", f"{gpus}, {blocks}", *host]
+    return [*stamp, *about, *(f"{name} {value}" for name, value in study.facts.items()), f"from {column.source}"]

@@ -13,16 +13,15 @@ from pathlib import Path
 
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.errors import CollocationError, ConfigError
-from pipeline.record.store.results import list_experiments
-from pipeline.record.store.store_access import open_named
 from pipeline.report.evaluate import outcomes, verdicts
-from pipeline.report.evaluate.board import Column, board_of
 from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.evaluate.outcomes import Measured
-from pipeline.report.page import board as page
+from pipeline.report.evaluate.outcomes import DeviceSummary
+from pipeline.report.evaluate.study_board import Column, board_of
+from pipeline.report.page import board_page as page
 from pipeline.report.page.table_format import to_csv
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
 from pipeline.report.read import rows
+from pipeline.report.read.stores import find_stores
 
 COMMAND = "board"
 DEFAULT_FOLDER = Path("reports/board")
@@ -34,15 +33,15 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     try:
         check_folder(options.out, options.experiment)
-        found = [*_published(options.reports), *_stored(options)]
-        if not found:
+        studies = [*_read_reports(options.reports), *_read_stores(options)]
+        if not studies:
             raise ConfigError(
-                "a board needs studies: name folders of reports, or experiments of stores with --experiment"
+                "the board has no studies; name folders of reports, or experiments of stores with --experiment"
             )
-        _refuse_equal(found)
-        board = board_of(columns_of(found))
+        _refuse_equal(studies)
+        board = board_of(columns_of(studies))
         if not board.lines:
-            raise ConfigError("none of these studies ran jobs in a sharing mode, so there is no board of them")
+            raise ConfigError("no study of the board has groups in a sharing mode; name other studies")
         contents = {BOARD: to_csv(page.table(board)), PAGE: page.render(board)}
         experiments = list(dict.fromkeys(column.measured.experiment for column in board.columns))
         says = {"simulated": any(column.measured.stamp for column in board.columns)}
@@ -51,17 +50,12 @@ def main(argv: Sequence[str]) -> int:
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    sys.stdout.write(f"{page.in_lines(board)}\nboard: {written.page.absolute()}\n")
+    sys.stdout.write(f"{page.format_lines(board)}\nboard: {written.page.absolute()}\n")
     return 0
 
 
-def _published(folders: Sequence[Path]) -> Iterator[tuple[str, Measured]]:
-    """What reports say in their files, each with the folder that it is from."""
-    seen: set[Path] = set()
+def _read_reports(folders: Sequence[Path]) -> Iterator[tuple[str, DeviceSummary]]:
     for folder in folders:
-        if folder.resolve() in seen:
-            raise ConfigError(f"{folder} is named twice, and its study would stand beside itself; name it once")
-        seen.add(folder.resolve())
         try:
             text = (folder / CASES).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -70,73 +64,63 @@ def _published(folders: Sequence[Path]) -> Iterator[tuple[str, Measured]]:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"{folder}: {CASES} cannot be read: {why}; {instead}") from error
         try:
-            for each in outcomes.from_json(text):
-                yield str(folder), each
+            for study in outcomes.from_json(text):
+                yield str(folder), study
         except ConfigError as error:
             raise ConfigError(
                 f"cannot use {folder / CASES}: {error}; write the report again with this version"
             ) from error
 
 
-def _stored(options: argparse.Namespace) -> Iterator[tuple[str, Measured]]:
-    """What studies in stores give: each experiment of each store is a study of its own."""
+def _read_stores(options: argparse.Namespace) -> Iterator[tuple[str, DeviceSummary]]:
     stores = [*options.root, *options.uri] or [tracking_root.DEFAULT]
     different = {*(root.resolve() for root in options.root), *(uri.rstrip("/") for uri in options.uri)}
     is_twice = len(different) < len(options.root) + len(options.uri)
     if is_twice or len(set(options.experiment)) < len(options.experiment):
-        raise ConfigError("a study is named twice, and would stand beside itself; name each experiment and store once")
-    names = {store: list_experiments(open_named(store)) for store in stores} if options.experiment else {}
+        raise ConfigError("a study is named twice; name each experiment and store once")
     for experiment in options.experiment:
-        having = [store for store in stores if experiment in names[store]]
-        if not having:
-            there = sorted({repr(name) for found in names.values() for name in found if name != "Default"})
-            raise ConfigError(
-                f"there is no experiment {experiment!r} in {', '.join(map(str, stores))}; "
-                f"there is: {', '.join(there) or 'none'}; choose with --experiment"
-            )
-        for store in having:
+        for store in find_stores(stores, experiment):
             yield from ((str(store), measured) for measured in _measured_in(store, experiment))
 
 
-def _refuse_equal(found: Sequence[tuple[str, Measured]]) -> None:
-    """Refuse a study beside its copy, or its report."""
-    for (source, each), (other, its) in itertools.combinations(found, 2):
-        if each == its:
+def _refuse_equal(studies: Sequence[tuple[str, DeviceSummary]]) -> None:
+    for (source, study), (other, other_study) in itertools.combinations(studies, 2):
+        if study == other_study:
             raise ConfigError(
-                f"{source} and {other} have the same figures of {each.experiment!r} on {each.device}: "
-                "a study would stand beside itself; name one of them"
+                f"{source} and {other} have the same figures of {study.experiment!r} on {study.device}; "
+                "name one of them"
             )
 
 
-def _measured_in(store: Path | str, experiment: str) -> Iterator[Measured]:
+def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
     studies = rows.read_apart(store, experiment)
     if not any(study.rows for study in studies):
-        raise ConfigError(f"there is no group with a result in experiment {experiment!r} of {store}; leave it out")
+        raise ConfigError(f"experiment {experiment!r} of {store} has no group with a result; leave it out")
     for study in studies:
         cells = cells_of(study)
-        found = verdicts.verdicts(cells)
-        yield from outcomes.measured(study, cells, found, verdicts.winners(cells, found))
+        comparisons = verdicts.verdicts(cells)
+        yield from outcomes.summarize_devices(study, cells, comparisons, verdicts.winners(cells, comparisons))
 
 
-def columns_of(found: Sequence[tuple[str, Measured]]) -> list[Column]:
-    """Columns called by the device and, of one device, by the first of study, host and folder that tells them apart."""
+def columns_of(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
+    """Make the columns, each named by its device and, where that is not enough, by study, host or folder."""
     of_each = [
-        (each.device or "unknown device", each.experiment, each.host, Path(source).name or source)
-        for source, each in found
+        (study.device or "unknown device", study.experiment, study.host, Path(source).name or source)
+        for source, study in studies
     ]
     return [
-        Column(number=place + 1, name=_name(of_each, place), source=source, measured=each)
-        for place, (source, each) in enumerate(found)
+        Column(number=place + 1, name=_name(of_each, place), source=source, measured=study)
+        for place, (source, study) in enumerate(studies)
     ]
 
 
 def _name(of_each: Sequence[tuple[str, ...]], place: int) -> str:
-    device, *others = of_each[place]
-    same = [each for other, each in enumerate(of_each) if other != place and each[0] == device]
-    for which, word in enumerate(others, 1):
-        if all(each[which] != word for each in same):
+    device, *distinctions = of_each[place]
+    same = [names for other, names in enumerate(of_each) if other != place and names[0] == device]
+    for which, word in enumerate(distinctions, 1):
+        if all(names[which] != word for names in same):
             return f"{device}, {word}" if same else device
-    return ", ".join(filter(None, (device, *others[:2])))
+    return ", ".join(filter(None, (device, *distinctions[:2])))
 
 
 def _parser() -> argparse.ArgumentParser:

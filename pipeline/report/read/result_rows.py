@@ -6,20 +6,21 @@ import json
 from collections.abc import Iterable
 
 from pipeline.base.domain.modes import mode_of
-from pipeline.base.domain.records import Group, Job
+from pipeline.base.domain.records import Job
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.report.read.records import JobRow, Row, Study
 from pipeline.report.read.rows import study_of
+from pipeline.report.read.study_records import JobRow, Row, Study
 
 
-def study_that_ended(experiment: str, rows: Iterable[GroupResult]) -> Study:
-    """The study that these rows make."""
+def study_of_results(experiment: str, rows: Iterable[GroupResult]) -> Study:
+    """Return the study that rows of groups make."""
     return study_of(experiment, map(_row, rows))
 
 
 def _row(ended: GroupResult) -> Row:
     group, ran = ended.group, {job.job.index: job for job in ended.jobs}
     state = dict(ended.machine_state.facts)
+    facts = {"profiler": "" if group.profiler.is_none else group.profiler.name, "case": str(group.case or "")}
     jobs = tuple(_job(job, ran.get(job.index)) for job in group.jobs)
     return Row(
         run_id=group.digest,
@@ -44,18 +45,12 @@ def _row(ended: GroupResult) -> Row:
         end_ms=None,
         start="",
         jobs=jobs,
-        facts=state | _facts(group),
+        facts=state | {name: value for name, value in facts.items() if value},
     )
 
 
-def _facts(group: Group) -> dict[str, str]:
-    """What its run will say that decides which rows are compared."""
-    told = {} if group.profiler.is_none else {"profiler": group.profiler.name}
-    return told | ({"case": str(group.case)} if group.case else {})
-
-
 def _job(job: Job, ran: JobResult | None) -> JobRow:
-    said = {} if ran is None else {f"job.{key}": value for key, value in ran.params.items()}
+    reported = {} if ran is None else {f"job.{key}": value for key, value in ran.params.items()}
     return JobRow(
         index=job.index,
         label=job.workload.name,
@@ -63,7 +58,7 @@ def _job(job: Job, ran: JobResult | None) -> JobRow:
         size=job.size,
         result=None if ran is None else ran.result,
         metrics={} if ran is None else ran.metrics,
-        params={"workload": job.workload.name, **dict(job.workload.params), **said},
+        params={"workload": job.workload.name, **dict(job.workload.params), **reported},
         place={} if ran is None else ran.place,
         start_ns=None if ran is None else ran.start_ns,
         end_ns=None if ran is None else ran.end_ns,

@@ -12,18 +12,18 @@ from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, cases_in, metrics_in, modes_in
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric
 from pipeline.report.evaluate.sweeps import FEWEST
-from pipeline.report.evaluate.wording import listed
+from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.bars import (
     BARS_CAPTION,
     bar_of,
     bar_of_figure,
-    by_degree,
+    group_by_degree,
     grouped_bars,
     legend_of,
     num_bars,
 )
-from pipeline.report.figures.drawing import Sketch, add_legend, panels_of, plain
-from pipeline.report.read.samples import GroupSeries
+from pipeline.report.figures.drawing import Sketch, add_legend, clean_text, panels_of
+from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,32 +34,31 @@ _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """One a workload that ran in several modes; a baseline alone is a line in the chart of the gain.
+    """Yield one for each workload that ran in several modes; a baseline alone is a line in the chart of the gain.
 
     What is swept over a number is drawn against that number instead.
     """
     copies = [cell for cell in cells if not cell.case.is_mix]
-    swept = {cell.case for each in sweeps.numbers(copies, FEWEST) for cell in chain(*each.cells.values())}
+    swept = {cell.case for sweep in sweeps.numbers(copies, FEWEST) for cell in chain(*sweep.cells.values())}
     for case in (case for case in cases_in(copies) if case not in swept):
-        mine = [cell for cell in cells if cell.case == case]
-        if len({cell.mode for cell in mine}) > 1:
+        members = [cell for cell in cells if cell.case == case]
+        if len({cell.mode for cell in members}) > 1:
             yield Sketch(
                 name=f"workload-{case.label}",
-                title=plain(case.label),
-                caption=_caption(mine),
+                title=clean_text(case.label),
+                caption=_caption(members),
                 section="Workloads",
-                paint=partial(_paint, mine),
+                paint=partial(_paint, members),
             )
 
 
 def _speed_metric(cells: Sequence[Cell]) -> Metric:
-    """Time per epoch as it was measured, or from throughput; of programs that report no epochs, what there is."""
     latency = [MEAN_LATENCY] if cells[0].num_given else []
     # How long a steady window lasts says nothing.
     times = [] if cells[0].window is WindowKind.STEADY else [TOTAL_TIME]
     names = [*latency, "epoch_time_s", _DERIVED, *times, cells[0].throughput, TOTAL_TIME]
-    found = next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
-    return metrics_in(cells)[found]
+    chosen = next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
+    return metrics_in(cells)[chosen]
 
 
 def _caption(cells: Sequence[Cell]) -> str:
@@ -69,30 +68,29 @@ def _caption(cells: Sequence[Cell]) -> str:
     shown = [metric.title.partition(",")[0]]
     shown += ["activity"] * _has(cells, *_ACTIVITY) + ["memory of the whole GPU"] * _has(cells, MEMORY)
     return (
-        f"{listed(shown)[:1].upper()}{listed(shown)[1:]}, by number of equal jobs. "
+        f"{join_words(shown)[:1].upper()}{join_words(shown)[1:]}, by number of equal jobs. "
         f"{derived if metric.name == _DERIVED else ''}{activity if _has(cells, *_ACTIVITY) else ''}{BARS_CAPTION}"
     )
 
 
 def _has(cells: Sequence[Cell], *names: str) -> bool:
-    """Whether any cell has one of these figures: a panel that none has is left out."""
     return any(name in cell.estimates for cell in cells for name in names)
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:
     ran = [cell for cell in cells if not cell.is_derived]
     has_activity, has_memory = _has(ran, *_ACTIVITY), _has(ran, MEMORY)
-    most_bars = num_bars(by_degree(ran, bar_of))
+    most_bars = num_bars(group_by_degree(ran, bar_of))
     figure, panels = panels_of(1 + has_activity + has_memory, 2.9, most_bars=most_bars)
-    time, *others = panels
+    time, *remaining = panels
     _panel(time, ran, _speed_metric(cells))
     if has_activity:
-        activity = others.pop(0)
-        grouped_bars(activity, by_degree(ran, lambda cell: bar_of(cell, *map(cell.estimates.get, _ACTIVITY))))
+        activity = remaining.pop(0)
+        grouped_bars(activity, group_by_degree(ran, lambda cell: bar_of(cell, *map(cell.estimates.get, _ACTIVITY))))
         activity.set_ylim(0, 1.05)
         activity.set_ylabel("share of the time / of the SMs")
         activity.set_title("GRACT and SMACT")
-    for memory in others:
+    for memory in remaining:
         _panel(memory, ran, METRICS[MEMORY])
     add_legend(figure, legend_of(modes_in(ran), second=("GRACT", "SMACT") if has_activity else None))
     return figure
@@ -100,5 +98,5 @@ def _paint(cells: Sequence[Cell]) -> Figure:
 
 def _panel(axes: Axes, cells: Sequence[Cell], metric: Metric) -> None:
     axes.set_title(metric.title)
-    grouped_bars(axes, by_degree(cells, lambda cell: bar_of_figure(cell, metric.name)))
+    grouped_bars(axes, group_by_degree(cells, lambda cell: bar_of_figure(cell, metric.name)))
     axes.set_ylabel(metric.unit)

@@ -9,7 +9,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system.factory import Spec
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.report.closing import closing
+from pipeline.report.terminal_summary import summarize_study
 from tests.support.rows import group
 
 MPS = {"scenario": "mps", "sharing": Spec(target="pipeline.prepare.sharing.mps.Mps"), "name": "mps-2x-a", "key": "mps"}
@@ -35,18 +35,16 @@ def study(blocks, noise=(1.0,)):
 def test_one_block_says_the_gain_and_that_it_has_no_interval_without_waiting_for_numpy(monkeypatch):
     for module in ("numpy", "scipy", "mlflow", "pandas"):
         monkeypatch.setitem(sys.modules, module, None)
-    found = closing("test", list(study(1)))
+    found = summarize_study("test", list(study(1)))
     (sentence,) = found.sentences
-    assert sentence == (
-        "No verdict: MPS runs 2 a 1.80 times as fast as one after another, 1 block; an interval needs 3, a verdict 5."
-    )
+    assert sentence == ("2 x a, MPS: 1.80 x serial (1 block; no interval below 3 blocks, no verdict below 5).")
     assert found.fastest == {"mps"}
 
 
 def test_enough_blocks_say_which_mode_is_fastest_with_its_interval():
-    found = closing("test", list(study(6, noise=(1.0, 1.01, 0.99))))
+    found = summarize_study("test", list(study(6, noise=(1.0, 1.01, 0.99))))
     (sentence,) = found.sentences
-    assert sentence.startswith("2 a: MPS is fastest, 1.80 times (1.7")
+    assert sentence.startswith("2 x a: MPS is fastest, 1.80 x serial (1.7")
     assert found.fastest == {"mps"}
 
 
@@ -59,22 +57,22 @@ def test_cases_of_one_block_that_ran_on_several_gpus_are_all_there():
             ended(group(name, name, case=case), 60.0),
         )
     ]
-    assert [sentence.split(" 1.20 ")[0] for sentence in closing("test", rows).sentences] == [
-        f"No verdict: naive runs 2 {name}" for name in "ab"
+    assert [sentence.split(" 1.20 ")[0] for sentence in summarize_study("test", rows).sentences] == [
+        f"2 x {name}, naive:" for name in "ab"
     ]
 
 
 def test_a_group_that_failed_and_jobs_alone_have_no_sentence():
     pair = group("a", "a")
     rows = [ended(group("a", sequential=True), 100.0), ended(group("a"), 101.0), ended(pair, 60.0, Result.FAILED)]
-    found = closing("test", rows)
+    found = summarize_study("test", rows)
     assert (found.sentences, found.fastest) == ((), frozenset())
 
 
 def test_without_a_baseline_modes_are_compared_with_each_other():
     rows = [ended(group("a", "a"), 60.0), ended(group("a", "a", **MPS), 90.0)]
-    (sentence,) = closing("test", rows).sentences
-    assert "MPS runs 2 a 1.50 times as fast as naive sharing" in sentence
+    (sentence,) = summarize_study("test", rows).sentences
+    assert "2 x a, MPS: 1.50 x naive" in sentence
 
 
 def test_where_sharing_loses_it_says_by_how_much():
@@ -82,7 +80,7 @@ def test_where_sharing_loses_it_says_by_how_much():
     for block in range(1, 6):
         rows += [ended(group("a", sequential=True, block=block), 100.0 + block % 2)]
         rows += [ended(group("a", "a", block=block), 40.0)]
-    found = closing("test", rows)
+    found = summarize_study("test", rows)
     (sentence,) = found.sentences
-    assert sentence.startswith("2 a: one after another is fastest. naive runs 2 a 0.79 times (0.79 to 0.80)")
+    assert sentence.startswith("2 x a: serial is fastest. 2 x a, naive: 0.79 x serial (0.79 to 0.80; 5 blocks)")
     assert found.fastest == frozenset()  # one after another is no group of its own

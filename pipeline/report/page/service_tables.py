@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pipeline.base.domain import services
 from pipeline.base.domain.modes import SERIAL, Mode
 from pipeline.base.system.words import counted
-from pipeline.report.evaluate import beside, sweeps
+from pipeline.report.evaluate import mixed_services, sweeps
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.wording import listed
-from pipeline.report.page.table_format import Table, Values, with_interval
+from pipeline.report.evaluate.wording import join_words
+from pipeline.report.page.table_format import Table, Values, format_estimate
 
 _MOST_SAID = 2
 """Workloads whose rates the answer of a report names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Borne:
-    """Which of the rates that were tried the services of a mode bear, as many as they are.
+class RateLimit:
+    """The highest rate, of those that were tried, that the services of a mode sustain within their objective.
 
     Attributes:
         what: their workload.
@@ -54,27 +54,27 @@ class Borne:
         return None if self.highest is None else self.degree * self.highest
 
 
-def rates_borne(cells: Sequence[Cell]) -> list[Borne]:
-    """Of every mode and number of equal services that have an objective."""
+def find_rate_limits(cells: Sequence[Cell]) -> list[RateLimit]:
+    """Find the limit of every mode and number of equal services that have an objective."""
     alone = [cell for cell in cells if not (cell.is_derived or cell.case.is_mix)]
-    found: list[Borne] = []
+    borne: list[RateLimit] = []
     for swept in sweeps.numbers(alone, 1, only=services.RATE):
         lines: dict[tuple[tuple[int, str], str, int], dict[float, Cell]] = defaultdict(dict)
-        for rate, here in swept.cells.items():
-            for cell in here:
+        for rate, members in swept.cells.items():
+            for cell in members:
                 if services.OBJECTIVE in cell.case.params[0]:
                     lines[cell.sharing.order, cell.mode, cell.degree][rate] = cell
-        found += [_borne(swept.what, by_rate) for _, by_rate in sorted(lines.items(), key=lambda line: line[0])]
-    return found
+        borne += [_find_limit(swept.what, by_rate) for _, by_rate in sorted(lines.items(), key=lambda line: line[0])]
+    return borne
 
 
-def _borne(what: str, by_rate: Mapping[float, Cell]) -> Borne:
-    missed = min((rate for rate, cell in by_rate.items() if _meets(cell) is False), default=None)
-    met = [rate for rate, cell in by_rate.items() if _meets(cell) and (missed is None or rate < missed)]
+def _find_limit(what: str, by_rate: Mapping[float, Cell]) -> RateLimit:
+    missed = min((rate for rate, cell in by_rate.items() if _meets_objective(cell) is False), default=None)
+    met = [rate for rate, cell in by_rate.items() if _meets_objective(cell) and (missed is None or rate < missed)]
     highest = max(met, default=None)
     any_cell = next(iter(by_rate.values()))
     objective, latency = _objective(any_cell.case.params[0])
-    return Borne(
+    return RateLimit(
         what=what,
         degree=any_cell.degree,
         mode=any_cell.mode,
@@ -89,10 +89,10 @@ def _borne(what: str, by_rate: Mapping[float, Cell]) -> Borne:
 
 
 def objective_table(cells: Sequence[Cell]) -> Table:
-    """The highest rate at which the requests of each mode were answered within the objective."""
+    """Return a table of the highest rate at which each mode answered the requests within the objective."""
     rows: list[Values] = []
-    for one in rates_borne(cells):
-        latency = None if one.latency is None else with_interval(one.latency)
+    for one in find_rate_limits(cells):
+        latency = None if one.latency is None else format_estimate(one.latency)
         rows.append((one.what, one.degree, one.mode, one.objective, one.highest, one.total, latency, one.missed))
     of_rates = ("highest rate of a job (requests/s)", "of all jobs", "latency there (ms)", "lowest rate that misses it")
     note = (
@@ -104,27 +104,27 @@ def objective_table(cells: Sequence[Cell]) -> Table:
     return Table("objective", "The highest rate that meets the objective", columns, tuple(rows), note)
 
 
-def most_requests(cells: Sequence[Cell]) -> str:
-    """How many requests/s are answered within the objective, in each mode with the best number of jobs; a clause.
+def describe_limits(cells: Sequence[Cell]) -> str:
+    """Return a clause on the requests/s within the objective, in each mode with the best number of jobs.
 
     Empty where there is no objective, where less than two rates were tried, or for more than two workloads.
     """
-    found: dict[tuple[str, str], dict[Mode, list[Borne]]] = defaultdict(lambda: defaultdict(list))
-    for one in rates_borne(cells):
+    by_workload: dict[tuple[str, str], dict[Mode, list[RateLimit]]] = defaultdict(lambda: defaultdict(list))
+    for one in find_rate_limits(cells):
         if one.num_rates > 1:
-            found[one.what, one.objective][one.sharing].append(one)
-    if len(found) > _MOST_SAID:
+            by_workload[one.what, one.objective][one.sharing].append(one)
+    if len(by_workload) > _MOST_SAID:
         return ""
     return "; ".join(
-        f"{what} answers {listed([_most(each) for each in by_mode.values()])} with a {objective}, the highest of the "
-        "rates that were tried"
-        for (what, objective), by_mode in found.items()
-        if any(one.is_known for each in by_mode.values() for one in each)
+        f"{what} answers {join_words([_describe_best(group) for group in by_mode.values()])} with a {objective}, "
+        "the highest of the rates that were tried"
+        for (what, objective), by_mode in by_workload.items()
+        if any(one.is_known for group in by_mode.values() for one in group)
     )
 
 
-def _most(of_mode: Sequence[Borne]) -> str:
-    """`400 requests/s in 4 jobs (MPS)`."""
+def _describe_best(of_mode: Sequence[RateLimit]) -> str:
+    """Return `400 requests/s in 4 jobs (MPS)`."""
     best = max(of_mode, key=lambda one: (one.total or 0, -one.degree))
     where = "alone" if best.sharing == SERIAL else f"in {counted(best.degree, 'job')} ({best.sharing.label})"
     if best.total is not None:
@@ -134,16 +134,15 @@ def _most(of_mode: Sequence[Borne]) -> str:
 
 
 def _objective(params: Mapping[str, str]) -> tuple[str, str]:
-    """The objective of a service in words, and the figure of a group that it is about."""
-    percentile = f"{sweeps.number_in(params.get(services.OBJECTIVE_PERCENTILE, '')) or 0:g}"
+    percentile = f"{sweeps.parse_number(params.get(services.OBJECTIVE_PERCENTILE, '')) or 0:g}"
     words = f"{float(params[services.OBJECTIVE]):g} ms"
     if percentile == "0":
         return f"latency within {words}", ""
     return f"p{percentile} within {words}", services.worst_of(f"latency_p{percentile.replace('.', '')}_ms")
 
 
-def _meets(cell: Cell) -> bool | None:
-    """Whether all requests came through within the objective; `None` if that is not known."""
+def _meets_objective(cell: Cell) -> bool | None:
+    """Check that all requests came through within the objective; `None` if that is not known."""
     sustained = cell.values.get(services.SUSTAINED_WORST, {}).values()
     met = cell.values.get(services.OBJECTIVE_MET_WORST, {}).values()
     if not cell.is_ranked:
@@ -154,11 +153,14 @@ def _meets(cell: Cell) -> bool | None:
 
 
 def beside_table(cells: Sequence[Cell]) -> Table:
-    """Of each mix of services and other jobs: what the others kept of their speed, and what the requests paid."""
+    """Return a table of the throughput that the jobs of each mix keep, and the latency that its services pay."""
     rows: list[Values] = []
-    for each in beside.shared(cells):
-        figures = [None if found is None else with_interval(found) for found in (each.kept, each.mean, each.p99)]
-        rows.append((each.cell.case.label, each.cell.mode, each.workload, *figures))
+    for share in mixed_services.compare_services(cells):
+        figures = [
+            None if estimate is None else format_estimate(estimate)
+            for estimate in (share.throughput_ratio, share.mean, share.p99)
+        ]
+        rows.append((share.cell.case.label, share.cell.mode, share.workload, *figures))
     columns = ("mix", "mode", "workload", "throughput kept", "mean latency, times alone", "p99 latency, times alone")
     note = "Of several jobs of a workload the worst; a service at a given rate has no throughput of its own to keep."
     return Table("beside", "Training beside inference: what each kept", columns, tuple(rows), note)

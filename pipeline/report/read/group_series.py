@@ -19,7 +19,7 @@ from pipeline.record.sample_series import Series, SeriesKey, read_table
 from pipeline.record.store.results import fetch
 from pipeline.record.store.store_access import open_named
 from pipeline.report.read.labels import mix_of
-from pipeline.report.read.records import Row, Study
+from pipeline.report.read.study_records import Row, Study
 
 POINTS = 1500
 """Samples a series that are drawn: more than a page is wide."""
@@ -56,7 +56,7 @@ class JobSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSeries:
-    """What is drawn over time of a group.
+    """The series of a group that are drawn over time.
 
     Attributes:
         activity: shares between 0 and 1.
@@ -73,8 +73,8 @@ class GroupSeries:
     thinned_to: int
 
 
-def choose_group(study: Study, wanted: str | None = None) -> Row | None:
-    """The group to draw: the one asked for, else the mix M+2S, else the one with the most jobs; `None` if none ran.
+def choose_group(study: Study, name_or_id: str | None = None) -> Row | None:
+    """Choose the group to draw: the named one, else the mix M+2S, else the one with the most jobs.
 
     It is asked for by run id or name: of several blocks, the first that ended well.
 
@@ -83,15 +83,15 @@ def choose_group(study: Study, wanted: str | None = None) -> Row | None:
     """
     ran = [row for row in study.rows if row.result is not Result.SKIPPED]
     rows = [row for row in ran if row.result is Result.OK] or ran
-    if wanted is not None:
-        found = [row for row in study.rows if wanted in (row.run_id, row.name)]
-        if not found:
+    if name_or_id is not None:
+        matches = [row for row in study.rows if name_or_id in (row.run_id, row.name)]
+        if not matches:
             names = ", ".join(dict.fromkeys(row.name for row in study.rows)) or "none"
             raise ConfigError(
-                f"--group {wanted}: experiment {study.experiment!r} has no group of that name or run id; "
-                f"it has: {names}"
+                f"--group {name_or_id}: experiment {study.experiment!r} has no group of that name or run id; "
+                f"choose one of: {names}"
             )
-        return next((row for row in found if row in rows), found[0])
+        return next((row for row in matches if row in rows), matches[0])
     mixes = [row for row in rows if row.is_mix and mix_of(row.called) == _MIX]
     together = [row for row in rows if not row.is_sequential]
     return min(mixes or together or rows, key=_preference, default=None)
@@ -103,7 +103,7 @@ def _preference(row: Row) -> tuple[Any, ...]:
 
 
 def read_group(row: Row) -> GroupSeries | None:
-    """The series of a group; `None` if it has no samples.
+    """Read the series of a group; `None` if it has no samples.
 
     Raises:
         TrackingError: its artifact cannot be read.
@@ -134,7 +134,6 @@ def read_group(row: Row) -> GroupSeries | None:
 
 
 def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
-    """The samples that are drawn, of the device and its instances alone, and the quantities of the listeners."""
     store = open_named(row.store)
     names = (layout.SAMPLE_TABLE, layout.FIELDS)
     try:
@@ -154,19 +153,19 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
 def _lines(
     samples: Mapping[SeriesKey, Series], known: Fields, panel: Panel, begin: int, profiles: Mapping[str | None, str]
 ) -> tuple[tuple[Line, ...], bool]:
-    """A line a quantity and instance, from the best source that has it; whether any had to be thinned.
+    """Return a line for each quantity and instance, from the best source; and whether any was thinned.
 
     `profiles` is by the instance's id.
     """
-    found: dict[str, dict[int | None, tuple[Field, Series]]] = defaultdict(dict)
+    by_label: dict[str, dict[int | None, tuple[Field, Series]]] = defaultdict(dict)
     names = {origin.field for origin in samples}
     for source, field in known:
         if field.chart is not None and field.chart.panel == panel and field.chart.unless not in names:
             for origin, series in samples.items():
                 if (origin.source, origin.field) == (source, field.name):
-                    found[field.name].setdefault(origin.gi_id, (field, series))
+                    by_label[field.name].setdefault(origin.gi_id, (field, series))
     lines, was_cut = [], False
-    for by_instance in found.values():
+    for by_instance in by_label.values():
         for gi_id, (field, series) in sorted(by_instance.items(), key=lambda item: (item[0] is not None, item[0] or 0)):
             assert field.chart is not None
             title, scale = field.chart.title, 0.01 if field.unit == "%" else 1.0

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain import naming
 from pipeline.base.domain.modes import modes_of
+from pipeline.base.system.grouping import group_by
 from pipeline.report.read import labels
-from pipeline.report.read.records import JobRow, Row
+from pipeline.report.read.study_records import JobRow, Row
 
 
-def named(rows: Sequence[Row]) -> list[Row]:
-    """The rows with labels that tell them apart."""
+def label_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with labels that distinguish them."""
     names = _workload_names([job for row in rows for job in row.jobs])
     modes = modes_of(row.scenario for row in rows)
     # A group that failed before it was placed is called as in the blocks in which it was placed.
@@ -23,7 +24,7 @@ def named(rows: Sequence[Row]) -> list[Row]:
         if row.key not in placed or labels.is_placed(row.sharing, [job.place for job in row.jobs]):
             placed[row.key] = row
     renamed = []
-    for row in _with_names(rows):
+    for row in _rename_rows(rows):
         jobs = [
             dataclasses.replace(job, label=names[job.digest].workload, words=names[job.digest].words)
             for job in row.jobs
@@ -37,11 +38,11 @@ def named(rows: Sequence[Row]) -> list[Row]:
             profiles=labels.profiles_of(row.sharing, row.options, places),
         )
         renamed.append(row)
-    return _with_differences(_with_order(_with_settings(renamed)))
+    return _add_differences(_add_order(_add_settings(renamed)))
 
 
-def _with_names(rows: Sequence[Row]) -> list[Row]:
-    """The rows as the plan of a study that has them all would call them: their runs may be those of several."""
+def _rename_rows(rows: Sequence[Row]) -> list[Row]:
+    """Name the rows as the plan of a study with all of them would: their runs may be those of several plans."""
     facts = [
         naming.GroupFacts(
             scenario=row.scenario,
@@ -57,48 +58,46 @@ def _with_names(rows: Sequence[Row]) -> list[Row]:
     return [dataclasses.replace(row, name=name) for row, name in zip(rows, naming.names(facts), strict=True)]
 
 
-def _with_settings(rows: Sequence[Row]) -> list[Row]:
-    """The rows with those of their settings in which rows of the same jobs differ; a device is named by every row."""
-    alike: dict[tuple[labels.Program, ...], list[Row]] = defaultdict(list)
+def _add_settings(rows: Sequence[Row]) -> list[Row]:
+    """Add the settings in which rows of the same jobs differ; every row names its device if devices differ."""
+    alike = group_by(rows, _jobs)
+    devices = _find_varying(rows) & {"device"}
+    varied = {jobs: _find_varying(same) | devices for jobs, same in alike.items()}
+    renamed = []
     for row in rows:
-        alike[_jobs(row)].append(row)
-    devices = _varying(rows) & {"device"}
-    varied = {jobs: _varying(same) | devices for jobs, same in alike.items()}
-    made = []
-    for row in rows:
-        said = [f"{key} {value}" for key, value in row.settings if value and key in varied[_jobs(row)]]
-        made.append(dataclasses.replace(row, setting=", ".join(said)))
-    return made
+        words = [f"{key} {value}" for key, value in row.settings if value and key in varied[_jobs(row)]]
+        renamed.append(dataclasses.replace(row, setting=", ".join(words)))
+    return renamed
 
 
-def _with_order(rows: Sequence[Row]) -> list[Row]:
-    """The rows with the order of their jobs among their settings, where a mode ran the same jobs in several orders.
+def _add_order(rows: Sequence[Row]) -> list[Row]:
+    """Add the order of the jobs to the settings, where a mode ran the same jobs in several orders.
 
     All modes of these jobs say it, so that each is compared with the others in its own order.
     """
     orders: dict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
     for row in rows:
         digests = tuple(job.digest for job in row.jobs)
-        orders[*_same_jobs(row), row.mode, tuple(sorted(digests))].add(digests)
-    reordered = {place[:-2] for place, found in orders.items() if len(found) > 1}
-    made = []
+        orders[*_identify_jobs(row), row.mode, tuple(sorted(digests))].add(digests)
+    reordered = {place[:-2] for place, sequences in orders.items() if len(sequences) > 1}
+    renamed = []
     for row in rows:
         order = f"order {'+'.join(job.size or job.label for job in row.jobs)}"
         setting = f"{row.setting}, {order}" if row.setting else order
-        made.append(dataclasses.replace(row, setting=setting) if _same_jobs(row) in reordered else row)
-    return made
+        renamed.append(dataclasses.replace(row, setting=setting) if _identify_jobs(row) in reordered else row)
+    return renamed
 
 
-def _with_differences(rows: Sequence[Row]) -> list[Row]:
-    """The rows, those of different groups that would be called the same with what they differ in behind the mode."""
+def _add_differences(rows: Sequence[Row]) -> list[Row]:
+    """Add to the detail what distinguishes different groups that would share their labels."""
     alike: dict[tuple[object, ...], dict[str, Row]] = defaultdict(dict)
     for row in rows:
-        alike[*_same_jobs(row), row.mode].setdefault(row.key, row)
+        alike[*_identify_jobs(row), row.mode].setdefault(row.key, row)
     details: dict[str, str] = {}
     for by_key in alike.values():
         keys = sorted(by_key) if len(by_key) > 1 else []
         of_each = [{"scenario": by_key[key].scenario, **by_key[key].options} for key in keys]
-        words = labels.telling_apart([{k: labels.in_words(v) for k, v in of.items()} for of in of_each])
+        words = labels.distinguish_params([{k: labels.describe_value(v) for k, v in of.items()} for of in of_each])
         for key, word in zip(keys, words, strict=True):
             # No words for it: a few digits of the group's key, as of a program that differs in nothing that is said.
             unsaid = "" if words.count(word) == 1 else f"({hashlib.sha256(key.encode()).hexdigest()[:6]})"
@@ -106,10 +105,9 @@ def _with_differences(rows: Sequence[Row]) -> list[Row]:
     return [dataclasses.replace(row, detail=details.get(row.key, row.detail)) for row in rows]
 
 
-def _same_jobs(row: Row) -> tuple[object, ...]:
-    """What rows of the same jobs, in whatever order, share: with the mode, all that a table tells groups apart by."""
+def _identify_jobs(row: Row) -> tuple[object, ...]:
     return (
-        labels.jobs_label(labels.in_one_order(row.called)),
+        labels.jobs_label(labels.sort_jobs(row.called)),
         tuple(sorted(job.label for job in row.jobs)),
         row.setting,
     )
@@ -120,40 +118,39 @@ def _jobs(row: Row) -> tuple[labels.Program, ...]:
     return tuple(programs if len(set(programs)) > 1 else programs[:1])
 
 
-def _varying(rows: Sequence[Row]) -> set[str]:
+def _find_varying(rows: Sequence[Row]) -> set[str]:
     values: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         for key, value in row.settings:
             values[key].add(value)
-    return {key for key, found in values.items() if len(found) > 1}
+    return {key for key, variants in values.items() if len(variants) > 1}
 
 
-def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.Called]:
+def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.JobLabel]:
     programs = {job.digest: naming.as_flags(naming.own_params(job.params)) for job in jobs}
     names = {job.digest: job.params.get("workload", "") for job in jobs}
-    differing = [key for key, values in labels.of_all(programs.values()).items() if len(values) > 1]
-    words = {digest: labels.params_in_words(own, differing) for digest, own in programs.items()}
-    found = {digest: labels.workload_label(names[digest], own, words[digest]) for digest, own in programs.items()}
-    apart = _told_apart(found, programs, {job.digest: job.params.get("epochs") for job in jobs})
-    return {digest: labels.Called(label, words=words[digest]) for digest, label in apart.items()}
+    differing = [key for key, values in labels.collect_words(programs.values()).items() if len(values) > 1]
+    words = {digest: labels.params_in_words(params, differing) for digest, params in programs.items()}
+    label_of = {
+        digest: labels.workload_label(names[digest], params, words[digest]) for digest, params in programs.items()
+    }
+    apart = _distinguish_labels(label_of, programs, {job.digest: job.params.get("epochs") for job in jobs})
+    return {digest: labels.JobLabel(label, words=words[digest]) for digest, label in apart.items()}
 
 
-def _told_apart(
-    found: Mapping[str, str], programs: Mapping[str, Mapping[str, str]], epochs: Mapping[str, str | None]
+def _distinguish_labels(
+    label_of: Mapping[str, str], programs: Mapping[str, Mapping[str, str]], epochs: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """The label of each digest, made longer where different programs would share it.
+    """Return the label of each digest, longer where different programs would share it.
 
     Programs with the same settings are told apart too: other scripts, other environments. Epochs are the window, which
     rows say of themselves, so that they need not tell programs apart.
     """
-    alike: dict[str, list[str]] = defaultdict(list)
-    for digest in sorted(found):
-        alike[found[digest]].append(digest)
-    named = {}
-    for label, digests in alike.items():
-        words = labels.telling_apart([programs[digest] for digest in digests])
-        said = Counter((epochs[digest], word) for digest, word in zip(digests, words, strict=True))
+    labels_by_digest = {}
+    for label, digests in group_by(sorted(label_of), label_of.__getitem__).items():
+        words = labels.distinguish_params([programs[digest] for digest in digests])
+        counts = Counter((epochs[digest], word) for digest, word in zip(digests, words, strict=True))
         for digest, word in zip(digests, words, strict=True):
-            unsaid = f"({digest[:6]})" if said[epochs[digest], word] > 1 else ""
-            named[digest] = " ".join(filter(None, (label, word, unsaid)))
-    return named
+            unsaid = f"({digest[:6]})" if counts[epochs[digest], word] > 1 else ""
+            labels_by_digest[digest] = " ".join(filter(None, (label, word, unsaid)))
+    return labels_by_digest

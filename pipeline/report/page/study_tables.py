@@ -1,0 +1,385 @@
+"""Every table of a report, as `Table`s."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from pipeline.base.domain import mig_names, units
+from pipeline.base.domain.modes import PROFILE
+from pipeline.base.domain.normalise import SPEEDUP, independent
+from pipeline.base.domain.records import DEVICE, NEIGHBOURS, Result, WindowKind
+from pipeline.base.system.words import natural
+from pipeline.report.evaluate import doubts, other_gpus, scaling
+from pipeline.report.evaluate.cells import Case, Cell, cases_of, metrics_in
+from pipeline.report.evaluate.joules import JOULE, prefix_of, scale_estimate
+from pipeline.report.evaluate.metrics import (
+    ACTIVITY,
+    ENERGY_VS_ALONE,
+    GROUPS,
+    HOST,
+    INSTANCE_MEMORY,
+    METRICS,
+    TOTAL_TIME,
+    Scale,
+    table_of,
+)
+from pipeline.report.evaluate.paper import FindingCheck
+from pipeline.report.evaluate.publication import WHOLE_GPU
+from pipeline.report.evaluate.quantities import energy_alone, modelled_energy
+from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, estimate
+from pipeline.report.evaluate.verdicts import Verdict, Winner
+from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.page.frameworks import framework_table
+from pipeline.report.page.service_tables import beside_table, objective_table
+from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
+from pipeline.report.read.study_records import Row, Study
+
+SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
+_INTERVALS = (
+    "Median over the blocks; low and high are a 95 % t interval, of peaks (memory, temperature) the lowest and highest "
+    "block, from three blocks on. Over several GPUs, each counts once, by the median of its blocks."
+)
+COMPARISONS = "verdicts"
+"""Name of the table of all comparisons, which the page has in brief."""
+_OF_VERDICTS = (
+    "Ratio: speed over the other mode's in the same block, median and 95 % t interval on its logarithm, one by one. "
+    f"A verdict needs five blocks, a ratio beyond {MARGIN_IN_WORDS} and p below 0.05 after correction over all "
+    "claims of this table (Holm's, sharpened after Shaffer); p is of equality (two one-sided tests) where the "
+    "verdict is equality, else of a difference. Over several GPUs each counts once, and a verdict needs three."
+)
+_OF_CELLS = f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."
+
+_OF_MIXES = (
+    "A GPU counts the energy of all that runs on it. Measured: that of the mix over that of the same work, each job "
+    "alone on the GPU, idle power included. A model: what of it each workload took. Above idle, each job is given as "
+    "much more or less than alone as the jobs of the mix took together."
+)
+_Place = tuple[Case, int, str, str]
+"""Case, degree, mode and profile."""
+
+
+def every_table(
+    study: Study,
+    cells: Sequence[Cell],
+    verdicts: Sequence[Verdict],
+    winners: Sequence[Winner],
+    checks: Sequence[FindingCheck],
+) -> list[Table]:
+    """Return all tables with rows, in the order of a report."""
+    tables = [
+        winner_table(winners),
+        verdict_table(verdicts),
+        *(group_table(cells, *group) for group in GROUPS),
+        framework_table(study),
+        instance_table(study),
+        objective_table(cells),
+        beside_table(cells),
+        mix_energy_table(cells),
+        scaling_table(cells),
+        neighbour_table(cells),
+        other_gpus_table(study),
+        host_table(cells),
+        result_table(cells),
+        ending_table(cells),
+        *publication_tables(checks),
+        drift_table(study),
+        case_table(study),
+        block_table(study),
+    ]
+    stamp = f"{SIMULATED_NOTE} " if study.is_simulated else ""
+    return [dataclasses.replace(table, note=f"{stamp}{table.note}".strip()) for table in tables if table.rows]
+
+
+def instance_table(study: Study) -> Table:
+    """Return a table of the GPU instances of each profile: the mean of a group, of memory the highest."""
+    cases = cases_of(study)
+    read: dict[_Place, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    gpus: dict[_Place, dict[int, str]] = defaultdict(dict)
+    for row in (row for row in study.rows if row.is_valid):
+        by_profile: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+        for job in row.jobs:  # jobs that share an instance say the same of it, those on compute instances as well
+            for name in (*ACTIVITY, INSTANCE_MEMORY):
+                if "gi_id" in job.place and PROFILE in job.place and name in job.metrics:
+                    profile, _ = mig_names.split(job.place[PROFILE])
+                    by_profile[profile][name][job.place["gi_id"]] = job.metrics[name]
+        for profile, figures in by_profile.items():
+            place = (cases[row.run_id], row.degree, row.mode, profile)
+            gpus[place][row.block] = row.gpu_uuid
+            for name, values in figures.items():
+                together = max if name == INSTANCE_MEMORY else statistics.fmean
+                read[place][name][row.block] = together(values.values())
+    names = [name for name in (*ACTIVITY, INSTANCE_MEMORY) if any(name in figures for figures in read.values())]
+    rows: list[Values] = []
+    for place, by_name in sorted(read.items()):
+        texts = [_format_instances(name, by_name[name], gpus[place]) if name in by_name else None for name in names]
+        rows.append((place[0].label, *place[1:], *texts))
+    titles = ["peak memory of an instance (MiB)" if name == INSTANCE_MEMORY else METRICS[name].title for name in names]
+    note = (
+        "Mean over the instances of a profile, of memory the highest; then the median over the blocks. Shares are of "
+        "the instance, whatever its size."
+    )
+    columns = ("case", "jobs", "mode", "profile", *titles)
+    return Table("instances", "GPU instances by profile", columns, tuple(rows), note)
+
+
+def _format_instances(name: str, by_block: dict[int, float], gpus: dict[int, str]) -> str:
+    if name == INSTANCE_MEMORY:
+        return format_estimate(estimate(list(by_block.values()), Scale.PEAK))
+    return format_estimate(estimate(independent(by_block, gpus), Scale.SHARE))
+
+
+def mix_energy_table(cells: Sequence[Cell]) -> Table:
+    """Return a table of the energy of each workload of a mix that was also measured alone."""
+    rows: list[Values] = []
+    for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
+        if ENERGY_VS_ALONE not in cell.estimates:
+            continue
+        ratio = format_estimate(cell.estimates[ENERGY_VS_ALONE])
+        for label, params in dict(zip(cell.case.workloads, cell.case.params, strict=True)).items():
+            by_block = [cell.values.get(name(label)) for name in (energy_alone, modelled_energy)]
+            one = units.one_in_words(params.get(units.PARAM, units.SAMPLES))
+            rows.append((cell.case.label, cell.mode, ratio, label, one, *_energies(cell, by_block)))
+    of_each = ("above idle for one, alone", "above idle for one, in the mix (a model)")
+    columns = ("mix", "mode", "energy, over that of the same work alone", "workload", "one", *of_each)
+    return Table("mix-energy", "Energy of mixes", columns, tuple(rows), _OF_MIXES)
+
+
+def _energies(cell: Cell, by_block: Sequence[Mapping[int, float] | None]) -> list[str | None]:
+    """Return energies in J by block as figures with one unit; it may be another one in each row."""
+    estimates = [cell.estimate(values) if values else None for values in by_block]
+    scale, prefix = prefix_of(estimate.median for estimate in estimates if estimate is not None)
+    return [
+        None if estimate is None else f"{format_estimate(scale_estimate(estimate, scale))} {prefix}{JOULE}"
+        for estimate in estimates
+    ]
+
+
+def scaling_table(cells: Sequence[Cell]) -> Table:
+    """Return a table of how much faster a job is on the larger of two places, beside the ideal and published ratios."""
+    rows: list[Values] = []
+    for step in scaling.steps(cells):
+        larger = "the whole GPU" if step.larger == WHOLE_GPU else step.larger
+        of_ideal = None if step.ideal is None else 100 * step.ratio.median / step.ideal
+        figures = (format_estimate(step.ratio), step.ideal, of_ideal, step.loss_pct, step.published or None)
+        rows.append((step.case.label, larger, step.smaller, *figures))
+    note = (
+        "One job on each: its throughput on the larger over that on the smaller, and then the median over the blocks. "
+        "Ideal: the ratio of the multiprocessors; bandwidth goes by memory slices instead. Loss: what a job on the "
+        "profile of all slices lacks of that on the whole GPU. Published ratios are of the GPU in parentheses."
+    )
+    columns = ("case", "larger", "smaller", "times as fast", "ideal", "of the ideal (%)", "loss (%)", "published")
+    return Table("scaling", "MIG's cost and scaling", columns, tuple(rows), note)
+
+
+def neighbour_table(cells: Sequence[Cell]) -> Table:
+    """Return a table of the throughput that jobs keep beside co-runners."""
+    rows: list[Values] = []
+    for effect in scaling.compare_neighbours(cells):
+        cell = effect.cell
+        case = cell.case.label.removesuffix(f" [{NEIGHBOURS} {cell.neighbours}]")
+        rows.append((case, cell.degree, cell.mode, cell.neighbours, format_estimate(effect.throughput_ratio)))
+    rows.sort(key=lambda row: natural(str(row[0])))
+    note = "Throughput beside neighbours over that of the same jobs in the same mode without, by block."
+    columns = ("case", "jobs", "mode", "neighbours", "throughput kept")
+    return Table("neighbours", "What neighbours leave", columns, tuple(rows), note)
+
+
+def other_gpus_table(study: Study) -> Table:
+    """Return a table of the speed that groups keep while other GPUs of the host work."""
+    rows: list[Values] = []
+    for group in other_gpus.compare_company(study):
+        ran = (group.case.label, group.degree, group.mode, group.beside)
+        rows.append((*ran, *list_ends(group.share), group.num_blocks, group.sentence))
+    heads = ("case", "jobs", "mode", "GPUs beside", "speed in company", "low", "high", "blocks", "in words")
+    note = f"{_INTERVALS} Ratios of one block, in one state of the machine; 1 is as fast as alone."
+    return Table("other-gpus", "While other GPUs of the host work", heads, tuple(rows), note)
+
+
+def winner_table(winners: Sequence[Winner]) -> Table:
+    """Return a table of the fastest mode of each case."""
+    rows: list[Values] = []
+    for winner in winners:
+        fastest = winner.mode or "no single one: " + ", ".join(winner.tied)
+        rows.append((winner.case.label, winner.degree, fastest, *list_ends(winner.speedup), winner.sentence))
+    heads = ("case", "jobs", "fastest", "speed-up against serial", "low", "high", "in words")
+    return Table("winners", "The fastest mode of each case", heads, tuple(rows), _INTERVALS, is_for_machines=True)
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> Table:
+    """Return a table of every comparison of two modes."""
+    rows: list[Values] = []
+    for verdict in verdicts:
+        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.against, *list_ends(verdict.ratio))
+        tested = (verdict.num_blocks, verdict.p, verdict.p_adjusted, verdict.decision.value, verdict.blocks_needed)
+        rows.append((*compared, *tested, verdict.sentence))
+    compares = ("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks")
+    tests = ("p", "p adjusted", "verdict", "blocks needed", "in words")
+    title = "Verdicts: each mode against serial, naive and MPS"
+    return Table(COMPARISONS, title, (*compares, *tests), tuple(rows), _OF_VERDICTS, is_for_machines=True)
+
+
+def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Table:
+    """Return every comparison in brief, as the page has it."""
+    marked = {(cell.case, cell.degree, cell.mode) for cell in cells if cell.marks}
+    rows: list[Values] = []
+    for verdict in verdicts:
+        ratio = MISSING if verdict.ratio is None else format_estimate(verdict.ratio)
+        star = "*" if (verdict.case, verdict.degree, verdict.mode) in marked else ""
+        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.against, f"{ratio}{star}")
+        decided = (verdict.num_blocks, verdict.decision.value, verdict.p_adjusted, verdict.blocks_needed)
+        rows.append((*compared, *decided))
+    heads = ("case", "jobs", "mode", "against", "times as fast", "blocks", "verdict", "p adjusted", "blocks needed")
+    return Table(COMPARISONS, "Each mode against serial, naive and MPS", heads, tuple(rows), _OF_VERDICTS)
+
+
+def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
+    """Return a table of some quantities of every cell, each as `median (low to high)`, for print."""
+    known = metrics_in(cells)
+    of_work = [key for cell in cells for key in cell.counted if key in known and table_of(known[key]) == name]
+    of_listeners = [key for cell in cells for key, metric in cell.sampled.items() if table_of(metric) == name]
+    in_order = dict.fromkeys([*of_work, *metrics, *of_listeners])
+    names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
+    scales = {
+        name: prefix_of((c.estimates[name].median for c in cells if name in c.estimates), known[name].unit)
+        for name in names
+    }
+    rows: list[Values] = []
+    for cell in cells:
+        if cell.is_derived and (cell.num_given or cell.window is WindowKind.STEADY):
+            # Services at a given rate do not wait for each other; in a steady window the row of one job says it all.
+            continue
+        figures = [
+            format_estimate(scale_estimate(cell.estimates[name], scales[name][0])) if name in cell.estimates else None
+            for name in names
+        ]
+        if any(figures) or not cell.values:  # a training has no latency; what has no figure at all says so
+            *ran, result = _describe_run(cell)
+            rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
+    heads = ("case", "jobs", "mode", "result", *(known[name].heading(scales[name][1]) for name in names))
+    doubted = " *: doubtful, as the page says." if any(cell.marks for cell in cells) else ""
+    return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS + doubted)
+
+
+def host_table(cells: Sequence[Cell]) -> Table:
+    """Return a table of the speed of the host for each cell, and of the cells that it bound."""
+    table = group_table(cells, "host", "The host", HOST)
+    return dataclasses.replace(table, note=f"{doubts.describe_host_bound(cells)} {table.note}".strip())
+
+
+def result_table(cells: Sequence[Cell]) -> Table:
+    """Return a table of every cell with all quantities in full, for machines."""
+    known = metrics_in(cells)
+    names = [name for name in known if any(name in cell.estimates for cell in cells)]
+    titles = [known[name].heading() for name in names]
+    heads = [head for title in titles for head in (title, f"{title}: low", f"{title}: high")]
+    rows: list[Values] = []
+    for cell in cells:
+        figures = [value for name in names for value in list_ends(cell.estimates.get(name))]
+        rows.append((*_describe_run(cell), sum(cell.results.values()), *figures))
+    columns = ("case", "jobs", "mode", "result", "blocks", *heads)
+    title = "Results by case, degree and mode"
+    return Table("results", title, columns, tuple(rows), _OF_CELLS, is_for_machines=True)
+
+
+def ending_table(cells: Sequence[Cell]) -> Table:
+    """Return a table of the cells that did not end well in every block, and why."""
+    rows: list[Values] = []
+    for cell in cells:
+        if set(cell.results) == {Result.OK} or cell.is_derived:
+            continue
+        wrong = list(cell.wrong_values.get(SPEEDUP, {}).values())
+        unranked = statistics.median(wrong) if wrong else None
+        rows.append((*_describe_run(cell), cell.reason, unranked))
+    heads = ("case", "jobs", "mode", "result", "reason", "speed-up of the wrong results (not ranked)")
+    return Table("endings", "What did not end well", heads, tuple(rows))
+
+
+def drift_table(study: Study) -> Table:
+    """Return a table of how the baselines changed from block to block."""
+    cases = cases_of(study)
+    by_label: dict[tuple[str, str, str], dict[int, float]] = {}
+    has_several = len({block.gpu_uuid for block in study.blocks}) > 1
+    for row in study.rows:
+        if (baseline := _baseline(row)) is not None:
+            unit, value = baseline
+            case = cases[row.run_id]
+            label = case.label if row.degree == 1 else jobs_in_words(case, row.degree)
+            gpu = row.gpu_uuid if has_several else ""  # what differs between GPUs is no drift
+            by_label.setdefault((label, gpu, unit), {})[row.block] = value
+    rows: list[Values] = []
+    for (name, gpu, unit), by_block in sorted(by_label.items()):
+        label = f"{name} on {gpu[:12]}" if gpu else name
+        values = [value for _, value in sorted(by_block.items())]
+        if len(values) > 1:
+            change = 100 * (values[-1] / values[0] - 1)
+            spread = 100 * statistics.stdev(values) / statistics.fmean(values)
+            blocks = (len(values), min(by_block), max(by_block))
+            rows.append((label, unit, *blocks, change, spread, min(values), max(values)))
+    heads = ("baseline", "unit", "blocks", "first block", "last block")
+    figures = ("last against first (%)", "standard deviation (%)", "lowest", "highest")
+    note = "Speed-ups are against the baseline of the same block, so drift does not enter them."
+    return Table("drift", "Drift of the serial baselines between blocks", (*heads, *figures), tuple(rows), note)
+
+
+def case_table(study: Study) -> Table:
+    """Return a table of the jobs of each mix."""
+    cases = cases_of(study)
+    mixes = [row for row in study.rows if row.is_mix]
+    parts = {cases[row.run_id].label: {(job.size, job.label) for job in row.jobs} for row in mixes}
+    rows: list[Values] = []
+    for label, jobs in sorted(parts.items()):
+        words = [f"{size}: {workload}" if size else workload for size, workload in sorted(jobs, key=str)]
+        rows.append((label, "; ".join(words)))
+    return Table("mixes", "What the mixes consist of", ("mix", "jobs"), tuple(rows))
+
+
+def block_table(study: Study) -> Table:
+    """Return a table of the place and the completeness of each block."""
+    heads = ("block", "host", "device", "driver", "GPU", "boot", "groups", "missing", "loop on the host (ms)", "loop")
+    facts = {(row.block, dict(row.settings)[DEVICE]): row.facts for row in study.rows}
+    rows: list[Values] = []
+    for block, loop_ms, is_slow in doubts.host_loops(study):
+        block_facts = facts.get((block.number, block.device), {})
+        where = (block.number, block_facts.get("host"), block.device, block_facts.get("driver_version"), block.gpu_uuid)
+        rows.append(
+            (*where, block.boot_id[:8], block.num_groups, block.num_missing, loop_ms, "slower" if is_slow else None)
+        )
+    note = f"Slower: the loop took more than {doubts.SLOW_HOST:g} times the median of the blocks."
+    return Table("blocks", "Blocks", heads, tuple(rows), note)
+
+
+def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
+    """Return a table for each publication, its numbers beside ours."""
+    columns = ("finding", "where", "case", "jobs", "mode", "paper")
+    heads = (*columns, "ours", "low", "high", "agreement", "by how much", "mind")
+    return [
+        Table(publication.table, publication.title, heads, tuple(map(_list_check, members)), about=publication.about)
+        for publication, members in itertools.groupby(checks, key=lambda check: check.publication)
+    ]
+
+
+def _list_check(check: FindingCheck) -> Values:
+    finding, (_, low, high) = check.finding, list_ends(check.figure)
+    published = (finding.text, finding.where or None, check.case_label, check.degree, check.mode)
+    figures = (finding.range_in_words, check.figure_in_words, low, high)
+    return (*published, *figures, check.agreement.value, check.difference, check.note)
+
+
+def _describe_run(cell: Cell) -> Values:
+    """Return case, degree, mode, and `ok` or the number of each outcome: `ok 4, oom 1`."""
+    counts = [(result.value, cell.results[result]) for result in Result if cell.results[result]]
+    words = counts[0][0] if len(counts) == 1 else ", ".join(f"{result} {number}" for result, number in counts)
+    return (cell.case.label, cell.degree, cell.mode, words)
+
+
+def _baseline(row: Row) -> tuple[str, float] | None:
+    """Return unit and figure of a serial run: the rate of one job, or the total time of several."""
+    if not row.is_sequential or not row.is_valid:
+        return None
+    is_time = row.window is WindowKind.WORK
+    name, unit = (TOTAL_TIME, "s") if is_time else (units.total_of(row.unit), units.per_second(row.unit))
+    return (unit, row.metrics[name]) if row.metrics.get(name) and (row.degree == 1 or unit == "s") else None

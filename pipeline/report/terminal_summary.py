@@ -1,0 +1,68 @@
+"""The lines on a study that the terminal shows when it ends, in the words of its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.base.domain.modes import SERIAL
+from pipeline.base.system.grouping import group_by
+from pipeline.observe.group_result import GroupResult
+from pipeline.report.evaluate import other_gpus
+from pipeline.report.evaluate.cells import cases_of, cells_of
+from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
+from pipeline.report.evaluate.verdicts import Verdict, Winner, verdicts, winners
+from pipeline.report.page.frameworks import framework_lines
+from pipeline.report.read.result_rows import study_of_results
+
+
+@dataclass(frozen=True, slots=True)
+class StudySummary:
+    """The findings of a study.
+
+    Attributes:
+        fastest: the `key` of the groups that are the fastest of their case.
+        notes: what the interval of a group's gain says, by the `key` of the group.
+        sentences: a line for each case.
+    """
+
+    fastest: frozenset[str] = frozenset()
+    notes: Mapping[str, str] = field(default_factory=dict)
+    sentences: tuple[str, ...] = ()
+
+
+def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummary:
+    """Summarize the rows of a study: the fastest groups, notes on gains, and a sentence for each case."""
+    study = study_of_results(experiment, rows)
+    cells = cells_of(study)
+    comparisons = verdicts(cells)
+    best = {(winner.case, winner.degree): winner for winner in winners(cells, comparisons)}
+    # The table says why another one has no figure.
+    with_figure = [verdict for verdict in comparisons if verdict.degree > 1 and verdict.ratio is not None]
+    by_case = group_by(with_figure, lambda verdict: (verdict.case, verdict.degree))
+    sentences = [" ".join(_sentences(best.get(place), members)) for place, members in by_case.items()]
+    mixes = group_by(compare_services(cells), lambda share: (share.cell.case, share.cell.mode))
+    sentences += [describe_mix(shares) for shares in mixes.values()]
+    sentences += framework_lines(study)
+    sentences += other_gpus.summarize_shares(other_gpus.compare_company(study))
+    cases = cases_of(study)
+    places = {row.key: ((cases[row.run_id], row.degree), row.mode) for row in study.rows}
+    fastest = {
+        key for key, (place, mode) in places.items() if place[1] > 1 and place in best and best[place].tied[0] == mode
+    }
+    on_gain = {((cell.case, cell.degree), cell.mode): "; ".join(cell.notes_on_gain) for cell in cells}
+    notes = {key: on_gain[place_and_mode] for key, place_and_mode in places.items() if on_gain.get(place_and_mode)}
+    return StudySummary(frozenset(fastest), notes, tuple(sentences))
+
+
+def _sentences(winner: Winner | None, comparisons: Sequence[Verdict]) -> list[str]:
+    if winner is None:  # without a baseline
+        return [verdict.sentence for verdict in comparisons]
+    if winner.mode not in (None, SERIAL.label):
+        return [winner.sentence]
+    together = [mode for mode in winner.tied if mode != SERIAL.label] or [verdict.mode for verdict in comparisons]
+    gain = [
+        verdict.sentence for verdict in comparisons if (verdict.mode, verdict.against) == (together[0], SERIAL.label)
+    ]
+    # Of modes that are not told apart from serial either, the gain says so.
+    return gain if winner.mode is None and SERIAL.label in winner.tied else [winner.sentence, *gain]
