@@ -19,7 +19,7 @@ from pipeline.planner.training import training_plan
 from pipeline.report import publish
 from pipeline.report.figures.drawing import draw
 from pipeline.report.page.page import content_of
-from pipeline.report.page.table_format import Table
+from pipeline.report.page.table_format import Table, format_value
 from pipeline.report.read import rows
 from pipeline.report.read.stores import add_store_arguments, named_stores
 from pipeline.report.read.study_records import Study
