@@ -190,7 +190,6 @@ def _programs(state_file: StateFile, folder: Path) -> dict[str, Path]:
 
 
 def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:
-    """The GPUs of a new machine: of each model as many as are asked for at most."""
     counts: dict[str, int] = {}
     for gpu in gpus:
         if not 1 <= gpu.count <= MAX_GPUS:
@@ -201,7 +200,6 @@ def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:
 
 
 def _driver(gpus: Sequence[GpuConfig]) -> str | None:
-    """The driver that the machine is to have; `None` if nothing is asked for."""
     asked = {gpu.driver for gpu in gpus}
     if len(asked) > 1:
         raise ConfigError("gpu.driver applies to the whole study and cannot be swept")
@@ -219,7 +217,6 @@ def _asked(config: GpuConfig) -> tuple[str, str]:
 
 
 def _limit_mib(slot: Slot) -> int | None:
-    """What a job may allocate under MPS, in MiB; `None` without a limit."""
     limit = dict(slot.environ).get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
     if limit is None:
         return None
@@ -235,7 +232,6 @@ def _model_name(config: GpuConfig) -> str:
 
 @contextmanager
 def _own_folder() -> Iterator[Path]:
-    """A folder for the machine's files while it is in use; also removes those that killed studies left."""
     with ExitStack() as stack:
         try:
             remove_abandoned()

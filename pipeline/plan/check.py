@@ -102,7 +102,6 @@ def _tracking(config: TrackingConfig) -> None:
 
 
 def _rehearsal(config: Config) -> None:
-    """Refuse what a simulated GPU cannot do, and what could reach a real program."""
     if config.gpu.job_memory_mib < 1:
         raise ConfigError(f"gpu.job_memory_mib={config.gpu.job_memory_mib}: must be at least 1")
     programs = {f"listeners.{name}.options.program": e.options.get("program") for name, e in config.listeners.items()}

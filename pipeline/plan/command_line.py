@@ -99,7 +99,6 @@ def explain(error: Exception) -> str:
 
 
 def _explain_words(text: str, *, is_of_hydra: bool) -> str:
-    """Say in one line what Hydra says in several."""
     if "Config group override must be a string or a list" in text:
         help_command = entry_points.spell("run", "--help")
         return f"a group of options takes the name of a choice, as in gpu=cpu; {help_command} prints all"
@@ -169,7 +168,6 @@ def _instead(word: str, known: Iterable[str], parent: str = "") -> str:
 
 
 def _other_choice(word: str, choices: Iterable[str]) -> str:
-    """What can be chosen instead: all of it, the nearest first."""
     names = sorted(set(choices))
     near = difflib.get_close_matches(word, names, n=1)
     there = f"there is only {names[0]}" if len(names) == 1 else f"there are {', '.join(names) or 'none'}"
@@ -202,7 +200,6 @@ def _unknown(key: str, parent: Any) -> str:
 
 
 def _choices_that_have(group: str, name: str) -> list[str]:
-    """The choices of a group that have a setting, by their own keys and by what they extend."""
     return [choice for choice in _choices(group) if name in schema.keys_of(group, choice)]
 
 

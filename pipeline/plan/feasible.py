@@ -41,7 +41,6 @@ def checked(plan: Plan) -> Plan:
 
 
 def _planned(sharing: Sharing, group: Group) -> Group:
-    """Return the group with its layout; ConfigError with the reason if it cannot run."""
     if group.skip_reason is not None:
         raise ConfigError(group.skip_reason)
     return dataclasses.replace(group, layout=sharing.check(group))

@@ -121,7 +121,6 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
 
 
 def _distinct(jobs: Sequence[Job]) -> list[Job]:
-    """The first job of each workload."""
     first: dict[str, Job] = {}
     for job in jobs:
         first.setdefault(job.workload.digest, job)
@@ -210,7 +209,6 @@ def _workload(
 
 
 def _lacking(workload: WorkloadConfig, interpreter: Interpreter) -> str | None:
-    """What the environment of a workload, as far as it is known, lacks of the packages that its options take."""
     if interpreter.why_not_built is not None:
         return f"workload {workload.name}: {interpreter.why_not_built}"
     # A line names a package first, or the file that it comes from: `uvicorn==0.5`, `https://.../uvicorn-0.5.conda`.
@@ -225,7 +223,6 @@ def _lacking(workload: WorkloadConfig, interpreter: Interpreter) -> str | None:
 
 
 def _params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
-    """What a run says of its program beside the options that its kind adds."""
     if workload.has_given_rate():
         yield units.GIVEN_RATE, "true"
     yield "script", secrets.mask_text(workload.script)
@@ -264,7 +261,6 @@ def _text(value: object) -> str:
 
 
 def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]) -> Group:
-    """The jobs together, without what tells them from other groups."""
     return Group(
         number=0,
         name="",
@@ -298,7 +294,6 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
 
 
 def _config_text(config: Config) -> str:
-    """The configuration as the record has it: without secrets."""
     return OmegaConf.to_yaml(OmegaConf.create(secrets.mask(_plain(config))))
 
 
@@ -348,7 +343,6 @@ def named(groups: Sequence[Group]) -> list[Group]:
 
 
 def _identified(group: Group, inventory: Inventory) -> Group:
-    """The group with the digests that tell it from others."""
     packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in group.jobs})
     programs, settings = [job.workload.digest for job in group.jobs], group.settings
     of_any_gpu = settings | {DEVICE: settings[DEVICE].replace(group.device.name, "")}

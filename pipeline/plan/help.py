@@ -140,7 +140,6 @@ def _is_default(group: str, choice: str, defaults: set[str]) -> bool:
 
 
 def _rows(text: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Heading, keys and other cells of each row of a table of keys."""
     section = ""
     for line in text.splitlines():
         if line.startswith("## "):
@@ -151,7 +150,6 @@ def _rows(text: str) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _rows_of_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
-    """The options of workloads that `--config-dir` brings."""
     from pipeline.plan import option_classes, option_tables  # which take longer than `--help` may
 
     for folder in config_folders()[1:]:
@@ -167,7 +165,6 @@ def _rows_of_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _plain(cell: str) -> str:
-    """Without Markdown; a link becomes the page that it leads to."""
     cell = re.sub(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", lambda link: f"docs/{link[2]}", cell)
     return cell.replace("`", "")
 

@@ -97,7 +97,6 @@ def _complete_info(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _places(overrides: Sequence[str], parser: OverridesParser) -> Iterator[str]:
-    """Yield what the keys of settings of a swept choice begin with: `scenario.`, `sizes.S.`."""
     for word in overrides:
         if ("," in word or "(" in word) and (override := _parse(word, parser)) and override.is_sweep_override():
             yield f"{override.package or override.key_or_group.replace('/', '.')}."

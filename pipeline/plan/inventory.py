@@ -185,7 +185,6 @@ def _is_file(script: str) -> bool:
 
 
 def _digest_of_program(name: str, interpreter: Interpreter) -> str:
-    """Of a program of the environment its name, because the packages tell the rest; of another one its content."""
     if name == "python" or interpreter.to_build or shutil.which(name, path=str(interpreter.python.parent)):
         return name
     found = shutil.which(name)

@@ -167,5 +167,4 @@ def root_of(kind: type[WorkloadConfig]) -> tuple[Path, ...]:
 
 
 def _is_package(name: str) -> bool:
-    """Tell whether a class stands in a package itself and in no module of it."""
     return hasattr(sys.modules[name.rpartition(".")[0]], "__path__")

@@ -118,7 +118,6 @@ def _explain_word(word: str) -> str:
 
 
 def _explain_type(shown: str, name: str, value: str, why_refused: Callable[[str, OmegaConfBaseException], str]) -> str:
-    """Say what a key takes that takes no text."""
     function = _FUNCTION.match(value)
     if function is not None:
         near = difflib.get_close_matches(function[1], _FUNCTIONS, n=1)
@@ -183,7 +182,6 @@ def _leaves(structure: Any) -> list[Any]:
 
 
 def _open_brackets(text: str) -> list[str]:
-    """Collect the brackets that are not closed, but for those in quotes."""
     brackets = list[str]()
     for mark in re.sub(r"\"[^\"]*\"|'[^']*'", "", text):
         if mark in "[{":
@@ -204,7 +202,6 @@ def _is_readable(value: str) -> bool:
 
 
 def _reads_as(override: str) -> bool:
-    """Tell whether Hydra can read an override of one value."""
     key, _, value = override.partition("=")
     try:
         override_values.parsed(value)

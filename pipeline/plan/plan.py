@@ -91,7 +91,6 @@ def _workloads(group: Group) -> tuple[str, ...]:
 
 
 def _refuse_other(group: Group, again: Group) -> None:
-    """Reject sweep variants that differ but share a digest."""
     words = {"jobs": "paths", "device": "the GPU", "profiler": "the profiler's place", "sharing": "a program's place"}
     names = [field.name for field in dataclasses.fields(Group) if field.compare]
     if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:

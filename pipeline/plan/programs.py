@@ -117,7 +117,6 @@ def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Seq
 
 
 def _places_run(config: Config) -> set[str]:
-    """Where in the configuration the workloads stand that it runs."""
     names = [*(config.mix or []), *(config.neighbours if isinstance(config.neighbours, list) else [])]
     places = {f"sizes.{name}" for name in names if isinstance(name, str)}
     return places | {"workload"} if not config.mix or type(config.neighbours) is int else places
@@ -151,7 +150,6 @@ def with_environment(entry: Any, file: Path) -> dict[str, Any]:
 
 
 def _script(entry: dict[str, Any]) -> ScriptConfig:
-    """An entry with keys of its own: `command`, and all that a script's workload has."""
     keys = sorted(each.name for each in fields(ScriptConfig))
     if unknown := sorted(set(entry) - {COMMAND, *keys}):
         raise ConfigError(f"mix: an entry has no key {unknown[0]}; there are {COMMAND}, {', '.join(keys)}")

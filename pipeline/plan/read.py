@@ -85,7 +85,6 @@ def _refuse_other_kinds(node: Any, where: str = "") -> None:
 
 @functools.cache
 def _lists_and_maps(node: type[Any]) -> dict[str, type[Any]]:
-    """The fields of a node that hold a list or a map."""
     found: dict[str, type[Any]] = {}
     for key, hint in typing.get_type_hints(node).items():
         origins = {typing.get_origin(part) for part in (hint, *typing.get_args(hint))}

@@ -54,7 +54,6 @@ def make_small(config: DictConfig, fixed: Collection[str], wanted: Mapping[str, 
 
 
 def _small(workload: WorkloadConfig) -> WorkloadConfig:
-    """Return what a workload says that a rehearsal runs; ConfigError if that cannot be run."""
     with workload.hook("small"):
         options = workload.small()
         if not dataclasses.is_dataclass(options) or isinstance(options, type):

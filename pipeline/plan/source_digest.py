@@ -72,7 +72,6 @@ def files_run_as(module: str, folder: Path) -> list[Path]:
 
 
 def _roots(path: Path) -> list[Path]:
-    """Where a script may find modules of its own, the nearest first."""
     folder = path.parent
     top = git.root_of(folder)
     if top is None:
@@ -109,7 +108,6 @@ def _imports_of(file: Path) -> frozenset[tuple[int, str]] | None:
 
 
 def _module_names(folder: Path) -> set[str]:
-    """What modules and packages in a folder may be called."""
     try:
         return {entry.name.partition(".")[0] for entry in folder.iterdir()}
     except OSError:  # no such folder, or not ours to read
@@ -137,7 +135,6 @@ def _compiled(place: Path) -> Iterator[Path]:
 
 @functools.cache  # the programs of a study share most of their files
 def _imported(source: bytes, file: str) -> frozenset[tuple[int, str]]:
-    """The dotted names that may be modules, each with the number of dots before it."""
     found = set[tuple[int, str]]()
     for node in ast.walk(ast.parse(source, file)):
         if isinstance(node, ast.Import):

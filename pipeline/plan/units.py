@@ -53,7 +53,6 @@ def only(plan: Plan, number: int | None) -> Plan:
 
 
 def _cases(groups: Sequence[Group]) -> Mapping[str, int]:
-    """The case of each program, by its digest; numbered in the order of the digests, the same on every machine."""
     cases: list[set[str]] = []
     for group in groups:
         programs = {job.workload.digest for job in group.jobs}

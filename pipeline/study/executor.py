@@ -133,7 +133,6 @@ def run(group: Group, shared: Shared) -> GroupResult:
 
 
 def _in_the_state_of_now(group: Group, shared: Shared) -> Group:
-    """Return the group with the state that its GPU has now: somebody may have changed it since the plan was made."""
     if not group.device.is_gpu or group.skip_reason is not None:
         return group
     try:
@@ -244,7 +243,6 @@ class _Execution:
         )
 
     def _changed_files(self) -> Changed | None:
-        """What the jobs changed in the directory that they started in; `None` if nobody asks for it."""
         states = self._states()
         began = [state.started.at_ns for state in states if state.started is not None]
         theirs = [
@@ -274,7 +272,6 @@ class _Execution:
             log.warning("%s the machine: %s", FOREIGN_LOAD, host.load_in_words())
 
     def _warn_of_shared_files(self, row: GroupResult) -> None:
-        """Say which files several jobs may have written."""
         if (shared := row.tags.get(Tag.SHARED_FILES)) is not None:
             remedy = "workload.run_in=job_folder, or {output_dir} in the arguments, gives each job files of its own"
             self.shared.warn_once(f"{shared}; {remedy}")
@@ -388,7 +385,6 @@ class _Execution:
 
     @contextmanager
     def _unless_required(self, spec: ListenerSpec) -> Iterator[None]:
-        """Of a listener that is not required, take note that it failed."""
         try:
             yield
         except ListenerError as error:

@@ -42,7 +42,6 @@ def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:
 
 
 def _take_stock(request: StudyRequest) -> Inventory:
-    """Return what the machine has, once what killed orchestrators left on it is undone; a dry run undoes nothing."""
     find = request.simulated.find_device if request.simulated else find_device
     # A dry run on a simulated GPU is the plan for another machine, which may have the data.
     needs_data = not (request.config.dry_run and request.simulated)
@@ -93,5 +92,4 @@ def undo_steps(device: Device, gpu: GpuConfig) -> None:
 
 
 def _goes(gpu: GpuConfig) -> bool:
-    """Whether the machine is a simulated one that goes with its study."""
     return gpu.kind is GpuKind.simulated and gpu.machine is None

@@ -29,7 +29,6 @@ def preview(*planned: tuple[StudyRequest, Inventory, Plan]) -> int:
 
 
 def _shown(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str, object] | str:
-    """A plan as JSON has it, or in words."""
     if request.config.resume != Resume.NO:
         groups, _ = stored_results.divide(request, plan, inventory)
         plan = dataclasses.replace(plan, groups=groups)
@@ -43,7 +42,6 @@ def _shown(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str,
 
 
 def _ran_before(request: StudyRequest) -> Sequence[Ran]:
-    """Return the groups of the store, if there is one; a plan needs none."""
     if request.sender is None:
         return ()
     try:

@@ -144,7 +144,6 @@ def read_request(
 
 
 def _has_store(config: Config) -> bool:
-    """Whether there is a store that a dry run may read: it must neither make one nor bring one up to date."""
     tracking = config.tracking
     return tracking.uri is not None or local.is_ready(expanded("tracking.root", tracking.root), tracking.experiment)
 

@@ -122,7 +122,6 @@ class Study:
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
 
     def _warn_of_other_programs(self) -> None:
-        """Ask for a quiet machine while nothing has been measured."""
         used, num_cpus = host.read_cpu_use().foreign_since(self.cpu_use), len(os.sched_getaffinity(0))
         if used > _BUSY_SHARE * num_cpus:
             keep = "" if self.config.foreign_load is ForeignLoad.note else ", or foreign_load=note keeps them"
@@ -211,7 +210,6 @@ class Study:
                 self._take_in([row])
 
     def _take_in(self, rows: Sequence[GroupResult]) -> None:
-        """Compare rows with the others, and have the store told what is new by that."""
         self.rows += rows
         told = {row.group.digest: row for row in rows}
         found = {changed.group.digest: changed for row in rows for changed in self.comparison.add(row)}

@@ -45,7 +45,6 @@ class MachineState:
         return not self._differing(other)
 
     def _differing(self, other: MachineState) -> list[tuple[str, str, str]]:
-        """List the facts that differ: name, value, and value of the other."""
         known = dict(other.facts)
         return [(name, value, known[name]) for name, value in self.facts if known.get(name, value) != value]
 

@@ -147,7 +147,6 @@ def model_called(text: str) -> str:
 
 @cache
 def _names() -> dict[str, str]:
-    """The name of each model by everything that it is called."""
     return {name: model.name for model, names in _rows() for name in names}
 
 

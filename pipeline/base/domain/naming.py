@@ -179,7 +179,6 @@ def _words(said: Mapping[str, str]) -> list[str]:
 
 
 def _varying_options(groups: Sequence[GroupFacts]) -> dict[str, set[str]]:
-    """By scenario, the options in which its groups differ."""
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
     profilers: dict[str, set[str]] = defaultdict(set)
     for group in groups:
@@ -192,7 +191,6 @@ def _varying_options(groups: Sequence[GroupFacts]) -> dict[str, set[str]]:
 
 
 def _varying_settings(groups: Sequence[GroupFacts]) -> dict[frozenset[str], list[str]]:
-    """By what jobs are called, the settings in which their groups differ."""
     found: dict[frozenset[str], list[Mapping[str, str]]] = defaultdict(list)
     for group in groups:
         found[_programs(group)].append(group.settings)

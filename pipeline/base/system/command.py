@@ -114,7 +114,6 @@ def status_at_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
 
 
 def _kill(process: subprocess.Popen[bytes] | None) -> bool:
-    """Kill it and its process group; returns whether we may."""
     if process is None:
         return True
     is_ours = True

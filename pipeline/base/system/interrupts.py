@@ -180,7 +180,6 @@ def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def _signal_until_raised() -> None:
-    """Signal this process until `Interrupted` has been raised; from a thread, as the destructor may still run."""
     while True:
         time.sleep(_AGAIN_S)
         if _raised or _received is None:

@@ -70,7 +70,6 @@ def encode(value: Any) -> Any:
 
 @functools.cache
 def _decoder(kind: Any, are_figures_checked: bool) -> _Decoder:
-    """Make what decodes values of a type; JsonValueError for others."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
         return functools.partial(_choice, arguments)
@@ -133,7 +132,6 @@ def _record(kind: Any, are_figures_checked: bool, raw: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any, are_figures_checked: bool) -> tuple[dict[str, _Decoder], frozenset[str]]:
-    """Return what decodes each field of a dataclass, and the fields without a default."""
     fields, missing = dataclasses.fields(kind), dataclasses.MISSING
     needed = (field.name for field in fields if field.default is missing and field.default_factory is missing)
     hints = typing.get_type_hints(kind)

@@ -88,7 +88,6 @@ def _mask_defaults(text: str) -> str:
 
 
 def _mask_named(text: str, style: Style) -> str:
-    """Replace the values that stand beside the name of a secret."""
     parts, done, position = list[str](), 0, 0
     lower = text.translate(_TO_LOWER)
     while (noun := _NOUN.search(lower, position)) is not None:
@@ -130,8 +129,6 @@ def _is_pair(match: re.Match[str]) -> bool:
 
 
 class _Value:
-    """The value that follows a name in a text."""
-
     def __init__(self, text: str, match: re.Match[str], secrecy: Secrecy, style: Style) -> None:
         self._text, self._match, self._secrecy, self._style = text, match, secrecy, style
         self._between = match["between"].strip()

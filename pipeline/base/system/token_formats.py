@@ -70,7 +70,6 @@ def replace_tokens(text: str, replacement: str) -> str:
 
 
 def _replaced(replacement: str, detector: Any, match: re.Match[str]) -> str:
-    """Give what stands in the place of a match; the parts of a JWT must be JSON."""
     is_token = not hasattr(detector, "is_formally_valid") or detector.is_formally_valid(match[1])
     return replacement if is_token else match[0]
 

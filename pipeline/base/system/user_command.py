@@ -138,7 +138,6 @@ def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
 
 
 def _program_of_python(args: Sequence[str]) -> tuple[str, str]:
-    """Find what the arguments of an interpreter run: `m` and a module, `c` and code, or nothing and a script."""
     rest = iter(args)
     for word in rest:
         if (option := _WITH_PROGRAM.fullmatch(word)) is not None:
@@ -179,7 +178,6 @@ def override(key: str, value: object) -> str:
 
 
 def _quoted(word: str) -> str:
-    """The word in Hydra's grammar, where it means exactly itself, and holds no interpolation."""
     return override_values.as_text(plain(word))
 
 

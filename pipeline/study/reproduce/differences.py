@@ -79,7 +79,6 @@ def _text_of(script: Path) -> str:
 
 
 def _planned(original: Original, group: Group) -> Iterable[str]:
-    """Settings and options of the group, as its plan names them."""
     before = json.loads(original.fact("planned") or "{}")
     for facts, plain in (("settings", group.settings), ("options", group.options)):
         now = secrets.mask(json.loads(json.dumps(plain)))
@@ -90,7 +89,6 @@ def _planned(original: Original, group: Group) -> Iterable[str]:
 
 
 def _options(original: Original, group: Group) -> Iterable[str]:
-    """What the programs are given, job by job."""
     found: dict[str, None] = {}
     for then, now in zip(_programs(original), (job.workload for job in group.jobs), strict=False):
         old, new = then.params, dict(now.params)
@@ -110,7 +108,6 @@ class _Program:
 
 
 def _programs(original: Original) -> list[_Program]:
-    """The programs of the original, job by job."""
     try:
         return [
             _Program(

@@ -148,7 +148,6 @@ def refuse_sweep(configs: Sequence[Config], *, is_sweep: bool) -> None:
 
 
 def _given() -> list[str]:
-    """The keys of the command line."""
     if not HydraConfig.initialized():
         return []
     return [user_command.key_of(word) for word in HydraConfig.get().overrides.task]
