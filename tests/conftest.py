@@ -41,6 +41,8 @@ def _keep_files_in_memory() -> None:
 
 
 _keep_files_in_memory()
+# Messages name the interpreter as `python` where that is the one that runs.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 gc.disable()  # what is collected stays: searching it for garbage would take a third of the time
 # Asserts are rewritten once and kept: else half of what it takes to collect the tests, in every process.
 sys.dont_write_bytecode = False

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipeline.base.system import entry_points, secrets
 
@@ -100,12 +98,4 @@ def command_to_resume(words: Sequence[str]) -> str:
     ours, theirs = options[:end], options[end:]
     resume = next((option for option in ours if option.lstrip("+") == "resume=accept_environment"), "resume=true")
     kept = [option for option in ours if option.partition("=")[0].lstrip("+") != "resume"]
-    return entry_points.spell_again(start, *kept, resume, *theirs, python=python())
-
-
-def python() -> str:
-    """Return the interpreter as a user types it: `python` where that is this one."""
-    path = shutil.which("python")
-    # By folder: the interpreters of two environments may be links to one file.
-    is_this = path is not None and Path(path).parent.samefile(Path(sys.executable).parent)
-    return "python" if is_this else sys.executable
+    return entry_points.spell_again(start, *kept, resume, *theirs)

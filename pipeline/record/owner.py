@@ -19,7 +19,6 @@ from pathlib import Path
 from pipeline.base.domain import layout
 from pipeline.base.system import entry_points
 from pipeline.base.system.host import boot_id, machine_id
-from pipeline.record.invocation import python
 
 _WATCH_S = 3.0
 _SILENT_S = 3600.0
@@ -64,7 +63,7 @@ class Owner:
 
 def close_command(root: Path) -> str:
     """Return the command that closes what lost machines left open in the spool of a store."""
-    return entry_points.spell("tracking", "flush", "--root", str(root), "--close-lost", python=python())
+    return entry_points.spell("tracking", "flush", "--root", str(root), "--close-lost")
 
 
 def find_written(folders: Iterable[Path]) -> frozenset[Path]:

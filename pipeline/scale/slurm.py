@@ -31,7 +31,7 @@ from pipeline.base.system.words import counted
 from pipeline.plan import check, schema
 from pipeline.plan.schema import GpuConfig, GpuKind
 from pipeline.record import task_output
-from pipeline.record.invocation import STUDY, TASK, python
+from pipeline.record.invocation import STUDY, TASK
 from pipeline.record.shards.overview import Overview, overview
 from pipeline.record.shards.shard_states import DONE, Queue
 from pipeline.record.shards.slurm_arrays import Submitted
@@ -91,7 +91,7 @@ def run(asked: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     asked.sender.store()  # before a task waits for hours to find that there is none
     jobs: dict[str, str] = {}
     where = ("status", "--experiment", experiment, "--uri", mask_text(uri))
-    status = entry_points.spell("tracking", *where, python=python())
+    status = entry_points.spell("tracking", *where)
     with interrupts.held():  # what Slurm has taken is named, whatever the user does meanwhile
         for each, script in scripts.items():
             try:

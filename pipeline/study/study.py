@@ -265,7 +265,7 @@ class Study:
         unsent, late = len(self.sender.unsent), len(self.spool.unsent_amendments())
         of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
         if unsent or late:
-            command = entry_points.spell("tracking", "flush", "--root", str(self.root), python=sys.executable)
+            command = entry_points.spell("tracking", "flush", "--root", str(self.root))
             figures = f"figures of {words.counted(late, 'group')}"
             what = words.counted(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
             words.say(

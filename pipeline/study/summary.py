@@ -13,7 +13,6 @@ from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.table import table
 from pipeline.plan.schema import TrackingConfig
-from pipeline.record.invocation import python
 from pipeline.record.sender import Sender
 from pipeline.record.store import links
 from pipeline.study.reproduce.reproduce import Reproduction
@@ -51,7 +50,7 @@ def show_where(
     """
     where = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
     where = [] if where == [f"--root={TrackingConfig().root}"] else where
-    command = entry_points.spell("report", f"--experiment={experiment}", *where, python=python())
+    command = entry_points.spell("report", f"--experiment={experiment}", *where)
     lines = [f"report: {command}", *_how_to_open(sender, root, failed or {})]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 

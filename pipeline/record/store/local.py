@@ -25,7 +25,6 @@ from pipeline.base.domain.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
 from pipeline.base.mlflow_internals import pages, tables
 from pipeline.base.system import entry_points, locks, tracking_root
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.invocation import python
 from pipeline.record.store import schema
 from pipeline.record.store.schema import OutdatedError
 
@@ -298,7 +297,7 @@ def upgrade(root: Path) -> str:
 
 def upgrade_command(root: Path) -> str:
     """The command that upgrades a local store, as a user types it."""
-    return entry_points.spell("tracking", "upgrade", "--root", str(root), python=python())
+    return entry_points.spell("tracking", "upgrade", "--root", str(root))
 
 
 def is_ready(root: Path, experiment: str) -> bool:

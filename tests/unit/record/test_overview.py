@@ -14,7 +14,6 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import Tag, fact_tag
 from pipeline.base.system import host
 from pipeline.base.system.errors import CommandError, TrackingError
-from pipeline.record.invocation import python
 from pipeline.record.shards import group_runs, overview, reused_results, shard_states, slurm_arrays
 from pipeline.record.shards.group_runs import Told
 from pipeline.record.shards.slurm_arrays import Submitted
@@ -374,23 +373,23 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
     [
         (
             "run.py -m a=1,2 hydra/launcher=gpus",
-            "to run what is left: PYTHON run.py -m a=1,2 hydra/launcher=gpus resume=true",
+            "to run what is left: python run.py -m a=1,2 hydra/launcher=gpus resume=true",
         ),
         (
             "run.py unit=1 resume=true -- train.py unit=1",
-            "to run what is left, with each K that is not done: PYTHON run.py unit=K resume=true -- train.py unit=1",
+            "to run what is left, with each K that is not done: python run.py unit=K resume=true -- train.py unit=1",
         ),
         (
             "run.py ++unit=2 hydra/launcher=slurm x.HF_TOKEN='<hidden>'",
             "to run what is left, with each K that is not done, if no job array of it waits, with your own "
-            "values for <hidden>: PYTHON run.py hydra/launcher=slurm 'x.HF_TOKEN=<hidden>' unit=K resume=true",
+            "values for <hidden>: python run.py hydra/launcher=slurm 'x.HF_TOKEN=<hidden>' unit=K resume=true",
         ),
         (f"run.py only='[a{content.CUT}", f"begun by: run.py only='[a{content.CUT}"),
     ],
 )
 def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, said: str) -> None:
     text = seen(run(1, "a", command_line=recorded)).as_text(NOW_S)
-    assert text.splitlines()[-1] == said.replace("PYTHON", python())
+    assert text.splitlines()[-1] == said
     still_runs = seen(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(NOW_S)
     assert still_runs.splitlines()[-1] == f"begun by: {recorded}"
 
