@@ -17,7 +17,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseE
 from pipeline.base.system import entry_points, interrupts, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.paths import list_choices
 from pipeline.base.system.secrets import mask_text
 from pipeline.plan import hydra_arguments, hydra_errors, override_remedy, schema
 
@@ -106,7 +106,7 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
         return f"+{present[1]}: there is a value already; write {present[1]}=VALUE, without the plus"
     if missing := _NO_FILE.match(text):
         return _explain_missing(missing[1], missing[2])
-    if (unset := _NEEDS_PLUS.match(text)) and (there := _choices(unset[1])):
+    if (unset := _NEEDS_PLUS.match(text)) and (there := list_choices(unset[1])):
         value = next((word.partition("=")[2] for word in sys.argv if word.startswith(f"{unset[1]}=")), "...")
         which = "" if value in there else f", one of {', '.join(there)}"
         return (
@@ -135,7 +135,7 @@ def _explain_in_file(cause: OmegaConfBaseException) -> str:
 def _explain_missing(group: str, choice: str) -> str:
     if group == "schema":
         return f"/schema/{choice}: there is no such schema; name a class of options, as /schema/MODULE.CLASS"
-    return f"{group}: there is no choice {choice}; {_other_choice(choice, _choices(group))}"
+    return f"{group}: there is no choice {choice}; {_other_choice(choice, list_choices(group))}"
 
 
 def _explain_refused(override: str, cause: OmegaConfBaseException) -> str:
@@ -174,10 +174,6 @@ def _other_choice(word: str, choices: Iterable[str]) -> str:
     return f"did you mean {near[0]}? {there[0].upper()}{there[1:]}" if near else there
 
 
-def _choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (PROJECT_DIR / "conf" / group).glob("*.yaml"))
-
-
 def _unknown(key: str, parent: Any) -> str:
     if key in _MOVED:
         return f"{key}: this is at the top level now; write {_MOVED[key]}"
@@ -200,7 +196,7 @@ def _unknown(key: str, parent: Any) -> str:
 
 
 def _choices_that_have(group: str, name: str) -> list[str]:
-    return [choice for choice in _choices(group) if name in schema.keys_of(group, choice)]
+    return [choice for choice in list_choices(group) if name in schema.keys_of(group, choice)]
 
 
 def why_refused(key: str, cause: OmegaConfBaseException) -> str:

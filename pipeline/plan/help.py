@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.base.system import entry_points, startup, words
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import PROJECT_DIR, config_folders
+from pipeline.base.system.paths import PROJECT_DIR, config_folders, list_choices
 
 _CONF, _KEYS = PROJECT_DIR / "conf", PROJECT_DIR / "docs/configuration.md"
 _WIDTH = 118
@@ -127,8 +127,7 @@ def meanings() -> dict[str, list[str]]:
 
 def _group(name: str, defaults: set[str]) -> str:
     group = name.lstrip("+")
-    choices = sorted({path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")})
-    marked = [f"{choice}*" if _is_default(group, choice, defaults) else choice for choice in choices]
+    marked = [f"{choice}*" if _is_default(group, choice, defaults) else choice for choice in list_choices(group)]
     head, listed = f"  {name:<12} {_GROUPS.get(name, '')}".rstrip(), ", ".join(marked)
     in_one_line = f"{head} ({listed})"
     return in_one_line if len(in_one_line) <= _width() else f"{head}\n{_indented(listed, 15)}"

@@ -25,7 +25,7 @@ from omegaconf import MISSING
 
 from pipeline.base.system import entry_points, startup, words
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import config_folders
+from pipeline.base.system.paths import config_folders, list_choices
 from pipeline.plan import help as explained
 from pipeline.plan import option_classes, schema
 
@@ -40,15 +40,8 @@ _SCALARS: dict[object, list[str]] = {
     bool: ["boolean"],
     str: ["string", "number", "boolean"],  # a text may look like another value, as in `resume: true`
 }
-_BASES = {
-    "scenario": schema.ScenarioConfig,
-    "env": schema.EnvConfig,
-    "profiler": schema.ProfilerConfig,
-    "exporter": schema.ExporterConfig,
-}
-"""Keys of a study whose options depend on what is chosen, with the class that those of each choice extend."""
 _WORKLOAD = "workload"
-"""A key of that kind too, whose classes the files of the choices name."""
+"""A key whose options depend on the choice, like those of `schema.BASES`; the files of the choices name its classes."""
 
 
 def make_experiment_schema() -> Schema:
@@ -86,10 +79,6 @@ def make_workload_schema() -> Schema:
     return {"$schema": _DRAFT, "title": "Workload of collocate", **_object(properties), "allOf": of_kind}
 
 
-def _start_of(kind: str) -> str:
-    return f"/schema/{kind}@_here_"
-
-
 KINDS: dict[str, Callable[[], Schema]] = {"experiment": make_experiment_schema, "workload": make_workload_schema}
 
 
@@ -125,18 +114,18 @@ def _object(properties: Schema, *, is_open: bool = False) -> Schema:
 
 def _study_properties() -> Schema:
     properties = _properties(schema.Config, "")
-    for key in (*_BASES, _WORKLOAD):
+    for key in (*schema.BASES, _WORKLOAD):
         properties[key] = _object(_properties_of_kinds(key))
     properties["sizes"] = {"type": "object", "additionalProperties": properties["workload"]}
     listener = properties["listeners"]["additionalProperties"]
-    properties["listeners"]["properties"] = dict.fromkeys(_choices("listeners"), listener)
+    properties["listeners"]["properties"] = dict.fromkeys(list_choices("listeners"), listener)
     return properties
 
 
 def _properties_of_kinds(key: str) -> Schema:
     """Return the options of every class for a key; where classes differ, a value may be as in any of them."""
     nodes: dict[str, list[Schema]] = {}
-    kinds = option_classes.list_classes().values() if key == _WORKLOAD else schema.kinds(_BASES[key])
+    kinds = option_classes.list_classes().values() if key == _WORKLOAD else schema.kinds(schema.BASES[key])
     for kind in kinds:
         for name, node in _properties(kind, f"{key}.").items():
             nodes.setdefault(name, []).append(node)
@@ -198,8 +187,8 @@ def _nullable(node: Schema, is_nullable: bool) -> Schema:
 
 def _block_schema() -> Schema:
     """Return the schema of one block: keys as on the command line, whose values may be several, `naive,mps`."""
-    properties: Schema = {name: {"examples": _choices(name)} for name in _groups()}
-    patterns: Schema = {_pattern("workload@sizes.NAME"): {"examples": _choices("workload")}}
+    properties: Schema = {name: {"examples": list_choices(name)} for name in _groups()}
+    patterns: Schema = {_pattern("workload@sizes.NAME"): {"examples": list_choices("workload")}}
     for key, node in _flattened(_study_properties(), ""):
         about = {"description": node["description"]} if "description" in node else {}
         if "NAME" in key:
@@ -233,7 +222,7 @@ def _choices_schema() -> Schema:
     properties: Schema = {}
     patterns: Schema = {}
     for group in _groups():
-        choice = {"anyOf": [{"enum": _choices(group)}, {"type": ["string", "null"]}, {"type": "array"}]}
+        choice = {"anyOf": [{"enum": list_choices(group)}, {"type": ["string", "null"]}, {"type": "array"}]}
         properties |= {f"override /{group}": choice, f"/{group}": choice}
         if group == "workload":
             patterns[rf"^(override )?/workload@sizes\.{_NAMES}$"] = choice
@@ -243,10 +232,6 @@ def _choices_schema() -> Schema:
 
 def _groups() -> list[str]:
     return sorted({path.name for folder in config_folders() for path in folder.iterdir() if path.is_dir()})
-
-
-def _choices(group: str) -> list[str]:
-    return sorted({path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")})
 
 
 @cache

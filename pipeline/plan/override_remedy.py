@@ -7,29 +7,22 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from pipeline.base.system import entry_points, override_values, user_command
-from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.paths import list_choices
 from pipeline.plan import schema
 from pipeline.plan.workloads import WorkloadConfig
 
 _KEY = re.compile(r"(?:\+{1,2})?[A-Za-z_$][\w$-]*(?:[./][\w$-]+)*(?:@[A-Za-z_$][\w$.-]*)?")
 _FUNCTION = re.compile(r"(\w+)\s*\(")
 _FUNCTIONS = ("choice", "glob", "interval", "range", "shuffle", "sort", "tag")
-_OF_GROUPS: dict[str, type[Any]] = {
-    "workload": WorkloadConfig,
-    "scenario": schema.ScenarioConfig,
-    "env": schema.EnvConfig,
-    "profiler": schema.ProfilerConfig,
-    "exporter": schema.ExporterConfig,
-}
+_BASES: dict[str, type[Any]] = {"workload": WorkloadConfig, **schema.BASES}
 _SEVERAL_CHOICES = ("listeners",)
 _MOST_SHOWN = 60
 
@@ -46,7 +39,7 @@ def explain_unreadable(override: str, why_refused: Callable[[str, OmegaConfBaseE
             return f"{shown}: a setting has no spaces around =; write {quote(f'{bare}={value.strip()}')}"
         return f"{shown}: {_on_one_line(key)!r} is no key; a key is made of letters, digits and _, as in KEY=VALUE"
     name = key.lstrip("+")
-    choices = _choices(name)
+    choices = list_choices(name)
     if choices and name not in _SEVERAL_CHOICES:
         return f"{shown}: there is no such choice; there are {', '.join(choices)}"
     proposals = [(what, word) for what, meant, word in _readings(key, value) if may_take(name, meant)]
@@ -78,7 +71,7 @@ def note_on_sweep(override: str) -> str | None:
     """Say that `-m` runs each value by itself, of a key that takes a list of them as well; `None` of other keys."""
     key, _, text = override.partition("=")
     name, values = key.lstrip("+"), list(dict.fromkeys(_split(text)))
-    if len(values) < 2 or _FUNCTION.match(text) or _choices(name) or not takes(name, values):
+    if len(values) < 2 or _FUNCTION.match(text) or list_choices(name) or not takes(name, values):
         return None
     return f"note: -m makes {len(values)} runs of {override}; one run with the list is {quote(f'{key}=[{text}]')}"
 
@@ -156,7 +149,7 @@ def _structure(value: str) -> Any:
         return None
     closed = text.rstrip(", ") + "".join({"{": "}", "[": "]"}[mark] for mark in reversed(_open_brackets(text)))
     for candidate in dict.fromkeys((text, closed)):
-        for read in (_parsed_by_hydra, json.loads, yaml.safe_load):
+        for read in (override_values.parsed, json.loads, yaml.safe_load):
             try:
                 structure = read(candidate)
             except (ValueError, yaml.YAMLError):
@@ -166,10 +159,6 @@ def _structure(value: str) -> Any:
     if text.startswith("[") and text.endswith("]"):
         return [part for part in _split(text[1:-1]) if part]
     return None
-
-
-def _parsed_by_hydra(text: str) -> Any:
-    return override_values.parsed(text)
 
 
 def _leaves(structure: Any) -> list[Any]:
@@ -216,31 +205,20 @@ def _refusals(key: str, value: Any) -> Iterator[OmegaConfBaseException | None]:
     if group == "sizes":
         group, (_, _, below) = "workload", below.partition(".")
     refusals = list[OmegaConfBaseException | None]()
-    if _choices(key):
+    if list_choices(key):
         is_taken = key in _SEVERAL_CHOICES or not isinstance(value, list | dict)
         yield None if is_taken else OmegaConfBaseException("a choice")
         return
-    nodes = schema.kinds(_OF_GROUPS[group]) if group in _OF_GROUPS and below else [schema.Config]
-    for node in nodes:
-        config = OmegaConf.structured(node)
-        path = below if group in _OF_GROUPS and below else key
+    is_of_choice = group in _BASES and bool(below)
+    for node in schema.kinds(_BASES[group]) if is_of_choice else [schema.Config]:
         try:
-            OmegaConf.update(config, path, value)
+            OmegaConf.update(OmegaConf.structured(node), below if is_of_choice else key, value)
             refusals.append(None)
         except OmegaConfBaseException as error:
-            if not _is_unknown(error):
+            if not isinstance(error, ConfigAttributeError | ConfigKeyError):
                 refusals.append(error)
     # Of one that no node has, nobody knows; a map takes any key.
     yield from sorted(refusals, key=lambda refusal: refusal is not None)
-
-
-def _is_unknown(error: OmegaConfBaseException) -> bool:
-    return type(error).__name__ in ("ConfigAttributeError", "ConfigKeyError")
-
-
-@lru_cache(maxsize=256)
-def _choices(group: str) -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in (PROJECT_DIR / "conf" / group).glob("*.yaml")))
 
 
 def _join(proposals: list[str]) -> str:

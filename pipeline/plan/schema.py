@@ -297,7 +297,12 @@ class Config:
 OF_A_SWEEP: dict[str, Any] = {"blocks": None}
 """Keys beside those of `Config`, which no job has: `blocks`, a union of grids with overrides as on the command line."""
 
-BASES = (ScenarioConfig, EnvConfig, ProfilerConfig, ExporterConfig)
+BASES: dict[str, type[Any]] = {
+    "scenario": ScenarioConfig,
+    "env": EnvConfig,
+    "profiler": ProfilerConfig,
+    "exporter": ExporterConfig,
+}
 """The nodes that those of a group extend."""
 
 
@@ -307,7 +312,7 @@ def register() -> None:
     if Config not in _registered:
         store.store(name="sweep_schema", node=OF_A_SWEEP)
         store.store(name="config_schema", node=Config)
-    nodes: list[Any] = [*KINDS.values(), *(node for base in BASES for node in kinds(base))]
+    nodes: list[Any] = [*KINDS.values(), *(node for base in BASES.values() for node in kinds(base))]
     for node in nodes:
         if node not in _registered:
             store.store(group="schema", name=node.NODE, node=node)
@@ -331,7 +336,7 @@ def keys_of(group: str, choice: str) -> set[str]:
         if name == extended:
             keys |= keys_of(group, extended)
         else:
-            nodes = {node.NODE: node for base in BASES for node in kinds(base)} | list_classes()
+            nodes = {node.NODE: node for base in BASES.values() for node in kinds(base)} | list_classes()
             keys |= {each.name for each in dataclasses.fields(nodes[name])} if name in nodes else set()
     return keys
 

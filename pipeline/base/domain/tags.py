@@ -29,7 +29,6 @@ class Tag(StrEnum):
     PROFILER = f"{PREFIX}profiler"
     DEVICE = f"{PREFIX}device"
     GPU_UUID = f"{PREFIX}gpu_uuid"
-    BOOT_ID = f"{PREFIX}boot_id"
     SIMULATED = f"{PREFIX}simulated"
     DIGEST = f"{PREFIX}digest"
     KEY = f"{PREFIX}key"  # the digest without the block

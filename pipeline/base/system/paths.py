@@ -27,6 +27,11 @@ def config_folders(arguments: Sequence[str] | None = None) -> list[Path]:
     return [PROJECT_DIR / "conf", *map(Path, given)]
 
 
+def list_choices(group: str) -> list[str]:
+    """Return the choices of a group of the configuration, sorted; none of what is no group."""
+    return sorted({path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")})
+
+
 def expanded(key: str, given: str) -> Path:
     """The path that a key of the configuration gives, with `~` replaced.
 

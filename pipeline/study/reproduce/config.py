@@ -17,10 +17,8 @@ from pipeline.plan.workloads import WorkloadConfig
 from pipeline.record.original import Original
 
 _KINDS: dict[str, type[Any]] = {
-    "scenario": schema.ScenarioConfig,
     "workload": WorkloadConfig,
-    "env": schema.EnvConfig,
-    "profiler": schema.ProfilerConfig,
+    **{group: base for group, base in schema.BASES.items() if group != "exporter"},  # who looked on changed no result
 }
 _REMOVED = {("gpu", "replay"): None}
 """Keys that earlier versions recorded, by the value that asked for nothing."""
@@ -51,7 +49,7 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     try:
         nodes: dict[str, Any] = {key: _typed(base, values.pop(key), key, absent) for key, base in _KINDS.items()}
         sizes = values.pop("sizes").items()
-        nodes["exporter"] = OmegaConf.structured(schema.ExporterConfig)  # who looked on changed no result
+        nodes["exporter"] = OmegaConf.structured(schema.ExporterConfig)
         values.pop("exporter", None)
         nodes["sizes"] = {name: _typed(WorkloadConfig, size, f"sizes.{name}", absent) for name, size in sizes}
         for key, node in nodes.items():
