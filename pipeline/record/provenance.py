@@ -17,7 +17,7 @@ from pipeline.base.system.errors import CommandError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.host import boot_id
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.base.system.secret_sources import mask_diff
+from pipeline.base.system.secrets import mask_diff
 from pipeline.base.system.words import escape_to_utf8
 from pipeline.record.invocation import Invocation
 

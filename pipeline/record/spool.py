@@ -24,7 +24,7 @@ from pipeline.base.system import locks, secrets, tracking_root
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.base.system.secret_sources import mask_source
+from pipeline.base.system.secrets import mask_source
 from pipeline.base.system.words import escape_to_utf8
 from pipeline.clean import leftovers
 from pipeline.observe import endings

@@ -1,7 +1,7 @@
 """Texts without the secrets in them: command lines, addresses, headers, JSON, YAML, error output, source code.
 
-A secret is found by the name beside it (`secret_names`), by its place (`secret_places`) or by its form
-(`token_formats`). Only the secret is replaced, and the number of lines stays, so that the rest means what it did.
+A secret is found by the name beside it (`secrecy`), by its place or by its form
+(`secret_patterns`). Only the secret is replaced, and the number of lines stays, so that the rest means what it did.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import enum
 import re
 import string
 from collections.abc import Iterable
+from pathlib import PurePath
 
-from pipeline.base.system.secret_names import Secrecy, secrecy_of, word_set
-from pipeline.base.system.secret_places import mask_places
-from pipeline.base.system.secret_values import HIDDEN, hide, is_harmless, looks_secret
-from pipeline.base.system.token_formats import replace_tokens
+from pipeline.base.system.secrecy import HIDDEN, Secrecy, hide, is_harmless, looks_secret, secrecy_of, word_set
+from pipeline.base.system.secret_patterns import mask_places, replace_tokens
 
 
 class Style(enum.Enum):
@@ -66,6 +65,11 @@ _STRING_OR_COMMENT = re.compile(
 )
 _PROSE = word_set("a an and as by for from if in is it may must not of on or that the this to was when with")
 
+_PYTHON = frozenset({".py", ".pyi", ".pyw", ".pyx"})
+_PYTHON_PROGRAM = re.compile(r"#!.*\bpython")
+_FILE = re.compile(r"^(?=diff --git )", re.MULTILINE)
+_CHANGED = re.compile(r"^diff --git \"?a/(?P<name>.*?)\"? \"?b/")
+
 
 def mask_text(text: str, known: Iterable[str] = (), style: Style = Style.PLAIN) -> str:
     """Replace the secrets in a text, and what is `known` to be one, by `HIDDEN`; without any, the text as it was."""
@@ -75,6 +79,28 @@ def mask_text(text: str, known: Iterable[str] = (), style: Style = Style.PLAIN) 
     if style is Style.CODE:
         text = _STRING_OR_COMMENT.sub(lambda match: _mask_named(match[0], Style.COMMENT), text)
     return replace_tokens(text, HIDDEN)
+
+
+def mask_source(text: str, name: str) -> str:
+    """Replace the secrets in a program, which is of the language that the name of its file or its first line says."""
+    is_python = PurePath(name).suffix in _PYTHON or _PYTHON_PROGRAM.match(text) is not None
+    return mask_text(text, style=Style.CODE if is_python else Style.PLAIN)
+
+
+def mask_diff(text: str) -> str:
+    """Replace the secrets in a diff of git; its lines and their marks stay, so that it is still one."""
+    return "".join(map(_mask_file, _FILE.split(text)))
+
+
+def _mask_file(text: str) -> str:
+    """Replace the secrets in what a diff says of one file, or in what stands before the first."""
+    changed = _CHANGED.match(text)
+    head, start, hunks = text.partition("\n@@ ")
+    if changed is None or not start:
+        return mask_text(text)
+    marks, lines = zip(*((line[:1], line[1:]) for line in f"@@ {hunks}".split("\n")), strict=True)
+    masked = mask_source("\n".join(lines), changed["name"]).split("\n")
+    return mask_text(head) + "\n" + "\n".join(map("".join, zip(marks, masked, strict=True)))
 
 
 def _mask_defaults(text: str) -> str:

@@ -11,20 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.base.system import override_values
-from pipeline.base.system.secret_names import Secrecy, names_secret, secrecy_of
-from pipeline.base.system.secret_texts import mask_text
-from pipeline.base.system.secret_values import HIDDEN, is_harmless
+from pipeline.base.system.secrecy import HIDDEN, Secrecy, is_harmless, secrecy_of
+from pipeline.base.system.secret_texts import mask_diff, mask_source, mask_text
 
-__all__ = [
-    "HIDDEN",
-    "known_values",
-    "mask",
-    "mask_text",
-    "mask_words",
-    "names_secret",
-    "places_of_hidden",
-    "strip_logins",
-]
+__all__ = ["HIDDEN", "known_values", "mask", "mask_diff", "mask_source", "mask_text", "mask_words", "strip_logins"]
 
 _NAME = r"[A-Za-z_][\w.\-]*"
 _GIVEN = re.compile(rf"(?P<before>[+~-]*(?P<name>{_NAME})=)(?P<value>.+)", re.DOTALL)
@@ -141,7 +131,7 @@ def _mask_map(values: Mapping[Any, Any], secrecy: Secrecy) -> dict[Any, Any]:
 def _mask_list(values: Sequence[Any], secrecy: Secrecy) -> Any:
     if secrecy is not Secrecy.NONE:
         return values if all(_masked(value, secrecy) == value for value in values) else HIDDEN
-    if len(values) == 2 and isinstance(values[0], str) and re.fullmatch(_NAME, values[0]) and names_secret(values[0]):
+    if len(values) == 2 and isinstance(values[0], str) and re.fullmatch(_NAME, values[0]) and secrecy_of(values[0]):
         return [values[0], mask(values[1], values[0])]  # a name and its value
     if any(isinstance(value, Mapping | list | tuple) for value in values):
         return [_masked(value, Secrecy.NONE) for value in values]
@@ -158,7 +148,7 @@ def _mask_given(text: str, name: str) -> str:
     if not re.search(r"[\[{'\"]", text):
         return _mask_line(text)
     names = re.findall(_NAME, text)
-    if mask_text(text) == text and not any(names_secret(name) or name in _OPTIONS for name in names):
+    if mask_text(text) == text and not any(secrecy_of(name) or name in _OPTIONS for name in names):
         return text
     try:
         value = override_values.parsed(text)
