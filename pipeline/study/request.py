@@ -14,11 +14,11 @@ from omegaconf import DictConfig
 from pipeline import rehearsal
 from pipeline.base.domain.protocols import Exporter
 from pipeline.base.domain.records import Device, Plan, Resume
-from pipeline.base.system import factory, words
+from pipeline.base.system import factory, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.paths import expanded
-from pipeline.plan import feasible, read, units
+from pipeline.plan import feasible, overrides, read, units
 from pipeline.plan import plan as planning
 from pipeline.plan.experiment_names import separate_rehearsals
 from pipeline.plan.inventory import Inventory
@@ -121,6 +121,7 @@ def read_request(
     separate_rehearsals(configs)
     if first.reproduce is None:
         refuse_unread(invocation.words[1:], configs, composed)
+    overrides.refuse_integers(user_command.divided(invocation.words[1:])[0], composed[0])
     reproduce.refuse_sweep(configs, is_sweep=is_sweep)
     exporter: Exporter = factory.instance(factory.spec_of(first.exporter, without=frozenset({"name"})))
     sender = reproduction = None
