@@ -50,26 +50,35 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     What the user should know is added to `notes`. Where `baseline` is `auto`, several jobs have serial baselines, and
     in a sweep (`is_sweep`) one has as well.
     """
-    beside, asked = programs.neighbours(config), programs.chosen(config)
-    device, workloads = inventory.device_of(config.gpu), [workload for _, workload in asked]
-    for workload in [*workloads, *(workload for _, workload in beside)]:
-        workload.refuse_wrong(_planned_for(device, config), device_was_chosen=config.gpu.kind is not GpuKind.auto)
+    beside, measured = programs.neighbours(config), programs.chosen(config)
+    device, workloads = inventory.device_of(config.gpu), [workload for _, workload in measured]
+    # A dry run on a simulated GPU is the plan for the real one, although its jobs would run on the CPU.
+    checked_for = dataclasses.replace(device, kind="nvidia") if config.dry_run and device.is_simulated else device
+    complete: dict[int, WorkloadConfig] = {}  # copies of a workload are one object
+    for _, workload in (*measured, *beside):
+        if id(workload) not in complete:
+            complete[id(workload)] = planned = workload.complete()
+            planned.refuse_wrong(checked_for, device_was_chosen=config.gpu.kind is not GpuKind.auto)
     window = _window(config, workloads)
-    made = _programs(workloads, config, device, window, inventory)
-    jobs = tuple(
-        Job(index=index, workload=made[id(workload)], size=size) for index, (size, workload) in enumerate(asked)
-    )
-    until_stop = dataclasses.replace(window, kind=WindowKind.STEADY)
-    made = _programs([workload for _, workload in beside], config, device, until_stop, inventory)
-    neighbours = tuple(
-        Job(index=index, workload=made[id(workload)], size=size, is_neighbour=True)
-        for index, (size, workload) in enumerate(beside, start=len(jobs))
-    )
+
+    def make_jobs(entries: programs.Entries, window: Window, *, first: int = 0) -> tuple[Job, ...]:
+        unique = {id(workload) for _, workload in entries}
+        made = {key: _workload(complete[key], config, device, window, inventory) for key in unique}
+        return tuple(
+            Job(index=index, workload=made[id(workload)], size=size, is_neighbour=first > 0)
+            for index, (size, workload) in enumerate(entries, start=first)
+        )
+
+    jobs = make_jobs(measured, window)
+    neighbours = make_jobs(beside, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
     together = _group(config, device, window, jobs + neighbours)
     notes += [note for workload in workloads for note in workload.window_notes(window)]
     notes += _notes(together, inventory, is_other_window=window.kind is not config.window.kind)
     in_turn = _in_turn(together, jobs)
-    alone = [_in_turn(together, (dataclasses.replace(job, index=0),)) for job in _distinct(jobs)]
+    distinct: dict[str, Job] = {}
+    for job in jobs:
+        distinct.setdefault(job.workload.digest, job)
+    alone = [_in_turn(together, (dataclasses.replace(job, index=0),)) for job in distinct.values()]
     if config.scenario.sequential:
         # n copies one after another take n times as long as one, which is measured once for every degree.
         groups = alone if len(alone) == 1 else [in_turn]
@@ -80,14 +89,6 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
     else:
         groups = [together]
     return [_identified(group, inventory) for group in groups]
-
-
-def _planned_for(device: Device, config: Config) -> Device:
-    """Return the device that workloads are checked for: of a dry run on a simulated GPU, the real one of its model.
-
-    Its jobs would run on the CPU, but nothing runs, and the plan is that of the study on the GPU.
-    """
-    return dataclasses.replace(device, kind="nvidia") if config.dry_run and device.is_simulated else device
 
 
 def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iterator[str]:
@@ -120,13 +121,6 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
             yield f"{to_build}; the digests of its groups are known when it is built"
 
 
-def _distinct(jobs: Sequence[Job]) -> list[Job]:
-    first: dict[str, Job] = {}
-    for job in jobs:
-        first.setdefault(job.workload.digest, job)
-    return list(first.values())
-
-
 def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
     """The window that fits all of the jobs, with what applies to all: nobody tells a script how many epochs to do."""
     window = Window(**vars(config.window))
@@ -141,14 +135,6 @@ def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
     if window.kind is WindowKind.WORK:
         return Window(kind=WindowKind.WORK, epochs=window.epochs)
     return dataclasses.replace(window, epochs=0)
-
-
-def _programs(
-    workloads: Sequence[WorkloadConfig], config: Config, device: Device, window: Window, inventory: Inventory
-) -> dict[int, Workload]:
-    """What runs for each of these, by its id; copies of one are the same program."""
-    unique = {id(workload): workload for workload in workloads}
-    return {key: _workload(workload, config, device, window, inventory) for key, workload in unique.items()}
 
 
 def _workload(
@@ -218,7 +204,8 @@ def _lacking(workload: WorkloadConfig, interpreter: Interpreter) -> str | None:
     for package in workload.needed_packages() if lines else ():
         names = "|".join(map(re.escape, package.split("|")))
         if not any(re.match(rf"(?:.*/)?(?:{names})(?:[-=@ ]|$)", line) for line in lines):
-            return workload.explain_lack(package.partition("|")[0], interpreter.python)
+            lack = workload.describe_lack(package.partition("|")[0], str(interpreter.python))
+            return f"workload {workload.name}: {lack}"
     return None
 
 
@@ -286,15 +273,11 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
             job_memory_mib=config.gpu.job_memory_mib,
             beside=config.gpu.beside,
         ),
-        config_text=lambda: _config_text(config),
+        config_text=lambda: OmegaConf.to_yaml(OmegaConf.create(secrets.mask(_plain(config)))),
         profiler=ProfilerSpec(
             name=config.profiler.name, build=factory.spec_of(config.profiler, without=frozenset({"name"}))
         ),
     )
-
-
-def _config_text(config: Config) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(secrets.mask(_plain(config))))
 
 
 def _plain(value: Any) -> Any:

@@ -72,11 +72,12 @@ def take(
     """
     every = list(configs)
     devices = {asked: find_device(gpu) for asked, gpu in {_asked_for(c.gpu): c.gpu for c in every}.items()}
-    workloads = [
-        (config, workload)
+    unique = {
+        id(workload): (config, workload)
         for config in every
         for _, workload in (*programs.neighbours(config), *programs.chosen(config))
-    ]
+    }
+    workloads = list(unique.values())
     envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in {env_of(*each): None for each in workloads}}
     scripts: dict[str, Code] = {}
     speaking = set[str]()
@@ -103,7 +104,7 @@ def take(
         if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
             scripts[module] = code_of(file, PROJECT_DIR)
         if needs_data:
-            workload.refuse_missing_data()
+            workload.complete().refuse_missing_data()
     needed = {env_of(config, workload) for config, workload in workloads if not workload.may_lack_packages}
     may_lack = frozenset(interpreters.keys() - needed)
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts, may_lack=may_lack)
@@ -156,7 +157,9 @@ def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots:
 
     Its modules may also lie in `roots`.
     """
-    if script and interpreter is not None and Path(script).name == script and not _is_file(script):
+    folders = (Path.cwd(), PROJECT_DIR)
+    is_here = script.endswith(".py") or any(is_file(folder / script) for folder in folders)
+    if script and interpreter is not None and Path(script).name == script and not is_here:
         return Code(Path(script), _digest_of_program(script, interpreter))
     path = find_file(key, script, *roots, is_ours=is_ours)
     if not os.access(path, os.X_OK) and (path.suffix in _OF_SHELLS or _is_of_another_interpreter(path)):
@@ -178,10 +181,6 @@ def _is_of_another_interpreter(path: Path) -> bool:
     except OSError:
         return False
     return first.startswith(b"#!") and b"python" not in first
-
-
-def _is_file(script: str) -> bool:
-    return script.endswith(".py") or any(is_file(folder / script) for folder in (Path.cwd(), PROJECT_DIR))
 
 
 def _digest_of_program(name: str, interpreter: Interpreter) -> str:

@@ -23,11 +23,13 @@ from pipeline.plan.workloads import WorkloadConfig
 _OF_A_WORKLOAD = re.compile(r"(?P<place>workload|sizes\.(?P<size>[^.]+))(\.(?P<below>.+))?")
 _DEFAULT_DEGREE = 2
 _MAX_DEGREE = 10_000
+Entries = list[tuple[str | None, WorkloadConfig]]
+"""The workload of each job, with its name among the sizes if it has one."""
 COMMAND = "command"
 """The key of a mix's entry that holds its command line, beside those of a script."""
 
 
-def chosen(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
+def chosen(config: Config) -> Entries:
     """The workload of each job, with its name among the sizes if it has one.
 
     Raises:
@@ -50,7 +52,7 @@ def chosen(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
     return [_entry(entry, config) for entry in config.mix]
 
 
-def neighbours(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
+def neighbours(config: Config) -> Entries:
     """The workload of each neighbour: of so many copies of `workload`, or of sizes.
 
     Raises:
@@ -67,7 +69,7 @@ def neighbours(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
     if config.degree == 0 or config.mix == []:
         raise ConfigError(f"{said} run beside jobs that are measured, and there are none: give degree=1, or a mix")
     if type(asked) is int and asked > 0:
-        found: list[tuple[str | None, WorkloadConfig]] = [(None, config.workload)] * asked
+        found: Entries = [(None, config.workload)] * asked
     elif isinstance(asked, list) and all(isinstance(entry, str) and entry in config.sizes for entry in asked):
         found = [(entry, config.sizes[entry]) for entry in asked]
     else:

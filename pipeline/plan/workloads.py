@@ -160,11 +160,10 @@ class WorkloadConfig:
 
     def own_options(self) -> dict[str, Any]:
         """The options that the program gets, with whole paths: a job's current folder is another one."""
-        planned = self._with_derived()
         options = [option for option in self.option_fields() if option.metadata.get("is_flag", True)]
-        return {option.name: planned._value_for_job(option) for option in options}
+        return {option.name: self._value_for_job(option) for option in options}
 
-    def _with_derived(self) -> WorkloadConfig:
+    def complete(self) -> WorkloadConfig:
         """Return the workload with the options that follow from others, where these have their defaults.
 
         Raises:
@@ -213,10 +212,6 @@ class WorkloadConfig:
         latency_ms = getattr(self, services.OBJECTIVE, None)
         percentile = getattr(self, services.OBJECTIVE_PERCENTILE, None)
         return None if latency_ms is None else Objective(latency_ms=latency_ms, percentile=percentile)
-
-    def explain_lack(self, package: str, python: Path) -> str:
-        """That the environment of an interpreter lacks a package, and what to do about it."""
-        return f"workload {self.name}: {self.describe_lack(package, str(python))}"
 
     def window_notes(self, window: Window) -> list[str]:
         """What a user should know of it in this window; a window that cannot hold what is asked is a `ConfigError`."""
@@ -292,14 +287,13 @@ class WorkloadConfig:
                 f"unit={self.unit} must be a plural of letters, digits and underscores, such as sequences: it is part "
                 "of the names of metrics"
             )
-        planned = self._with_derived()
         with self.hook("derive_unit"):
             unit = self.derive_unit()
         if unit and unit != self.unit:
             raise self._refused(f"unit={self.unit}: its work is counted in {unit}")
         capability = dict(device.details).get("compute_capability")
         with self.hook("check"):
-            planned.check(
+            self.check(
                 JobDevice(
                     name=device.name,
                     is_gpu=device.is_gpu,
@@ -311,11 +305,10 @@ class WorkloadConfig:
 
     def refuse_missing_data(self) -> None:
         """Refuse with `ConfigError` if data that the program will read is not there, or nobody said where it is."""
-        planned = self._with_derived()
         paths = [option for option in self.option_fields() if option.metadata.get("path")]
-        whole = {option.name: planned._value_for_job(option) for option in paths}
+        whole = {option.name: self._value_for_job(option) for option in paths}
         with self.hook("check_data"):
-            dataclasses.replace(planned, **whole).check_data()
+            dataclasses.replace(self, **whole).check_data()
 
     def needed_packages(self) -> tuple[str, ...]:
         """Return what `packages` does; ConfigError if it fails."""

@@ -41,7 +41,7 @@ def primes(**methods: Any) -> Any:
 
 
 def test_values_are_derived_once_and_those_that_are_given_win(monkeypatch):
-    planned = primes(total=99).own_options()
+    planned = primes(total=99).complete().own_options()
     assert planned == {"tilt": 0.25, "total": 99, "bins": [1]}
     by_hand = program.parse(Primes, ["--total", "99"])
     assert (by_hand.tilt, by_hand.options.tilt, by_hand.total) == (0.25, 0.25, 99)
@@ -72,6 +72,7 @@ def fail(*_: object) -> None:
 def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
     wrong = primes(**workload)
     with pytest.raises(ConfigError, match=f"^workload primes: {why}"):
+        wrong = wrong.complete()
         wrong.refuse_wrong(CPU, device_was_chosen=True)
         wrong.refuse_missing_data()
         wrong.needed_packages()
