@@ -20,8 +20,6 @@ _KINDS: dict[str, type[Any]] = {
     "workload": WorkloadConfig,
     **{group: base for group, base in schema.BASES.items() if group != "exporter"},  # who looked on changed no result
 }
-_REMOVED = {("gpu", "replay"): None}
-"""Keys that earlier versions recorded, by the value that asked for nothing."""
 
 
 def config_of(group: Original) -> tuple[DictConfig, list[str]]:
@@ -43,7 +41,9 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
         raise ConfigError(_damaged(group, "it holds no settings"))
     if lacking := [key for key in (*_KINDS, "sizes") if key not in values]:
         raise ConfigError(_not_understood(group, f"it has no {', '.join(lacking)}"))
-    _remove_keys_of_earlier_versions(group, values)
+    gpu = values.get("gpu")
+    if isinstance(gpu, dict) and (replay := gpu.pop("replay", None)) is not None:
+        raise ConfigError(_not_understood(group, f"gpu.replay={replay} is of an earlier version"))
     absent: list[str] = []
     whole = OmegaConf.structured(schema.Config)
     try:
@@ -63,13 +63,6 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     assert isinstance(whole, DictConfig)
     known = {each.name for each in dataclasses.fields(schema.Config)} - set(nodes)
     return whole, absent + sorted(known - set(values))
-
-
-def _remove_keys_of_earlier_versions(group: Original, values: dict[str, Any]) -> None:
-    for (section, key), unused in _REMOVED.items():
-        settings = values.get(section)
-        if isinstance(settings, dict) and (value := settings.pop(key, unused)) != unused:
-            raise ConfigError(_not_understood(group, f"{section}.{key}={value} is of an earlier version"))
 
 
 def _typed(base: type[Any], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
