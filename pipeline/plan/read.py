@@ -32,7 +32,9 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
             vars(each).pop("blocks", None)  # of the sweep, not of a job
             _refuse_other_kinds(each)
             _refuse_no_workloads(each)
-            each.resume = _resume(each.resume)
+            if each.resume.lower() not in list(Resume):
+                raise ConfigError(f"resume={each.resume}: must be {', '.join(Resume)}")
+            each.resume = Resume(each.resume.lower())
             each.scenario = _node("scenario", each.scenario, name=MISSING, sequential=False)
             each.env = _node("env", each.env)
             each.profiler = _node("profiler", each.profiler, name=MISSING)
@@ -91,13 +93,6 @@ def _lists_and_maps(node: type[Any]) -> dict[str, type[Any]]:
         if kind := next((each for each in (list, dict) if each in origins), None):
             found[key] = kind
     return found
-
-
-def _resume(given: str) -> Resume:
-    try:
-        return Resume(given.lower())
-    except ValueError as error:
-        raise ConfigError(f"resume={given}: must be {', '.join(Resume)}") from error
 
 
 def _node(where: str, node: Any, **defaults: object) -> Any:

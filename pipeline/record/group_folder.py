@@ -203,7 +203,7 @@ def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
 
     def add() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with locks.folder_held(folder):
+        with locks.held(folder):
             known: dict[str, float] = {}
             with suppress(TrackingError):
                 known = read_amendment(file).metrics
@@ -223,7 +223,7 @@ def below_spool(make: Callable[[], None]) -> None:
 
 def remove_amendment(file: Path, sent: Amendment) -> None:
     """Remove an amendment that the store has, unless more was added to it meanwhile."""
-    with locks.folder_held(file.parent), suppress(TrackingError):
+    with locks.held(file.parent), suppress(TrackingError):
         if read_amendment(file) == sent:
             file.unlink()
 

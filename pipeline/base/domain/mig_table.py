@@ -142,12 +142,8 @@ def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
 
 def model_called(text: str) -> str:
     """The name of the model that a name, an alias or the driver's name of a GPU means; the text if none is known."""
-    return _names().get(_plain(text.removeprefix("simulated_")), text)
-
-
-@cache
-def _names() -> dict[str, str]:
-    return {name: model.name for model, names in _rows() for name in names}
+    called = _plain(text.removeprefix("simulated_"))
+    return next((model.name for model, names in _rows() if called in names), text)
 
 
 @cache

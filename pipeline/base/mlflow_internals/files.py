@@ -42,21 +42,19 @@ class ScriptRun:
 
 
 def read_script_runs(store: Path, most_points: int = MOST_POINTS) -> list[ScriptRun]:
-    """Return every run of a file store in the order in which they began; nothing if the script never used MLflow.
-
-    Args:
-        store: the folder of the file store.
-        most_points: kept of a metric.
-    """
+    """Return every run of a file store, oldest first, with at most so many points of a metric."""
     found = []
     for meta_file in store.glob("[!.]*/*/meta.yaml"):
         meta = _meta(meta_file)
         if meta is not None and "run_id" in meta and meta.get("lifecycle_stage") != "deleted":
-            found.append((_start(meta), meta_file.parent))
+            start = meta.get("start_time")
+            found.append((start if isinstance(start, int) else 0, meta_file.parent))
     runs = []
     for number, (_, folder) in enumerate(sorted(found), start=1):
         prefix = "" if number == 1 else f"run{number}/"
-        files = {path.relative_to(folder / "metrics").as_posix(): path for path in _files(folder / "metrics")}
+        metrics_folder = folder / "metrics"
+        paths = regular_files.below(metrics_folder).files
+        files = {path.relative_to(metrics_folder).as_posix(): path for path in paths}
         metrics = {key: _points(path, most_points) for key, path in files.items()}
         runs.append(
             ScriptRun(
@@ -79,20 +77,11 @@ def _meta(path: Path) -> dict[str, Any] | None:
     return meta if isinstance(meta, dict) else None
 
 
-def _start(meta: dict[str, Any]) -> int:
-    start = meta.get("start_time")
-    return start if isinstance(start, int) else 0
-
-
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
     """Key and content of each file below a folder; a slash in a key makes a folder there."""
-    for path in _files(folder):
+    for path in regular_files.below(folder).files:
         with suppress(OSError):
             yield path.relative_to(folder).as_posix(), regular_files.read_text(path)
-
-
-def _files(folder: Path) -> tuple[Path, ...]:
-    return regular_files.below(folder).files
 
 
 def _points(path: Path, most: int) -> PointSeries:

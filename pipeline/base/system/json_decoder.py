@@ -76,7 +76,7 @@ def _decoder(kind: Any, are_figures_checked: bool) -> _Decoder:
     if dataclasses.is_dataclass(kind):
         return functools.partial(_record, kind, are_figures_checked)
     if kind is Any or kind is object:
-        return factory.freeze if kind is object else _unchanged
+        return factory.freeze if kind is object else lambda raw: raw
     inners = [_decoder(argument, are_figures_checked) for argument in arguments if argument is not ...]
     if origin in (types.UnionType, typing.Union):  # the latter of a Literal
         return functools.partial(_optional, inners[0])
@@ -86,10 +86,6 @@ def _decoder(kind: Any, are_figures_checked: bool) -> _Decoder:
     if origin in (dict, Mapping):
         return functools.partial(_map, inners[1])
     return functools.partial(_plain, kind, are_figures_checked)
-
-
-def _unchanged(raw: Any) -> Any:
-    return raw
 
 
 def _optional(inner: _Decoder, raw: Any) -> Any:

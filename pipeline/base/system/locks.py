@@ -60,20 +60,9 @@ def drop(descriptor: int) -> None:
 
 
 @contextmanager
-def folder_held(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which needs no file in it, and wait for it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        take(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, and wait for it."""
-    descriptor = opened(path)
+    """Hold the lock of a folder, or of a file, made if need be, and wait for it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else opened(path)
     try:
         take(descriptor)
         yield

@@ -39,12 +39,8 @@ def as_text(value: Any, *, is_double: bool = False) -> str:
     if isinstance(value, str):
         return str(QuotedString(value, Quote.double if is_double else Quote.single).with_quotes())
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{_key(str(key))}: {as_text(each)}' for key, each in value.items())}}}"
+        keys = (re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", str(key)) for key in value)  # which take no quotes
+        return f"{{{','.join(f'{key}: {as_text(inner)}' for key, inner in zip(keys, value.values(), strict=True))}}}"
     if isinstance(value, Sequence):
         return f"[{','.join(map(as_text, value))}]"
     return str(value)
-
-
-def _key(name: str) -> str:
-    """The key of a map, which takes no quotes."""
-    return re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", name)

@@ -33,21 +33,13 @@ def opened(path: Path) -> int:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file that can be read.
-
-    Raises:
-        OSError: as `opened`.
-    """
+    """Bytes of a regular file that can be read; OSError as of `opened`."""
     with os.fdopen(opened(path), "rb") as file:
         return os.fstat(file.fileno()).st_size
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        OSError: as `opened`.
-    """
+    """The content of a regular file; OSError as of `opened`."""
     with os.fdopen(opened(path), "rb") as file:
         return file.read()
 
@@ -60,10 +52,7 @@ def read_text(path: Path) -> str:
 def line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
     """Yield a regular file in portions of whole lines, of about so many bytes; the last one may be torn.
 
-    Of a line that is longer, only that many bytes are a portion of their own, without an end.
-
-    Raises:
-        OSError: as `opened`.
+    Of a line that is longer, only that many bytes are a portion of their own, without an end. OSError as of `opened`.
     """
     with os.fdopen(opened(path), "rb") as file:
         left = b""

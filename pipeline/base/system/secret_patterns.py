@@ -65,7 +65,7 @@ def mask_places(text: str) -> str:
     if "/t/" in text:
         text = _CONDA_TOKEN.sub(lambda match: match[1] + (HIDDEN if looks_secret(match[2]) else match[2]), text)
     if "@" in text:
-        text = _WITHOUT_SCHEME.sub(_hide_password, text)
+        text = _WITHOUT_SCHEME.sub(lambda match: match[1] + (HIDDEN if looks_secret(match[2]) else match[2]), text)
     for needle, pair in (("</", _ELEMENT), ("%3", _ENCODED), ("login", _NETRC), ("", _SET)):
         if needle in text:
             text = pair.sub(_hide_pair, text)
@@ -76,10 +76,6 @@ def _hide_place(match: re.Match[str]) -> str:
     before = match.groupdict().get("before", "")
     secret = match[0].removeprefix(before)
     return before + (secret if is_reference(secret) else hide(secret))
-
-
-def _hide_password(match: re.Match[str]) -> str:
-    return match["user"] + (HIDDEN if looks_secret(match["secret"]) else match["secret"])
 
 
 def _hide_pair(match: re.Match[str]) -> str:

@@ -27,13 +27,22 @@ def task_of(job: str, number: int) -> str:
     return f"{job}_{number}"
 
 
-def states(jobs: Collection[str]) -> Mapping[str, str]:
+def states(jobs: Collection[str], *options: str) -> dict[str, str]:
     """State and, unless it is `None`, reason of each task of these arrays in the queue: `RUNNING`, `PENDING Priority`.
 
     Raises:
         CommandError: there is no Slurm, or it does not answer.
     """
-    return _list_tasks(jobs)
+    argv = ["squeue", "--all", "--array", "--noheader", *options, f"--jobs={_join(jobs)}", "--format=%F %K %T %r"]
+    # What a user has set to see less of the queue would make tasks absent that are there.
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
+    done = command.run(argv, timeout_s=_LIMIT_S, environ=environ, check=False)
+    if "Invalid job id" in done.stderr:  # a job that Slurm has forgotten
+        return {}
+    if done.status != 0:
+        raise CommandError(argv, done.status, done.stderr)
+    found = filter(None, map(_TASK.fullmatch, done.stdout.splitlines()))
+    return {task_of(each[1], int(each[2])): f"{each[3]} {each[4]}".removesuffix(" None").strip() for each in found}
 
 
 def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
@@ -44,7 +53,7 @@ def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
     Raises:
         CommandError: there is no Slurm, or it does not answer.
     """
-    remembered = {task: state for task, state in _list_tasks(jobs, "--states=all").items() if _is_end(state)}
+    remembered = {task: state for task, state in states(jobs, "--states=all").items() if _is_end(state)}
     return _list_accounted(jobs) | remembered
 
 
@@ -64,19 +73,6 @@ def _join(jobs: Collection[str]) -> str:
 
 def _is_end(state: str) -> bool:
     return state.partition(" ")[0] in _ENDS
-
-
-def _list_tasks(jobs: Collection[str], *options: str) -> dict[str, str]:
-    argv = ["squeue", "--all", "--array", "--noheader", *options, f"--jobs={_join(jobs)}", "--format=%F %K %T %r"]
-    # What a user has set to see less of the queue would make tasks absent that are there.
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
-    done = command.run(argv, timeout_s=_LIMIT_S, environ=environ, check=False)
-    if "Invalid job id" in done.stderr:  # a job that Slurm has forgotten
-        return {}
-    if done.status != 0:
-        raise CommandError(argv, done.status, done.stderr)
-    found = filter(None, map(_TASK.fullmatch, done.stdout.splitlines()))
-    return {task_of(each[1], int(each[2])): f"{each[3]} {each[4]}".removesuffix(" None").strip() for each in found}
 
 
 def states_on(wanted: str, jobs: Collection[str]) -> Mapping[str, str]:
