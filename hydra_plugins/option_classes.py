@@ -10,7 +10,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from pipeline.plan import option_classes
+from pipeline.plan import option_loader
 
 _SCHEMA = re.compile(r"schema/((?:\w+\.)+\w+?)(?:\.yaml)?")
 
@@ -37,7 +37,7 @@ class OptionClasses(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         found = _SCHEMA.fullmatch(config_path.removesuffix(".yaml"))
         assert found is not None
-        node = option_classes.node_of(found[1])
+        node = option_loader.node_of(found[1])
         return ConfigResult(provider=self.provider, path=self.full_path(), config=node, header={"package": None})
 
 

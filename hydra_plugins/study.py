@@ -5,7 +5,8 @@ launcher would run each job blind to the others: baselines measured again and ag
 one knowing how long is left. An experiment file may give `blocks`, a union of grids: each is crossed with the grid of
 the command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the command line: so
 `+rehearse=tiny` makes small what any experiment asks for, its workloads among it (`hydra.sweeper.small`,
-`pipeline/plan/small.py`). `hydra/launcher=gpus` and `slurm` hand out the units of the study to workers (`worker`), and
+`pipeline/plan/small_workloads.py`). `hydra/launcher=gpus` and `slurm` hand out the units of the study to workers
+(`worker`), and
 `beside` measures what work on other GPUs costs. Launchers of others make every job a study of its own.
 """
 
@@ -33,7 +34,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipeline.base.system import override_values, user_command, words
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, small
+from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, small_workloads
 from pipeline.record import invocation
 from pipeline.scale.options import SlurmOptions
 
@@ -200,7 +201,7 @@ class StudyLauncher(Launcher):
             ) from error
         if wanted := self.config.hydra.sweeper.get("small"):
             fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}
-            small.make_small(config, fixed | set(self.config.hydra.sweeper.instead), wanted)
+            small_workloads.make_small(config, fixed | set(self.config.hydra.sweeper.instead), wanted)
         if b"${hydra:" in text or any("${hydra:" in str(each.value()) for each in values):
             HydraConfig.instance().cfg = of_hydra  # by now it is that of the combination composed last
             OmegaConf.resolve(config)

@@ -44,18 +44,18 @@ class Rehearsal:
 
     @property
     def file(self) -> Path:
-        """That holds the machine."""
+        """The file that holds the machine."""
         return self._state_file.path.absolute()
 
     def find_device(self, config: GpuConfig) -> Device:
-        """The simulated GPU that a configuration asks for: `device` counts, and names, those of its model only."""
+        """Return the simulated GPU that a configuration asks for: `device` counts and names those of its model."""
         name = _model_name(config)
         gpus = self._state_file.read().gpus
         uuids = [gpu.uuid for gpu in gpus if gpu.model == name]
         if len(uuids) < config.count:
-            there = ", ".join(gpu.model for gpu in gpus)
+            models = ", ".join(gpu.model for gpu in gpus)
             raise ConfigError(
-                f"gpu.machine={config.machine} has {len(uuids)} {name}, not {config.count}; it was made with {there}: "
+                f"gpu.machine={config.machine} has {len(uuids)} {name}, not {config.count}; it was made with {models}: "
                 "choose among these with gpu.model and gpu.count, or another file"
             )
         of_model = [device for device in nvml.list_devices() if device.uuid in uuids]
@@ -63,7 +63,9 @@ class Rehearsal:
         remedy = "; gpu.count=NUMBER makes a machine with more"
         key, selector = _asked(config)
         chosen = choose(key, selector, with_mig_devices(selector, counted), remedy)
-        index = next(each.index for each in of_model if each.uuid == chosen.gpu_uuid)
+        index = next(
+            device_of_machine.index for device_of_machine in of_model if device_of_machine.uuid == chosen.gpu_uuid
+        )
         device = dataclasses.replace(chosen, index=index)
         return dataclasses.replace(device, kind="simulated", programs=self._programs)
 
@@ -132,7 +134,7 @@ class Rehearsal:
 
 @contextmanager
 def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
-    """The machine that the configurations rehearse on, beneath pynvml in this process; `None` if they rehearse nothing.
+    """Install the machine that configurations rehearse on beneath pynvml here; `None` if they rehearse nothing.
 
     Raises:
         ConfigError: some configurations are rehearsed and others are not, or on different machines, no such model can
@@ -153,10 +155,10 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     model_names = _model_names(simulated)
     # A dry run leaves nothing behind, so it makes no machine to keep.
     if path is not None and (path.exists() or not configs[0].dry_run):
-        found = StateFile(path).keep(model_names, driver or RECORDED).branch
-        if driver not in (None, found):
+        branch = StateFile(path).keep(model_names, driver or RECORDED).branch
+        if driver not in (None, branch):
             raise ConfigError(
-                f"gpu.machine={machine} was made with driver {found}, not gpu.driver={driver}: choose another file"
+                f"gpu.machine={machine} was made with driver {branch}, not gpu.driver={driver}: choose another file"
             )
         with kept(path) as rehearsal:
             yield rehearsal
@@ -170,14 +172,14 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
 
 @contextmanager
 def kept(path: Path) -> Iterator[Rehearsal]:
-    """The machine that an earlier start kept in the file `gpu.machine`, beneath pynvml here; it is left as it is."""
+    """Install the machine that is kept in the file `gpu.machine` beneath pynvml here; it is left as it is."""
     state_file = StateFile(path.expanduser().resolve())
     with installed(state_file.path):
         yield Rehearsal(state_file, programs_beside(state_file))
 
 
 def programs_beside(state_file: StateFile) -> dict[str, Path]:
-    """The programs of a kept machine, written anew in the folder beside its file; by the name of the real one."""
+    """Write the programs of a kept machine anew in the folder beside its file; by the name of the real one."""
     return _programs(state_file, state_file.path.with_name(f"{state_file.path.name}.bin"))
 
 
@@ -200,17 +202,17 @@ def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:
 
 
 def _driver(gpus: Sequence[GpuConfig]) -> str | None:
-    asked = {gpu.driver for gpu in gpus}
-    if len(asked) > 1:
+    drivers = {gpu.driver for gpu in gpus}
+    if len(drivers) > 1:
         raise ConfigError("gpu.driver applies to the whole study and cannot be swept")
-    (driver,) = asked
+    (driver,) = drivers
     if driver not in (None, *RELEASES):
         raise ConfigError(f"gpu.driver={driver}: a simulated machine has one of {', '.join(RELEASES)}")
     return driver
 
 
 def _asked(config: GpuConfig) -> tuple[str, str]:
-    """What says which simulated GPU to take, and its index or UUID; a scheduler's grant counts, a user's habit not."""
+    """Return the key that selects a simulated GPU, and its index or UUID; a scheduler's grant counts."""
     if config.device != AUTO_DEVICE:
         return "gpu.device", config.device
     return granted() if "SLURM_JOB_ID" in os.environ else ("gpu.device", "0")

@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import locks
-from pipeline.plan import feasible, read
-from pipeline.plan import plan as planning
+from pipeline.plan import feasibility, read
+from pipeline.plan import plan_builder as planning
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.inventory import take as take_inventory
 from pipeline.plan.schema import Config
@@ -178,7 +178,7 @@ def make_plan(compose: Callable[..., list[DictConfig]]) -> Callable[..., Plan]:
         alone = ["baseline=never"] if is_sweep is None and not sweep and "baseline=" not in str(overrides) else []
         configs = read.read(compose(*([*given, *alone] for given in overrides)))
         plan = planning.build_plan(configs, inventory_of(configs, device), is_sweep=sweep)
-        return feasible.checked(plan)
+        return feasibility.checked(plan)
 
     return make
 

@@ -46,8 +46,8 @@ def run(main: Callable[[], None]) -> int:
         SystemExit: a study ended with another status than 0.
     """
     try:
-        given = [*hydra_arguments.folder_to_complete(sys.argv[1:]), *sys.argv[1:]]
-        sys.argv[1:] = hydra_arguments.arrange([readable(word) for word in user_command.as_overrides(given)])
+        words_given = [*hydra_arguments.folder_to_complete(sys.argv[1:]), *sys.argv[1:]]
+        sys.argv[1:] = hydra_arguments.arrange([readable(word) for word in user_command.as_overrides(words_given)])
         main()
     except Interrupted as interrupted:
         words.say(str(interrupted))
@@ -66,7 +66,7 @@ def run(main: Callable[[], None]) -> int:
 
 
 def readable(argument: str) -> str:
-    """An override as Hydra can read it: `KEY=~/folder`, which it refuses without quotes, with them.
+    """Quote `KEY=~/folder`, which Hydra refuses without quotes.
 
     Raises:
         ConfigError: it names no key, of which Hydra says something else.
@@ -77,7 +77,7 @@ def readable(argument: str) -> str:
 
 
 def explain(error: Exception) -> str:
-    """Why Hydra refuses a command line, or a file of the configuration.
+    """Explain why Hydra refuses a command line, or a file of the configuration.
 
     Its own words span many lines, and propose `+` for a key that is misspelt.
     """
@@ -106,9 +106,9 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
         return f"+{present[1]}: there is a value already; write {present[1]}=VALUE, without the plus"
     if missing := _NO_FILE.match(text):
         return _explain_missing(missing[1], missing[2])
-    if (unset := _NEEDS_PLUS.match(text)) and (there := list_choices(unset[1])):
+    if (unset := _NEEDS_PLUS.match(text)) and (choices := list_choices(unset[1])):
         value = next((word.partition("=")[2] for word in sys.argv if word.startswith(f"{unset[1]}=")), "...")
-        which = "" if value in there else f", one of {', '.join(there)}"
+        which = "" if value in choices else f", one of {', '.join(choices)}"
         return (
             f"{unset[1]}={value}: nothing is chosen there yet; write +{unset[1]}={value if not which else '...'}{which}"
         )
@@ -121,8 +121,8 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
     if deleted := _DELETION.match(text):
         return f"~{deleted['key'] or deleted['group']} takes no value, unless it is the one that is there"
     lines = [line.strip() for line in text.splitlines()]
-    said = "; ".join(line.rstrip(".") for line in lines if line)
-    return said if is_of_hydra else f"the configuration cannot be read: {said}"
+    message = "; ".join(line.rstrip(".") for line in lines if line)
+    return message if is_of_hydra else f"the configuration cannot be read: {message}"
 
 
 def _explain_in_file(cause: OmegaConfBaseException) -> str:
@@ -145,13 +145,13 @@ def _explain_refused(override: str, cause: OmegaConfBaseException) -> str:
 
 
 def no_such_setting(key: str, known: Iterable[str]) -> str:
-    """The message for a key (with its parents, as `workload.batchsize`) that its parent, which has these, lacks."""
+    """Explain that a key, as `workload.batchsize`, does not exist; its parent has the known ones."""
     parent, _, name = key.rpartition(".")
     return f"{key}: there is no such setting; {_instead(name, known, f'{parent}.' if parent else '')}"
 
 
 def unknown_settings(node: Any, where: str = "") -> Iterator[str]:
-    """A message for each key of a typed configuration that its schema does not have, which only `+KEY` can add."""
+    """Explain each key of a typed configuration that its schema lacks, as `+KEY` adds one."""
     if dataclasses.is_dataclass(node):
         known = [field.name for field in dataclasses.fields(node)]
         yield from (no_such_setting(f"{where}{key}", known) for key in vars(node) if key not in known)
@@ -170,8 +170,8 @@ def _instead(word: str, known: Iterable[str], parent: str = "") -> str:
 def _other_choice(word: str, choices: Iterable[str]) -> str:
     names = sorted(set(choices))
     near = difflib.get_close_matches(word, names, n=1)
-    there = f"there is only {names[0]}" if len(names) == 1 else f"there are {', '.join(names) or 'none'}"
-    return f"did you mean {near[0]}? {there[0].upper()}{there[1:]}" if near else there
+    remedy = f"there is only {names[0]}" if len(names) == 1 else f"there are {', '.join(names) or 'none'}"
+    return f"did you mean {near[0]}? {remedy[0].upper()}{remedy[1:]}" if near else remedy
 
 
 def _unknown(key: str, parent: Any) -> str:
@@ -181,15 +181,15 @@ def _unknown(key: str, parent: Any) -> str:
         return no_such_setting(key, ())
     if OmegaConf.get_type(parent) is dict:  # of entries with names of their own
         return f"{key}: there is no such entry; +{key} adds one"
-    known = [str(each) for each in parent if each != "_target_"]
+    known = [str(name) for name in parent if name != "_target_"]
     group, _, name = key.rpartition(".")
     if difflib.get_close_matches(name, known):
         return no_such_setting(key, known)
     if "metric_pattern" in known:
         return f"{key}: a script has no such setting; {group}.flags.{name}=VALUE gives it --{name} VALUE"
-    if having := _choices_that_have(group, name):
+    if choices := _choices_that_have(group, name):
         chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
-        some = having if len(having) <= _MOST_NAMED else [*having[:_MOST_NAMED], "others"]
+        some = choices if len(choices) <= _MOST_NAMED else [*choices[:_MOST_NAMED], "others"]
         what = f"{group}={chosen}" if chosen else f"this {group}"
         return f"{key}: {what} has no such setting; add {group}={' or '.join(some)}, which has it"
     return no_such_setting(key, known)
@@ -200,21 +200,21 @@ def _choices_that_have(group: str, name: str) -> list[str]:
 
 
 def why_refused(key: str, cause: OmegaConfBaseException) -> str:
-    """What a key takes instead of the value that was refused."""
-    said = str(cause).splitlines()[0]
-    if "is not a subclass of" in said:
+    """Explain what a key takes instead of a refused value."""
+    message = str(cause).splitlines()[0]
+    if "is not a subclass of" in message:
         group = key.partition(".")[0]
         help_command = entry_points.spell("run", "--help-keys", group)
         return f"this has settings of its own, {key}.NAME=VALUE; {help_command} prints them"
     if isinstance(cause.parent_node, ListConfig) and isinstance(cause.key, int):
-        wanted = next((words for kind, words in _WANTED.items() if f" to {kind.__name__[:-4]}" in said), None)
-        return f"{cause.value} in this list {f'must be {wanted}' if wanted else f'is not taken: {said}'}"
-    if "is not a ListConfig" in said or isinstance(cause.parent_node, ListConfig):
+        type_words = next((words for kind, words in _WANTED.items() if f" to {kind.__name__[:-4]}" in message), None)
+        return f"{cause.value} in this list {f'must be {type_words}' if type_words else f'is not taken: {message}'}"
+    if "is not a ListConfig" in message or isinstance(cause.parent_node, ListConfig):
         return f"a list is written '{key}=[A,B]'"
     node = cause.child_node
-    if isinstance(node, DictConfig) or "not assignable to" in said or "Cannot merge DictConfig" in said:
+    if isinstance(node, DictConfig) or "not assignable to" in message or "Cannot merge DictConfig" in message:
         return f"a map is written '{key}={{NAME: VALUE}}', and an entry {key}.NAME=VALUE"
     if isinstance(node, EnumNode):
         return f"the value must be one of {', '.join(node.enum_type.__members__)}"
-    wanted = next((words for kind, words in _WANTED.items() if isinstance(node, kind)), None)
-    return said if wanted is None else f"the value must be {wanted}"
+    type_words = next((words for kind, words in _WANTED.items() if isinstance(node, kind)), None)
+    return message if type_words is None else f"the value must be {type_words}"

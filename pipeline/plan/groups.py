@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base.domain import naming, placeholders, units
+from pipeline.base.domain import group_names, placeholders, units
 from pipeline.base.domain.protocols import Profiler
 from pipeline.base.domain.records import (
     DEVICE,
@@ -35,22 +35,22 @@ from pipeline.base.domain.workload import Workload
 from pipeline.base.system import factory, secrets, user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
-from pipeline.plan import programs
+from pipeline.plan import job_entries
 from pipeline.plan.inventory import Inventory, env_of
-from pipeline.plan.option_classes import root_of
+from pipeline.plan.option_loader import root_of
 from pipeline.plan.schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.workload_config import WorkloadConfig
 
 _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
 
 
 def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_sweep: bool) -> list[Group]:
-    """The groups of one configuration, without block and number, and its baselines.
+    """Make the groups of one configuration, without block and number, and its baselines.
 
     What the user should know is added to `notes`. Where `baseline` is `auto`, several jobs have serial baselines, and
     in a sweep (`is_sweep`) one has as well.
     """
-    beside, measured = programs.neighbours(config), programs.chosen(config)
+    beside, measured = job_entries.neighbours(config), job_entries.chosen(config)
     device, workloads = inventory.device_of(config.gpu), [workload for _, workload in measured]
     # A dry run on a simulated GPU is the plan for the real one, although its jobs would run on the CPU.
     checked_for = dataclasses.replace(device, kind="nvidia") if config.dry_run and device.is_simulated else device
@@ -61,11 +61,11 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
             planned.refuse_wrong(checked_for, device_was_chosen=config.gpu.kind is not GpuKind.auto)
     window = _window(config, workloads)
 
-    def make_jobs(entries: programs.Entries, window: Window, *, first: int = 0) -> tuple[Job, ...]:
+    def make_jobs(entries: job_entries.Entries, window: Window, *, first: int = 0) -> tuple[Job, ...]:
         unique = {id(workload) for _, workload in entries}
-        made = {key: _workload(complete[key], config, device, window, inventory) for key in unique}
+        workload_of = {key: _workload(complete[key], config, device, window, inventory) for key in unique}
         return tuple(
-            Job(index=index, workload=made[id(workload)], size=size, is_neighbour=first > 0)
+            Job(index=index, workload=workload_of[id(workload)], size=size, is_neighbour=first > 0)
             for index, (size, workload) in enumerate(entries, start=first)
         )
 
@@ -108,11 +108,11 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
         by_end = {True: dict[str, None](), False: dict[str, None]()}
         for job in group.measured:
             by_end[job.workload.ends_by_itself][job.workload.name] = None
-        names, others = ", ".join(by_end[True]), ", ".join(by_end[False])
+        names, stoppable = ", ".join(by_end[True]), ", ".join(by_end[False])
         if group.window.kind is WindowKind.LOGGED:
             yield f"{names} cannot be told to stop: measured while all jobs log how fast they are"
         else:
-            epochs = f", in which {others} does window.epochs" if others else ""
+            epochs = f", in which {stoppable} does window.epochs" if stoppable else ""
             yield (
                 f"{names} cannot be told to stop: measured from start to end, start-up included (window=work{epochs})"
             )
@@ -122,7 +122,7 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
 
 
 def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
-    """The window that fits all of the jobs, with what applies to all: nobody tells a script how many epochs to do."""
+    """Choose the window that fits all jobs; nobody tells a script how many epochs to do."""
     window = Window(**vars(config.window))
     all_log = all(w.rate_source().is_logged for w in workloads)
     if window.kind is WindowKind.LOGGED and not all_log:
@@ -148,18 +148,18 @@ def _workload(
     # A forked job has executed the module that was preloaded.
     files = workload.source_files()
     codes = [
-        inventory.scripts[each]
-        for each in (workload.script, *files, workload.runner, workload.preload)
-        if each in inventory.scripts
+        inventory.scripts[script]
+        for script in (workload.script, *files, workload.runner, workload.preload)
+        if script in inventory.scripts
     ]
     flags, settings = workload.own_options(), workload.study_settings()
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
         flags["device"] = "cuda" if device.is_gpu and not device.is_simulated else "cpu"
         flags["epochs"] = 0 if window.kind is WindowKind.STEADY else config.window.epochs
-    own = _flags(flags)
-    words = workload.added_words(own)
-    placeholders.check(workload.name, (*own, *words))
+    arguments = _flags(flags)
+    words = workload.added_words(arguments)
+    placeholders.check(workload.name, (*arguments, *words))
     program_digest = digest_of(
         [code.digest for code in codes],
         workload.name,
@@ -172,7 +172,7 @@ def _workload(
         name=workload.name,
         # What a launcher, which is no file of the user's, is to start.
         script=str(inventory.scripts[next(iter(files))].path if files and not path.is_absolute() else path),
-        argv=(*runner, str(path), *own, *words),
+        argv=(*runner, str(path), *arguments, *words),
         ends_by_itself=workload.ends_by_itself,
         env=env,
         digest=digest_of(program_digest, inventory.interpreters[env].lock_digest),
@@ -199,8 +199,8 @@ def _lacking(workload: WorkloadConfig, interpreter: Interpreter) -> str | None:
         return f"workload {workload.name}: {interpreter.why_not_built}"
     # A line names a package first, or the file that it comes from: `uvicorn==0.5`, `https://.../uvicorn-0.5.conda`.
     # Whether it is `-` or `_` is up to how the package was made.
-    every = [] if interpreter.to_build is not None else interpreter.lock
-    lines = [line.lower().replace("_", "-") for line in every]
+    packages = [] if interpreter.to_build is not None else interpreter.lock
+    lines = [line.lower().replace("_", "-") for line in packages]
     for package in workload.needed_packages() if lines else ():
         names = "|".join(map(re.escape, package.split("|")))
         if not any(re.match(rf"(?:.*/)?(?:{names})(?:[-=@ ]|$)", line) for line in lines):
@@ -214,9 +214,9 @@ def _params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
         yield units.GIVEN_RATE, "true"
     yield "script", secrets.mask_text(workload.script)
     if args := workload.argument_words():
-        yield naming.ARGUMENTS, shlex.join(secrets.mask_words(args))
+        yield group_names.ARGUMENTS, shlex.join(secrets.mask_words(args))
     for key, value in workload.flag_values().items():
-        yield f"{naming.FLAG}{key}", _text(secrets.mask(value, key))
+        yield f"{group_names.FLAG}{key}", _text(secrets.mask(value, key))
     for key, value in sorted(workload.environ.items()):
         yield f"environ.{key}", secrets.mask(value, key)
     yield "env", env.target.rpartition(".")[2].removesuffix("Env").lower()
@@ -226,7 +226,7 @@ def _params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
 
 
 def _flags(values: dict[str, Any]) -> list[str]:
-    """Command-line flags: `None` is left out, a bool is `--x` or `--no-x`, a dict is `KEY=VALUE` words in JSON."""
+    """Make command-line flags: no `None`, a bool as `--x` or `--no-x`, a dict as `KEY=VALUE` words in JSON."""
     argv: list[str] = []
     for key, value in values.items():
         flag = key.replace("_", "-")
@@ -281,13 +281,13 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
 
 
 def _plain(value: Any) -> Any:
-    """The value as dicts, lists and scalars, so that OmegaConf takes no text in it for an interpolation."""
+    """Return dicts, lists and scalars in which OmegaConf finds no interpolation."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {part.name: _plain(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     if isinstance(value, enum.Enum):
         return str(value) if isinstance(value, Resume) else value.name  # a text in the schema
     return user_command.plain(value) if isinstance(value, str) else value
@@ -304,25 +304,27 @@ def _listener(name: str, config: ListenerConfig) -> ListenerSpec:
 
 
 def _in_turn(group: Group, jobs: tuple[Job, ...]) -> Group:
-    """Jobs of the group one after another, whatever the group's sharing mode is."""
+    """Return a group of jobs one after another, whatever the group's sharing mode is."""
     gpu = dataclasses.replace(group.gpu, exclusive_process=False)
     return dataclasses.replace(group, scenario="serial", sharing=_SERIAL, jobs=jobs, sequential=True, gpu=gpu)
 
 
 def named(groups: Sequence[Group]) -> list[Group]:
-    """The groups of a study with their names."""
-    jobs: dict[tuple[str | None, str], naming.JobFacts] = {}
+    """Return the groups of a study with their names."""
+    jobs: dict[tuple[str | None, str], group_names.JobFacts] = {}
     facts = []
     for group in groups:
         for size, workload in {(job.size, job.workload): None for job in group.jobs}:
-            jobs[size, workload.digest] = naming.JobFacts(
+            jobs[size, workload.digest] = group_names.JobFacts(
                 size=size, workload=workload.name, params=dict(workload.params), digest=workload.digest
             )
-        told = tuple(jobs[job.size, job.workload.digest] for job in group.measured)
+        measured = tuple(jobs[job.size, job.workload.digest] for job in group.measured)
         facts.append(
-            naming.GroupFacts(scenario=group.scenario, jobs=told, options=group.options, settings=group.settings)
+            group_names.GroupFacts(
+                scenario=group.scenario, jobs=measured, options=group.options, settings=group.settings
+            )
         )
-    return [dataclasses.replace(g, name=name) for g, name in zip(groups, naming.names(facts), strict=True)]
+    return [dataclasses.replace(g, name=name) for g, name in zip(groups, group_names.names(facts), strict=True)]
 
 
 def _identified(group: Group, inventory: Inventory) -> Group:
@@ -341,7 +343,7 @@ def _identified(group: Group, inventory: Inventory) -> Group:
 
 
 def digest_of(*facts: object) -> str:
-    """A digest of values that JSON knows, and of choices among enumerated ones."""
+    """Return a digest of values that JSON knows, and of choices among enumerated ones."""
     text = json.dumps(facts, sort_keys=True, default=_jsonable)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -28,13 +28,13 @@ def arrange(arguments: Sequence[str]) -> list[str]:
     """
     parser = get_args_parser()  # Hydra has no documented way to its options
     parser.error = _refuse  # type: ignore[method-assign]
-    given = vars(parser.parse_intermixed_args(list(_complete_info(arguments))))
-    overrides = given.pop("overrides")
-    if len(modes := [f"--{mode.replace('_', '-')}" for mode in _MODES if given[mode]]) > 1:
+    options_given = vars(parser.parse_intermixed_args(list(_complete_info(arguments))))
+    overrides = options_given.pop("overrides")
+    if len(modes := [f"--{mode.replace('_', '-')}" for mode in _MODES if options_given[mode]]) > 1:
         raise ConfigError(f"{' and '.join(modes)} exclude each other; give one of them")
-    if given["resolve"] and not (given["cfg"] or given["help"]):
+    if options_given["resolve"] and not (options_given["cfg"] or options_given["help"]):
         raise ConfigError("--resolve goes with --cfg; add --cfg job")
-    options = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value}
+    options = {f"--{name.replace('_', '-')}": value for name, value in options_given.items() if value}
     words = [name if value is True else f"{name}={value}" for name, value in options.items()]
     return [*words, *defer_settings(overrides)]
 

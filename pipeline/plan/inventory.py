@@ -1,4 +1,4 @@
-"""What this machine has, read once before the plan: devices, interpreters and the users' scripts. Reads only."""
+"""The inventory of this machine before the plan: devices, interpreters, the users' scripts. Reads only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.base.system import entry_points, factory, user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR, find_file, is_file
-from pipeline.plan import programs
-from pipeline.plan.option_classes import root_of
+from pipeline.plan import job_entries
+from pipeline.plan.option_loader import root_of
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.plan.source_digest import Code, code_of, module_file, speaks_to_the_study
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.workload_config import WorkloadConfig
 
 _OF_SHELLS = (".sh", ".bash", ".zsh")
 
@@ -43,7 +43,7 @@ class Inventory:
     may_lack: frozenset[Spec] = frozenset()
 
     def with_environments(self) -> Inventory:
-        """The same, with every environment built that was not: slow, and best done for a plan that stands."""
+        """Return the inventory with every environment built: slow, and best done for a plan that stands."""
         envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in self.interpreters}
         return dataclasses.replace(self, interpreters={spec: self._built(spec, env) for spec, env in envs.items()})
 
@@ -70,15 +70,15 @@ def take(
     Raises:
         ConfigError: a device, script, environment file or data set that is named is not there.
     """
-    every = list(configs)
-    devices = {asked: find_device(gpu) for asked, gpu in {_asked_for(c.gpu): c.gpu for c in every}.items()}
+    all_configs = list(configs)
+    devices = {selector: find_device(gpu) for selector, gpu in {_asked_for(c.gpu): c.gpu for c in all_configs}.items()}
     unique = {
         id(workload): (config, workload)
-        for config in every
-        for _, workload in (*programs.neighbours(config), *programs.chosen(config))
+        for config in all_configs
+        for _, workload in (*job_entries.neighbours(config), *job_entries.chosen(config))
     }
     workloads = list(unique.values())
-    envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in {env_of(*each): None for each in workloads}}
+    envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in {env_of(*pair): None for pair in workloads}}
     scripts: dict[str, Code] = {}
     speaking = set[str]()
     interpreters = {spec: env.preview() for spec, env in envs.items()}
@@ -113,9 +113,8 @@ def take(
 def _refuse_mute(workload: WorkloadConfig, code: Code) -> None:
     if not speaks_to_the_study(code):
         raise ConfigError(
-            f"workload {workload.name}: script={workload.script} imports nothing of `workloads`, so it cannot say "
-            "when it is ready and what it has done; a script that runs as it is follows two dashes, as in "
-            f"{entry_points.spell('run', 'degree=2', '--', workload.script)}, or takes workload=script"
+            f"workload {workload.name}: {workload.script} does not use the job protocol; run an unmodified script as: "
+            f"{entry_points.spell('run', 'degree=2', '--', workload.script)}, or with workload=script"
         )
 
 
@@ -130,21 +129,21 @@ def _refuse_missing_module(workload: WorkloadConfig) -> None:
 
 
 def env_of(config: Config, workload: WorkloadConfig) -> Spec:
-    """The environment of a workload's jobs; ConfigError if it has one of its own that is of another kind than `env`."""
+    """Return the environment of a workload's jobs; ConfigError if its own is of another kind than `env`."""
     spec = factory.spec_of(config.env)
     options = dict(spec.options)
     if workload.env_file is not None and "file" not in options:
         raise ConfigError(
-            f"workload {workload.name}: env_file={workload.env_file} names an environment to build, but the kind of "
-            "environment that is chosen is built from no file; choose env=conda or env=venv"
+            f"workload {workload.name}: env_file={workload.env_file} has no effect with this env, which is built from "
+            "no file; choose env=conda or env=venv"
         )
     if workload.env_prefix is not None and "prefix" not in options:
         raise ConfigError(
-            f"workload {workload.name}: env_prefix={workload.env_prefix} names an environment that is there, but the "
-            "kind of environment that is chosen is another; choose env=existing"
+            f"workload {workload.name}: env_prefix={workload.env_prefix} has no effect with this env; "
+            "choose env=existing"
         )
-    own = {"file": workload.env_file, "prefix": workload.env_prefix}
-    options |= {key: value for key, value in own.items() if value is not None}
+    paths = {"file": workload.env_file, "prefix": workload.env_prefix}
+    options |= {key: value for key, value in paths.items() if value is not None}
     return dataclasses.replace(spec, options=tuple(options.items()))
 
 
@@ -186,10 +185,10 @@ def _is_of_another_interpreter(path: Path) -> bool:
 def _digest_of_program(name: str, interpreter: Interpreter) -> str:
     if name == "python" or interpreter.to_build or shutil.which(name, path=str(interpreter.python.parent)):
         return name
-    found = shutil.which(name)
-    if found is None:
+    program = shutil.which(name)
+    if program is None:
         raise ConfigError(
             f"workload.script={name}: there is no such file in {Path.cwd()}, and no such program beside "
             f"{interpreter.python} or on PATH"
         )
-    return hashlib.sha256(Path(found).read_bytes()).hexdigest()
+    return hashlib.sha256(Path(program).read_bytes()).hexdigest()

@@ -26,8 +26,8 @@ from omegaconf import MISSING
 from pipeline.base.system import entry_points, startup, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import config_folders, list_choices
-from pipeline.plan import help as explained
-from pipeline.plan import option_classes, schema
+from pipeline.plan import help_text as explained
+from pipeline.plan import option_loader, schema
 
 Schema = dict[str, Any]
 
@@ -59,7 +59,7 @@ def make_experiment_schema() -> Schema:
 
 def make_workload_schema() -> Schema:
     """Return the schema of a workload file; which keys it may have depends on the kind that its defaults name."""
-    kinds = option_classes.list_classes()
+    kinds = option_loader.list_classes()
     defaults: Schema = {"type": "array", "items": {"type": ["string", "object"]}}
     of_kind = [
         {
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.config_dir and not Path(options.config_dir).is_dir():
         parser.error(f"--config-dir {options.config_dir}: there is no such folder; check the name")
     try:
-        option_classes.list_classes(is_strict=True)  # which reads the folder from the command line, as all that follows
+        option_loader.list_classes(is_strict=True)  # which reads the folder from the command line, as all that follows
     except ConfigError as error:
         words.say(f"error: {error}")
         return 2
@@ -125,7 +125,7 @@ def _study_properties() -> Schema:
 def _properties_of_kinds(key: str) -> Schema:
     """Return the options of every class for a key; where classes differ, a value may be as in any of them."""
     nodes: dict[str, list[Schema]] = {}
-    kinds = option_classes.list_classes().values() if key == _WORKLOAD else schema.kinds(schema.BASES[key])
+    kinds = option_loader.list_classes().values() if key == _WORKLOAD else schema.kinds(schema.BASES[key])
     for kind in kinds:
         for name, node in _properties(kind, f"{key}.").items():
             nodes.setdefault(name, []).append(node)
@@ -135,8 +135,8 @@ def _properties_of_kinds(key: str) -> Schema:
 def _either(nodes: Sequence[Schema]) -> Schema:
     """Return what nodes have in common, and their values as alternatives."""
     common = {key: value for key, value in nodes[0].items() if all(node.get(key, ...) == value for node in nodes)}
-    others = [{key: value for key, value in node.items() if key not in (*common, "default")} for node in nodes]
-    alternatives = [other for number, other in enumerate(others) if other not in others[:number]]
+    differences = [{key: value for key, value in node.items() if key not in (*common, "default")} for node in nodes]
+    alternatives = [other for number, other in enumerate(differences) if other not in differences[:number]]
     return common if alternatives == [{}] else common | {"anyOf": alternatives}
 
 

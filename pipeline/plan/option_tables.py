@@ -16,8 +16,8 @@ from omegaconf import MISSING
 
 from pipeline.base.system import factory
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import option_classes
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan import option_loader
+from pipeline.plan.workload_config import WorkloadConfig
 
 PAGE = PROJECT_DIR / "docs/configuration.md"
 _TABLE = re.compile(r"(<!-- options: ([\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -41,11 +41,11 @@ def rows_of(kind: type[Any], *, is_whole: bool = False) -> Iterator[tuple[str, s
 
 def fill(text: str) -> str:
     """Return a page with its tables as the classes have them now."""
-    return _TABLE.sub(lambda found: f"{found[1]}{_HEAD}{_table_of(found[2])}{found[3]}", text)
+    return _TABLE.sub(lambda match: f"{match[1]}{_HEAD}{_table_of(match[2])}{match[3]}", text)
 
 
 def _table_of(name: str) -> str:
-    kind = option_classes.KINDS.get(name) or factory.find(name, name)
+    kind = option_loader.KINDS.get(name) or factory.find(name, name)
     return "".join(f"| `{key}` | {' | '.join(cells)} |\n" for key, *cells in rows_of(kind))
 
 

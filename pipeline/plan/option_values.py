@@ -58,10 +58,10 @@ def _node_of(kind: Hashable) -> DictConfig:
     return cast(DictConfig, OmegaConf.structured(kind))
 
 
-def explain_wrong(option: dataclasses.Field[Any], given: Any) -> str | None:
+def explain_wrong(option: dataclasses.Field[Any], setting: Any) -> str | None:
     """Say what a value, or each of a list, must be instead; `None` if the option takes it."""
     least, choices = option.metadata.get("least"), option.metadata.get("choices")
-    for value in given if isinstance(given, list) else [given]:
+    for value in setting if isinstance(setting, list) else [setting]:
         if value is None or value == MISSING:
             continue
         if least is not None and value < least:

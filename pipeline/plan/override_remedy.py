@@ -1,4 +1,4 @@
-"""What to type instead of an override that Hydra's grammar refuses: tried, so that what is proposed can be read."""
+"""Remedies for overrides that Hydra cannot read: each proposal was tried, so that it can be read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from pipeline.base.system import entry_points, override_values, user_command
 from pipeline.base.system.paths import list_choices
 from pipeline.plan import schema
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.workload_config import WorkloadConfig
 
 _KEY = re.compile(r"(?:\+{1,2})?[A-Za-z_$][\w$-]*(?:[./][\w$-]+)*(?:@[A-Za-z_$][\w$.-]*)?")
 _FUNCTION = re.compile(r"(\w+)\s*\(")
@@ -52,11 +52,11 @@ def explain_several(override: str) -> str:
     """Say how to give several values to a key: in a run each or, if the key takes one, as a list."""
     key, _, text = override.partition("=")
     values = _split(text)
-    each = f"{entry_points.spell('run', '-m')} {quote(override)}"
-    said = f"{_on_one_line(override)}: these are {len(values)} values; for a run of each, add -m ({each})"
+    command = f"{entry_points.spell('run', '-m')} {quote(override)}"
+    problem = f"{_on_one_line(override)}: these are {len(values)} values; for a run of each, add -m ({command})"
     as_list = f"{key}={override_values.as_text(values)}" if not _reads_as(f"{key}=[{text}]") else f"{key}=[{text}]"
     takes_list = takes(key.lstrip("+"), [override_values.parsed(value) for value in values if _is_readable(value)])
-    return f"{said}; for one list, write {quote(as_list)}" if takes_list else said
+    return f"{problem}; for one list, write {quote(as_list)}" if takes_list else problem
 
 
 def explain_interpolation(override: str) -> str:
@@ -131,8 +131,8 @@ def _readings(key: str, value: str) -> Iterator[tuple[str, Any, str]]:
     text = user_command.plain(value[1:-1] if re.fullmatch(r"([\"']).*\1", value, re.DOTALL) else value)
     yield "write the text as", text, _quote_text(key, text)
     if structure is None and len(parts) > 1:
-        each = ",".join(part if _is_readable(part) else override_values.as_text(part) for part in parts)
-        yield f"for {len(parts)} runs write -m", parts[0], quote(f"{key}={each}")
+        values = ",".join(part if _is_readable(part) else override_values.as_text(part) for part in parts)
+        yield f"for {len(parts)} runs write -m", parts[0], quote(f"{key}={values}")
 
 
 def _quote_text(key: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a window holds the requests that the percentiles of a service need."""
+"""Windows of services: do they hold the requests that percentiles need?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the code of a program is: its file, and what that imports from where it belongs. Reads text, executes nothing.
+"""The code of a program: its file, and what that imports from where it belongs. Reads text, executes nothing.
 
 Of ours, that is `workloads/`; of a user's, its folder, the folders above it up to the top of its git repository, and
 `src` there: where scripts look for modules by themselves, or add to their path. A file that no import leads to changes
@@ -34,31 +34,31 @@ class Code(NamedTuple):
     sources: tuple[Source, ...] = ()
 
 
-def code_of(path: Path, project: Path, *others: Path) -> Code:
-    """The code of a program; `project` is the folder that holds `workloads/`, and `others` hold modules as well.
+def code_of(path: Path, project: Path, *more_roots: Path) -> Code:
+    """Read the code of a program; `project` is the folder that holds `workloads/`, others hold modules as well.
 
     Raises:
         OSError, SyntaxError: its file cannot be read; one of ours is no Python.
     """
     is_ours = path.is_relative_to(project / _PACKAGE)
-    roots = [project] if is_ours else [*_roots(path), *others]
+    roots = [project] if is_ours else [*_roots(path), *more_roots]
     sources = []
     for file in sorted(_closure(path, roots, is_strict=is_ours)):
         name = os.path.relpath(file, project if is_ours else path.parent)
         sources.append(Source(name=name, path=str(file), digest=hashlib.sha256(file.read_bytes()).hexdigest()))
-    whole = hashlib.sha256("".join(source.digest for source in sources).encode()).hexdigest()
-    return Code(path, whole, tuple(sources))
+    digest = hashlib.sha256("".join(source.digest for source in sources).encode()).hexdigest()
+    return Code(path, digest, tuple(sources))
 
 
 def module_file(module: str, project: Path) -> Path | None:
-    """The file of a module of `workloads/`; `None` for any other module."""
+    """Return the file of a module of `workloads/`; `None` for any other module."""
     parts = module.split(".")
     files = _files_of(project, parts) if parts[0] == _PACKAGE else []
     return files[-1] if len(files) == len(parts) else None
 
 
 def speaks_to_the_study(code: Code) -> bool:
-    """Whether a program can say when it is ready and what it has done: it imports `workloads`, or cannot be read."""
+    """Tell whether a program uses the job protocol: it imports `workloads`, or cannot be read."""
     for source in code.sources:
         imports = _imports_of(Path(source.path)) if source.path.endswith(".py") else None
         if imports is None or any(f"{name}.".startswith(_OURS) for _, name in imports):
@@ -67,7 +67,7 @@ def speaks_to_the_study(code: Code) -> bool:
 
 
 def files_run_as(module: str, folder: Path) -> list[Path]:
-    """What `python -m MODULE` runs in a folder: the files of the packages around it and its own; none if elsewhere."""
+    """Return the files that `python -m MODULE` runs in a folder: of the packages around it, and its own."""
     return _files_of(folder, [*module.split("."), "__main__"])
 
 
@@ -76,18 +76,18 @@ def _roots(path: Path) -> list[Path]:
     top = git.root_of(folder)
     if top is None:
         return [folder]
-    return [each for each in (folder, *folder.parents) if each.is_relative_to(top)] + [top / "src"]
+    return [root for root in (folder, *folder.parents) if root.is_relative_to(top)] + [top / "src"]
 
 
 def _closure(path: Path, roots: Sequence[Path], *, is_strict: bool) -> set[Path]:
-    """The file, and every file that its imports lead to. Unless it is strict, what is no Python imports nothing."""
-    found, left = set[Path](), [path]
+    """Return the file, and every file that its imports lead to. Unless strict, what is no Python imports nothing."""
+    files, waiting = set[Path](), [path]
     listed = {root: _module_names(root) for root in roots}  # most imports are of none of them
-    while left:
-        file = left.pop()
-        if file in found:
+    while waiting:
+        file = waiting.pop()
+        if file in files:
             continue
-        found.add(file)
+        files.add(file)
         imports = _imported(file.read_bytes(), str(file)) if is_strict else _imports_of(file)
         for level, name in imports or ():
             parts = name.split(".")
@@ -95,12 +95,12 @@ def _closure(path: Path, roots: Sequence[Path], *, is_strict: bool) -> set[Path]
                 folders = [file.parents[min(level, len(file.parents)) - 1]]
             else:
                 folders = [root for root in roots if parts[0] in listed[root]]
-            left += next(filter(None, (_files_of(folder, parts) for folder in folders)), [])
-    return found
+            waiting += next(filter(None, (_files_of(folder, parts) for folder in folders)), [])
+    return files
 
 
 def _imports_of(file: Path) -> frozenset[tuple[int, str]] | None:
-    """What a file imports; `None` if it is of another version of Python, or a compiled module."""
+    """Read the imports of a file; `None` if it is of another version of Python, or a compiled module."""
     try:
         return _imported(file.read_bytes(), str(file))
     except (SyntaxError, ValueError, RecursionError):
@@ -115,13 +115,13 @@ def _module_names(folder: Path) -> set[str]:
 
 
 def _files_of(folder: Path, parts: Sequence[str]) -> list[Path]:
-    """The files below a folder that importing a dotted name executes: importing `a.b` executes `a` as well."""
+    """Find the files below a folder that importing a dotted name executes: `a.b` executes `a` as well."""
     files: list[Path] = []
     for length in range(1, len(parts) + 1):
         place = folder.joinpath(*parts[:length])
         candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py")
-        file = next((each for each in candidates if each.is_file()), None)
-        file = file or next((each for each in _compiled(place) if each.is_file()), None)
+        file = next((candidate for candidate in candidates if candidate.is_file()), None)
+        file = file or next((candidate for candidate in _compiled(place) if candidate.is_file()), None)
         if file is not None:
             files.append(file)
         elif not place.is_dir():  # a package may do without a file
@@ -135,11 +135,11 @@ def _compiled(place: Path) -> Iterator[Path]:
 
 @functools.cache  # the programs of a study share most of their files
 def _imported(source: bytes, file: str) -> frozenset[tuple[int, str]]:
-    found = set[tuple[int, str]]()
+    names = set[tuple[int, str]]()
     for node in ast.walk(ast.parse(source, file)):
         if isinstance(node, ast.Import):
-            found.update((0, alias.name) for alias in node.names)
+            names.update((0, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = [node.module] if node.module else []
-            found.update((node.level, ".".join([*module, alias.name])) for alias in node.names)
-    return frozenset(found)
+            names.update((node.level, ".".join([*module, alias.name])) for alias in node.names)
+    return frozenset(names)

@@ -19,7 +19,7 @@ from pipeline.base.system import interrupts, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.words import counted
-from pipeline.plan import units
+from pipeline.plan import shards
 from pipeline.plan.experiment_names import name_company
 from pipeline.plan.inventory import Inventory
 from pipeline.scale import workers
@@ -28,7 +28,7 @@ from pipeline.scale.gpus import free, refuse_mode_switches, refuse_taken_ports
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study import plans, stored_results
 from pipeline.study.preview import preview
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 _COMPANY = "company"
 _REPEATS = 100  # of the study on another GPU, which is ended long before
@@ -75,12 +75,12 @@ def _planned(asked: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inv
     plan_file = workers.new_plan_file(asked.root)
     _set(asked, device, beside, plan_file)
     inventory, plan = plans.make_plan(asked)
-    return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(units.of(plan.groups))), inventory
+    return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(shards.of(plan.groups))), inventory
 
 
 def _with_what_is_left(asked: StudyRequest, leg: Leg, inventory: Inventory) -> Leg:
     groups, _ = stored_results.open_store(asked, leg.plan, inventory)
-    return dataclasses.replace(leg, numbers=tuple(units.of(groups)))
+    return dataclasses.replace(leg, numbers=tuple(shards.of(groups)))
 
 
 def _set(asked: StudyRequest, device: Device, beside: int, plan_file: str) -> None:

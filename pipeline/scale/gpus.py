@@ -21,14 +21,14 @@ from pipeline.base.system.errors import ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.words import counted
 from pipeline.clean.journal import Journal
-from pipeline.plan import units
+from pipeline.plan import shards
 from pipeline.plan.schema import GpuKind
 from pipeline.prepare.device import chosen, lease, nvml
 from pipeline.scale import workers
 from pipeline.scale.fleet import Fleet, Part, ports_of
 from pipeline.study import plans, stored_results
 from pipeline.study.preview import preview
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 ALL = "all"
 
@@ -54,11 +54,11 @@ def run(asked: StudyRequest, _: UndoStack, wanted: Any) -> int:
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), made, strict=True):
         groups, known = stored_results.open_store(of_model, plan, inventory)
-        waiting = deque(units.of(groups))
+        waiting = deque(shards.of(groups))
         begun = {row.group.unit: row.gpu_uuid for row in known}
         parts.append(Part(asked=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
-            f"{counted(len(waiting), 'unit')} of {len(units.of(plan.groups))} to run on "
+            f"{counted(len(waiting), 'unit')} of {len(shards.of(plan.groups))} to run on "
             f"{_listed(members)}"
             f"{f' ({members[0].name})' if len(by_model) > 1 else ''}"
         )

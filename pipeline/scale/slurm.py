@@ -28,7 +28,7 @@ from pipeline.base.system.errors import CommandError, ConfigError, TrackingError
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.secrets import mask_text
 from pipeline.base.system.words import counted
-from pipeline.plan import check, schema
+from pipeline.plan import schema, setting_checks
 from pipeline.plan.schema import GpuConfig, GpuKind
 from pipeline.record import task_output
 from pipeline.record.invocation import STUDY, TASK
@@ -37,7 +37,7 @@ from pipeline.record.shards.shard_states import DONE, Queue
 from pipeline.record.shards.slurm_arrays import Submitted
 from pipeline.scale import workers
 from pipeline.scale.options import SlurmOptions
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 _POLL_S = 5.0
 _LIMIT_S = 60.0
@@ -231,7 +231,7 @@ def _refuse_what_has_no_array(asked: StudyRequest, options: SlurmOptions) -> str
             "hydra/launcher=slurm: workers on several hosts need a tracking server, and a local store is for one "
             "machine; add tracking=server tracking.uri=http://HOST:PORT"
         )
-    if asked.config.dry_run == check.JSON:
+    if asked.config.dry_run == setting_checks.JSON:
         raise ConfigError("dry_run=json: hydra/launcher=slurm shows a batch script, which is no JSON; use dry_run=true")
     if options.timeout_min is not None and options.timeout_min * 60 <= options.signal_delay_s:
         raise ConfigError(

@@ -10,9 +10,9 @@ from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan.inventory import take
-from pipeline.plan.plan import build_plan
+from pipeline.plan.plan_builder import build_plan
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 _NAME_THEM = "name the GPUs with 'hydra.launcher.devices=[0,1]'"
 _INSTEAD = {"gpus": _NAME_THEM, "beside": _NAME_THEM, "slurm": "ask for it with hydra.launcher.gres"}

@@ -17,8 +17,8 @@ from pipeline.record import sender
 from pipeline.record.sender import Sender
 from pipeline.study.plans import make_plan
 from pipeline.study.preview import preview
-from pipeline.study.request import StudyRequest, read_request
-from pipeline.study.study import Study
+from pipeline.study.study_request import StudyRequest, read_request
+from pipeline.study.study_run import Study
 
 Engine = Callable[[StudyRequest, UndoStack], int]
 """Runs a study that was read; the exit status."""
@@ -67,7 +67,7 @@ def execute(
 
 
 def run_here(request: StudyRequest, stack: UndoStack) -> int:
-    """Run a study in this process on the devices of its plan; the exit status."""
+    """Run a study in this process on the devices of its plan; return the exit status."""
     if request.config.dry_run:
         return preview((request, *make_plan(request)))
     showing = stack.enter_context(request.exporter.serving())

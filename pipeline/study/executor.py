@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What the groups of a study have in common.
+    """The things that the groups of a study have in common.
 
     Attributes:
         interpreters: by the environment that was asked for.
@@ -188,7 +188,7 @@ class _Execution:
         return self.judged(interrupted=True)
 
     def judged(self, *, interrupted: bool = False) -> GroupResult:
-        """The row, and the artifacts that are made of it. What jobs wrote may be anything: it never ends the study."""
+        """Return the row, and write its artifacts. What jobs wrote may be anything: it never ends the study."""
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
             words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB that its jobs wrote")
         try:
@@ -245,25 +245,28 @@ class _Execution:
     def _changed_files(self) -> Changed | None:
         states = self._states()
         began = [state.started.at_ns for state in states if state.started is not None]
-        theirs = [
+        workloads = [
             job.workload
             for job in self.group.jobs
             if not job.workload.is_in_own_folder and not Path(job.workload.script).is_relative_to(_OUR_PROGRAMS)
         ]
-        is_shared = len(theirs) > 1 and not self.group.sequential
-        if not began or not (is_shared or any(workload.rate.metric is not None for workload in theirs)):
+        is_shared = len(workloads) > 1 and not self.group.sequential
+        if not began or not (is_shared or any(workload.rate.metric is not None for workload in workloads)):
             return None
         try:
-            here = Path.cwd()
-            ours = {*Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*"), self.shared.spool.root}
-            ours.update(self.shared.own_files)
+            folder = Path.cwd()
+            own_files = {
+                *Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*"),
+                self.shared.spool.root,
+            }
+            own_files.update(self.shared.own_files)
             clock = self.clock.record
-            changed = changed_files.since(here, min(began), clock, without=ours, inodes=self.shared.outputs)
+            changed = changed_files.since(folder, min(began), clock, without=own_files, inodes=self.shared.outputs)
         except OSError as error:  # a job may have removed it
-            self.shared.warn_once(f"files that several jobs wrote go unseen: {error}")
+            self.shared.warn_once(f"cannot look for files that several jobs wrote: {error}")
             return None
         if not changed.is_whole:
-            self.shared.warn_once(f"{here} has too many files to look at: jobs that write the same one may go unseen")
+            self.shared.warn_once(f"cannot look for files that several jobs wrote in {folder}: it has too many files")
         return changed
 
     def _warn_of_other_programs(self, row: GroupResult) -> None:
@@ -277,7 +280,7 @@ class _Execution:
             self.shared.warn_once(f"{shared}; {remedy}")
 
     def _idle_w(self) -> float | None:
-        """The lowest power that was read before the jobs of any group of this study started.
+        """Return the lowest power that was read before the jobs of any group of this study started.
 
         A GPU keeps high clocks for seconds after its last process, so a reading between two groups is too high.
         """
@@ -337,8 +340,8 @@ class _Execution:
         self.phases.begin(phases.WINDOW)
         with self._own_cost():
             running.measure(group.window)
-        told = [state.ended.told_ns for state in running.states if state.ended.told_ns is not None]
-        self.phases.begin(phases.END, min(told, default=None))
+        stop_times = [state.ended.told_ns for state in running.states if state.ended.told_ns is not None]
+        self.phases.begin(phases.END, min(stop_times, default=None))
         self._note_missing_reports(profiler, running.states)
 
     def _start(self, job: Job, slot: Slot, profiler: Profiler) -> JobStart:
@@ -358,10 +361,12 @@ class _Execution:
         profiled = [state for state in states if state.profiler is not None and state.ended_well]
         without = [state.job.name for state in profiled if profiler.report(state.folder) is None]
         if without:
-            said = f"{profiler.name} made no report of {', '.join(without)}; see stdout.log and stderr.log of the job"
+            message = (
+                f"{profiler.name} made no report of {', '.join(without)}; see stdout.log and stderr.log of the job"
+            )
             before = self.tags.get(Tag.NO_REPORT)
-            self.tags[Tag.NO_REPORT] = f"{before}; {said}" if before else said
-            log.warning("%s: %s", self.group.name, said)
+            self.tags[Tag.NO_REPORT] = f"{before}; {message}" if before else message
+            log.warning("%s: %s", self.group.name, message)
 
     def _is_pointless(self, spec: ListenerSpec) -> bool:
         if spec.required is not Required.IF_GPU or self.group.device.is_gpu:
@@ -395,7 +400,7 @@ class _Execution:
 
     @contextmanager
     def _own_cost(self) -> Iterator[None]:
-        """Account for the CPU time of this process, its samplers' programs and the sender."""
+        """Measure the CPU time of this process, its samplers' programs and the sender."""
         before_s, begin_ns = self._cpu_s(), time.monotonic_ns()
         try:
             yield
@@ -404,9 +409,9 @@ class _Execution:
             self.tool_wall_s += (time.monotonic_ns() - begin_ns) / 1e9
 
     def _cpu_s(self) -> float:
-        own = resource.getrusage(resource.RUSAGE_SELF)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         for pid in (*self.shared.sender.pids(), *(pid for helper in self.helpers for pid in helper.pids())):
             with suppress(psutil.Error):
                 times = psutil.Process(pid).cpu_times()
                 self.helper_cpu_s[pid] = times.user + times.system
-        return own.ru_utime + own.ru_stime + sum(self.helper_cpu_s.values())
+        return usage.ru_utime + usage.ru_stime + sum(self.helper_cpu_s.values())

@@ -19,7 +19,7 @@ from pipeline.prepare.device import chosen, lease
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Survey
 from pipeline.study.reproduce.agreement import agree
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 
 def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:

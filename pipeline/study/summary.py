@@ -1,4 +1,4 @@
-"""What a study ends with: its table, the report's sentences, and where all of it is to be seen."""
+"""The end of a study: its table, the report's sentences, and links to all of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.observe.table import table
 from pipeline.plan.schema import TrackingConfig
 from pipeline.record.sender import Sender
 from pipeline.record.store import links
-from pipeline.study.reproduce.reproduce import Reproduction
+from pipeline.study.reproduce.reproduction import Reproduction
 
 _MOST_LINKS = 3
 
@@ -28,9 +28,15 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
     specs = dict.fromkeys(spec for row in rows for spec in row.group.listeners)
     fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
     # A reproduction is one group without its block.
-    found = closing(experiment, rows) if reproduction is None else Closing()
+    closing_remarks = closing(experiment, rows) if reproduction is None else Closing()
     sys.stdout.write(
-        "".join(f"{line}\n" for line in (table(rows, fields, found.fastest, found.notes), *found.sentences))
+        "".join(
+            f"{line}\n"
+            for line in (
+                table(rows, fields, closing_remarks.fastest, closing_remarks.notes),
+                *closing_remarks.sentences,
+            )
+        )
     )
     if reproduction is not None:
         sys.stdout.write(f"{reproduction.side_by_side(rows[0])}\n")

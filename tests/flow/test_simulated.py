@@ -23,7 +23,7 @@ from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.state import JobState, Started
-from pipeline.plan import describe, read
+from pipeline.plan import plan_text, read
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.prepare.device import lease
 from pipeline.record.store import results
@@ -632,7 +632,7 @@ def test_the_plan_trains_on_the_cpu_and_its_digest_knows_what_is_declared(make_p
     argv = plans[0].groups[0].jobs[0].workload.argv
     assert argv[argv.index("--device") + 1] == "cpu"
     real = make_plan([], device=GPU)
-    assert "simulated" not in describe.as_text(real)
+    assert "simulated" not in plan_text.as_text(real)
     assert len({plan.groups[0].digest for plan in (*plans, real)}) == 3
 
 

@@ -20,11 +20,11 @@ from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import user_command
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import feasible, read
-from pipeline.plan import plan as planning
+from pipeline.plan import feasibility, read
+from pipeline.plan import plan_builder as planning
 from pipeline.plan.command_line import readable
 from pipeline.plan.inventory import take
-from pipeline.plan.programs import refuse_unread
+from pipeline.plan.job_entries import refuse_unread
 from pipeline.plan.schema import GpuConfig, GpuKind
 from tests.conftest import GPU
 from tests.support.experiments import sweeper_of
@@ -155,7 +155,7 @@ def planned(arguments: list[str], *, is_whole: bool) -> Plan:
     refuse_unread(words, configs, composed)
     with ExitStack() as stack:
         simulated = stack.enter_context(rehearsal.prepared(configs))
-        return feasible.checked(planning.build_plan(configs, take(configs, find_device), is_sweep=is_sweep))
+        return feasibility.checked(planning.build_plan(configs, take(configs, find_device), is_sweep=is_sweep))
 
 
 @pytest.mark.sampled(24)

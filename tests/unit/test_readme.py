@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import option_classes, option_tables, schema
+from pipeline.plan import option_loader, option_tables, schema
 from workloads.model_options import DataSource
 
 pytestmark = pytest.mark.covers("README.md")
@@ -140,7 +140,7 @@ def test_the_tables_of_options_are_those_of_the_classes():
     stale = "python -m pipeline.plan.option_tables writes them anew"
     assert option_tables.fill(CONFIGURATION) == CONFIGURATION, stale
     named = set(re.findall(r"<!-- options: ([\w.]+) -->", CONFIGURATION))
-    kinds = option_classes.list_classes([PROJECT_DIR / "conf"], is_strict=True).values()
+    kinds = option_loader.list_classes([PROJECT_DIR / "conf"], is_strict=True).values()
     modules = {f"{base.__module__}.{base.__qualname__}" for kind in kinds for base in kind.__mro__}
     with_options = {name for name in modules if name.startswith("workloads.") and list(rows_of(name))}
     assert with_options | {"workload", "script"} == named

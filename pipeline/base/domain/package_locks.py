@@ -32,7 +32,7 @@ def packages_in(lock: Iterable[str]) -> dict[str, str]:
     """Return the packages of a lock, and Python, by name, each as `name==version`, `name @ place` or a conda file."""
     packages = {}
     # What pip installed into an environment of conda stands in comments there.
-    for line in filter(None, (each.strip().removeprefix("# pip ") for each in lock)):
+    for line in filter(None, (raw_line.strip().removeprefix("# pip ") for raw_line in lock)):
         if line.startswith(_PYTHON):
             packages["python"] = f"Python {line.removeprefix(_PYTHON)}"
         elif line.startswith(("#", "@", "-")):

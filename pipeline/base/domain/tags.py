@@ -71,17 +71,17 @@ class Tag(StrEnum):
 
 
 def fact_tag(name: str) -> str:
-    """The tag of a fact."""
+    """Return the tag of a fact."""
     return PREFIX + name
 
 
 def listener_tag(name: str) -> str:
-    """The tag that says why a listener is absent."""
+    """Return the tag that says why a listener is absent."""
     return f"{PREFIX}listener.{name}"
 
 
 def facts_of(tags: Mapping[str, str]) -> dict[str, str]:
-    """Our own tags of a run, by their names without the prefix."""
+    """Return our own tags of a run, by their names without the prefix."""
     return {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
 
 

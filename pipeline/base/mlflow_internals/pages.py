@@ -1,4 +1,4 @@
-"""What the link that a study prints shows in MLflow's UI: the columns of its table of runs, and its charts.
+"""The page of MLflow that a study links to: the columns of its table of runs, and its charts.
 
 MLflow keeps a view that somebody shares as a tag of the experiment, and the link names it. It is the JSON of the
 page's state. Source: `experiment-page/models/ExperimentPageUIState` of MLflow's UI, 3.17.
@@ -24,7 +24,7 @@ _GROUPS, _OTHERS = "Groups", ("Model metrics", "system/host", "system/nvml", "Sy
 
 @functools.cache
 def view_as_json(counted: frozenset[str]) -> str:
-    """The state of the page, as the tag has it, for workloads that count their work in these units.
+    """Return the state of the page, as the tag has it, for workloads that count their work in these units.
 
     As many of them as a tag of MLflow has room for, in the order of the alphabet.
     """
@@ -69,7 +69,7 @@ def _view(in_order: Sequence[str]) -> str:
 
 
 def units_in_view(state: str) -> frozenset[str]:
-    """The units that a state shows; none of one that this module did not make."""
+    """Return the units that a state shows; none of a state that this module did not make."""
     try:
         charts = json.loads(state)["compareRunCharts"]
         return frozenset(units.units_in(str(chart.get("metricKey")) for chart in charts))

@@ -100,7 +100,7 @@ def run(
 
 
 def status_at_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
-    """Its status as soon as it has ended; `Popen.wait` with a limit looks now and then. TimeoutExpired at the limit."""
+    """Return the exit status as soon as a process ends; `Popen.wait` polls. TimeoutExpired at the limit."""
     if (status := process.poll()) is not None:  # one that was waited for has no descriptor any more
         return status
     descriptor = os.pidfd_open(process.pid)

@@ -90,6 +90,6 @@ def _python() -> str:
 @cache
 def _command() -> str:
     """Return the command by its name where that leads to this environment's, or else its path."""
-    ours, known = Path(sys.executable).with_name(COMMAND), shutil.which(COMMAND)
-    is_known = known is not None and Path(known).resolve() == ours.resolve()  # pipx and uv put links on PATH
-    return COMMAND if is_known or not ours.is_file() else str(ours)
+    installed, on_path = Path(sys.executable).with_name(COMMAND), shutil.which(COMMAND)
+    is_known = on_path is not None and Path(on_path).resolve() == installed.resolve()  # pipx and uv put links on PATH
+    return COMMAND if is_known or not installed.is_file() else str(installed)

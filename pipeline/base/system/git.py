@@ -31,12 +31,12 @@ class Repository:
 
 
 def root_of(path: Path) -> Path | None:
-    """Top folder of the working tree that a file or folder lies in; `None` if it lies in none. Runs nothing."""
+    """Return the top folder of the working tree that a path lies in; `None` if it lies in none. Runs nothing."""
     return next((folder for folder in (path, *path.parents) if (folder / ".git").exists()), None)
 
 
 def read(path: Path) -> Repository | None:
-    """The repository that a file or folder lies in.
+    """Return the repository that a file or folder lies in.
 
     `None` if it lies in none, or git does not tell: it is not installed, there is no commit yet, or the repository
     belongs to somebody whom git does not trust.
@@ -53,7 +53,7 @@ def read(path: Path) -> Repository | None:
 
 
 def difference(repository: Repository) -> str:
-    """The changes of tracked files since the commit, as `git apply` takes them; binary files are only named.
+    """Return the changes of tracked files since the commit, for `git apply`; binary files are only named.
 
     Raises:
         CommandError: git did not answer.
@@ -62,7 +62,7 @@ def difference(repository: Repository) -> str:
 
 
 def untracked(repository: Repository, files: Sequence[Path]) -> list[Path]:
-    """Those of the files that git does not track, ignored ones among them.
+    """Return the files among these that git does not track, ignored ones included.
 
     Raises:
         CommandError: git did not answer.

@@ -146,7 +146,7 @@ def has_ended_work() -> bool:
 
 
 def behind(error: BaseException | None) -> Interrupted | None:
-    """The interruption that an error comes from: itself, or what a library was dealing with when it broke."""
+    """Return the interruption behind an error: itself, or what a library was handling when it failed."""
     while error is not None and not isinstance(error, Interrupted):
         error = error.__cause__ or error.__context__
     return error
@@ -169,7 +169,7 @@ def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
     An error that a destructor raises while an interruption is dealt with comes from that one, but did not swallow it.
     """
     global _depth, _raised
-    if (found := behind(unraisable.exc_value)) is None or found is behind(sys.exception()):
+    if (interruption := behind(unraisable.exc_value)) is None or interruption is behind(sys.exception()):
         sys.__unraisablehook__(unraisable)
         return
     _depth += 1  # nor would anybody catch it here

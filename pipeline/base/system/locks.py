@@ -19,7 +19,7 @@ DEFAULT_FOLDER = Path("/var/tmp")  # noqa: S108
 
 
 def opened(path: Path) -> int:
-    """A descriptor of a lock file, made if need be."""
+    """Open a lock file, made if need be, and return its descriptor."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
@@ -41,7 +41,7 @@ def try_take(descriptor: int, *, is_shared: bool = False) -> bool:
 
 
 def is_free(path: Path) -> bool:
-    """Whether nobody holds the lock of a file or folder, which is only read.
+    """Tell whether nobody holds the lock of a file or folder, which is only read.
 
     Raises:
         OSError: it is not there, or it is a link.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def parsed(text: str) -> Any:
-    """The value that `KEY=text` gives.
+    """Return the value that `KEY=text` gives.
 
     Raises:
         ValueError: Hydra cannot read it, or it is several values.
@@ -26,7 +26,7 @@ def parsed(text: str) -> Any:
 
 
 def as_text(value: Any, *, is_double: bool = False) -> str:
-    """The value in the grammar, where it means exactly itself: lists, maps, texts, numbers, booleans and `None`.
+    """Format a value so that the grammar reads it back: lists, maps, texts, numbers, booleans and `None`.
 
     A text stands in single quotes, or in double ones (`is_double`).
     """

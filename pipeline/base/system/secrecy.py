@@ -12,7 +12,7 @@ from functools import lru_cache
 
 
 class Secrecy(enum.IntEnum):
-    """How surely a name is that of a secret.
+    """The certainty that a name is that of a secret.
 
     `AMBIGUOUS` names, as `token` and `key`, are those of other things too: in prose and in source code, what stands
     beside one of them is hidden only if it looks like a secret. Values of `LIKELY` and `AMBIGUOUS` names that can be no
@@ -106,8 +106,8 @@ def secrecy_of(name: str) -> Secrecy:
     if last.lower() in _EXTENSIONS:
         return Secrecy.NONE
     inherited = secrecy_of(parents) if parents else Secrecy.NONE  # credentials.user, secrets.database
-    own = _of_words(last)
-    return own if inherited is Secrecy.AMBIGUOUS else max(own, inherited)
+    secrecy = _of_words(last)
+    return secrecy if inherited is Secrecy.AMBIGUOUS else max(secrecy, inherited)
 
 
 def _of_words(name: str) -> Secrecy:

@@ -136,8 +136,8 @@ def replace_tokens(text: str, replacement: str) -> str:
         return text
     for detector in _detectors():
         for pattern in detector.denylist:
-            whole = re.compile(rf"({pattern.pattern})[\w.=-]*", pattern.flags)
-            text = whole.sub(functools.partial(_replaced, replacement, detector), text)
+            token = re.compile(rf"({pattern.pattern})[\w.=-]*", pattern.flags)
+            text = token.sub(functools.partial(_replaced, replacement, detector), text)
     return text
 
 

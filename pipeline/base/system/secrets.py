@@ -1,4 +1,4 @@
-"""What must not be published: every door through which a user's text leaves for a record or a terminal masks it here.
+"""Masks for secrets: every text of a user is masked here on its way to a record or a terminal.
 
 Programs get their arguments and variables as they were given; what is recorded has `HIDDEN` in the place of a secret.
 """
@@ -56,8 +56,8 @@ def mask_words(words: Sequence[str], *, has_headers: bool = True) -> list[str]:
         glued = next((o for o in options if len(o) == 2 and re.match(rf"{o}[^-]", word)), None)
         if glued is not None and secrecy is Secrecy.NONE and "=" not in word:
             masked.append(f"{glued}{HIDDEN}")
-        elif (given := _GIVEN.fullmatch(word)) is not None:
-            masked.append(f"{given['before']}{_mask_given(given['value'], given['name'])}")
+        elif (assignment := _GIVEN.fullmatch(word)) is not None:
+            masked.append(f"{assignment['before']}{_mask_given(assignment['value'], assignment['name'])}")
         else:
             masked.append(_mask_line(word))
         before = word

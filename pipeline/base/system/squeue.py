@@ -1,4 +1,4 @@
-"""What Slurm's queue holds of some job arrays. A task is named as Slurm does: `12_3`."""
+"""Job arrays in Slurm's queue. A task is named as Slurm does: `12_3`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 
 
 def task_of(job: str, number: int) -> str:
-    """The name of a task of a job array."""
+    """Return the name of a task of a job array."""
     return f"{job}_{number}"
 
 
 def states(jobs: Collection[str], *options: str) -> dict[str, str]:
-    """State and, unless it is `None`, reason of each task of these arrays in the queue: `RUNNING`, `PENDING Priority`.
+    """Return state and reason of each task of these arrays in the queue: `RUNNING`, `PENDING Priority`.
 
     Raises:
         CommandError: there is no Slurm, or it does not answer.
@@ -41,8 +41,10 @@ def states(jobs: Collection[str], *options: str) -> dict[str, str]:
         return {}
     if done.status != 0:
         raise CommandError(argv, done.status, done.stderr)
-    found = filter(None, map(_TASK.fullmatch, done.stdout.splitlines()))
-    return {task_of(each[1], int(each[2])): f"{each[3]} {each[4]}".removesuffix(" None").strip() for each in found}
+    matches = filter(None, map(_TASK.fullmatch, done.stdout.splitlines()))
+    return {
+        task_of(match[1], int(match[2])): f"{match[3]} {match[4]}".removesuffix(" None").strip() for match in matches
+    }
 
 
 def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
@@ -75,24 +77,24 @@ def _is_end(state: str) -> bool:
     return state.partition(" ")[0] in _ENDS
 
 
-def states_on(wanted: str, jobs: Collection[str]) -> Mapping[str, str]:
-    """As `states`, from the Slurm of the cluster that is wanted.
+def states_on(cluster_name: str, jobs: Collection[str]) -> Mapping[str, str]:
+    """Return the same as `states`, from the Slurm of one cluster.
 
     Raises:
         CommandError: there is no Slurm, it does not answer, or it is that of another cluster.
     """
-    if (name := cluster()) != wanted:
-        raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, and not {wanted}")
+    if (name := cluster()) != cluster_name:
+        raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, and not {cluster_name}")
     return states(jobs)
 
 
 def cluster() -> str:
-    """The name of the cluster whose Slurm this is.
+    """Return the name of the cluster of this Slurm.
 
     Raises:
         CommandError: there is no Slurm, or it does not say.
     """
-    said = command.run(_ASK_CONFIG, timeout_s=_LIMIT_S).stdout
-    if (found := _CLUSTER.search(said)) is None:
+    text = command.run(_ASK_CONFIG, timeout_s=_LIMIT_S).stdout
+    if (match := _CLUSTER.search(text)) is None:
         raise CommandError(list(_ASK_CONFIG), 0, "it says no ClusterName")
-    return found[1]
+    return match[1]

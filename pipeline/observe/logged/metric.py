@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.workload import RateSource
-from pipeline.base.mlflow_internals.files import read_script_runs
+from pipeline.base.mlflow_internals.file_store import read_script_runs
 from pipeline.base.system import regular_files
 from pipeline.base.system.words import counted
 from pipeline.launch.events import Events, last_shown

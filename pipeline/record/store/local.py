@@ -22,7 +22,7 @@ import psutil
 
 from pipeline.base import mlflow_internals
 from pipeline.base.domain.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
-from pipeline.base.mlflow_internals import pages, tables
+from pipeline.base.mlflow_internals import database_tables, pages
 from pipeline.base.system import entry_points, locks, tracking_root
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store import schema
@@ -147,7 +147,7 @@ def set_mlflow_defaults() -> None:
     for name, value in _MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
     mlflow_internals.warn_if_untried()
-    logging.getLogger(tables.LOGGER_OF_DATABASES).setLevel(logging.CRITICAL)
+    logging.getLogger(database_tables.LOGGER_OF_DATABASES).setLevel(logging.CRITICAL)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; our error says it
 
 
@@ -310,7 +310,7 @@ def is_ready(root: Path, experiment: str) -> bool:
         wanted = [mlflow_internals.version(), *schema.read_revisions(root / DATABASE)]
         if known != wanted or not os.access(root / DATABASE, os.W_OK):
             return False
-        found = tables.read_experiment(root / DATABASE, experiment, BUSY_TIMEOUT_S)
+        found = database_tables.read_experiment(root / DATABASE, experiment, BUSY_TIMEOUT_S)
     except (OSError, sqlite3.Error):
         return False
     return found is None or (found[0] == "active" and foreign_root(found[1], root) is None)
@@ -322,7 +322,7 @@ def _create(root: Path) -> None:
     # What was written ahead of a database that somebody removed would be taken for the new one's.
     for old in (beside, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
         old.unlink(missing_ok=True)
-    tables.make_database(beside, (root / STORE_ARTIFACTS).as_uri())
+    database_tables.make_database(beside, (root / STORE_ARTIFACTS).as_uri())
     beside.replace(root / DATABASE)
 
 

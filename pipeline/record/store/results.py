@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.domain import layout, naming
+from pipeline.base.domain import group_names, layout
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_by_plan, facts_of, restore_names
@@ -105,10 +105,10 @@ def _ran(run: Any) -> Ran:
 
 def _called(params: Mapping[str, str]) -> str:
     """What the jobs of a group are called, with the arguments that all of them have: `train --epochs 3`."""
-    flags = {key: value for key, value in params.items() if key.startswith(naming.FLAG)}
-    given = [f"{key} {value}".strip() for key, value in naming.as_flags(flags).items()]
+    flags = {key: value for key, value in params.items() if key.startswith(group_names.FLAG)}
+    given = [f"{key} {value}".strip() for key, value in group_names.as_flags(flags).items()]
     names = "+".join(dict.fromkeys(params["jobs"].split("+")))
-    return " ".join([names, *filter(None, [params.get(naming.ARGUMENTS)]), *given])
+    return " ".join([names, *filter(None, [params.get(group_names.ARGUMENTS)]), *given])
 
 
 def recall(root_or_uri: Path | str, run_id: str) -> Original:

@@ -27,7 +27,7 @@ from pipeline.base.domain.modes import PROFILE
 from pipeline.base.domain.point_series import thinned
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import GROUP, Tag, stored_name
-from pipeline.base.mlflow_internals.files import TORN, read_script_runs
+from pipeline.base.mlflow_internals.file_store import TORN, read_script_runs
 from pipeline.base.system import locks, regular_files
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.secrets import mask_text

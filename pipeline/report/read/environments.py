@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.naming import ENVIRONMENT
+from pipeline.base.domain.group_names import ENVIRONMENT
 from pipeline.base.domain.package_locks import lock_difference, packages_in
 from pipeline.base.system.errors import CollocationError
 from pipeline.record.store.existing import open_named

@@ -8,8 +8,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain import mig_names
+from pipeline.base.domain.group_names import ENVIRONMENT, differing, own_params
 from pipeline.base.domain.modes import PARTITION, PERCENTAGE, PROFILE, Mode
-from pipeline.base.domain.naming import ENVIRONMENT, differing, own_params
 
 Program = tuple[str | tuple[str, str], ...]
 

@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.base.domain import naming
+from pipeline.base.domain import group_names
 from pipeline.base.domain.modes import modes_of
 from pipeline.report.read import labels
 from pipeline.report.read.records import JobRow, Row
@@ -43,10 +43,10 @@ def named(rows: Sequence[Row]) -> list[Row]:
 def _with_names(rows: Sequence[Row]) -> list[Row]:
     """The rows as the plan of a study that has them all would call them: their runs may be those of several."""
     facts = [
-        naming.GroupFacts(
+        group_names.GroupFacts(
             scenario=row.scenario,
             jobs=tuple(
-                naming.JobFacts(size=job.size, workload=job.label, params=job.params, digest=job.digest)
+                group_names.JobFacts(size=job.size, workload=job.label, params=job.params, digest=job.digest)
                 for job in row.jobs
             ),
             options=row.options,
@@ -54,7 +54,7 @@ def _with_names(rows: Sequence[Row]) -> list[Row]:
         )
         for row in rows
     ]
-    return [dataclasses.replace(row, name=name) for row, name in zip(rows, naming.names(facts), strict=True)]
+    return [dataclasses.replace(row, name=name) for row, name in zip(rows, group_names.names(facts), strict=True)]
 
 
 def _with_settings(rows: Sequence[Row]) -> list[Row]:
@@ -129,7 +129,7 @@ def _varying(rows: Sequence[Row]) -> set[str]:
 
 
 def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.Called]:
-    programs = {job.digest: naming.as_flags(naming.own_params(job.params)) for job in jobs}
+    programs = {job.digest: group_names.as_flags(group_names.own_params(job.params)) for job in jobs}
     names = {job.digest: job.params.get("workload", "") for job in jobs}
     differing = [key for key, values in labels.of_all(programs.values()).items() if len(values) > 1]
     words = {digest: labels.params_in_words(own, differing) for digest, own in programs.items()}

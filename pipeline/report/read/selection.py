@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain import skips
+from pipeline.base.domain.group_names import own_params
 from pipeline.base.domain.machine_state import MachineState, merge_same
-from pipeline.base.domain.naming import own_params
 from pipeline.base.domain.records import Result
 from pipeline.report.read.records import Block, Row
 

@@ -1,4 +1,4 @@
-"""What is not as it was when a group ran: device, driver, source, packages and scripts."""
+"""Differences since a group ran: device, driver, source, packages and scripts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _PASSING_DETAILS = frozenset({"mig_mode", "compute_mode"})
 
 
 def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[str, str]) -> list[str]:
-    """One line for each thing that differs; what the original did not record cannot be compared and is left out."""
-    found = [*_device(original, group), *_source(original, facts)]
-    found += [_changed(words, original.fact(key), facts.get(key)) for key, words in _FACTS.items()]
-    found += _packages(original, group, inventory)
-    found += _sources(original, group)
-    known = [line for line in found if line]
+    """Return a line for each difference; what the original did not record is left out."""
+    lines = [*_device(original, group), *_source(original, facts)]
+    lines += [_changed(words, original.fact(key), facts.get(key)) for key, words in _FACTS.items()]
+    lines += _packages(original, group, inventory)
+    lines += _sources(original, group)
+    known = [line for line in lines if line]
     # The digest covers the packages, which of an environment that is still to be built nobody knows yet.
     is_built = not any(inventory.interpreters[job.workload.env].to_build for job in group.jobs)
     if not known and is_built and original.fact("digest") not in (None, group.digest):
@@ -38,7 +38,7 @@ def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[
 
 
 def of_results(original: Original, group: Group, inventory: Inventory) -> list[str]:
-    """One line for each thing that differs and that makes a result another one."""
+    """Return a line for each difference that changes a result."""
     return [
         *_planned(original, group),
         *filter(None, _packages(original, group, inventory)),
@@ -58,8 +58,8 @@ def masked_scripts(original: Original, group: Group) -> Iterable[str]:
     files = script_files(program.script for program in before)
     lines: dict[str, None] = {}
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
-        kept, name = files[then.script], Path(then.script).name
-        if secrets.HIDDEN not in original.files.get(kept, ""):
+        artifact, name = files[then.script], Path(then.script).name
+        if secrets.HIDDEN not in original.files.get(artifact, ""):
             continue
         digests = {source.name: source.digest for source in now.sources}
         if digests.get(name) != then.sources.get(name) and secrets.HIDDEN in _text_of(Path(now.script)):
@@ -67,7 +67,7 @@ def masked_scripts(original: Original, group: Group) -> Iterable[str]:
                 f"reproduce={original.run_id}: {now.script} has {secrets.HIDDEN} in the place of its secrets, as the "
                 "recorded copy has; put your own values there"
             )
-        lines[f"{kept} was recorded without its secrets: {now.script} is run"] = None
+        lines[f"{artifact} was recorded without its secrets: {now.script} is run"] = None
     return lines
 
 
@@ -89,13 +89,13 @@ def _planned(original: Original, group: Group) -> Iterable[str]:
 
 
 def _options(original: Original, group: Group) -> Iterable[str]:
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for then, now in zip(_programs(original), (job.workload for job in group.jobs), strict=False):
         old, new = then.params, dict(now.params)
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
-                found[f"{key} of {now.name}: {old.get(key, 'not given')}, now {new.get(key, 'not given')}"] = None
-    return found
+                lines[f"{key} of {now.name}: {old.get(key, 'not given')}, now {new.get(key, 'not given')}"] = None
+    return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,15 +161,15 @@ def _packages(original: Original, group: Group, inventory: Inventory) -> Iterabl
 
 def _requests(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
     """Say of each environment that is still to be built what its file asks for that the original's did not."""
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for job in group.jobs:
         interpreter = inventory.interpreters[job.workload.env]
         before = original.job_locks.get(str(job.index))
         if interpreter.to_build is not None and before is not None:
             then = lock.request_of(before.splitlines())
             changes = difference(*map(_requested_by_name, (then, interpreter.requested))) if then else ""
-            found[changes or f"packages: not known yet, as {interpreter.to_build}"] = None
-    return found
+            lines[changes or f"packages: not known yet, as {interpreter.to_build}"] = None
+    return lines
 
 
 def _requested_by_name(request: Iterable[str]) -> dict[str, str]:
@@ -182,18 +182,18 @@ def _sources(original: Original, group: Group) -> Iterable[str]:
     """File by file, by the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
     before = _programs(original)
     files = script_files(program.script for program in before)
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
         old, new = then.sources, {source.name: source.digest for source in now.sources}
         for name in sorted(old.keys() | new.keys()):
-            kept = files[then.script] if name == Path(then.script).name else ""
-            text = original.files.get(kept)
+            artifact = files[then.script] if name == Path(then.script).name else ""
+            text = original.files.get(artifact)
             lacks = ", without its secrets" if text is not None and secrets.HIDDEN in text else ""
-            where = f"; the original is artifact {kept}{lacks}" if text is not None else ""
+            where = f"; the original is artifact {artifact}{lacks}" if text is not None else ""
             if name not in new:
-                found[f"{name} is no part of {now.name} any more{where}"] = None
+                lines[f"{name} is no part of {now.name} any more{where}"] = None
             elif name not in old:
-                found[f"{name} has become a part of {now.name}"] = None
+                lines[f"{name} has become a part of {now.name}"] = None
             elif old[name] != new[name]:
-                found[f"{name}: its content has changed{where}"] = None
-    return found
+                lines[f"{name}: its content has changed{where}"] = None
+    return lines

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import json_schema, schema
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.workload_config import WorkloadConfig
 
 jsonschema = pytest.importorskip("jsonschema")
 FILES = {kind: sorted((PROJECT_DIR / "conf" / kind).glob("*.yaml")) for kind in ("experiment", "workload")}

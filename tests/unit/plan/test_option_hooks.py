@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.system import factory
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import command_line, groups, option_classes, small
+from pipeline.plan import command_line, groups, option_loader, small_workloads
 from workloads import client, program
 from workloads.options import option
 
@@ -35,7 +35,7 @@ class Primes:
 
 def primes(**methods: Any) -> Any:
     """Return a workload of `Primes` with other methods."""
-    kind = option_classes.load(f"{__name__}.Primes")
+    kind = option_loader.load(f"{__name__}.Primes")
     values = {key: methods.pop(key) for key in ("tilt", "total", "bins") if key in methods}
     return type("Primes", (kind,), methods)(**values)
 
@@ -89,7 +89,7 @@ def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
 )
 def test_a_small_form_that_cannot_run_is_refused_by_its_name(method, why):
     with pytest.raises(ConfigError, match=f"^workload primes: {why}"):
-        small._small(primes(small=method))
+        small_workloads._small(primes(small=method))
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Pair:
 )
 def test_a_class_that_cannot_be_used_is_refused(name, why):
     with pytest.raises(ConfigError, match=why):
-        option_classes.load(name)
+        option_loader.load(name)
 
 
 def test_a_module_that_lacks_another_cannot_be_imported(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR, config_folders
-from pipeline.plan import help as explained
+from pipeline.plan import help_text as explained
 from pipeline.plan import json_schema
 
 OPTIONS = """

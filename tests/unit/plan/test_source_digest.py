@@ -111,7 +111,7 @@ def test_a_script_in_the_place_of_a_program_that_speaks_to_the_study_is_refused(
         (project / name).chmod(0o755)
     for name in ("mine.py", "old.py", "run.sh"):
         make_plan([f"workload.script={name}"])
-    with pytest.raises(ConfigError, match=r"script=train.py imports nothing of `workloads`, .* takes workload=script"):
+    with pytest.raises(ConfigError, match=r"train.py does not use the job protocol; .* with workload=script"):
         make_plan(["workload.script=train.py"])
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan.option_classes import join
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.option_loader import join
+from pipeline.plan.workload_config import WorkloadConfig
 from pipeline.prepare.env import current
 from tests.conftest import GPU
 from workloads.model_options import DataSource, StepMode

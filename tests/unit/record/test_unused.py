@@ -10,12 +10,12 @@ import pytest
 from pipeline.base.domain import layout
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
-from pipeline.plan import plan as planning
+from pipeline.plan import plan_builder as planning
 from pipeline.plan import read
 from pipeline.prepare.env import lock
 from pipeline.record.original import FinishedGroup, Original
 from pipeline.record.spool import _group_json
-from pipeline.study.reproduce import differences, unused
+from pipeline.study.reproduce import differences, unused_results
 from tests.conftest import GPU, inventory_of
 
 STUDY = ["workload=script", "workload.script=train.py", "degree=1"]
@@ -56,7 +56,7 @@ def stored(group):
 
 def explained(planned, finished, recall, *overrides):
     plan, inventory = planned(*overrides)
-    return unused.explain(plan, plan.groups, [finished], inventory, recall)
+    return unused_results.explain(plan, plan.groups, [finished], inventory, recall)
 
 
 def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):

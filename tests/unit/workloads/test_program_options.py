@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import groups, option_classes, read
+from pipeline.plan import groups, option_loader, read
 from workloads import program
 from workloads.options import PLACE, option
 
 OF_A_FILE = {
-    file.stem: next(iter(option_classes._NAMED.findall(file.read_text())), None)
+    file.stem: next(iter(option_loader._NAMED.findall(file.read_text())), None)
     for file in sorted((PROJECT_DIR / "conf/workload").glob("*.yaml"))
 }
 FILES = {kind: name for name, kind in OF_A_FILE.items() if kind is not None}

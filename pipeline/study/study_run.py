@@ -24,7 +24,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
 from pipeline.observe.progress import Progress
 from pipeline.observe.view import PlainView, make_view
-from pipeline.plan import describe
+from pipeline.plan import plan_text
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import ForeignLoad
 from pipeline.prepare.device import lease
@@ -34,7 +34,7 @@ from pipeline.record.owner import close_command
 from pipeline.record.spool import Spool
 from pipeline.record.store import local
 from pipeline.study import executor, plans, stored_results, summary
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 _BUSY_SHARE = 0.25
 """Of the CPUs: other programs that use more are said before anything is measured."""
@@ -68,19 +68,19 @@ class Study:
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
         # What a killed orchestrator left is cleared before anybody is called a stranger.
-        found = plans.end_leftovers(self.root)
-        self.unsent = found.ready
+        survey = plans.end_leftovers(self.root)
+        self.unsent = survey.ready
         if self.config.unit is None:  # else other workers may well be at work there
-            self._say_what_other_hosts_left(found)
+            self._say_what_other_hosts_left(survey)
         for device in self.plan.devices:
             plans.undo_steps(device, gpu)
             lease.refuse_strangers(device, gpu.tolerate)
 
-    def _say_what_other_hosts_left(self, found: Survey) -> None:
-        for owner, number in Counter(found.elsewhere.values()).items():
+    def _say_what_other_hosts_left(self, survey: Survey) -> None:
+        for owner, number in Counter(survey.elsewhere.values()).items():
             words.say(
-                f"note: {counted(number, 'group')} in {self.root / layout.SPOOL} left alone: host {owner} may be at "
-                f"work on it; if that is gone: {close_command(self.root)}"
+                f"note: host {owner} may still run {counted(number, 'group')} in {self.root / layout.SPOOL}; "
+                f"if that host is gone, run: {close_command(self.root)}"
             )
 
     def run(self, showing: Showing) -> int:
@@ -89,7 +89,7 @@ class Study:
         text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
         programs = {job.workload.script: job.workload for group in self.plan.groups for job in group.jobs}
         origins = {script: provenance.origin_of(workload) for script, workload in programs.items()}
-        artifacts = {layout.PLAN: f"{describe.as_text(self.plan)}\n", layout.PROVENANCE: text}
+        artifacts = {layout.PLAN: f"{plan_text.as_text(self.plan)}\n", layout.PROVENANCE: text}
         tracking, interpreters = self.config.tracking, self.inventory.interpreters
         self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
         if tracking.uri is not None or not local.is_ready(self.root, self.plan.experiment):
@@ -99,7 +99,7 @@ class Study:
         if self.config.resume != Resume.NO:
             groups, known = stored_results.divide(self.request, self.plan, self.inventory)
         self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
-        for line in describe.remarks(self.plan):
+        for line in plan_text.remarks(self.plan):
             words.say(line)
         self._warn_of_other_programs()
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
@@ -148,13 +148,13 @@ class Study:
         return facts
 
     def _own_files(self) -> set[Path]:
-        """What is written beside the store: a simulated machine, and what a launcher puts where its plan file lies."""
+        """Return what is written beside the store: a simulated machine, and what a launcher puts by its plan file."""
         machine = {self.request.simulated.file} if self.request.simulated is not None else set()
-        found = machine | {file.with_name(f"{file.name}.bin") for file in machine}
+        files = machine | {file.with_name(f"{file.name}.bin") for file in machine}
         if self.config.plan_file is not None:
             plan_file = expanded("plan_file", self.config.plan_file).absolute()
-            found |= {plan_file, plan_file.parent}
-        return found
+            files |= {plan_file, plan_file.parent}
+        return files
 
     def _wait_for_store(self) -> None:
         """Wait until the store is open. A worker of a launcher, which found it open, may find its server away.
@@ -211,10 +211,10 @@ class Study:
 
     def _take_in(self, rows: Sequence[GroupResult]) -> None:
         self.rows += rows
-        told = {row.group.digest: row for row in rows}
-        found = {changed.group.digest: changed for row in rows for changed in self.comparison.add(row)}
-        for digest, changed in found.items():
-            known = told.get(digest)
+        new_rows = {row.group.digest: row for row in rows}
+        changes = {changed.group.digest: changed for row in rows for changed in self.comparison.add(row)}
+        for digest, changed in changes.items():
+            known = new_rows.get(digest)
             if (
                 known is not None
                 and changed.result is known.result

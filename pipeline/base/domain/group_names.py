@@ -1,4 +1,4 @@
-"""What the groups of a study are called: in its plan, on the terminal, in MLflow and in a report.
+"""Names of the groups of a study: in its plan, on the terminal, in MLflow and in a report.
 
 A name begins with the sharing mode and the jobs, and goes on with the options that tell the group from others of the
 study: `naive-2x-tiny-batch_size=16`. The options of the mode and the flags of a script are always among them, if they
@@ -36,7 +36,7 @@ _LONGEST = 120  # of a name: a database keeps 250 characters of it, a folder 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What a job is called by: its size in a mix or else its workload, and the params of its run."""
+    """The facts that name a job: its size in a mix or else its workload, and the params of its run."""
 
     size: str | None
     workload: str
@@ -46,7 +46,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """What a group is called by; two groups are the same if these are."""
+    """The facts that name a group; two groups are the same if these are."""
 
     scenario: str
     jobs: tuple[JobFacts, ...]
@@ -55,7 +55,7 @@ class GroupFacts:
 
 
 def own_params(params: Mapping[str, str]) -> dict[str, str]:
-    """The params of a job's run that say what its program computes."""
+    """Return the params of a job's run that say what its program computes."""
     return {
         key: _WHOLE.sub(r"\1", value) if value.endswith(".0") and not key.startswith(FLAG) else value
         for key, value in params.items()
@@ -64,16 +64,16 @@ def own_params(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_flags(params: Mapping[str, str]) -> dict[str, str]:
-    """The params, with flags and arguments of a script by the name that the program gives them: `--lr`."""
-    found = {key: value for key, value in params.items() if key != ARGUMENTS and not key.startswith(FLAG)}
-    found |= _flags_in(params.get(ARGUMENTS, ""))
-    given = {key[len(FLAG) :]: value for key, value in params.items() if key.startswith(FLAG)}
-    return found | {f"--{key}": "" if value == "true" else value for key, value in given.items()}
+    """Return the params, with flags and arguments of a script as the program calls them: `--lr`."""
+    flags = {key: value for key, value in params.items() if key != ARGUMENTS and not key.startswith(FLAG)}
+    flags |= _flags_in(params.get(ARGUMENTS, ""))
+    named = {key[len(FLAG) :]: value for key, value in params.items() if key.startswith(FLAG)}
+    return flags | {f"--{key}": "" if value == "true" else value for key, value in named.items()}
 
 
 def _flags_in(args: str) -> dict[str, str]:
-    """Flags with their values. Which words are values nobody knows but the program: all up to the next flag."""
-    found: dict[str, list[str]] = defaultdict(list)
+    """Read flags with their values: all words up to the next flag, as only the program knows which are values."""
+    flags: dict[str, list[str]] = defaultdict(list)
     key = ARGUMENTS
     try:
         words = shlex.split(args)
@@ -82,31 +82,33 @@ def _flags_in(args: str) -> dict[str, str]:
     for word in words:
         if re.match(r"--?[^\W\d]", word):
             key, has_value, value = word.partition("=")
-            found[key] += [value] if has_value else []
+            flags[key] += [value] if has_value else []
         else:
-            found[key].append(word)
-    return {key: " ".join(values) for key, values in found.items()}
+            flags[key].append(word)
+    return {key: " ".join(values) for key, values in flags.items()}
 
 
 def differing(programs: Iterable[Mapping[str, str]]) -> list[str]:
-    """The keys whose values are not the same in all, sorted."""
-    every = list(programs)
+    """Return the keys whose values are not the same in all maps, sorted."""
+    sets = list(programs)
     return [
-        key for key in sorted({key for each in every for key in each}) if len({each.get(key) for each in every}) > 1
+        key
+        for key in sorted({key for params in sets for key in params})
+        if len({params.get(key) for params in sets}) > 1
     ]
 
 
 def names(groups: Sequence[GroupFacts]) -> list[str]:
-    """The name of each group of a study; no two that differ have the same."""
+    """Return the name of each group of a study; no two different groups share one."""
     jobs = _job_words([job for group in groups for job in group.jobs])
     options, settings = _varying_options(groups), _varying_settings(groups)
-    made = [_name(group, jobs, options[group.scenario], settings[_programs(group)]) for group in groups]
+    plain_names = [_name(group, jobs, options[group.scenario], settings[_programs(group)]) for group in groups]
     identities: dict[str, set[str]] = defaultdict(set)
-    for group, name in zip(groups, made, strict=True):
+    for group, name in zip(groups, plain_names, strict=True):
         identities[name].add(_identity(group))
     return [
         f"{name[:_LONGEST]}-{_identity(group)}" if len(identities[name]) > 1 or len(name) > _LONGEST else name
-        for group, name in zip(groups, made, strict=True)
+        for group, name in zip(groups, plain_names, strict=True)
     ]
 
 
@@ -121,18 +123,18 @@ def _name(
 ) -> str:
     programs = [(_called(job), words[_called(job), job.digest]) for job in group.jobs]
     if all(program == programs[0] for program in programs):
-        called, said = programs[0]
-        parts = [f"{len(programs)}x-{called}", *said]
+        called, labels = programs[0]
+        parts = [f"{len(programs)}x-{called}", *labels]
     else:
-        parts = ["+".join(f"{called}[{','.join(said)}]" if said else called for called, said in programs)]
-    given = dict(mode_of(group.scenario).naming(group.options.items())).keys() | options
-    told = {key: value for key, value in group.options.items() if key in given and key != _PROFILER}
-    parts += [_word(key, value) for key, value in told.items() if value not in ("auto", (), [])]
+        parts = ["+".join(f"{called}[{','.join(labels)}]" if labels else called for called, labels in programs)]
+    distinct = dict(mode_of(group.scenario).naming(group.options.items())).keys() | options
+    options_in_name = {key: value for key, value in group.options.items() if key in distinct and key != _PROFILER}
+    parts += [_word(key, value) for key, value in options_in_name.items() if value not in ("auto", (), [])]
     # What loads the device beside the jobs is said of every group that has it.
     parts += [_word(key, value) for key in dict.fromkeys([*settings, NEIGHBOURS]) if (value := group.settings.get(key))]
     if profiler := group.options.get(_PROFILER):
         assert isinstance(profiler, list | tuple)
-        parts += [str(profiler[0]), *(_word(*each) for each in profiler[1:] if _PROFILER in options)]
+        parts += [str(profiler[0]), *(_word(*option) for option in profiler[1:] if _PROFILER in options)]
     return "-".join([group.scenario, *parts])
 
 
@@ -145,7 +147,7 @@ def _programs(group: GroupFacts) -> frozenset[str]:
 
 
 def _job_words(jobs: Sequence[JobFacts]) -> dict[tuple[str, str], list[str]]:
-    """By what a job is called and its digest: the options that tell it from others of that name, and its flags."""
+    """Map name and digest of each program to the options that tell it from others of that name, and its flags."""
     alike: dict[str, dict[str, JobFacts]] = defaultdict(dict)
     for job in jobs:
         alike[_called(job)].setdefault(job.digest, job)
@@ -154,47 +156,49 @@ def _job_words(jobs: Sequence[JobFacts]) -> dict[tuple[str, str], list[str]]:
         kinds: dict[str, list[JobFacts]] = defaultdict(list)
         for job in programs.values():
             kinds[job.workload].append(job)
-        for workload, every in kinds.items():
+        for workload, jobs_of_kind in kinds.items():
             kind = [_word("workload", workload)] if len(kinds) > 1 else []
-            words |= {(called, digest): kind + said for digest, said in _words_of(every).items()}
+            words |= {(called, digest): kind + phrases for digest, phrases in _words_of(jobs_of_kind).items()}
     return words
 
 
 def _words_of(jobs: Sequence[JobFacts]) -> dict[str, list[str]]:
-    """By digest, the words for jobs of one workload. If they are many, those are left out that most jobs share."""
+    """Map digests to the options of jobs of one workload; if these are many, without the values that most share."""
     facts = {job.digest: as_flags(own_params(job.params)) for job in jobs}
     # A size has a name of its own, which stands for its flags as well.
-    given = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
-    keys = [key for key in dict.fromkeys([*given, *differing(facts.values())]) if key != ENVIRONMENT]
-    said = {digest: {key: own[key] for key in keys if key in own} for digest, own in facts.items()}
-    if len(said) > 1 and max(len("-".join(_words(own))) for own in said.values()) > _MANY:
-        values = {key: Counter(own.get(key) for own in said.values()).most_common(1)[0] for key in keys}
-        usual = {(key, value) for key, (value, times) in values.items() if 2 * times > len(said)}
-        said = {digest: dict(own.items() - usual) for digest, own in said.items()}
-    return {digest: _words({key: own[key] for key in keys if key in own}) for digest, own in said.items()}
+    flags = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
+    keys = [key for key in dict.fromkeys([*flags, *differing(facts.values())]) if key != ENVIRONMENT]
+    chosen = {digest: {key: params[key] for key in keys if key in params} for digest, params in facts.items()}
+    if len(chosen) > 1 and max(len("-".join(_words(params))) for params in chosen.values()) > _MANY:
+        values = {key: Counter(params.get(key) for params in chosen.values()).most_common(1)[0] for key in keys}
+        usual = {(key, value) for key, (value, times) in values.items() if 2 * times > len(chosen)}
+        chosen = {digest: dict(params.items() - usual) for digest, params in chosen.items()}
+    return {digest: _words({key: params[key] for key in keys if key in params}) for digest, params in chosen.items()}
 
 
-def _words(said: Mapping[str, str]) -> list[str]:
-    return [_word(key.lstrip("-"), value) for key, value in said.items()]
+def _words(options: Mapping[str, str]) -> list[str]:
+    return [_word(key.lstrip("-"), value) for key, value in options.items()]
 
 
 def _varying_options(groups: Sequence[GroupFacts]) -> dict[str, set[str]]:
-    found: dict[str, list[dict[str, str]]] = defaultdict(list)
+    by_scenario: dict[str, list[dict[str, str]]] = defaultdict(list)
     profilers: dict[str, set[str]] = defaultdict(set)
     for group in groups:
-        found[group.scenario].append({key: _text(value) for key, value in group.options.items() if key != _PROFILER})
+        by_scenario[group.scenario].append(
+            {key: _text(value) for key, value in group.options.items() if key != _PROFILER}
+        )
         if _PROFILER in group.options:
             profilers[group.scenario].add(_text(group.options[_PROFILER]))
     # Its name is always said, so that only two ways of using one need more.
-    said = {scenario: {_PROFILER} if len(profilers[scenario]) > 1 else set[str]() for scenario in found}
-    return {scenario: said[scenario].union(differing(every)) for scenario, every in found.items()}
+    always_named = {scenario: {_PROFILER} if len(profilers[scenario]) > 1 else set[str]() for scenario in by_scenario}
+    return {scenario: always_named[scenario].union(differing(sets)) for scenario, sets in by_scenario.items()}
 
 
 def _varying_settings(groups: Sequence[GroupFacts]) -> dict[frozenset[str], list[str]]:
-    found: dict[frozenset[str], list[Mapping[str, str]]] = defaultdict(list)
+    by_programs: dict[frozenset[str], list[Mapping[str, str]]] = defaultdict(list)
     for group in groups:
-        found[_programs(group)].append(group.settings)
-    return {programs: differing(every) for programs, every in found.items()}
+        by_programs[_programs(group)].append(group.settings)
+    return {programs: differing(sets) for programs, sets in by_programs.items()}
 
 
 def _word(key: str, value: object) -> str:

@@ -10,10 +10,10 @@ from pipeline.base.domain.records import WindowKind
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import plan as planning
+from pipeline.plan import plan_builder as planning
 from pipeline.plan import read
-from pipeline.plan.programs import refuse_unread
-from pipeline.study.reproduce.config import config_of
+from pipeline.plan.job_entries import refuse_unread
+from pipeline.study.reproduce.recorded_config import config_of
 from tests.conftest import GPU, inventory_of, sweep
 from tests.unit.plan.test_plan import recorded
 

@@ -24,7 +24,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import config_folders
 from pipeline.plan import option_values
 from pipeline.plan.script_options import ScriptConfig
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.workload_config import WorkloadConfig
 
 KINDS: dict[str, type[WorkloadConfig]] = {kind.NODE: kind for kind in (WorkloadConfig, ScriptConfig)}
 """Those of no option class: by the names that a YAML extends them by."""
@@ -51,13 +51,15 @@ def load(name: str) -> type[WorkloadConfig]:
         hints = typing.get_type_hints(options)
         flags = [field.name for field in dataclasses.fields(options) if field.metadata.get("is_flag", True)]
         option_values.refuse_types({name: hints[name] for name in flags})
-        own = [(field.name, hints[field.name], _redeclared(options, field)) for field in dataclasses.fields(options)]
+        declared = [
+            (field.name, hints[field.name], _redeclared(options, field)) for field in dataclasses.fields(options)
+        ]
         common = [
             (key, _HINTS[key], dataclasses.field(default=default, metadata=field.metadata))
             for key, field in _COMMON.items()
             if (default := _default_of(options, name, key)) is not None and key not in hints
         ]
-        joined = dataclasses.make_dataclass(options.__name__, [*common, *own], bases=(options, WorkloadConfig))
+        joined = dataclasses.make_dataclass(options.__name__, [*common, *declared], bases=(options, WorkloadConfig))
         joined.__module__, joined.__qualname__ = __name__, name.replace(".", "__")
         OmegaConf.structured(joined)
     except (OmegaConfBaseException, TypeError, NameError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a job's own `mlflow.*` calls left in its folder, read from MLflow's file store as plain files.
+"""The file store of a job's own `mlflow.*` calls, read as plain files.
 
 MLflow's own reader (3.17) refuses a whole store for one torn line, which a killed job leaves, and reads step 0 for
 every metric that names a data set. Layout: <experiment>/<run>/{meta.yaml,metrics/,params/,tags/,artifacts/}.
@@ -43,14 +43,14 @@ class ScriptRun:
 
 def read_script_runs(store: Path, most_points: int = MOST_POINTS) -> list[ScriptRun]:
     """Return every run of a file store, oldest first, with at most so many points of a metric."""
-    found = []
+    folders = []
     for meta_file in store.glob("[!.]*/*/meta.yaml"):
         meta = _meta(meta_file)
         if meta is not None and "run_id" in meta and meta.get("lifecycle_stage") != "deleted":
             start = meta.get("start_time")
-            found.append((start if isinstance(start, int) else 0, meta_file.parent))
+            folders.append((start if isinstance(start, int) else 0, meta_file.parent))
     runs = []
-    for number, (_, folder) in enumerate(sorted(found), start=1):
+    for number, (_, folder) in enumerate(sorted(folders), start=1):
         prefix = "" if number == 1 else f"run{number}/"
         metrics_folder = folder / "metrics"
         paths = regular_files.below(metrics_folder).files
@@ -78,14 +78,14 @@ def _meta(path: Path) -> dict[str, Any] | None:
 
 
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Key and content of each file below a folder; a slash in a key makes a folder there."""
+    """Yield key and content of each file below a folder; a slash in a key makes a folder there."""
     for path in regular_files.below(folder).files:
         with suppress(OSError):
             yield path.relative_to(folder).as_posix(), regular_files.read_text(path)
 
 
 def _points(path: Path, most: int) -> PointSeries:
-    """The whole lines `ms value [step [data set, its digest]]` of a metric's file; a line without its end is torn."""
+    """Read the whole lines `ms value [step [data set, its digest]]` of a metric; a line without its end is torn."""
     points = PointSeries(most=most)
     with suppress(OSError):
         for block in regular_files.line_blocks(path, _BLOCK_BYTES):

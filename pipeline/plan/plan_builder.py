@@ -13,21 +13,21 @@ from collections.abc import Sequence
 
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import check, units
+from pipeline.plan import setting_checks, shards
 from pipeline.plan.groups import digest_of, groups_of, named
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config, Order, UnitOf
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
-    """The plan of a study, from one configuration a combination: every group, in the order in which it will run.
+    """Build the plan of a study, from one configuration a combination: every group in the order of its run.
 
     `is_sweep` adds serial baselines where `baseline` is `auto`. What cannot be run is a ConfigError.
     """
     blocks: dict[int, dict[str, Group]] = {}
     notes: list[str] = []
     for config in configs:
-        check.settings(config)
+        setting_checks.settings(config)
         groups = groups_of(config, inventory, notes, is_sweep=is_sweep)
         for block in range(1, config.repeats + 1):
             for group in groups:
@@ -48,7 +48,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
             random.Random(f"{first.seed}-{block}").shuffle(members)  # noqa: S311  an order, not a secret
         ordered += members
     by_case = first.unit_of is UnitOf.case
-    chosen = units.numbered(only_named(named(ordered), first.only), by_case=by_case)
+    chosen = shards.numbered(only_named(named(ordered), first.only), by_case=by_case)
     numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(chosen, start=1))
     return Plan(
         experiment=first.tracking.experiment,
@@ -56,13 +56,13 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         devices=tuple(dict.fromkeys(group.device for group in numbered)),
         digest=digest_of([group.digest for group in numbered], *(["by case"] if by_case else [])),
         any_gpu_digest=digest_of([group.any_gpu_digest for group in numbered], *(["by case"] if by_case else [])),
-        unit_sizes=tuple(len(groups) for groups in units.of(numbered).values()),
+        unit_sizes=tuple(len(groups) for groups in shards.of(numbered).values()),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
 def only_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Group]:
-    """The groups of these names, and the baselines of their jobs; all of them where no names are given.
+    """Select the groups of these names, and the baselines of their jobs; all without names.
 
     Raises:
         ConfigError: no group has one of the names, or there is none.
@@ -76,12 +76,14 @@ def only_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Gro
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
             raise ConfigError(f"only={name}: the plan has no group of that name; the nearest are {', '.join(near)}")
-    wanted = [(_workloads(group), group.shared_settings) for group in groups if group.name in names]
+    chosen = [(_workloads(group), group.shared_settings) for group in groups if group.name in names]
 
     def is_baseline(group: Group) -> bool:
-        mine = _workloads(group)  # one job alone, or several in turn
-        alike = [jobs for jobs, settings in wanted if settings == group.shared_settings]
-        return group.sequential and any(mine == jobs or (len(mine) == 1 and mine[0] in jobs) for jobs in alike)
+        workloads = _workloads(group)  # one job alone, or several in turn
+        alike = [jobs for jobs, settings in chosen if settings == group.shared_settings]
+        return group.sequential and any(
+            workloads == jobs or (len(workloads) == 1 and workloads[0] in jobs) for jobs in alike
+        )
 
     return [group for group in groups if group.name in names or is_baseline(group)]
 
@@ -95,6 +97,6 @@ def _refuse_other(group: Group, again: Group) -> None:
     names = [field.name for field in dataclasses.fields(Group) if field.compare]
     if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:
         raise ConfigError(
-            f"two combinations of the sweep differ only in {' and '.join(differing)} ({named([group])[0].name}), which "
-            "does not tell their results apart; run them as two studies, with tracking.experiment=NAME for each"
+            f"two combinations of the sweep ({named([group])[0].name}) differ only in {' and '.join(differing)}; "
+            "run two studies, each with a tracking.experiment=NAME of its own"
         )

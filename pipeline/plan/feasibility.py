@@ -1,4 +1,4 @@
-"""Whether a plan can run: the classes that it names are built and asked, and nothing else is touched."""
+"""Feasibility of a plan: the classes that it names are built and asked, nothing else is touched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.base.system.factory import instance
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan, with every class that it names built once: what is wrong is refused before anything happens.
+    """Check a plan: build every class that it names once, and refuse what is wrong.
 
     A group that its sharing mode cannot hold, or whose environment lacks what is to be found out, is refused if it is
     alone; among others it is marked to be skipped, with the reason, because that is a finding of the study. What the

@@ -64,9 +64,9 @@ _OF_A_SIZE = re.compile(r"^sizes(\.\w+)?(?=\.|$)")  # a workload of a mix, with 
 
 def exit_if_asked(arguments: Sequence[str]) -> None:
     """Print the text that a command line asks for, and exit. What stands after `--` is the user's own program."""
-    ours = list(itertools.takewhile(lambda one: one != "--", arguments))
-    if "--help-keys" in ours:
-        prefix = next((one for one in ours[ours.index("--help-keys") + 1 :] if not one.startswith("-")), "")
+    options = list(itertools.takewhile(lambda one: one != "--", arguments))
+    if "--help-keys" in options:
+        prefix = next((one for one in options[options.index("--help-keys") + 1 :] if not one.startswith("-")), "")
         try:
             text = keys(_OF_A_SIZE.sub("workload", prefix))
         except ConfigError as error:
@@ -76,7 +76,7 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
             command = entry_points.spell("run", "--help-keys")
             words.say(f"error: --help-keys {prefix}: no key begins like that; {command} prints all")
             sys.exit(2)
-    elif {"--help", "-h"} & set(ours):
+    elif {"--help", "-h"} & set(options):
         text = overview()
     else:
         return
@@ -85,13 +85,13 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
 
 
 def overview() -> str:
-    """What the program does, what can be chosen, and the keys that one needs most."""
+    """Return the text of `--help`: purpose, choices, and the keys that one needs most."""
     defaults = set(re.findall(r"^  - (\w+: .*)$", (_CONF / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE))
     folders = [path for folder in config_folders() if folder.is_dir() for path in folder.iterdir() if path.is_dir()]
-    there = sorted({path.name for path in folders} - _NOT_SHOWN)
+    groups_there = sorted({path.name for path in folders} - _NOT_SHOWN)
     known = {name.lstrip("+"): name for name in _GROUPS}
-    shown = [*_GROUPS, *(name for name in there if name not in known)]
-    groups = "\n".join(_group(name, defaults) for name in shown if name.lstrip("+") in there)
+    shown = [*_GROUPS, *(name for name in groups_there if name not in known)]
+    groups = "\n".join(_group(name, defaults) for name in shown if name.lstrip("+") in groups_there)
     lines = [(entry_points.spell(*words), about) for words, about in _EXAMPLES]
     width = max(len(command) for command, _ in lines)
     examples = "\n".join(f"  {command:<{width}}  {about}" for command, about in lines)
@@ -99,13 +99,13 @@ def overview() -> str:
 
 
 def keys(prefix: str) -> str | None:
-    """Of docs/configuration.md the keys that begin with `prefix`, a paragraph each; `None` for no key."""
+    """Return the keys of docs/configuration.md that begin with `prefix`, a paragraph each; `None` for no key."""
     shown = []
     for section, names, cells in (*_rows(_KEYS.read_text(encoding="utf-8")), *_rows_of_own_workloads()):
-        found = [name for name in re.findall(r"`([^`]*)`", names) if name == prefix or name.startswith(prefix)]
-        if found:
+        keys_found = [name for name in re.findall(r"`([^`]*)`", names) if name == prefix or name.startswith(prefix)]
+        if keys_found:
             *kinds, default, meaning = (_plain(cell) for cell in cells)
-            head = f"{', '.join(found)}  ({'; '.join(kind for kind in kinds if kind)}; default: {default})"
+            head = f"{', '.join(keys_found)}  ({'; '.join(kind for kind in kinds if kind)}; default: {default})"
             shown.append((section, f"{head}\n{_indented(meaning, 6)}"))
     if not shown:
         return None
@@ -144,19 +144,19 @@ def _rows(text: str) -> Iterator[tuple[str, str, list[str]]]:
         if line.startswith("## "):
             section = _plain(line.removeprefix("## "))
         elif line.startswith("| `"):
-            first, *others = (cell.strip() for cell in line.strip().strip("|").split(" | "))
-            yield section, first, others
+            first, *cells = (cell.strip() for cell in line.strip().strip("|").split(" | "))
+            yield section, first, cells
 
 
 def _rows_of_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
-    from pipeline.plan import option_classes, option_tables  # which take longer than `--help` may
+    from pipeline.plan import option_loader, option_tables  # which take longer than `--help` may
 
     for folder in config_folders()[1:]:
-        for name, kind in option_classes.list_classes([folder], is_strict=True).items():
-            if name not in option_classes.KINDS:
+        for name, kind in option_loader.list_classes([folder], is_strict=True).items():
+            if name not in option_loader.KINDS:
                 section = f"Of {name}: {(kind.__mro__[1].__doc__ or '').partition(chr(10))[0]}"
                 rows = option_tables.rows_of(kind, is_whole=True)
-                settings = option_classes.read_settings(folder, name)
+                settings = option_loader.read_settings(folder, name)
                 for key, type_name, default, meaning in rows:
                     option = key.removeprefix("workload.")
                     set_to = [f"{file[option]} in {choice}" for choice, file in settings.items() if option in file]

@@ -12,7 +12,7 @@ from pipeline.base.system.words import counted
 
 
 def as_text(plan: Plan) -> str:
-    """The plan as text: one line a group, what to know, and the commands that change settings of a GPU."""
+    """Format a plan: one line a group, notes, and the commands that change settings of a GPU."""
     devices = ", ".join(
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
@@ -29,7 +29,7 @@ def as_text(plan: Plan) -> str:
 
 
 def as_dict(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
-    """The same for programs, in what JSON knows; with what each group will take, by its number, where that is known."""
+    """Return the plan as JSON knows it; with the seconds of each group, by its number, where they are known."""
     return {
         "experiment": plan.experiment,
         "plan": plan.digest,
@@ -61,12 +61,12 @@ def as_dict(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """What a user should know before the study runs, line by line."""
+    """Return the notes and warnings of a plan, line by line."""
     return [*(f"note: {note}" for note in plan.notes), *(f"warning: {warning}" for warning in plan.warnings)]
 
 
 def privileged(plan: Plan) -> list[str]:
-    """The commands that change settings of a GPU: once for all groups that use the same ones."""
+    """Format the commands that change settings of a GPU, once for all groups that use the same."""
     lines = []
     for commands, numbers in _by_commands(plan).items():
         lines.append(f"settings of the GPU are changed, and put back, by group {', '.join(map(str, numbers))}:")

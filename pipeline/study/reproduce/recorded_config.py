@@ -12,8 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.base.domain.layout import CONFIG
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import option_classes, schema
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan import option_loader, schema
+from pipeline.plan.workload_config import WorkloadConfig
 from pipeline.record.original import Original
 
 _KINDS: dict[str, type[Any]] = {
@@ -23,7 +23,7 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def config_of(group: Original) -> tuple[DictConfig, list[str]]:
-    """The configuration that asked for the group, as it was resolved, and the keys that were not recorded.
+    """Return the resolved configuration that asked for the group, and the keys that were not recorded.
 
     The file holds values without their types; a node's type is the one of the schema that has its keys.
 
@@ -45,7 +45,7 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     if isinstance(gpu, dict) and (replay := gpu.pop("replay", None)) is not None:
         raise ConfigError(_not_understood(group, f"gpu.replay={replay} is of an earlier version"))
     absent: list[str] = []
-    whole = OmegaConf.structured(schema.Config)
+    config = OmegaConf.structured(schema.Config)
     try:
         nodes: dict[str, Any] = {key: _typed(base, values.pop(key), key, absent) for key, base in _KINDS.items()}
         sizes = values.pop("sizes").items()
@@ -53,22 +53,22 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
         values.pop("exporter", None)
         nodes["sizes"] = {name: _typed(WorkloadConfig, size, f"sizes.{name}", absent) for name, size in sizes}
         for key, node in nodes.items():
-            whole[key] = node
-        whole = OmegaConf.merge(whole, values)
+            config[key] = node
+        config = OmegaConf.merge(config, values)
     except OmegaConfBaseException as error:
         first = str(error).splitlines()[0]
         raise ConfigError(_not_understood(group, f"{error.full_key}: {first}" if error.full_key else first)) from error
     except (TypeError, AttributeError) as error:  # a value where settings should be
         raise ConfigError(_damaged(group, str(error))) from error
-    assert isinstance(whole, DictConfig)
-    known = {each.name for each in dataclasses.fields(schema.Config)} - set(nodes)
-    return whole, absent + sorted(known - set(values))
+    assert isinstance(config, DictConfig)
+    known = {field.name for field in dataclasses.fields(schema.Config)} - set(nodes)
+    return config, absent + sorted(known - set(values))
 
 
 def _typed(base: type[Any], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
-    """The values as the node of the schema that has these keys, or the fewest keys beside them."""
+    """Return the values as the node of the schema that has these keys, and the fewest others."""
     is_known = base is WorkloadConfig and values.get("options") is not None
-    nodes = [option_classes.load(str(values["options"]))] if is_known else schema.kinds(base)
+    nodes = [option_loader.load(str(values["options"]))] if is_known else schema.kinds(base)
     fitting = [(_keys(node) - set(values), node) for node in nodes if set(values) <= _keys(node)]
     if (target := values.get("_target_")) is not None:
         fitting = [(extra, node) for extra, node in fitting if not extra or target in _targets(where, node)]
@@ -87,11 +87,11 @@ def _typed(base: type[Any], values: dict[str, Any], where: str, absent: list[str
 
 
 def _keys(node: type[Any]) -> set[str]:
-    return {each.name for each in dataclasses.fields(node)}
+    return {field.name for field in dataclasses.fields(node)}
 
 
 def _targets(group: str, node: type[Any]) -> set[str]:
-    """The classes that the YAMLs of a config group name which extend the node."""
+    """Return the classes that the YAMLs of a config group name which extend the node."""
     yamls: list[Any] = [OmegaConf.load(file) for file in (PROJECT_DIR / "conf" / group).glob("*.yaml")]
     return {yaml["_target_"] for yaml in yamls if f"/schema/{node.NODE}@_here_" in yaml.get("defaults", ())}
 

@@ -15,7 +15,7 @@ from pipeline.base.system.words import counted
 
 
 def numbered(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:
-    """The groups of a plan, each with its unit."""
+    """Number the shard of each group of a plan."""
     if not by_case:
         return tuple(dataclasses.replace(group, unit=group.block) for group in groups)
     cases = _cases(groups)
@@ -28,15 +28,15 @@ def numbered(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:
 
 
 def of(groups: Sequence[Group]) -> Mapping[int, Sequence[Group]]:
-    """The groups of each unit, by its number, in the order of the plan."""
-    found: dict[int, list[Group]] = {number: [] for number in sorted({group.unit for group in groups})}
+    """Return the groups of each shard, by its number, in the order of the plan."""
+    groups_by_unit: dict[int, list[Group]] = {number: [] for number in sorted({group.unit for group in groups})}
     for group in groups:
-        found[group.unit].append(group)
-    return found
+        groups_by_unit[group.unit].append(group)
+    return groups_by_unit
 
 
 def only(plan: Plan, number: int | None) -> Plan:
-    """The plan with one unit of it left, or whole if none is asked for; the digest stays that of the whole.
+    """Return the plan with one shard left, or whole without a number; its digest stays that of the whole.
 
     Raises:
         ConfigError: it has no such unit.
