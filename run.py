@@ -40,7 +40,7 @@ def main(config: DictConfig) -> int:
         _refuse(f"hydra/launcher={launcher} is for sweeps; add -m")
     if is_single and OmegaConf.select(config, "blocks"):
         _refuse("this experiment is a sweep (blocks); add -m, or hydra: {mode: MULTIRUN} to its file")
-    with hydra_errors.user_environment():
+    with hydra_errors.restore_environment():
         status = execute([config], is_sweep=False)
     if is_single and status != 0:
         sys.exit(status)  # Hydra drops what is returned to it
@@ -53,7 +53,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _run() -> None:
-    with hydra_errors.raised():
+    with hydra_errors.raise_errors():
         main()
 
 

@@ -37,7 +37,7 @@ class OptionClasses(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         found = _SCHEMA.fullmatch(config_path.removesuffix(".yaml"))
         assert found is not None
-        node = option_loader.node_of(found[1])
+        node = option_loader.make_node(found[1])
         return ConfigResult(provider=self.provider, path=self.full_path(), config=node, header={"package": None})
 
 

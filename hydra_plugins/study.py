@@ -64,7 +64,7 @@ class StudySweeper(Sweeper):
         if not invocation.current().has_launcher:  # else that has said it
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
-        with hydra_errors.user_environment():
+        with hydra_errors.restore_environment():
             returns = self.launcher.launch(jobs, initial_job_idx=0)
         # A launcher of others may run jobs in processes of their own; one that failed raises here.
         _exit_unless_0(max((job.return_value or 0 for job in returns), default=0))
@@ -137,7 +137,7 @@ def _left_by(given: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_override(key: str, value: Any) -> str:
     """A text is what would be typed, such as several values; a list is one value, as it stands in the file."""
-    return f"{key}={value if isinstance(value, str) else override_values.as_text(value)}"
+    return f"{key}={value if isinstance(value, str) else override_values.format_override(value)}"
 
 
 def _exit_unless_0(status: int) -> None:

@@ -178,7 +178,7 @@ def make_plan(compose: Callable[..., list[DictConfig]]) -> Callable[..., Plan]:
         alone = ["baseline=never"] if is_sweep is None and not sweep and "baseline=" not in str(overrides) else []
         configs = read.read(compose(*([*given, *alone] for given in overrides)))
         plan = planning.build_plan(configs, inventory_of(configs, device), is_sweep=sweep)
-        return feasibility.checked(plan)
+        return feasibility.check_plan(plan)
 
     return make
 

@@ -210,7 +210,7 @@ def _own(asked: Asked) -> dict[str, str] | None:
     if asked.machine is None:
         return None
     file = StateFile(expanded("--machine", asked.machine).resolve())
-    return {name: str(path) for name, path in rehearsal.programs_beside(file).items()}
+    return {name: str(path) for name, path in rehearsal.write_programs_beside(file).items()}
 
 
 def _layout(device: Device, request: str) -> Layout:

@@ -27,7 +27,11 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
         abandoned = leftovers.find_abandoned()
         hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
         rehearsal.remove_abandoned()
-        own = {} if machine is None else rehearsal.programs_beside(StateFile(expanded("--machine", machine).resolve()))
+        own = (
+            {}
+            if machine is None
+            else rehearsal.write_programs_beside(StateFile(expanded("--machine", machine).resolve()))
+        )
         # A process on a MIG device, as a daemon that is ended with its journal, keeps the instances of its GPU.
         meant.sort(key=lambda device: device.parent is None)
         # What is gone, or simulated and gone with its study, has no programs: real ones must not be asked about it.

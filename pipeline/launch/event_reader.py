@@ -111,7 +111,7 @@ class _Reader:
     def read(self, path: Path) -> None:
         """Add the lines of a file."""
         self._is_large = regular_files.size_of(path) >= _LARGE_BYTES
-        for block in regular_files.line_blocks(path, _BLOCK_BYTES):
+        for block in regular_files.read_line_blocks(path, _BLOCK_BYTES):
             begin = self._no_many_until = 0
             while begin < len(block):
                 end = self._add_many(block, begin)

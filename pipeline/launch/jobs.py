@@ -260,7 +260,7 @@ class JobGroup:
         """The arguments of the interpreter, with what differs between the jobs filled in."""
         values = {"output_dir": output, "job": job.index, "degree": len(self._starts)}
         script = job.workload.script
-        return [word if word == script else placeholders.filled(word, values) for word in job.workload.argv]
+        return [word if word == script else placeholders.fill(word, values) for word in job.workload.argv]
 
     @property
     def _socket(self) -> Path:

@@ -174,4 +174,4 @@ def error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
 def _known_secrets(state: JobState) -> frozenset[str]:
     """Collect the secrets that a job was given, which it may have written without their names."""
     workload = state.job.workload
-    return secrets.known_values(workload.argv, os.environ | dict(workload.environ))
+    return secrets.collect_secrets(workload.argv, os.environ | dict(workload.environ))

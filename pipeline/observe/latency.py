@@ -56,7 +56,7 @@ def figures(
     if objective is not None:
         found[services.GOODPUT] = int(np.count_nonzero(_latency_ms(answered) <= objective.latency_ms)) / seconds
         percentile = objective.percentile
-        if percentile is not None and len(mine) >= services.needed(percentile):
+        if percentile is not None and len(mine) >= services.min_requests(percentile):
             value_ms = _rank(np.sort(_latency_ms(mine)), percentile)
             found[services.OBJECTIVE_MET] = float(value_ms <= objective.latency_ms)
     if is_rate_given:

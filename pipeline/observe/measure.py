@@ -283,7 +283,7 @@ def _group_metrics(group: Group, jobs: Sequence[JobResult], every: Sequence[JobR
             common = min(end for _, end in spans) - max(start for start, _ in spans)
             metrics["overlap_ratio"] = max(0, common) / max(lengths) if max(lengths) else 0.0
     metrics |= _totals(group, jobs, metrics.get("makespan_s"))
-    metrics |= services.of_group([job.metrics for job in jobs])
+    metrics |= services.summarise_group([job.metrics for job in jobs])
     uses = [job.metrics[FIRST_GPU_USE] for job in jobs if FIRST_GPU_USE in job.metrics]
     if len(uses) == len(jobs):
         metrics[FIRST_GPU_USE] = max(uses)
@@ -298,14 +298,14 @@ def _of_neighbours(neighbours: Sequence[Mapping[str, float]]) -> dict[str, float
     """How fast the neighbours were together while others were measured, in each unit that all of them count."""
     return {
         f"neighbours_{units.total_of(unit)}": sum(metrics[units.rate_of(unit)] for metrics in neighbours)
-        for unit in units.shared(neighbours)
+        for unit in units.find_common_units(neighbours)
     }
 
 
 def _totals(group: Group, jobs: Sequence[JobResult], makespan_s: float | None) -> dict[str, float]:
     """What all jobs did in a second, in each unit that every one of them counts."""
     found: dict[str, float] = {}
-    for unit in units.shared([job.metrics for job in jobs]):
+    for unit in units.find_common_units([job.metrics for job in jobs]):
         if group.window.kind is WindowKind.WORK:
             numbers = [job.metrics[units.number_of(unit)] for job in jobs if units.number_of(unit) in job.metrics]
             if len(numbers) == len(jobs) and makespan_s:

@@ -50,10 +50,10 @@ def in_one_line(
 ) -> str:
     """Say how a group or a job ended: `ok, 1841.7 samples/s, speed-up 2.43`, `ok* (MARKS), ...`, `skipped: REASON`."""
     rates = [(unit, units.total_of(unit)) for unit in units.units_in(metrics)]  # of a group
-    rates += [(unit, units.rate_of(unit)) for unit in units.shared([metrics])]  # of a job
+    rates += [(unit, units.rate_of(unit)) for unit in units.find_common_units([metrics])]  # of a job
     different = {metrics[key]: (unit, key) for unit, key in reversed(rates)}  # a sample a request is said once
     figures = [
-        f"{units.rate_in_words(metrics[key])} {units.per_second(unit)}" for unit, key in reversed(different.values())
+        f"{units.format_rate(metrics[key])} {units.per_second(unit)}" for unit, key in reversed(different.values())
     ]
     figures += [f"{metrics[key]:.2f} ms" for key in (services.MEAN, services.worst_of(services.MEAN)) if key in metrics]
     ratios = () if marks.invalid else _RATIOS
@@ -89,7 +89,7 @@ def table(
     if not groups:
         return "\n".join(skipped)
     counted = _units(rows)
-    rates = [(units.per_second(unit), units.total_of(unit), units.rate_in_words) for unit in counted]
+    rates = [(units.per_second(unit), units.total_of(unit), units.format_rate) for unit in counted]
     energies = [(units.joules_per(unit), units.energy_of(unit), "{:.3g}") for unit in counted]
     others = (*_COLUMNS, *_sampled(fields), *energies, *_LAST_COLUMNS)
     every = (*rates, *((title, key, form.format) for title, key, form in others))

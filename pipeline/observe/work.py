@@ -29,7 +29,7 @@ def figures(
         found |= {units.rate_of(unit): samples / makespan_s, units.number_of(unit): float(samples)}
     elif said is not None and said.points:
         found[units.rate_of(unit)] = throughput.logged_rate(said.points, window if kind is WindowKind.LOGGED else None)
-    for other, number in units.second_units(unit, log.params):
+    for other, number in units.list_second_units(unit, log.params):
         for name in (units.rate_of, units.number_of):
             if name(unit) in found:
                 found[name(other)] = number * found[name(unit)]

@@ -47,13 +47,13 @@ def run(main: Callable[[], None]) -> int:
     """
     try:
         words_given = [*hydra_arguments.folder_to_complete(sys.argv[1:]), *sys.argv[1:]]
-        sys.argv[1:] = hydra_arguments.arrange([readable(word) for word in user_command.as_overrides(words_given)])
+        sys.argv[1:] = hydra_arguments.arrange([quote_home(word) for word in user_command.make_overrides(words_given)])
         main()
     except Interrupted as interrupted:
         words.say(str(interrupted))
         return interrupted.exit_status
     except Exception as error:  # noqa: BLE001  what can be wrong with a command line, Hydra raises as anything
-        if (signalled := interrupts.behind(error)) is not None:
+        if (signalled := interrupts.find_interruption(error)) is not None:
             words.say(str(signalled))
             return signalled.exit_status
         if set(hydra_arguments.COMPLETION) & set(sys.argv):
@@ -65,7 +65,7 @@ def run(main: Callable[[], None]) -> int:
     return 0
 
 
-def readable(argument: str) -> str:
+def quote_home(argument: str) -> str:
     """Quote `KEY=~/folder`, which Hydra refuses without quotes.
 
     Raises:
@@ -85,14 +85,14 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={choice}: there is no such choice; {_other_choice(choice, error.options)}"
+        return f"{group}={choice}: there is no such choice; {_suggest_choice(choice, error.options)}"
     if isinstance(error, OverrideParseException):
-        return override_remedy.explain_unreadable(str(error.override), why_refused)
+        return override_remedy.explain_unreadable(str(error.override), explain_refusal)
     cause, text = error.__cause__, str(error)
     if (in_file := _IN_FILE.match(text)) and isinstance(wrong := error.__context__, OmegaConfBaseException):
         return f"{in_file[1]}.yaml: {_explain_in_file(wrong)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
-        return _unknown(cause.full_key, cause.parent_node)
+        return _explain_unknown(cause.full_key, cause.parent_node)
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
         return _explain_refused(refused[1], cause)
     return _explain_words(text.partition(_SEARCH_PATH)[0], is_of_hydra=isinstance(error, HydraException))
@@ -128,63 +128,63 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
 def _explain_in_file(cause: OmegaConfBaseException) -> str:
     key = str(cause.full_key or cause.key or "")
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
-        return _unknown(key, cause.parent_node)
-    return f"{key}: {why_refused(key, cause)}" if key else str(cause).splitlines()[0]
+        return _explain_unknown(key, cause.parent_node)
+    return f"{key}: {explain_refusal(key, cause)}" if key else str(cause).splitlines()[0]
 
 
 def _explain_missing(group: str, choice: str) -> str:
     if group == "schema":
         return f"/schema/{choice}: there is no such schema; name a class of options, as /schema/MODULE.CLASS"
-    return f"{group}: there is no choice {choice}; {_other_choice(choice, list_choices(group))}"
+    return f"{group}: there is no choice {choice}; {_suggest_choice(choice, list_choices(group))}"
 
 
 def _explain_refused(override: str, cause: OmegaConfBaseException) -> str:
     if isinstance(cause, GrammarParseError):
         return override_remedy.explain_interpolation(override)
-    return f"{override}: {why_refused(override.partition('=')[0].lstrip('+'), cause)}"
+    return f"{override}: {explain_refusal(override.partition('=')[0].lstrip('+'), cause)}"
 
 
-def no_such_setting(key: str, known: Iterable[str]) -> str:
+def explain_unknown_key(key: str, known: Iterable[str]) -> str:
     """Explain that a key, as `workload.batchsize`, does not exist; its parent has the known ones."""
     parent, _, name = key.rpartition(".")
-    return f"{key}: there is no such setting; {_instead(name, known, f'{parent}.' if parent else '')}"
+    return f"{key}: there is no such setting; {_suggest_name(name, known, f'{parent}.' if parent else '')}"
 
 
-def unknown_settings(node: Any, where: str = "") -> Iterator[str]:
+def explain_unknown_keys(node: Any, where: str = "") -> Iterator[str]:
     """Explain each key of a typed configuration that its schema lacks, as `+KEY` adds one."""
     if dataclasses.is_dataclass(node):
         known = [field.name for field in dataclasses.fields(node)]
-        yield from (no_such_setting(f"{where}{key}", known) for key in vars(node) if key not in known)
+        yield from (explain_unknown_key(f"{where}{key}", known) for key in vars(node) if key not in known)
         node = vars(node)
     if isinstance(node, dict):
         for key, value in node.items():
-            yield from unknown_settings(value, f"{where}{key}.")
+            yield from explain_unknown_keys(value, f"{where}{key}.")
 
 
-def _instead(word: str, known: Iterable[str], parent: str = "") -> str:
+def _suggest_name(word: str, known: Iterable[str], parent: str = "") -> str:
     names = sorted(set(known) - {"hydra"})
     near = difflib.get_close_matches(word, names, n=1)
     return f"did you mean {parent}{near[0]}?" if near else f"there are {', '.join(names) or 'none'}"
 
 
-def _other_choice(word: str, choices: Iterable[str]) -> str:
+def _suggest_choice(word: str, choices: Iterable[str]) -> str:
     names = sorted(set(choices))
     near = difflib.get_close_matches(word, names, n=1)
     remedy = f"there is only {names[0]}" if len(names) == 1 else f"there are {', '.join(names) or 'none'}"
     return f"did you mean {near[0]}? {remedy[0].upper()}{remedy[1:]}" if near else remedy
 
 
-def _unknown(key: str, parent: Any) -> str:
+def _explain_unknown(key: str, parent: Any) -> str:
     if key in _MOVED:
         return f"{key}: this is at the top level now; write {_MOVED[key]}"
     if not isinstance(parent, DictConfig):
-        return no_such_setting(key, ())
+        return explain_unknown_key(key, ())
     if OmegaConf.get_type(parent) is dict:  # of entries with names of their own
         return f"{key}: there is no such entry; +{key} adds one"
     known = [str(name) for name in parent if name != "_target_"]
     group, _, name = key.rpartition(".")
     if difflib.get_close_matches(name, known):
-        return no_such_setting(key, known)
+        return explain_unknown_key(key, known)
     if "metric_pattern" in known:
         return f"{key}: a script has no such setting; {group}.flags.{name}=VALUE gives it --{name} VALUE"
     if choices := _choices_that_have(group, name):
@@ -192,14 +192,14 @@ def _unknown(key: str, parent: Any) -> str:
         some = choices if len(choices) <= _MOST_NAMED else [*choices[:_MOST_NAMED], "others"]
         what = f"{group}={chosen}" if chosen else f"this {group}"
         return f"{key}: {what} has no such setting; add {group}={' or '.join(some)}, which has it"
-    return no_such_setting(key, known)
+    return explain_unknown_key(key, known)
 
 
 def _choices_that_have(group: str, name: str) -> list[str]:
-    return [choice for choice in list_choices(group) if name in schema.keys_of(group, choice)]
+    return [choice for choice in list_choices(group) if name in schema.list_keys(group, choice)]
 
 
-def why_refused(key: str, cause: OmegaConfBaseException) -> str:
+def explain_refusal(key: str, cause: OmegaConfBaseException) -> str:
     """Explain what a key takes instead of a refused value."""
     message = str(cause).splitlines()[0]
     if "is not a subclass of" in message:

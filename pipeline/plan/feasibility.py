@@ -10,7 +10,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import instance
 
 
-def checked(plan: Plan) -> Plan:
+def check_plan(plan: Plan) -> Plan:
     """Check a plan: build every class that it names once, and refuse what is wrong.
 
     A group that its sharing mode cannot hold, or whose environment lacks what is to be found out, is refused if it is
@@ -27,7 +27,7 @@ def checked(plan: Plan) -> Plan:
         profiler.check(group)
         sharing: Sharing = instance(group.sharing)
         try:
-            planned = _planned(sharing, group)
+            planned = _add_layout(sharing, group)
         except ConfigError as error:
             refusal = error
             groups.append(dataclasses.replace(group, skip_reason=str(error)))
@@ -40,7 +40,7 @@ def checked(plan: Plan) -> Plan:
     return dataclasses.replace(plan, groups=tuple(groups), warnings=tuple(warnings))
 
 
-def _planned(sharing: Sharing, group: Group) -> Group:
+def _add_layout(sharing: Sharing, group: Group) -> Group:
     if group.skip_reason is not None:
         raise ConfigError(group.skip_reason)
     return dataclasses.replace(group, layout=sharing.check(group))

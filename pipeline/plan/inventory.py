@@ -17,9 +17,9 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR, find_file, is_file
 from pipeline.plan import job_entries
-from pipeline.plan.option_loader import root_of
+from pipeline.plan.option_loader import find_root
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
-from pipeline.plan.source_digest import Code, code_of, module_file, speaks_to_the_study
+from pipeline.plan.source_digest import Code, find_module_file, read_code, uses_job_protocol
 from pipeline.plan.workload_config import WorkloadConfig
 
 _OF_SHELLS = (".sh", ".bash", ".zsh")
@@ -57,7 +57,7 @@ class Inventory:
             return dataclasses.replace(self.interpreters[spec], to_build=None, why_not_built=why)
 
     def device_of(self, gpu: GpuConfig) -> Device:
-        return self.devices[_asked_for(gpu)]
+        return self.devices[_select_gpu(gpu)]
 
 
 def take(
@@ -71,14 +71,16 @@ def take(
         ConfigError: a device, script, environment file or data set that is named is not there.
     """
     all_configs = list(configs)
-    devices = {selector: find_device(gpu) for selector, gpu in {_asked_for(c.gpu): c.gpu for c in all_configs}.items()}
+    devices = {selector: find_device(gpu) for selector, gpu in {_select_gpu(c.gpu): c.gpu for c in all_configs}.items()}
     unique = {
         id(workload): (config, workload)
         for config in all_configs
-        for _, workload in (*job_entries.neighbours(config), *job_entries.chosen(config))
+        for _, workload in (*job_entries.list_co_runners(config), *job_entries.list_jobs(config))
     }
     workloads = list(unique.values())
-    envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in {env_of(*pair): None for pair in workloads}}
+    envs: dict[Spec, Env] = {
+        spec: factory.instance(spec) for spec in {choose_environment(*pair): None for pair in workloads}
+    }
     scripts: dict[str, Code] = {}
     speaking = set[str]()
     interpreters = {spec: env.preview() for spec, env in envs.items()}
@@ -91,27 +93,27 @@ def take(
         for script, key in {**workload.source_files(), **named}.items():
             if script not in scripts:
                 has_programs = script == workload.script and workload.runner is not None
-                interpreter = interpreters[env_of(config, workload)] if has_programs else None
+                interpreter = interpreters[choose_environment(config, workload)] if has_programs else None
                 is_ours = key == "runner" or script == getattr(type(workload), key, None)  # not one of a user's folder
-                roots = root_of(type(workload))
+                roots = find_root(type(workload))
                 scripts[script] = _find_script(f"workload.{key}", script, interpreter, *roots, is_ours=is_ours)
         if workload.runner is None and workload.script not in speaking:
-            _refuse_mute(workload, scripts[workload.script])
+            _refuse_without_protocol(workload, scripts[workload.script])
             speaking.add(workload.script)
         if workload.script == "python":
             _refuse_missing_module(workload)
         module = workload.preload
-        if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
-            scripts[module] = code_of(file, PROJECT_DIR)
+        if module and module not in scripts and (file := find_module_file(module, PROJECT_DIR)) is not None:
+            scripts[module] = read_code(file, PROJECT_DIR)
         if needs_data:
             workload.complete().refuse_missing_data()
-    needed = {env_of(config, workload) for config, workload in workloads if not workload.may_lack_packages}
+    needed = {choose_environment(config, workload) for config, workload in workloads if not workload.may_lack_packages}
     may_lack = frozenset(interpreters.keys() - needed)
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts, may_lack=may_lack)
 
 
-def _refuse_mute(workload: WorkloadConfig, code: Code) -> None:
-    if not speaks_to_the_study(code):
+def _refuse_without_protocol(workload: WorkloadConfig, code: Code) -> None:
+    if not uses_job_protocol(code):
         raise ConfigError(
             f"workload {workload.name}: {workload.script} does not use the job protocol; run an unmodified script as: "
             f"{entry_points.spell('run', 'degree=2', '--', workload.script)}, or with workload=script"
@@ -120,7 +122,7 @@ def _refuse_mute(workload: WorkloadConfig, code: Code) -> None:
 
 def _refuse_missing_module(workload: WorkloadConfig) -> None:
     """Refuse `python -m MODULE` where the package lies here and lacks the module; of another one its job says so."""
-    for module in user_command.modules(workload.script, workload.argument_words()):
+    for module in user_command.list_modules(workload.script, workload.argument_words()):
         package, place = module.partition(".")[0], Path(*module.split("."))
         is_own = Path(package, "__init__.py").is_file() or Path(f"{package}.py").is_file()
         if is_own and not place.with_suffix(".py").is_file() and not Path(place, "__main__.py").is_file():
@@ -128,9 +130,9 @@ def _refuse_missing_module(workload: WorkloadConfig) -> None:
             raise ConfigError(f"python -m {module}: {module} {what}; check the name, and where you start")
 
 
-def env_of(config: Config, workload: WorkloadConfig) -> Spec:
+def choose_environment(config: Config, workload: WorkloadConfig) -> Spec:
     """Return the environment of a workload's jobs; ConfigError if its own is of another kind than `env`."""
-    spec = factory.spec_of(config.env)
+    spec = factory.make_spec(config.env)
     options = dict(spec.options)
     if workload.env_file is not None and "file" not in options:
         raise ConfigError(
@@ -147,7 +149,7 @@ def env_of(config: Config, workload: WorkloadConfig) -> Spec:
     return dataclasses.replace(spec, options=tuple(options.items()))
 
 
-def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
+def _select_gpu(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
     return gpu.kind, gpu.device, gpu.model
 
 
@@ -159,21 +161,21 @@ def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots:
     folders = (Path.cwd(), PROJECT_DIR)
     is_here = script.endswith(".py") or any(is_file(folder / script) for folder in folders)
     if script and interpreter is not None and Path(script).name == script and not is_here:
-        return Code(Path(script), _digest_of_program(script, interpreter))
+        return Code(Path(script), _digest_program(script, interpreter))
     path = find_file(key, script, *roots, is_ours=is_ours)
-    if not os.access(path, os.X_OK) and (path.suffix in _OF_SHELLS or _is_of_another_interpreter(path)):
+    if not os.access(path, os.X_OK) and (path.suffix in _OF_SHELLS or _names_other_interpreter(path)):
         raise ConfigError(
             f"{key}={script}: {path} is not executable, and its first line names no Python; chmod +x {path}"
         )
     try:
-        return code_of(path, PROJECT_DIR, *roots)
+        return read_code(path, PROJECT_DIR, *roots)
     except SyntaxError as error:
         raise ConfigError(f"{key}={script}: {error.filename} is not valid Python: {error}") from error
     except OSError as error:
         raise ConfigError(f"{key}={script}: {path} cannot be read: {error.strerror}") from error
 
 
-def _is_of_another_interpreter(path: Path) -> bool:
+def _names_other_interpreter(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             first = file.readline(256)
@@ -182,7 +184,7 @@ def _is_of_another_interpreter(path: Path) -> bool:
     return first.startswith(b"#!") and b"python" not in first
 
 
-def _digest_of_program(name: str, interpreter: Interpreter) -> str:
+def _digest_program(name: str, interpreter: Interpreter) -> str:
     if name == "python" or interpreter.to_build or shutil.which(name, path=str(interpreter.python.parent)):
         return name
     program = shutil.which(name)

@@ -125,7 +125,7 @@ def _study_properties() -> Schema:
 def _properties_of_kinds(key: str) -> Schema:
     """Return the options of every class for a key; where classes differ, a value may be as in any of them."""
     nodes: dict[str, list[Schema]] = {}
-    kinds = option_loader.list_classes().values() if key == _WORKLOAD else schema.kinds(schema.BASES[key])
+    kinds = option_loader.list_classes().values() if key == _WORKLOAD else schema.list_kinds(schema.BASES[key])
     for kind in kinds:
         for name, node in _properties(kind, f"{key}.").items():
             nodes.setdefault(name, []).append(node)
@@ -237,7 +237,7 @@ def _groups() -> list[str]:
 @cache
 def _meanings() -> dict[str, str]:
     """Return what docs/configuration.md says of each key; of one with several meanings, all of them."""
-    return {key: "; or: ".join(dict.fromkeys(texts)) for key, texts in explained.meanings().items()}
+    return {key: "; or: ".join(dict.fromkeys(texts)) for key, texts in explained.read_meanings().items()}
 
 
 if __name__ == "__main__":

@@ -52,12 +52,12 @@ def load(name: str) -> type[WorkloadConfig]:
         flags = [field.name for field in dataclasses.fields(options) if field.metadata.get("is_flag", True)]
         option_values.refuse_types({name: hints[name] for name in flags})
         declared = [
-            (field.name, hints[field.name], _redeclared(options, field)) for field in dataclasses.fields(options)
+            (field.name, hints[field.name], _redeclare(options, field)) for field in dataclasses.fields(options)
         ]
         common = [
             (key, _HINTS[key], dataclasses.field(default=default, metadata=field.metadata))
             for key, field in _COMMON.items()
-            if (default := _default_of(options, name, key)) is not None and key not in hints
+            if (default := _choose_default(options, name, key)) is not None and key not in hints
         ]
         joined = dataclasses.make_dataclass(options.__name__, [*common, *declared], bases=(options, WorkloadConfig))
         joined.__module__, joined.__qualname__ = __name__, name.replace(".", "__")
@@ -74,7 +74,7 @@ def __getattr__(name: str) -> type[WorkloadConfig]:
     return load(name.replace("__", "."))
 
 
-def node_of(name: str) -> DictConfig:
+def make_node(name: str) -> DictConfig:
     """Return the schema that the YAML of a workload extends; ConfigError as of `load`."""
     return open_maps(OmegaConf.structured(load(name)))
 
@@ -136,7 +136,7 @@ def _files(folder: Path) -> Iterator[Path]:
     return (folder / "workload").glob("*.yaml")
 
 
-def _redeclared(options: type[Any], option: dataclasses.Field[Any]) -> Any:
+def _redeclare(options: type[Any], option: dataclasses.Field[Any]) -> Any:
     """Return a field as a class of its own needs it: with a default, and with what it says in a class above."""
     above = [vars(kind).get("__dataclass_fields__", {}).get(option.name) for kind in options.__mro__]
     metadata: Mapping[str, Any] = next(
@@ -148,7 +148,7 @@ def _redeclared(options: type[Any], option: dataclasses.Field[Any]) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def _default_of(options: type[Any], name: str, key: str) -> object:
+def _choose_default(options: type[Any], name: str, key: str) -> object:
     """Return what a class of options sets a key to that every workload has; `None` if it leaves it as it is."""
     if key == "options":
         return name
@@ -159,7 +159,7 @@ def _default_of(options: type[Any], name: str, key: str) -> object:
     return getattr(options, key, None)
 
 
-def root_of(kind: type[WorkloadConfig]) -> tuple[Path, ...]:
+def find_root(kind: type[WorkloadConfig]) -> tuple[Path, ...]:
     """Return the folder that the modules of an option class are found in; none of a kind without such a class."""
     module = (kind.options or "").rpartition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None)

@@ -46,7 +46,7 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
                 raise ConfigError(f"{key} is missing; give it as {key}=VALUE") from error
             raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give it as {key}=VALUE") from error
     for settings in typed:
-        if unknown := next(command_line.unknown_settings(settings), None):
+        if unknown := next(command_line.explain_unknown_keys(settings), None):
             raise ConfigError(unknown)
         if settings.gpu.kind is GpuKind.simulated and settings.gpu.admin is not None:
             settings.gpu.admin = []  # whatever a file says that was written for a real GPU

@@ -312,7 +312,7 @@ def register() -> None:
     if Config not in _registered:
         store.store(name="sweep_schema", node=OF_A_SWEEP)
         store.store(name="config_schema", node=Config)
-    nodes: list[Any] = [*KINDS.values(), *(node for base in BASES.values() for node in kinds(base))]
+    nodes: list[Any] = [*KINDS.values(), *(node for base in BASES.values() for node in list_kinds(base))]
     for node in nodes:
         if node not in _registered:
             store.store(group="schema", name=node.NODE, node=node)
@@ -323,7 +323,7 @@ def register() -> None:
 _registered = set[type[Any]]()
 
 
-def keys_of(group: str, choice: str) -> set[str]:
+def list_keys(group: str, choice: str) -> set[str]:
     """Return the keys that a choice of a group has, by its file and by what that extends; none of an unknown choice."""
     files = [folder / group / f"{choice}.yaml" for folder in config_folders()]
     if (file := next((file for file in files if file.is_file()), None)) is None:
@@ -334,15 +334,15 @@ def keys_of(group: str, choice: str) -> set[str]:
         extended = str(default).partition("@")[0]
         name = extended.removeprefix("/schema/")
         if name == extended:
-            keys |= keys_of(group, extended)
+            keys |= list_keys(group, extended)
         else:
-            nodes = {node.NODE: node for base in BASES.values() for node in kinds(base)} | list_classes()
+            nodes = {node.NODE: node for base in BASES.values() for node in list_kinds(base)} | list_classes()
             keys |= {option.name for option in dataclasses.fields(nodes[name])} if name in nodes else set()
     return keys
 
 
-def kinds(base: type[Any]) -> list[type[Any]]:
+def list_kinds(base: type[Any]) -> list[type[Any]]:
     """Return the node and all that extend it; of workloads, all that files of the configuration name."""
     if base is WorkloadConfig:
         return list(list_classes().values())
-    return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]
+    return [base, *(kind for child in base.__subclasses__() for kind in list_kinds(child))]

@@ -51,11 +51,11 @@ class ScriptConfig(WorkloadConfig):
 
     def __post_init__(self) -> None:
         if not self.name:
-            self.name = user_command.name_of(self.script, self.argument_words())
+            self.name = user_command.name_program(self.script, self.argument_words())
         if (unit := self._metric_unit()) is not None and self.unit == units.SAMPLES:
             self.unit = unit.work or self.unit
 
-    def own_options(self) -> dict[str, Any]:
+    def program_options(self) -> dict[str, Any]:
         return {}  # what it takes stands in `args` and `flags`
 
     def study_settings(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class ScriptConfig(WorkloadConfig):
                 f"{' and '.join(sources)} each say where its {units.per_second(self.unit)} come from; give one of them"
             )
         if self.samples is not None and self.samples < 1:
-            work = units.in_words(self.unit)
+            work = units.format_unit(self.unit)
             raise ValueError(f"samples={self.samples} must be at least 1: the {work} of a whole run")
         self._check_metric_unit()
         if self.metric is not None and not self.metric.strip():
@@ -125,6 +125,6 @@ class ScriptConfig(WorkloadConfig):
             raise ValueError(f"metric_unit={self.metric_unit} is no unit; {metric_unit.FORMS}")
         if not unit.counts(self.unit):
             raise ValueError(
-                f"metric_unit={self.metric_unit} is the time of {units.in_words(unit.work)}, not of "
-                f"{units.in_words(self.unit)}; leave out unit={self.unit}"
+                f"metric_unit={self.metric_unit} is the time of {units.format_unit(unit.work)}, not of "
+                f"{units.format_unit(self.unit)}; leave out unit={self.unit}"
             )

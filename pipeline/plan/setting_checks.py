@@ -31,7 +31,7 @@ _MAY_BE_0 = ("seed", "gpu.beside", "window.settle_s")
 _MAX_INTERVAL_MS = 86_400_000
 
 
-def settings(config: Config) -> None:
+def refuse_settings(config: Config) -> None:
     """Refuse numbers that no study can run with, by a ConfigError."""
     if config.dry_run not in (True, False, JSON):
         raise ConfigError(f"dry_run={config.dry_run}: must be true, false or {JSON}")
@@ -48,10 +48,10 @@ def settings(config: Config) -> None:
         if value > most:
             raise ConfigError(f"{key}={value}: must not be greater than {most}")
     expanded("gpu.lock_dir", config.gpu.lock_dir)
-    _tracking(config.tracking)
-    _listeners(config.listeners)
+    _refuse_tracking(config.tracking)
+    _refuse_listeners(config.listeners)
     if config.gpu.kind is GpuKind.simulated:
-        _rehearsal(config)
+        _refuse_rehearsal(config)
     else:
         default = GpuConfig()
         for key in ("model", "job_memory_mib", "driver", "count", "machine"):
@@ -59,7 +59,7 @@ def settings(config: Config) -> None:
                 raise ConfigError(f"gpu.{key}={value} is for simulated GPUs: choose one, as gpu=simulated_a100_40gb")
 
 
-def _listeners(listeners: Mapping[str, ListenerConfig]) -> None:
+def _refuse_listeners(listeners: Mapping[str, ListenerConfig]) -> None:
     for name, listener in listeners.items():
         if listener.interval_ms < MIN_INTERVAL_MS:
             raise ConfigError(
@@ -72,7 +72,7 @@ def _listeners(listeners: Mapping[str, ListenerConfig]) -> None:
             )
 
 
-def _tracking(config: TrackingConfig) -> None:
+def _refuse_tracking(config: TrackingConfig) -> None:
     if not config.root.strip():
         raise ConfigError("tracking.root is empty: give the folder of the store and of the spool")
     if config.uri is None and (odd := {"?", "%"} & set(str(expanded("tracking.root", config.root).absolute()))):
@@ -91,7 +91,7 @@ def _tracking(config: TrackingConfig) -> None:
         raise ConfigError(f"tracking.experiment={config.experiment}: must not be longer than {MAX_NAME_BYTES} bytes")
 
 
-def _rehearsal(config: Config) -> None:
+def _refuse_rehearsal(config: Config) -> None:
     if config.gpu.job_memory_mib < 1:
         raise ConfigError(f"gpu.job_memory_mib={config.gpu.job_memory_mib}: must be at least 1")
     programs = {f"listeners.{name}.options.program": e.options.get("program") for name, e in config.listeners.items()}

@@ -39,7 +39,7 @@ def make_small(config: DictConfig, fixed: Collection[str], replacements: Mapping
         assert isinstance(workload, WorkloadConfig)
         if workload.options is None and place in fixed:
             continue
-        options = _small(workload) if workload.options else option_loader.load(replacements["stand_in"])()
+        options = _shrink(workload) if workload.options else option_loader.load(replacements["stand_in"])()
         small = OmegaConf.structured(options)
         for key, value in replacements["sets"].items():
             if key.startswith(f"{place}.") and key.removeprefix(f"{place}.") in small:
@@ -49,11 +49,11 @@ def make_small(config: DictConfig, fixed: Collection[str], replacements: Mapping
                 OmegaConf.update(small, key, OmegaConf.select(node, key))
             except OmegaConfBaseException as error:
                 known = [str(name) for name in small]
-                raise ConfigError(command_line.no_such_setting(f"{place}.{key}", known)) from error
+                raise ConfigError(command_line.explain_unknown_key(f"{place}.{key}", known)) from error
         OmegaConf.update(config, place, option_loader.open_maps(small), merge=False, force_add=True)
 
 
-def _small(workload: WorkloadConfig) -> WorkloadConfig:
+def _shrink(workload: WorkloadConfig) -> WorkloadConfig:
     with workload.hook("small"):
         options = workload.small()
         if not dataclasses.is_dataclass(options) or isinstance(options, type):

@@ -158,7 +158,7 @@ class WorkloadConfig:
         common = {option.name for option in fields(WorkloadConfig)}
         return [option for option in fields(self) if option.name not in common]
 
-    def own_options(self) -> dict[str, Any]:
+    def program_options(self) -> dict[str, Any]:
         """Return the options that the program gets, with whole paths: a job's current folder is another one."""
         options = [option for option in self.option_fields() if option.metadata.get("is_flag", True)]
         return {option.name: self._value_for_job(option) for option in options}
@@ -177,10 +177,10 @@ class WorkloadConfig:
             if key not in options:
                 raise self._refused(f"derive_values returns {key}, which is no option of the program; add the field")
             try:
-                derived[key] = option_values.converted(type(self), key, derived[key])
+                derived[key] = option_values.convert(type(self), key, derived[key])
             except OmegaConfBaseException as error:
                 raise self._refused(f"derive_values: {key}={derived[key]}: {str(error).splitlines()[0]}") from error
-        set_by_user = [key for key in derived if getattr(self, key) != option_values.default_of(options[key])]
+        set_by_user = [key for key in derived if getattr(self, key) != option_values.read_default(options[key])]
         planned = dataclasses.replace(self, **{key: value for key, value in derived.items() if key not in set_by_user})
         planned.refuse_values("derive_values: ")
         return planned
@@ -216,7 +216,7 @@ class WorkloadConfig:
     def window_notes(self, window: Window) -> list[str]:
         """Return notes on this window for the user; ConfigError if it cannot hold what is asked."""
         try:
-            return [f"{self.name}: {note}" for note in service_windows.notes_of(self, window)]
+            return [f"{self.name}: {note}" for note in service_windows.list_notes(self, window)]
         except ValueError as error:
             raise self._refused(str(error)) from error
 
@@ -226,8 +226,10 @@ class WorkloadConfig:
         These are the Python files that the command line names, and what its options name.
         """
         words = self.argument_words()
-        named = [file for file in user_command.source_files("", words) if is_file(Path(file))]
-        of_modules = (source_digest.files_run_as(module, Path()) for module in user_command.modules(self.script, words))
+        named = [file for file in user_command.list_source_files("", words) if is_file(Path(file))]
+        of_modules = (
+            source_digest.list_module_files(module, Path()) for module in user_command.list_modules(self.script, words)
+        )
         try:
             return dict.fromkeys([*named, *map(str, chain(*of_modules))], "args") | dict(self.input_files())
         except ValueError as error:

@@ -345,7 +345,7 @@ def fields_of(record: Any) -> dict[str, Any]:
 @contextmanager
 def _claimed(folder: Path) -> Iterator[bool]:
     """Hold the owner's lock, so that nobody else closes the folder at the same time; false if it is taken."""
-    handle = locks.opened(folder / layout.LOCK)
+    handle = locks.open_file(folder / layout.LOCK)
     try:
         yield locks.try_take(handle)
     finally:

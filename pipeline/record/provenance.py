@@ -34,7 +34,7 @@ def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) ->
         "slurm_task": invocation.slurm_task,
         "kernel": platform.release(),
         "cpus": str(len(os.sched_getaffinity(0))),
-        **host.machine(),
+        **host.describe_machine(),
         "boot_id": boot_id(),
         "python": platform.python_version(),
         **_git(),
@@ -88,9 +88,9 @@ def origin_of(workload: Workload) -> Origin:
             repository=None, uncommitted=tuple(mask_diff(_as_new(path, root)) for path in files if path != script)
         )
     try:
-        parts = [_as_new(path, root) for path in git.untracked(repository, files)]
+        parts = [_as_new(path, root) for path in git.list_untracked(repository, files)]
         if repository.is_changed:
-            changes = git.difference(repository)
+            changes = git.read_difference(repository)
             replaced = "# bytes that are no UTF-8 are \ufffd here\n" if "\ufffd" in changes else ""
             parts.insert(0, f"# {root} at {repository.commit}\n{replaced}{changes}")
     except CommandError as error:

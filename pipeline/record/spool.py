@@ -137,7 +137,7 @@ class Spool:
 
     def _opened(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
         (folder / layout.ARTIFACTS).mkdir(parents=True)
-        lock = locks.opened(folder / layout.LOCK)
+        lock = locks.open_file(folder / layout.LOCK)
         sink = SampleLog(folder / layout.SAMPLES)
         record = _new_record(group, self.study, self._facts, self._interpreters, self._origins)
         run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)
@@ -212,7 +212,7 @@ class Spool:
 
 def _new_folder(spool: Path) -> Path:
     """A folder of this start alone."""
-    folder = spool / layout.stamp()
+    folder = spool / layout.make_stamp()
     group_folder.below_spool(lambda: folder.mkdir(parents=True))
     return folder
 

@@ -75,12 +75,14 @@ def _planned(asked: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inv
     plan_file = workers.new_plan_file(asked.root)
     _set(asked, device, beside, plan_file)
     inventory, plan = plans.make_plan(asked)
-    return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(shards.of(plan.groups))), inventory
+    return Leg(
+        beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(shards.group_by_shard(plan.groups))
+    ), inventory
 
 
 def _with_what_is_left(asked: StudyRequest, leg: Leg, inventory: Inventory) -> Leg:
     groups, _ = stored_results.open_store(asked, leg.plan, inventory)
-    return dataclasses.replace(leg, numbers=tuple(shards.of(groups)))
+    return dataclasses.replace(leg, numbers=tuple(shards.group_by_shard(groups)))
 
 
 def _set(asked: StudyRequest, device: Device, beside: int, plan_file: str) -> None:

@@ -54,11 +54,11 @@ def run(asked: StudyRequest, _: UndoStack, wanted: Any) -> int:
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), made, strict=True):
         groups, known = stored_results.open_store(of_model, plan, inventory)
-        waiting = deque(shards.of(groups))
+        waiting = deque(shards.group_by_shard(groups))
         begun = {row.group.unit: row.gpu_uuid for row in known}
         parts.append(Part(asked=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
-            f"{counted(len(waiting), 'unit')} of {len(shards.of(plan.groups))} to run on "
+            f"{counted(len(waiting), 'unit')} of {len(shards.group_by_shard(plan.groups))} to run on "
             f"{_listed(members)}"
             f"{f' ({members[0].name})' if len(by_model) > 1 else ''}"
         )
@@ -196,7 +196,7 @@ def refuse_taken_ports(asked: StudyRequest, devices: Sequence[Device]) -> None:
     """Refuse by a ConfigError exporters of which a worker's could not listen; a dry run tries none."""
     config = asked.config.exporter
     for port in ports_of(config, devices).values():
-        spec = factory.spec_of(dataclasses.replace(config, port=port), without=frozenset({"name"}))
+        spec = factory.make_spec(dataclasses.replace(config, port=port), without=frozenset({"name"}))
         exporter: Exporter = factory.instance(spec)
         if not asked.config.dry_run:
             with exporter.serving():

@@ -130,7 +130,7 @@ def _note(asked: StudyRequest, plan: Plan, arrays: list[str], folder: Path) -> N
             command_line=asked.invocation.masked,
             plan_any_gpu=plan.any_gpu_digest,
             num_units=len(plan.unit_sizes),
-            cluster=squeue.cluster(),
+            cluster=squeue.read_cluster(),
             arrays=arrays,
             time_ms=now_ms,
             folder=str(folder),
@@ -189,12 +189,12 @@ def script_of(
         for key, value in given.items()
         if value is not None
     ]
-    (program, *ours), theirs = user_command.divided(typed)
+    (program, *ours), theirs = user_command.divide(typed)
     ours = [word for word in ours if not user_command.sets(word, ["dry_run"])]
     decided: dict[str, object] = {"gpu.models": num_models} if num_models > 1 else {}
     if not any(user_command.sets(word, ["wait"]) for word in ours):
         decided["wait"] = "true"
-    plan_file = user_command.override("plan_file", folder / f"plan-{_ARRAY}.json")
+    plan_file = user_command.make_override("plan_file", folder / f"plan-{_ARRAY}.json")
     before = workers.command([sys.executable, str(Path(program).absolute()), *ours], decided)
     return _SCRIPT.format(
         directives="\n".join(directives),
@@ -262,7 +262,7 @@ def _submit(script: str, folder: Path) -> str:
     """The id of the job array."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"submit-{layout.stamp()}.sh"
+        path = folder / f"submit-{layout.make_stamp()}.sh"
         path.touch(mode=0o600, exist_ok=False)  # the command line may hold secrets
         path.write_bytes(os.fsencode(script))  # with the working directory, which need not be UTF-8
     except OSError as error:
@@ -288,7 +288,7 @@ def _wait(jobs: Mapping[str, str]) -> None:
     is_silent = False
     while True:
         try:
-            states = squeue.states(jobs)
+            states = squeue.read_states(jobs)
         except CommandError as error:
             if not is_silent:
                 words.say(f"{error}; asked again until it answers")

@@ -20,8 +20,8 @@ _INSTEAD = {"gpus": _NAME_THEM, "beside": _NAME_THEM, "slurm": "ask for it with 
 
 def command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
     """The words of a command line, with what is decided in the place of what was typed; the rest of it is left out."""
-    kept, theirs = user_command.without(typed, (*user_command.OF_LAUNCHERS, *decided))
-    return [*kept, *(user_command.override(key, value) for key, value in decided.items()), *theirs]
+    kept, theirs = user_command.drop_keys(typed, (*user_command.OF_LAUNCHERS, *decided))
+    return [*kept, *(user_command.make_override(key, value) for key, value in decided.items()), *theirs]
 
 
 def planned(asked: StudyRequest, find_device: Callable[[GpuConfig], Device]) -> Plan:
@@ -31,7 +31,7 @@ def planned(asked: StudyRequest, find_device: Callable[[GpuConfig], Device]) -> 
 
 def new_plan_file(root: Path) -> str:
     """Where the workers of this start agree on their plan."""
-    return str(root / layout.PLANS / f"{layout.stamp()}.json")
+    return str(root / layout.PLANS / f"{layout.make_stamp()}.json")
 
 
 def refuse_what_is_decided(configs: Sequence[Config], launcher: str) -> None:

@@ -57,7 +57,7 @@ def execute(
         words.say(f"error: {error}")
         status = 1 if request is not None and request.has_started else 2
     except Exception as error:
-        if (interrupted := interrupts.behind(error)) is not None:
+        if (interrupted := interrupts.find_interruption(error)) is not None:
             raise interrupted from error
         sys.excepthook(*sys.exc_info())
         status = 1

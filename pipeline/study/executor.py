@@ -110,7 +110,7 @@ def run(group: Group, shared: Shared) -> GroupResult:
     Raises:
         Interrupted: the user asked to end; the row says so.
     """
-    group = _in_the_state_of_now(group, shared)
+    group = _refresh_device(group, shared)
     with shared.spool.open(group) as record:
         if (skipped := endings.skipped(group)) is not None:
             record.close(skipped)
@@ -120,19 +120,19 @@ def run(group: Group, shared: Shared) -> GroupResult:
         interrupted: Interrupted | None = None
         with interrupts.held():  # what was measured is kept
             try:
-                with interrupts.let_through():
+                with interrupts.allow():
                     execution.go()
-                    row = execution.judged()  # which takes long if the jobs wrote much
+                    row = execution.judge()  # which takes long if the jobs wrote much
             except Interrupted as error:
                 interrupted = error
-            row = row or execution.judged_as_interrupted()
+            row = row or execution.judge_interrupted()
             record.close(dataclasses.replace(row, spool_id=record.spool_id))
     if interrupted is not None:
         raise interrupted
     return dataclasses.replace(row, spool_id=record.spool_id)
 
 
-def _in_the_state_of_now(group: Group, shared: Shared) -> Group:
+def _refresh_device(group: Group, shared: Shared) -> Group:
     if not group.device.is_gpu or group.skip_reason is not None:
         return group
     try:
@@ -181,13 +181,13 @@ class _Execution:
             self._undo_again()
             self.phases.finish()
 
-    def judged_as_interrupted(self) -> GroupResult:
+    def judge_interrupted(self) -> GroupResult:
         """Return the row of a group that the user ended: with figures if that takes no time, else without."""
         if self._bytes_to_read() > _SMALL_BYTES:
             return endings.not_judged(self.group, None, self._states())
-        return self.judged(interrupted=True)
+        return self.judge(interrupted=True)
 
-    def judged(self, *, interrupted: bool = False) -> GroupResult:
+    def judge(self, *, interrupted: bool = False) -> GroupResult:
         """Return the row, and write its artifacts. What jobs wrote may be anything: it never ends the study."""
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
             words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB that its jobs wrote")
@@ -272,7 +272,7 @@ class _Execution:
     def _warn_of_other_programs(self, row: GroupResult) -> None:
         if FOREIGN_LOAD in row.marks.text and FOREIGN_LOAD not in self.shared.warned:
             self.shared.warned.add(FOREIGN_LOAD)
-            log.warning("%s the machine: %s", FOREIGN_LOAD, host.load_in_words())
+            log.warning("%s the machine: %s", FOREIGN_LOAD, host.describe_load())
 
     def _warn_of_shared_files(self, row: GroupResult) -> None:
         if (shared := row.tags.get(Tag.SHARED_FILES)) is not None:
@@ -338,7 +338,7 @@ class _Execution:
         self.shared.sender.rest()
         self.shared.warm_start.rest()
         self.phases.begin(phases.WINDOW)
-        with self._own_cost():
+        with self._measure_overhead():
             running.measure(group.window)
         stop_times = [state.ended.told_ns for state in running.states if state.ended.told_ns is not None]
         self.phases.begin(phases.END, min(stop_times, default=None))
@@ -399,7 +399,7 @@ class _Execution:
             self.shared.warn_once(f"left out: {error}")
 
     @contextmanager
-    def _own_cost(self) -> Iterator[None]:
+    def _measure_overhead(self) -> Iterator[None]:
         """Measure the CPU time of this process, its samplers' programs and the sender."""
         before_s, begin_ns = self._cpu_s(), time.monotonic_ns()
         try:

@@ -66,7 +66,7 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
     A MIG mode that is still on would otherwise be a reason to refuse whatever needs the whole GPU.
     """
     folder = Path(configs[0].gpu.lock_dir)
-    devices = dict.fromkeys(inventory.device_of(config.gpu) for config in configs if not _goes(config.gpu))
+    devices = dict.fromkeys(inventory.device_of(config.gpu) for config in configs if not _is_temporary(config.gpu))
     dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).steps()]
     for device in dirty:
         with lease.hold(device, folder):
@@ -85,11 +85,11 @@ def end_leftovers(root: Path) -> Survey:
 def undo_steps(device: Device, gpu: GpuConfig) -> None:
     """Undo the steps that a killed orchestrator noted in the journal of a device, and say so."""
     journal = Journal(Path(gpu.lock_dir), device.uuid, programs.of_device(device))
-    if _goes(gpu):
+    if _is_temporary(gpu):
         journal.device_is_gone()  # the machine that it speaks of went with its study
     if undone := replay(journal):
         words.say(f"undid {counted(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
 
 
-def _goes(gpu: GpuConfig) -> bool:
+def _is_temporary(gpu: GpuConfig) -> bool:
     return gpu.kind is GpuKind.simulated and gpu.machine is None

@@ -20,7 +20,7 @@ from pipeline.study.study_request import StudyRequest
 
 def preview(*planned: tuple[StudyRequest, Inventory, Plan]) -> int:
     """Print each plan, or with `resume` what is left of it, and how long it will take; as JSON, a list of several."""
-    plans = [_shown(*parts) for parts in planned]
+    plans = [_format(*parts) for parts in planned]
     if planned[0][0].config.dry_run == setting_checks.JSON:
         sys.stdout.write(f"{json.dumps(plans if len(plans) > 1 else plans[0], indent=2)}\n")
     else:
@@ -28,20 +28,20 @@ def preview(*planned: tuple[StudyRequest, Inventory, Plan]) -> int:
     return 0
 
 
-def _shown(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str, object] | str:
+def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str, object] | str:
     if request.config.resume != Resume.NO:
         groups, _ = stored_results.divide(request, plan, inventory)
         plan = dataclasses.replace(plan, groups=groups)
-    ahead = forecast(plan.groups, _ran_before(request))
+    ahead = forecast(plan.groups, _list_past_groups(request))
     if request.config.dry_run == setting_checks.JSON:
         bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
         loosely = {"num_other_packages": ahead.num_other_packages, "other_programs": ahead.other_programs}
         packages_of_others = {key: value for key, value in loosely.items() if value}
-        return plan_text.as_dict(plan, ahead.of_each) | {"seconds": bounds | packages_of_others}
-    return f"{plan_text.as_text(plan)}\n{ahead.words}"
+        return plan_text.export_plan(plan, ahead.of_each) | {"seconds": bounds | packages_of_others}
+    return f"{plan_text.format_plan(plan)}\n{ahead.words}"
 
 
-def _ran_before(request: StudyRequest) -> Sequence[Ran]:
+def _list_past_groups(request: StudyRequest) -> Sequence[Ran]:
     if request.sender is None:
         return ()
     try:

@@ -33,7 +33,7 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
     sender, store = request.sender, request.config.tracking.uri or str(request.root)
     assert sender is not None
     finished = sender.finished(plan.experiment, store if request.config.dry_run else None)
-    groups, known = _remaining(request, plan, finished)
+    groups, known = _find_remaining(request, plan, finished)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
     for line in resume.begun_again(groups, finished, gpus=request.gpus):
         words.say(line)
@@ -64,11 +64,11 @@ def _take_over(
     }
     units_of_runs = {of_others[row.spool_id]: row.group.unit for row in known if row.spool_id in of_others}
     if units_of_runs:
-        facts = facts_of(request, plan) | {"command_line": request.invocation.masked}
+        facts = list_plan_facts(request, plan) | {"command_line": request.invocation.masked}
         request.sender.take_over(units_of_runs, facts)
 
 
-def facts_of(request: StudyRequest, plan: Plan) -> dict[str, str]:
+def list_plan_facts(request: StudyRequest, plan: Plan) -> dict[str, str]:
     """Return what each run says of the plan that it is of."""
     return {
         "plan": plan.digest,
@@ -79,7 +79,7 @@ def facts_of(request: StudyRequest, plan: Plan) -> dict[str, str]:
     }
 
 
-def _remaining(
+def _find_remaining(
     request: StudyRequest, plan: Plan, finished: Sequence[FinishedGroup]
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     accepts = request.config.resume == Resume.ACCEPT_ENVIRONMENT
@@ -102,7 +102,7 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
     rows, num_left = [], 0
     comparison = Comparison()
     for plan in plans:
-        remaining, known = _remaining(request, plan, finished)
+        remaining, known = _find_remaining(request, plan, finished)
         num_left += len(remaining)
         rows += [*known, *resume.latest(remaining, finished)]
     for row in rows:

@@ -83,10 +83,10 @@ class StudyRequest:
         """Make and check the plan; of a reproduction its one group, with the differences from the original."""
         if self.reproduction is None:
             full_plan = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
-            return shards.only(feasibility.checked(full_plan), self.config.unit)
+            return shards.select_shard(feasibility.check_plan(full_plan), self.config.unit)
         # As in a sweep, so that the original may be a baseline that nobody asked for.
         full_plan = planning.build_plan(self.configs, inventory, is_sweep=True)
-        plan = feasibility.checked(self.reproduction.only_its_group(full_plan))
+        plan = feasibility.check_plan(self.reproduction.only_its_group(full_plan))
         facts = provenance.collect(inventory.interpreters, self.invocation)
         differences = self.reproduction.describe(plan, inventory, facts)
         if differences != self.differences:
@@ -120,9 +120,9 @@ def read_request(
     separate_rehearsals(configs)
     if first.reproduce is None:
         refuse_unread(invocation.words[1:], configs, composed)
-    overrides.refuse_integers(user_command.divided(invocation.words[1:])[0], composed[0])
+    overrides.refuse_integers(user_command.divide(invocation.words[1:])[0], composed[0])
     refuse_sweep(configs, is_sweep=is_sweep)
-    exporter: Exporter = factory.instance(factory.spec_of(first.exporter, without=frozenset({"name"})))
+    exporter: Exporter = factory.instance(factory.make_spec(first.exporter, without=frozenset({"name"})))
     sender = reproduction = None
     resumes, reproduces = first.resume != Resume.NO, first.reproduce is not None
     if not first.dry_run or resumes or reproduces or _has_store(first):

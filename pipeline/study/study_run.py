@@ -89,7 +89,7 @@ class Study:
         text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
         programs = {job.workload.script: job.workload for group in self.plan.groups for job in group.jobs}
         origins = {script: provenance.origin_of(workload) for script, workload in programs.items()}
-        artifacts = {layout.PLAN: f"{plan_text.as_text(self.plan)}\n", layout.PROVENANCE: text}
+        artifacts = {layout.PLAN: f"{plan_text.format_plan(self.plan)}\n", layout.PROVENANCE: text}
         tracking, interpreters = self.config.tracking, self.inventory.interpreters
         self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
         if tracking.uri is not None or not local.is_ready(self.root, self.plan.experiment):
@@ -99,7 +99,7 @@ class Study:
         if self.config.resume != Resume.NO:
             groups, known = stored_results.divide(self.request, self.plan, self.inventory)
         self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
-        for line in plan_text.remarks(self.plan):
+        for line in plan_text.list_remarks(self.plan):
             words.say(line)
         self._warn_of_other_programs()
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
@@ -126,7 +126,7 @@ class Study:
         if used > _BUSY_SHARE * num_cpus:
             keep = "" if self.config.foreign_load is ForeignLoad.note else ", or foreign_load=note keeps them"
             words.say(
-                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host.load_in_words()}); groups whose "
+                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host.describe_load()}); groups whose "
                 f"jobs wait for CPUs will be marked: measure on a quiet machine{keep}"
             )
 
@@ -138,7 +138,7 @@ class Study:
 
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters, self.request.invocation)
-        facts |= stored_results.facts_of(self.request, self.plan) | {"beside": str(self.config.gpu.beside)}
+        facts |= stored_results.list_plan_facts(self.request, self.plan) | {"beside": str(self.config.gpu.beside)}
         if self.config.unit is not None:
             facts["unit"] = str(self.config.unit)
         if self.config.resume == Resume.ACCEPT_ENVIRONMENT:
@@ -147,7 +147,7 @@ class Study:
             facts["reproduces"] = self.request.reproduction.original.run_id
         return facts
 
-    def _own_files(self) -> set[Path]:
+    def _list_own_files(self) -> set[Path]:
         """Return what is written beside the store: a simulated machine, and what a launcher puts by its plan file."""
         machine = {self.request.simulated.file} if self.request.simulated is not None else set()
         files = machine | {file.with_name(f"{file.name}.bin") for file in machine}
@@ -196,7 +196,7 @@ class Study:
                 view=watch,
                 rehearsal=self.request.simulated,
                 outputs=self.request.invocation.outputs,
-                own_files=self._own_files(),
+                own_files=self._list_own_files(),
             )
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
             for group in groups:
@@ -247,7 +247,7 @@ class Study:
         """Send what is left; after a signal there is not much time for that, and the spool keeps what is not sent."""
         until_s = time.monotonic() + _AFTER_SIGNAL_S if interrupts.has_ended_work() else None
         try:
-            with interrupts.let_through():
+            with interrupts.allow():
                 self.sender.rest(until_s)
                 for folder in list(self.sender.unsent):
                     self.sender.send(folder)  # the server may be back

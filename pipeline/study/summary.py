@@ -57,11 +57,11 @@ def show_where(
     where = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
     where = [] if where == [f"--root={TrackingConfig().root}"] else where
     command = entry_points.spell("report", f"--experiment={experiment}", *where)
-    lines = [f"report: {command}", *_how_to_open(sender, root, failed or {})]
+    lines = [f"report: {command}", *_list_links(sender, root, failed or {})]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _how_to_open(sender: Sender, root: Path, failed: Mapping[str, str]) -> list[str]:
+def _list_links(sender: Sender, root: Path, failed: Mapping[str, str]) -> list[str]:
     try:
         store = sender.store()
     except TrackingError as error:  # it was in order when the study began; the groups wait in the spool

@@ -55,7 +55,7 @@ def planned(configs: list[Config]) -> Iterator[Plan]:
     with rehearsal.prepared(configs) as simulated:
         assert simulated is not None
         plan = planning.build_plan(configs, take(configs, simulated.find_device), is_sweep=True)
-        yield feasibility.checked(plan)
+        yield feasibility.check_plan(plan)
 
 
 def sweeper_of(arguments: Sequence[str]) -> Any:

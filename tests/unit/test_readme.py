@@ -138,7 +138,7 @@ def test_the_page_of_configuration_has_every_key_with_its_default(compose):
 
 def test_the_tables_of_options_are_those_of_the_classes():
     stale = "python -m pipeline.plan.option_tables writes them anew"
-    assert option_tables.fill(CONFIGURATION) == CONFIGURATION, stale
+    assert option_tables.fill_tables(CONFIGURATION) == CONFIGURATION, stale
     named = set(re.findall(r"<!-- options: ([\w.]+) -->", CONFIGURATION))
     kinds = option_loader.list_classes([PROJECT_DIR / "conf"], is_strict=True).values()
     modules = {f"{base.__module__}.{base.__qualname__}" for kind in kinds for base in kind.__mro__}
@@ -149,4 +149,4 @@ def test_the_tables_of_options_are_those_of_the_classes():
 
 def rows_of(name):
     module, _, kind = name.rpartition(".")
-    return option_tables.rows_of(getattr(importlib.import_module(module), kind))
+    return option_tables.list_rows(getattr(importlib.import_module(module), kind))

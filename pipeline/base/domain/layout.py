@@ -70,6 +70,6 @@ def job_path(index: int) -> str:
     return f"{JOBS}/{index}"
 
 
-def stamp() -> str:
+def make_stamp() -> str:
     """Return a part of a name that is unique to this start, even within a second."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"

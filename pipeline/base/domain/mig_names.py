@@ -18,6 +18,6 @@ def split(name: str) -> tuple[str, int | None]:
     return (name, None) if part is None else (part["profile"], int(part["slices"]))
 
 
-def grouped(profile: str, parts: list[str]) -> str:
+def format_division(profile: str, parts: list[str]) -> str:
     """Format a GPU instance with its compute instances: `3g.40gb(1c+2c)`; without parts the profile itself."""
     return f"{profile}({'+'.join(parts)})" if parts else profile

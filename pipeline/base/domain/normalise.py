@@ -73,7 +73,7 @@ def normalise(
             their times alone if that was not measured.
         makespan_s: of a fixed amount of work: total time of the jobs together.
     """
-    figures = _of_latencies(jobs)
+    figures = _compare_latencies(jobs)
     unpaced = [job for job in jobs if not job.is_given]
     rates = [(_rate(window, job.unit, job.together), _rate(window, job.unit, job.alone)) for job in unpaced]
     known = [(together, alone) for together, alone in rates if together and alone]
@@ -97,7 +97,7 @@ def _rate(window: WindowKind, unit: str, figures: Mapping[str, float]) -> float 
     return figures.get(rate_name(window, unit))
 
 
-def _of_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
+def _compare_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
     """Compute the worst slowdown of the latencies; absent unless known of every service."""
     slowdowns = {}
     for name, latency in _OF_LATENCY.items():

@@ -15,7 +15,7 @@ _BRACED = re.compile(r"(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
 _PLACEHOLDER = re.compile(rf"\{{\{{(?P<text>[A-Za-z_]\w*)\}}\}}|{_BRACED.pattern}")
 
 
-def check(workload: str, arguments: Iterable[str]) -> None:
+def refuse_unknown(workload: str, arguments: Iterable[str]) -> None:
     """Refuse a placeholder that does not exist, by a ConfigError."""
     for argument in arguments:
         for match in _PLACEHOLDER.finditer(argument):
@@ -28,17 +28,17 @@ def check(workload: str, arguments: Iterable[str]) -> None:
                 )
 
 
-def as_text(argument: str) -> str:
+def escape(argument: str) -> str:
     """Escape the placeholders of an argument, so that `fill` returns this very text."""
     return _BRACED.sub(r"{{\g<name>}}", argument)
 
 
-def filled(argument: str, values: Mapping[str, object]) -> str:
+def fill(argument: str, values: Mapping[str, object]) -> str:
     """Fill the placeholders of an argument with values."""
-    return _PLACEHOLDER.sub(lambda match: _value(match, values), argument)
+    return _PLACEHOLDER.sub(lambda match: _fill_one(match, values), argument)
 
 
-def _value(match: re.Match[str], values: Mapping[str, object]) -> str:
+def _fill_one(match: re.Match[str], values: Mapping[str, object]) -> str:
     if match["text"] is not None:
         return f"{{{match['text']}}}"
     return str(values.get(match["name"], match[0]))

@@ -54,7 +54,7 @@ def of_group(group: Group, configured: Mapping[str, str | None] | None = None) -
     device = group.device
     return Programs(
         what=f"scenario={group.scenario} on {device.name}",
-        own=_own(device),
+        own=_list_simulated(device),
         configured=configured or {},
         admin=() if device.is_simulated else group.gpu.admin or (),
     )
@@ -62,7 +62,7 @@ def of_group(group: Group, configured: Mapping[str, str | None] | None = None) -
 
 def of_device(device: Device) -> Programs:
     """Return the programs that undo the steps in the journal of a device."""
-    return Programs(own=_own(device), admin=() if device.is_simulated else None)
+    return Programs(own=_list_simulated(device), admin=() if device.is_simulated else None)
 
 
 def refuse_absent_admin(admin: Sequence[str], key: str, example: str) -> None:
@@ -71,5 +71,5 @@ def refuse_absent_admin(admin: Sequence[str], key: str, example: str) -> None:
         raise ConfigError(f"{key}: there is no program {admin[0]!r} that can be run; give its words as in {example}")
 
 
-def _own(device: Device) -> Mapping[str, str] | None:
+def _list_simulated(device: Device) -> Mapping[str, str] | None:
     return dict(device.programs) if device.is_simulated else None

@@ -395,10 +395,10 @@ class Group:
         """`6x tiny`; a few digits follow the name of a program that no measured job runs."""
         if not self.has_neighbours:
             return ""
-        measured = {_told(job.workload) for job in self.measured}
+        measured = {_identify_program(job.workload) for job in self.measured}
         names = Counter(
             job.workload.name
-            if _told(job.workload) in measured
+            if _identify_program(job.workload) in measured
             else f"{job.workload.name} {job.workload.program_digest[:6]}"
             for job in self.jobs
             if job.is_neighbour
@@ -420,7 +420,7 @@ class Group:
         return options
 
 
-def _told(workload: Workload) -> tuple[object, ...]:
+def _identify_program(workload: Workload) -> tuple[object, ...]:
     """Return what a program computes, whatever its number of epochs."""
     return (workload.name, *(param for param in workload.params if param[0] != "epochs"))
 

@@ -26,12 +26,12 @@ def worst_of(latency: str) -> str:
     return f"{latency.removesuffix('_ms')}_worst_ms"
 
 
-def needed(percentile: float) -> int:
+def min_requests(percentile: float) -> int:
     """Return the least number of requests behind a percentile."""
     return next(least for _, percent, least in PERCENTILES if percent == percentile)
 
 
-def of_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def summarise_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Summarise the figures of the services of a group; what one of them lacks, the group lacks."""
     # Of a service that is saturated, the latency is not known: some of its requests were never answered.
     services = [job for job in jobs if MEAN in job or SUSTAINED in job]

@@ -10,7 +10,7 @@ from pipeline.base.domain.records import Result
 _Run = TypeVar("_Run")
 
 
-def without_old(newest_first: Iterable[_Run], read: Callable[[_Run], tuple[Hashable, str | None]]) -> list[_Run]:
+def drop_superseded(newest_first: Iterable[_Run], read: Callable[[_Run], tuple[Hashable, str | None]]) -> list[_Run]:
     """Drop skipped runs whose group began later; `read` gives group and result of a run."""
     runs: list[_Run] = []
     begun = set[Hashable]()

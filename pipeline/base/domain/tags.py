@@ -85,12 +85,12 @@ def facts_of(tags: Mapping[str, str]) -> dict[str, str]:
     return {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
 
 
-def facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
+def list_facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the facts of a run in each plan that has it: in its own, then in those that took it over, oldest first."""
-    return [dict(facts), *({**facts, **later} for later in later_plans(facts))]
+    return [dict(facts), *({**facts, **later} for later in list_later_plans(facts))]
 
 
-def later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
+def list_later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
     """Return what differs for a run in each plan that took it over, oldest first."""
     return list(json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "[]")))
 

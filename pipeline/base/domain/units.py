@@ -35,12 +35,12 @@ def number_of(unit: str) -> str:
 
 def energy_of(unit: str) -> str:
     """Name the energy of the whole device per unit of work."""
-    return f"energy_per_{_one(unit)}_j"
+    return f"energy_per_{_drop_plural(unit)}_j"
 
 
 def energy_above_idle_of(unit: str) -> str:
     """Name that energy without what the idle device takes."""
-    return f"energy_above_idle_per_{_one(unit)}_j"
+    return f"energy_above_idle_per_{_drop_plural(unit)}_j"
 
 
 def units_in(metrics: Iterable[str]) -> tuple[str, ...]:
@@ -48,15 +48,15 @@ def units_in(metrics: Iterable[str]) -> tuple[str, ...]:
     return tuple(match[1] for name in metrics if (match := _TOTAL.fullmatch(name)))
 
 
-def shared(jobs: Sequence[Iterable[str]]) -> tuple[str, ...]:
+def find_common_units(jobs: Sequence[Iterable[str]]) -> tuple[str, ...]:
     """Return the units in which every job, of these figures, has a rate."""
     by_job = [[match[1] for name in metrics if (match := _RATE.fullmatch(name))] for metrics in jobs]
     return tuple(unit for unit in by_job[0] if all(unit in units for units in by_job)) if by_job else ()
 
 
-def second_units(unit: str, params: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+def list_second_units(unit: str, params: Mapping[str, str]) -> Iterator[tuple[str, float]]:
     """Yield further units and their number per unit: `tokens_per_sequence=128` among the params of a job."""
-    ending = f"_per_{_one(unit)}"
+    ending = f"_per_{_drop_plural(unit)}"
     for name, value in params.items():
         other = name.removesuffix(ending)
         if name.endswith(ending) and re.fullmatch(PATTERN, other, re.ASCII):
@@ -70,7 +70,7 @@ def second_units(unit: str, params: Mapping[str, str]) -> Iterator[tuple[str, fl
 
 def per_second(unit: str) -> str:
     """Return `particle turns/s`."""
-    return f"{in_words(unit)}/s"
+    return f"{format_unit(unit)}/s"
 
 
 def joules_per(unit: str) -> str:
@@ -78,22 +78,22 @@ def joules_per(unit: str) -> str:
     return f"J/{one_in_words(unit)}"
 
 
-def rate_in_words(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """Format a rate for people: 1841.7, 0.00516, 8.499e+10."""
     if rate < 10:
         return f"{rate:.3g}"
     return f"{rate:.1f}" if rate < 1e8 else f"{rate:.4g}"
 
 
-def in_words(unit: str) -> str:
+def format_unit(unit: str) -> str:
     """Return `particle turns`."""
     return unit.replace("_", " ")
 
 
 def one_in_words(unit: str) -> str:
     """Return `particle turn`."""
-    return in_words(_one(unit))
+    return format_unit(_drop_plural(unit))
 
 
-def _one(unit: str) -> str:
+def _drop_plural(unit: str) -> str:
     return unit.removesuffix("es" if unit.endswith(("ches", "shes", "sses", "xes")) else "s")

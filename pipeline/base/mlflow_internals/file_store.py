@@ -53,7 +53,7 @@ def read_script_runs(store: Path, most_points: int = MOST_POINTS) -> list[Script
     for number, (_, folder) in enumerate(sorted(folders), start=1):
         prefix = "" if number == 1 else f"run{number}/"
         metrics_folder = folder / "metrics"
-        paths = regular_files.below(metrics_folder).files
+        paths = regular_files.list_files(metrics_folder).files
         files = {path.relative_to(metrics_folder).as_posix(): path for path in paths}
         metrics = {key: _points(path, most_points) for key, path in files.items()}
         runs.append(
@@ -79,7 +79,7 @@ def _meta(path: Path) -> dict[str, Any] | None:
 
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield key and content of each file below a folder; a slash in a key makes a folder there."""
-    for path in regular_files.below(folder).files:
+    for path in regular_files.list_files(folder).files:
         with suppress(OSError):
             yield path.relative_to(folder).as_posix(), regular_files.read_text(path)
 
@@ -88,7 +88,7 @@ def _points(path: Path, most: int) -> PointSeries:
     """Read the whole lines `ms value [step [data set, its digest]]` of a metric; a line without its end is torn."""
     points = PointSeries(most=most)
     with suppress(OSError):
-        for block in regular_files.line_blocks(path, _BLOCK_BYTES):
+        for block in regular_files.read_line_blocks(path, _BLOCK_BYTES):
             for line in block.split(b"\n")[:-1]:
                 parts = line.split(b" ")
                 if len(parts) in (2, 3, 5):

@@ -19,7 +19,7 @@ class Spec:
     options: tuple[tuple[str, object], ...] = ()
 
 
-def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
+def make_spec(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
     """Return the class in a config's `_target_`, with the other keys as arguments; ConfigError without one."""
     values = dict(config) if isinstance(config, Mapping) else dict(vars(config))
     if (target := values.pop("_target_", None)) is None:

@@ -30,7 +30,7 @@ class Repository:
     is_changed: bool
 
 
-def root_of(path: Path) -> Path | None:
+def find_root(path: Path) -> Path | None:
     """Return the top folder of the working tree that a path lies in; `None` if it lies in none. Runs nothing."""
     return next((folder for folder in (path, *path.parents) if (folder / ".git").exists()), None)
 
@@ -41,7 +41,7 @@ def read(path: Path) -> Repository | None:
     `None` if it lies in none, or git does not tell: it is not installed, there is no commit yet, or the repository
     belongs to somebody whom git does not trust.
     """
-    root = root_of(path)
+    root = find_root(path)
     if root is None:
         return None
     try:
@@ -52,7 +52,7 @@ def read(path: Path) -> Repository | None:
     return Repository(root=root, commit=commit, is_changed=bool(changed))
 
 
-def difference(repository: Repository) -> str:
+def read_difference(repository: Repository) -> str:
     """Return the changes of tracked files since the commit, for `git apply`; binary files are only named.
 
     Raises:
@@ -61,7 +61,7 @@ def difference(repository: Repository) -> str:
     return _git(repository.root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "HEAD")
 
 
-def untracked(repository: Repository, files: Sequence[Path]) -> list[Path]:
+def list_untracked(repository: Repository, files: Sequence[Path]) -> list[Path]:
     """Return the files among these that git does not track, ignored ones included.
 
     Raises:

@@ -142,7 +142,7 @@ def read_cpu_use() -> CpuUse:
     return CpuUse(time.monotonic_ns(), ticks, own_s)
 
 
-def load_in_words() -> str:
+def describe_load() -> str:
     """Say how many programs want a CPU: `load 14 on 2 CPUs`."""
     return f"load {os.getloadavg()[0]:.2g} on {len(os.sched_getaffinity(0))} CPUs"
 
@@ -176,7 +176,7 @@ def machine_id() -> str:
     return ""
 
 
-def machine() -> dict[str, str]:
+def describe_machine() -> dict[str, str]:
     """Describe CPU model, sockets, NUMA nodes, memory and operating system; what is unknown is absent.
 
     In a virtual machine or a container, that is what it shows of the host.

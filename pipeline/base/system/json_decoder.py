@@ -94,15 +94,15 @@ def _optional(inner: _Decoder, raw: Any) -> Any:
 
 def _choice(choices: tuple[Any, ...], raw: Any) -> Any:
     if raw not in choices:
-        raise JsonValueError(f" must be one of {', '.join(choices)}, not {_shown(raw)}")
+        raise JsonValueError(f" must be one of {', '.join(choices)}, not {_abbreviate(raw)}")
     return raw
 
 
 def _list(shape: type, of_each: Sequence[_Decoder] | None, of_all: _Decoder, raw: Any) -> Any:
     if not isinstance(raw, list):
-        raise JsonValueError(f" must be a list, not {_shown(raw)}")
+        raise JsonValueError(f" must be a list, not {_abbreviate(raw)}")
     if of_each is not None and len(raw) != len(of_each):
-        raise JsonValueError(f" must be a list of {len(of_each)}, not {_shown(raw)}")
+        raise JsonValueError(f" must be a list of {len(of_each)}, not {_abbreviate(raw)}")
     values: list[Any] = []
     try:
         for inner, value in zip(of_each or repeat(of_all), raw, strict=False):
@@ -113,12 +113,12 @@ def _list(shape: type, of_each: Sequence[_Decoder] | None, of_all: _Decoder, raw
 
 
 def _map(inner: _Decoder, raw: Any) -> Any:
-    return dict(_entries(_keyed(raw), repeat(inner)))
+    return dict(_entries(_check_keys(raw), repeat(inner)))
 
 
 def _record(kind: Any, are_figures_checked: bool, raw: Any) -> Any:
     decoders, needed = _fields(kind, are_figures_checked)
-    keyed = _keyed(raw)
+    keyed = _check_keys(raw)
     if unknown := [key for key in keyed if key not in decoders]:
         raise JsonValueError(f": unknown key {unknown[0]!r}; known are {', '.join(decoders)}")
     if missing := sorted(needed - keyed.keys()):
@@ -134,9 +134,9 @@ def _fields(kind: Any, are_figures_checked: bool) -> tuple[dict[str, _Decoder], 
     return {field.name: _decoder(hints[field.name], are_figures_checked) for field in fields}, frozenset(needed)
 
 
-def _keyed(raw: Any) -> dict[str, Any]:
+def _check_keys(raw: Any) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise JsonValueError(f" must be an object, not {_shown(raw)}")
+        raise JsonValueError(f" must be an object, not {_abbreviate(raw)}")
     if wrong := [key for key in raw if not isinstance(key, str)]:
         raise JsonValueError(f": the key {wrong[0]!r} must be a text")
     return raw
@@ -153,16 +153,16 @@ def _entries(raw: dict[str, Any], decoders: Iterable[_Decoder]) -> Iterator[tupl
 def _plain(kind: Any, are_figures_checked: bool, raw: Any) -> Any:
     is_right = type(raw) is kind or (kind is float and type(raw) is int)
     if not is_right or (are_figures_checked and raw == "" and kind is str):
-        raise JsonValueError(f" must be {_NAMES[kind]}, not {_shown(raw)}")
+        raise JsonValueError(f" must be {_NAMES[kind]}, not {_abbreviate(raw)}")
     if are_figures_checked and kind in (int, float) and not 0 <= raw <= sys.float_info.max:  # nor is NaN
-        raise JsonValueError(f" must be finite and not negative, not {_shown(raw)}")
+        raise JsonValueError(f" must be finite and not negative, not {_abbreviate(raw)}")
     try:
         return float(raw) if kind is float else raw
     except OverflowError as error:
-        raise JsonValueError(f" is too large: {_shown(raw)}") from error
+        raise JsonValueError(f" is too large: {_abbreviate(raw)}") from error
 
 
-def _shown(raw: object) -> str:
+def _abbreviate(raw: object) -> str:
     try:
         text = json.dumps(raw)
     except (TypeError, ValueError, RecursionError):  # a date, a number of thousands of digits, what holds itself

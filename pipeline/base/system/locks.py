@@ -18,7 +18,7 @@ DEFAULT_FOLDER = Path("/var/tmp")  # noqa: S108
 """`gpu.lock_dir`, unless a study has another."""
 
 
-def opened(path: Path) -> int:
+def open_file(path: Path) -> int:
     """Open a lock file, made if need be, and return its descriptor."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
@@ -62,7 +62,7 @@ def drop(descriptor: int) -> None:
 @contextmanager
 def held(path: Path) -> Iterator[None]:
     """Hold the lock of a folder, or of a file, made if need be, and wait for it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else opened(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else open_file(path)
     try:
         take(descriptor)
         yield

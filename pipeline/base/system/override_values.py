@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def parsed(text: str) -> Any:
+def parse(text: str) -> Any:
     """Return the value that `KEY=text` gives.
 
     Raises:
@@ -25,7 +25,7 @@ def parsed(text: str) -> Any:
     return override.value()
 
 
-def as_text(value: Any, *, is_double: bool = False) -> str:
+def format_override(value: Any, *, is_double: bool = False) -> str:
     """Format a value so that the grammar reads it back: lists, maps, texts, numbers, booleans and `None`.
 
     A text stands in single quotes, or in double ones (`is_double`).
@@ -40,7 +40,8 @@ def as_text(value: Any, *, is_double: bool = False) -> str:
         return str(QuotedString(value, Quote.double if is_double else Quote.single).with_quotes())
     if isinstance(value, Mapping):
         keys = (re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", str(key)) for key in value)  # which take no quotes
-        return f"{{{','.join(f'{key}: {as_text(inner)}' for key, inner in zip(keys, value.values(), strict=True))}}}"
+        pairs = zip(keys, map(format_override, value.values()), strict=True)
+        return f"{{{','.join(f'{key}: {inner}' for key, inner in pairs)}}}"
     if isinstance(value, Sequence):
-        return f"[{','.join(map(as_text, value))}]"
+        return f"[{','.join(map(format_override, value))}]"
     return str(value)

@@ -49,7 +49,7 @@ def read_text(path: Path) -> str:
     return read_bytes(path).decode(errors="replace")
 
 
-def line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
+def read_line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
     """Yield a regular file in portions of whole lines, of about so many bytes; the last one may be torn.
 
     Of a line that is longer, only that many bytes are a portion of their own, without an end. OSError as of `opened`.
@@ -71,7 +71,7 @@ def line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
             yield rest
 
 
-def below(folder: Path, without: Collection[Path] = ()) -> Found:
+def list_files(folder: Path, without: Collection[Path] = ()) -> Found:
     """List everything below a folder but some paths; links and what cannot be read are not followed."""
     files: list[Path] = []
     others: list[Path] = []

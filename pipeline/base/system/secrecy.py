@@ -106,11 +106,11 @@ def secrecy_of(name: str) -> Secrecy:
     if last.lower() in _EXTENSIONS:
         return Secrecy.NONE
     inherited = secrecy_of(parents) if parents else Secrecy.NONE  # credentials.user, secrets.database
-    secrecy = _of_words(last)
+    secrecy = _judge_words(last)
     return secrecy if inherited is Secrecy.AMBIGUOUS else max(secrecy, inherited)
 
 
-def _of_words(name: str) -> Secrecy:
+def _judge_words(name: str) -> Secrecy:
     words = [word.lower() for word in _WORD.findall(name)]
     while len(words) > 1 and words[-1] in _DROPPED:
         words.pop()
@@ -120,14 +120,14 @@ def _of_words(name: str) -> Secrecy:
         return Secrecy.CERTAIN
     if any(map(_LIKELY.fullmatch, words)):
         return Secrecy.LIKELY
-    return _of_noun(words[-1], words[-2] if len(words) > 1 else "", is_variable=name.isupper())
+    return _judge_noun(words[-1], words[-2] if len(words) > 1 else "", is_variable=name.isupper())
 
 
-def _of_noun(noun: str, before: str, *, is_variable: bool) -> Secrecy:
+def _judge_noun(noun: str, before: str, *, is_variable: bool) -> Secrecy:
     """Judge a name by its last word and the one before it; `is_variable` is one in capitals."""
     match noun:
         case "token" | "key":
-            return _unless(before, _NO_TOKEN if noun == "token" else _NO_KEY)
+            return _judge_unless(before, _NO_TOKEN if noun == "token" else _NO_KEY)
         case "tokens" | "keys":
             if not before:
                 return Secrecy.AMBIGUOUS if noun == "tokens" else Secrecy.NONE
@@ -135,17 +135,17 @@ def _of_noun(noun: str, before: str, *, is_variable: bool) -> Secrecy:
             is_secret = before in _OF_ACCOUNTS or (is_variable and before not in ordinary)
             return Secrecy.LIKELY if is_secret else Secrecy.NONE
         case "pass":
-            return _unless(before, _NO_PASS)
+            return _judge_unless(before, _NO_PASS)
         case "pat" | "pats":
-            return _unless(before, _NO_PATTERN)
+            return _judge_unless(before, _NO_PATTERN)
         case "bearer" | "cookie" | "cookies" | "pw":
             return Secrecy.LIKELY
         case "auth" | "pwd" | "sas" | "sig":
-            return _unless(before, frozenset())
+            return _judge_unless(before, frozenset())
     return Secrecy.NONE
 
 
-def _unless(before: str, ordinary: frozenset[str]) -> Secrecy:
+def _judge_unless(before: str, ordinary: frozenset[str]) -> Secrecy:
     if before in ordinary:
         return Secrecy.NONE
     return Secrecy.LIKELY if before else Secrecy.AMBIGUOUS

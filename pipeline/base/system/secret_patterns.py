@@ -137,11 +137,11 @@ def replace_tokens(text: str, replacement: str) -> str:
     for detector in _detectors():
         for pattern in detector.denylist:
             token = re.compile(rf"({pattern.pattern})[\w.=-]*", pattern.flags)
-            text = token.sub(functools.partial(_replaced, replacement, detector), text)
+            text = token.sub(functools.partial(_replace_token, replacement, detector), text)
     return text
 
 
-def _replaced(replacement: str, detector: Any, match: re.Match[str]) -> str:
+def _replace_token(replacement: str, detector: Any, match: re.Match[str]) -> str:
     is_token = not hasattr(detector, "is_formally_valid") or detector.is_formally_valid(match[1])
     return replacement if is_token else match[0]
 

@@ -252,13 +252,13 @@ class _Value:
         if pair is not None:
             return pair.start()
         end = word.end()
-        if is_harmless(text[start : _without_closing(text, start, end)], secrecy):
-            return _without_closing(text, start, end)
+        if is_harmless(text[start : _trim_closing(text, start, end)], secrecy):
+            return _trim_closing(text, start, end)
         if self._match["between"] == "=":  # Password=a b;Server=h
             end = _end(_NEXT_OF_CONNECTION, text, end)
         if secrecy is not Secrecy.AMBIGUOUS and self._is_whole_line():
             end = _end(_TO_COMMENT, text, end)
-        return _without_closing(text, start, end)
+        return _trim_closing(text, start, end)
 
     def _is_whole_line(self) -> bool:
         """Tell whether this is a line of YAML or of an INI file, in which a value may hold spaces."""
@@ -268,7 +268,7 @@ class _Value:
         return _LINE_BEGINS.search(self._text[max(0, self._match.start() - 80) : self._match.start()]) is not None
 
 
-def _without_closing(text: str, start: int, end: int) -> int:
+def _trim_closing(text: str, start: int, end: int) -> int:
     """Leave brackets and commas out that close what the value stands in, and not what it begins."""
     while end > start + 1 and text[end - 1] in ",;)]}>":
         opening = {")": "(", "]": "[", "}": "{", ">": "<"}.get(text[end - 1])

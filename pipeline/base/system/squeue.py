@@ -22,12 +22,12 @@ _ASK_CONFIG = ("scontrol", "show", "config")
 _CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 
 
-def task_of(job: str, number: int) -> str:
+def name_task(job: str, number: int) -> str:
     """Return the name of a task of a job array."""
     return f"{job}_{number}"
 
 
-def states(jobs: Collection[str], *options: str) -> dict[str, str]:
+def read_states(jobs: Collection[str], *options: str) -> dict[str, str]:
     """Return state and reason of each task of these arrays in the queue: `RUNNING`, `PENDING Priority`.
 
     Raises:
@@ -43,7 +43,7 @@ def states(jobs: Collection[str], *options: str) -> dict[str, str]:
         raise CommandError(argv, done.status, done.stderr)
     matches = filter(None, map(_TASK.fullmatch, done.stdout.splitlines()))
     return {
-        task_of(match[1], int(match[2])): f"{match[3]} {match[4]}".removesuffix(" None").strip() for match in matches
+        name_task(match[1], int(match[2])): f"{match[3]} {match[4]}".removesuffix(" None").strip() for match in matches
     }
 
 
@@ -55,7 +55,7 @@ def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
     Raises:
         CommandError: there is no Slurm, or it does not answer.
     """
-    remembered = {task: state for task, state in states(jobs, "--states=all").items() if _is_end(state)}
+    remembered = {task: state for task, state in read_states(jobs, "--states=all").items() if _is_end(state)}
     return _list_accounted(jobs) | remembered
 
 
@@ -83,12 +83,12 @@ def states_on(cluster_name: str, jobs: Collection[str]) -> Mapping[str, str]:
     Raises:
         CommandError: there is no Slurm, it does not answer, or it is that of another cluster.
     """
-    if (name := cluster()) != cluster_name:
+    if (name := read_cluster()) != cluster_name:
         raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, and not {cluster_name}")
-    return states(jobs)
+    return read_states(jobs)
 
 
-def cluster() -> str:
+def read_cluster() -> str:
     """Return the name of the cluster of this Slurm.
 
     Raises:

@@ -47,7 +47,7 @@ _FLAG = re.compile(r"\+*([\w@./]+\.flags\.[^=]+)=")
 _SAID = frozenset({"workload", "workload.script", "workload.args", "mix"})
 
 
-def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide arguments into ours and, from `--` on, the user's own command line."""
     words = list(arguments)
     place = words.index(_SEPARATOR) if _SEPARATOR in words else len(words)
@@ -69,13 +69,13 @@ def sets(word: str, keys: Collection[str]) -> bool:
     return "=" in word and any(key_of(word) == key or key_of(word).startswith(f"{key}.") for key in keys)
 
 
-def without(arguments: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
+def drop_keys(arguments: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
     """Drop overrides of these keys and of those below them; return our arguments and the user's command line."""
-    options, command_line = divided(arguments)
+    options, command_line = divide(arguments)
     return [word for word in options if not sets(word, keys)], command_line
 
 
-def as_overrides(arguments: Sequence[str]) -> list[str]:
+def make_overrides(arguments: Sequence[str]) -> list[str]:
     """Replace a command line of the user's own by overrides.
 
     Raises:
@@ -84,7 +84,7 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
     for word in arguments:
         if word != word.encode("utf-8", "replace").decode():
             raise ConfigError(f"{word!r} is not UTF-8, and so cannot be recorded; give the file another name")
-    options, command_line = divided(arguments)
+    options, command_line = divide(arguments)
     flags = Counter(match[1] for word in options if (match := _FLAG.match(word)))
     if twice := [flag for flag, times in flags.items() if times > 1]:
         raise ConfigError(f"{twice[0]} is given twice; give it once, or with -m as {twice[0]}=A,B to run both")
@@ -95,16 +95,16 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
         raise ConfigError(
             f"{conflicting[0]} and `{shlex.join(command_line)}` both say what runs; leave one of them out"
         )
-    script, args = program_of(command_line[1:], "what stands after --")
+    script, args = parse_program(command_line[1:], "what stands after --")
     values = [
         "workload=script",
-        f"workload.script={_quoted(script)}",
-        f"workload.args=[{','.join(map(_quoted, args))}]",
+        f"workload.script={_quote(script)}",
+        f"workload.args=[{','.join(map(_quote, args))}]",
     ]
     return [*(value for value in values if value not in options), *options]
 
 
-def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
+def parse_program(words: Sequence[str], what: str) -> tuple[str, list[str]]:
     """Return program and arguments of a command line; for `python train.py --epochs 3`, the script and its own.
 
     A command line that begins with an option of Python, as `-m package.train`, is one of the interpreter.
@@ -122,7 +122,7 @@ def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
             f"{what}, {shlex.join(words)}, names no program; begin it with one, such as train.py {program}"
         )
     if (variable := _VARIABLE.fullmatch(program)) is not None:
-        assignment = override(f"workload.environ.{variable[1]}", variable[2])
+        assignment = make_override(f"workload.environ.{variable[1]}", variable[2])
         raise ConfigError(f"{what} begins with the variable {variable[1]}; give {shlex.quote(assignment)} before --")
     if not _PYTHON.fullmatch(Path(program).name):
         return program, args
@@ -131,7 +131,7 @@ def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
             f"{what}, {shlex.join(words)}, names an interpreter by its path; "
             f"write python, and set env=existing env.prefix={program}"
         )
-    option, runs = _program_of_python(args)
+    option, runs = _parse_python(args)
     if not runs.strip():
         missing, example = _LACKING[option]
         raise ConfigError(f"{what}, {shlex.join(words)}, names no {missing}: give one, such as {program} {example}")
@@ -139,7 +139,7 @@ def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
     return ("python", args) if args[0].startswith("-") else (args[0], args[1:])
 
 
-def _program_of_python(args: Sequence[str]) -> tuple[str, str]:
+def _parse_python(args: Sequence[str]) -> tuple[str, str]:
     rest = iter(args)
     for word in rest:
         if (option := _WITH_PROGRAM.fullmatch(word)) is not None:
@@ -151,38 +151,38 @@ def _program_of_python(args: Sequence[str]) -> tuple[str, str]:
     return "", ""
 
 
-def source_files(script: str, args: Iterable[str]) -> list[str]:
+def list_source_files(script: str, args: Iterable[str]) -> list[str]:
     """Return the Python files that a command line names: the script, or what a launcher such as torchrun starts."""
     return [word.rpartition("=")[2] for word in (script, *args) if word.endswith(".py")]
 
 
-def modules(script: str, args: Sequence[str]) -> list[str]:
+def list_modules(script: str, args: Sequence[str]) -> list[str]:
     """Return the modules that a command line runs, as `python -m package.train`, `torchrun -m package.train`."""
     if script == "python":
-        option, program = _program_of_python(args)
+        option, program = _parse_python(args)
         return [program] if option == "m" and program else []
     return [name for option, name in itertools.pairwise((script, *args)) if option == "-m"]
 
 
-def name_of(script: str, args: Sequence[str]) -> str:
+def name_program(script: str, args: Sequence[str]) -> str:
     """Name a program after its file or module: `train` for `train.py` and `torchrun train.py`."""
-    files = source_files(script, args)
-    if not files and script == "python" and (named := modules(script, args)):
+    files = list_source_files(script, args)
+    if not files and script == "python" and (named := list_modules(script, args)):
         return named[0].rpartition(".")[2]
     return Path(files[0]).stem if files else Path(script).name
 
 
-def override(key: str, value: object) -> str:
+def make_override(key: str, value: object) -> str:
     """Return an override in Hydra's grammar that gives a key exactly this value; null for `None`."""
     if value is None:
         return f"{key}=null"
-    return f"{key}={value if _PLAIN.fullmatch(str(value)) else _quoted(str(value))}"
+    return f"{key}={value if _PLAIN.fullmatch(str(value)) else _quote(str(value))}"
 
 
-def _quoted(word: str) -> str:
-    return override_values.as_text(plain(word))
+def _quote(word: str) -> str:
+    return override_values.format_override(escape_interpolations(word))
 
 
-def plain(text: str) -> str:
+def escape_interpolations(text: str) -> str:
     """Escape interpolations in a text for OmegaConf; backslashes before one count there."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

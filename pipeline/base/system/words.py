@@ -12,7 +12,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def listed(values: Iterable[object]) -> str:
+def format_list(values: Iterable[object]) -> str:
     """Format a list as on the command line: `[S,M]`."""
     return f"[{','.join(map(str, values))}]"
 

@@ -71,7 +71,7 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: 
     if rate.metric is None:
         return None
     through_mlflow = _through_mlflow(state.folder)
-    output_files = regular_files.below(state.folder / layout.OUTPUT).files
+    output_files = regular_files.list_files(state.folder / layout.OUTPUT).files
     own = [path for path in output_files if path.match(tensorboard.PATTERN)]
     in_directory = {path: index for path, index in whose.items() if path.match(tensorboard.PATTERN)}
     own += [path for path, index in in_directory.items() if index == state.job.index]

@@ -20,7 +20,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.base.system.words import counted
 from pipeline.importer import experiment_file
 from pipeline.importer.experiment_file import Program, Value, override_value
-from pipeline.plan.schema import keys_of
+from pipeline.plan.schema import list_keys
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.planner.profile import SIMULATED
 from pipeline.prepare.mig import partitions, profiles
@@ -207,7 +207,7 @@ def _window_s(plan: Plan) -> float:
         for (gpu, place), rate in rates_per_s(plan).items()
         if gpus[gpu].instances[place].latency_p99_ms is not None
     ]
-    needed_s = 1.1 * services.needed(_PERCENTILE) / min(rates, default=math.inf)
+    needed_s = 1.1 * services.min_requests(_PERCENTILE) / min(rates, default=math.inf)
     return min(_LONGEST_WINDOW_S, max(_WINDOW_S, float(math.ceil(needed_s))))
 
 
@@ -220,7 +220,7 @@ def without_p99(plan: Plan) -> tuple[str, ...]:
 
 
 def _has_p99(rate_per_s: float, window_s: float) -> bool:
-    return int(rate_per_s * window_s) >= services.needed(_PERCENTILE)
+    return int(rate_per_s * window_s) >= services.min_requests(_PERCENTILE)
 
 
 def _objective(
@@ -252,7 +252,7 @@ def _program(
             f"service {instance.service}: conf/workload has no {choice}; say which workload it is, as "
             f"--workload {instance.service.split()[0]}=infer_bert_base"
         )
-    options_there = keys_of("workload", choice)
+    options_there = list_keys("workload", choice)
     batch = next((key for key in _BATCHES if key in options_there), None)
     answers_requests = services.RATE in options_there
     values: dict[str, Value] = {}

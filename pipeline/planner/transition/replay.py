@@ -146,8 +146,8 @@ def replay(transition: Transition, machine: Path, locks: Path, told: Callable[[s
     most = plan.most_gpus(transition.today.gpus, transition.tomorrow.gpus, transition.spare)
     StateFile(machine).keep(_models(transition, most))
     outcome = Outcome()
-    with rehearsal.kept(machine), ExitStack() as stack:
-        programs = rehearsal.programs_beside(StateFile(machine))
+    with rehearsal.open_machine(machine), ExitStack() as stack:
+        programs = rehearsal.write_programs_beside(StateFile(machine))
         own = Programs(what="a replay", own={name: str(path) for name, path in programs.items()}, admin=())
         gpus, spare = _on_machine(transition, machine, most)
         held = {}

@@ -53,7 +53,7 @@ def read(smi: Smi) -> str:
     return found
 
 
-@study_cache.cached
+@study_cache.cache_for_study
 def refusal(smi: Smi) -> str | None:
     """Why the time slice cannot be set, as far as a look tells; asked once in a study, which many groups do."""
     try:

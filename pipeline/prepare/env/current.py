@@ -28,7 +28,7 @@ class CurrentEnv:
         return _current()
 
 
-@study_cache.cached
+@study_cache.cache_for_study
 def _current() -> Interpreter:
     """What is installed does not change under a running study, and listing it takes 10 ms."""
     found = [

@@ -52,7 +52,7 @@ def _interpreter(given: str) -> Path:
     raise ConfigError(f"env.prefix={given}: {seen}; {_WANTED}")
 
 
-@study_cache.cached  # what is installed does not change under a running study
+@study_cache.cache_for_study  # what is installed does not change under a running study
 def _described(python: Path, given: str) -> Interpreter:
     try:
         probed = ask(python)

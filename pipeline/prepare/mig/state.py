@@ -94,7 +94,7 @@ def processes_on(device_uuid: str) -> frozenset[int]:
         return frozenset(pids | clients)
 
 
-@study_cache.cached
+@study_cache.cache_for_study
 def _profiles(uuid: str) -> tuple[tuple[int, int], ...]:
     """Id and most instances of each profile; a GPU has them for good, and asking takes most of the calls."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)

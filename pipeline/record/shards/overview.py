@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.base.domain import layout, machine_state
 from pipeline.base.domain.records import Result
-from pipeline.base.domain.tags import Tag, facts_by_plan
+from pipeline.base.domain.tags import Tag, list_facts_by_plan
 from pipeline.base.system import secrets, squeue, user_command, words
 from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record import group_folder
@@ -110,7 +110,7 @@ class Overview:
         typed = content.words_of(self.command)
         if typed is None:
             return f"begun by: {self.command}"
-        ours, theirs = user_command.divided(typed)
+        ours, theirs = user_command.divide(typed)
         whole = [word for word in ours if not user_command.sets(word, ["unit"])]
         conditions = ["with each K that is not done"] if whole != ours else []
         if "hydra/launcher=slurm" in ours and not self.is_asked:
@@ -230,7 +230,7 @@ def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunReco
 
 def _by_study(run: Told) -> Collection[Mapping[str, str]]:
     """The facts of a run in each study that has it; of plans of one study in the last one."""
-    planned = (facts for facts in facts_by_plan(run.facts) if "plan_units" in facts)
+    planned = (facts for facts in list_facts_by_plan(run.facts) if "plan_units" in facts)
     return {_study_of(facts): facts for facts in planned}.values()
 
 

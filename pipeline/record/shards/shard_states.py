@@ -95,7 +95,7 @@ class Queued:
 
     def seen(self, unit: Unit, runs: Sequence[Told], arrays: Collection[str]) -> Unit:
         """A unit with the state of its task in these arrays: several, if it was submitted again, or none any more."""
-        own = (squeue.task_of(array, unit.number) for array in sorted(arrays))
+        own = (squeue.name_task(array, unit.number) for array in sorted(arrays))
         states = {task: self.states[task] for task in own if task in self.states}
         if unit.state == DONE and Result.SKIPPED not in unit.results:
             return unit
@@ -155,7 +155,7 @@ def seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
 def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
     states = merge_same(MachineState.of(run.facts) for run in runs)
     attempts: dict[MachineState, list[Told]] = defaultdict(list)
-    counting = skips.without_old(reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result")))
+    counting = skips.drop_superseded(reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result")))
     for run in reversed(counting):
         attempts[states[MachineState.of(run.facts)]].append(run)
     if not attempts:

@@ -51,7 +51,7 @@ def study_of(command_line: str) -> str:
     typed = words_of(command_line)
     if not typed:
         return ""
-    kept, theirs = user_command.without(typed, user_command.OF_LAUNCHERS)
+    kept, theirs = user_command.drop_keys(typed, user_command.OF_LAUNCHERS)
     return shlex.join([*kept, *theirs])
 
 

@@ -70,7 +70,7 @@ def _with_message(unit: Unit, arrays: Sequence[str], folder: str, end_states: Ma
     if unit.state not in _LEFT:
         return unit
     for array in arrays:
-        task = squeue.task_of(array, unit.number)
+        task = squeue.name_task(array, unit.number)
         output = task_output.locate(Path(folder), task) if folder else None
         has_output = output is not None and output.exists()
         end_state = end_states.get(task, "")

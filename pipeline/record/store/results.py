@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.domain import group_names, layout
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.records import Result, WindowKind
-from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_by_plan, facts_of, restore_names
+from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of, list_facts_by_plan, restore_names
 from pipeline.base.system.errors import TrackingError
 from pipeline.observe.progress import Ran
 from pipeline.record.original import FinishedGroup, Original
@@ -46,7 +46,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
         digest, result = tags.get(Tag.DIGEST), tags.get(Tag.RESULT)
         if run.info.status == "RUNNING" or digest is None or result not in set(Result):
             continue
-        by_plan = facts_by_plan(facts_of(tags))
+        by_plan = list_facts_by_plan(facts_of(tags))
         finished.append(
             FinishedGroup(
                 digest=digest,

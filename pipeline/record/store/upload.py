@@ -301,7 +301,7 @@ class _Upload:
         left: dict[str, list[Path]] = {reason: [] for reason in (_NO_FILE, *_KEPT)}
         num_bytes = num_files = 0
         for folder, target in places:
-            found = regular_files.below(folder, without)
+            found = regular_files.list_files(folder, without)
             left[_NO_FILE] += found.others
             for path in found.files:
                 try:

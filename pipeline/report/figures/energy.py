@@ -40,7 +40,7 @@ def _of_unit(unit: str, cells: Sequence[Cell]) -> Iterator[Sketch]:
     ran = [cell for cell in cells if cell.case in known and not cell.is_derived]
     copies = {case: [cell for cell in ran if cell.case == case] for case in cases_in(ran) if not case.is_mix}
     mixes = [cell for cell in ran if cell.case.is_mix]
-    work, per_one = units.in_words(unit), f"energy per {units.one_in_words(unit)}"
+    work, per_one = units.format_unit(unit), f"energy per {units.one_in_words(unit)}"
     caption = f"Energy of the whole GPU over the {work} of all jobs, idle power included. {BARS_CAPTION}"
     if copies:
         panels = [(case.label, by_degree(mine, _bar)) for case, mine in copies.items()]

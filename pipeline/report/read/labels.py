@@ -199,7 +199,7 @@ def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
         names = [mig_names.split(name) for name in sorted(devices.values(), key=size_of_profile, reverse=True)]
         found.append((names[0][0], [f"{slices}c" for _, slices in names if slices is not None]))
     found.sort(key=lambda instance: size_of_profile(instance[0]), reverse=True)
-    return [(profile, mig_names.grouped("", parts)) for profile, parts in found]
+    return [(profile, mig_names.format_division("", parts)) for profile, parts in found]
 
 
 def is_placed(mode: Mode, places: Sequence[Mapping[str, str]]) -> bool:

@@ -54,7 +54,7 @@ def _with_names(rows: Sequence[Row]) -> list[Row]:
         )
         for row in rows
     ]
-    return [dataclasses.replace(row, name=name) for row, name in zip(rows, group_names.names(facts), strict=True)]
+    return [dataclasses.replace(row, name=name) for row, name in zip(rows, group_names.name_groups(facts), strict=True)]
 
 
 def _with_settings(rows: Sequence[Row]) -> list[Row]:

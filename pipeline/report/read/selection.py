@@ -164,7 +164,7 @@ def _of_one_state(
 ) -> tuple[MachineState, list[Row]]:
     """The state of a block, and its rows from there: a complete set if there is one, else the largest."""
     by_state: dict[MachineState, dict[str, Row]] = defaultdict(dict)
-    counting = skips.without_old(members, lambda row: (row.key, row.result))
+    counting = skips.drop_superseded(members, lambda row: (row.key, row.result))
     if num_skipped := len(members) - len(counting):
         left_out["skipped at first, and run later"] += num_skipped
     for row in counting:  # newest first

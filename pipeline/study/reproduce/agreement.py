@@ -29,10 +29,10 @@ def agree(path: Path, plan: Plan, inventory: Inventory) -> None:
     Raises:
         ConfigError: the plan of the others is another one, or their driver is; or the file cannot be used.
     """
-    facts = _facts(plan, inventory)
+    facts = _collect_facts(plan, inventory)
     try:
-        first = _first(path, facts)
-        differences = list(_differences(first, facts))
+        first = _write_first(path, facts)
+        differences = list(_compare_facts(first, facts))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"plan_file={path} cannot be used ({error}); remove it, or give another") from error
     if differences or first[_PLAN] != facts[_PLAN]:
@@ -42,7 +42,7 @@ def agree(path: Path, plan: Plan, inventory: Inventory) -> None:
         )
 
 
-def _facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
+def _collect_facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
     device = plan.groups[0].device
     programs = [job.workload for group in plan.groups for job in group.jobs]
     return {
@@ -53,7 +53,7 @@ def _facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
     }
 
 
-def _first(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+def _write_first(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the file says: ours if nobody was first. It appears whole, whoever else writes it now."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
@@ -67,7 +67,7 @@ def _first(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     return facts
 
 
-def _differences(first: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
+def _compare_facts(first: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
     for name in first[_MACHINE]:
         if (remote := first[_MACHINE][name]) != (local := facts[_MACHINE].get(name)):
             yield f"{name}: {local} here, {remote} there"

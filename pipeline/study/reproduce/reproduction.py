@@ -86,7 +86,7 @@ class Reproduction:
             f"reproduces {original.name}, block {original.fact('block')}, of {original.experiment} ({original.run_id})"
         )
         lines = [f"    differs: {line}" for line in lines] or ["    no recorded fact differs"]
-        lines += [f"    {line}" for line in differences.masked_scripts(original, plan.groups[0])]
+        lines += [f"    {line}" for line in differences.list_masked_scripts(original, plan.groups[0])]
         return "\n".join([what, *lines])
 
     def side_by_side(self, row: GroupResult) -> str:
@@ -98,7 +98,7 @@ class Reproduction:
         for name in sorted(names):
             was, is_now = before.get(name), now.get(name)
             ratio = "-" if not was or is_now is None else f"{is_now / was:.3f}"
-            lines.append((name, _figure(was), _figure(is_now), ratio))
+            lines.append((name, _format_figure(was), _format_figure(is_now), ratio))
         return "\n".join(words.aligned(lines))
 
 
@@ -111,14 +111,14 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
     """
     run_id = config.reproduce
     assert run_id is not None
-    keys = _given()
+    keys = _list_typed_keys()
     _refuse_others(run_id, keys, ("workload", "sizes", "mix", "env"))  # what of these may be, the original says
     store = config.tracking.uri or str(expanded("tracking.root", config.tracking.root).resolve())
     original = sender.recall(run_id, store)
     config_again, unrecorded = recorded_config.config_of(original)
     recorded = OmegaConf.to_container(config_again)
     assert isinstance(recorded, dict)
-    hidden = list(secrets.places_of_hidden({key: value for key, value in recorded.items() if key != "tracking"}))
+    hidden = list(secrets.find_hidden_keys({key: value for key, value in recorded.items() if key != "tracking"}))
     _refuse_others(run_id, keys, hidden)
     if lacking := [key for key in hidden if key not in keys]:
         raise ConfigError(
@@ -147,7 +147,7 @@ def refuse_sweep(configs: Sequence[Config], *, is_sweep: bool) -> None:
         raise ConfigError("reproduce=RUN runs one group again; give it without -m and without an experiment")
 
 
-def _given() -> list[str]:
+def _list_typed_keys() -> list[str]:
     if not HydraConfig.initialized():
         return []
     return [user_command.key_of(word) for word in HydraConfig.get().overrides.task]
@@ -166,7 +166,7 @@ def _refuse_others(run_id: str, keys: Sequence[str], hidden: Sequence[str]) -> N
 def _take_over(config: DictConfig, composed: DictConfig, key: str, hidden: Iterable[str] = ()) -> None:
     """Let what the command line gives take the original's place; where that was hidden, it says all else as it did."""
     if key in hidden:
-        recorded, value = _plain(config, key), _plain(composed, key)
+        recorded, value = _select(config, key), _select(composed, key)
         if secrets.mask(value, key) != recorded:
             was = shlex.join(map(str, recorded)) if isinstance(recorded, list) else recorded
             raise ConfigError(f"{key} differs from the original's in more than its secrets: there, it is {was}")
@@ -183,7 +183,7 @@ def _take_over(config: DictConfig, composed: DictConfig, key: str, hidden: Itera
             (OmegaConf.select(config, parent) if parent else config).pop(name, None)
 
 
-def _plain(config: DictConfig, key: str) -> Any:
+def _select(config: DictConfig, key: str) -> Any:
     value = OmegaConf.select(config, key)
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
@@ -209,8 +209,8 @@ def _build_from_locks(config: DictConfig, original: Original, stack: UndoStack) 
         elif config.mix is None or job["entry"] >= len(config.mix):  # a neighbour, which is a copy of it
             config.workload.env_file = str(path)
         else:
-            config.mix[job["entry"]] = job_entries.with_environment(config.mix[job["entry"]], path)
+            config.mix[job["entry"]] = job_entries.replace_environment(config.mix[job["entry"]], path)
 
 
-def _figure(value: float | None) -> str:
+def _format_figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"

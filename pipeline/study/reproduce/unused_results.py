@@ -44,7 +44,7 @@ def explain(
             continue
         compared.update(programs)
         try:
-            found_changes = differences.of_results(recall(before.run_id), group, inventory)
+            found_changes = differences.find_result_changes(recall(before.run_id), group, inventory)
         except (TrackingError, ConfigError) as error:
             return [*lines, f"    what has changed is not known: {error}"]
         for line in found_changes:

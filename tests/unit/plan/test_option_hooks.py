@@ -41,12 +41,12 @@ def primes(**methods: Any) -> Any:
 
 
 def test_values_are_derived_once_and_those_that_are_given_win(monkeypatch):
-    planned = primes(total=99).complete().own_options()
+    planned = primes(total=99).complete().program_options()
     assert planned == {"tilt": 0.25, "total": 99, "bins": [1]}
     by_hand = program.parse(Primes, ["--total", "99"])
     assert (by_hand.tilt, by_hand.options.tilt, by_hand.total) == (0.25, 0.25, 99)
     monkeypatch.setenv(client.FOLDER_VARIABLE, "job")
-    args = program.parse(Primes, groups._flags(planned))
+    args = program.parse(Primes, groups._make_flags(planned))
     assert {key: getattr(args, key) for key in planned} == planned
 
 
@@ -89,7 +89,7 @@ def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
 )
 def test_a_small_form_that_cannot_run_is_refused_by_its_name(method, why):
     with pytest.raises(ConfigError, match=f"^workload primes: {why}"):
-        small_workloads._small(primes(small=method))
+        small_workloads._shrink(primes(small=method))
 
 
 @dataclass
@@ -122,4 +122,4 @@ def test_the_element_of_a_list_is_refused_and_not_the_list():
     node = OmegaConf.structured(Primes)
     with pytest.raises(OmegaConfBaseException) as refused:
         OmegaConf.update(node, "bins", ["x"])
-    assert command_line.why_refused("bins", refused.value) == "x in this list must be a whole number"
+    assert command_line.explain_refusal("bins", refused.value) == "x in this list must be a whole number"

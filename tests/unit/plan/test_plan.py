@@ -181,7 +181,7 @@ def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_pat
         "--epochs",
         "3",
     )
-    assert "cannot be told to stop" in plan_text.as_text(plan)
+    assert "cannot be told to stop" in plan_text.format_plan(plan)
 
 
 def test_programs_of_the_project_are_not_taken_from_a_folder_of_the_users(make_plan, tmp_path, monkeypatch):
@@ -380,7 +380,7 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch)
     }
     plan = make_plan([choice, SYNTHETIC, *extra.get(choice, [])], device=GPU)
     assert plan.groups
-    assert plan_text.as_text(plan).count("\n") >= 1
+    assert plan_text.format_plan(plan).count("\n") >= 1
 
 
 def test_the_text_of_a_plan_is_stable(make_plan):
@@ -388,7 +388,7 @@ def test_the_text_of_a_plan_is_stable(make_plan):
         *[[*o, "order=listed", SYNTHETIC] for o in sweep(scenario=["serial", "naive"], mix=["[S,M]", "[M]"])],
         device=GPU,
     )
-    text = "\n".join(" ".join(line.split()[:-1]) for line in plan_text.as_text(plan).splitlines()[1:-1])
+    text = "\n".join(" ".join(line.split()[:-1]) for line in plan_text.format_plan(plan).splitlines()[1:-1])
     assert text == (DATA / "plan_golden.txt").read_text().rstrip("\n")
 
 

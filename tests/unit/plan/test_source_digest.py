@@ -13,7 +13,7 @@ from pipeline.base.system import paths
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import inventory
-from pipeline.plan.source_digest import code_of, module_file
+from pipeline.plan.source_digest import find_module_file, read_code
 from pipeline.record import resume
 from pipeline.record.original import FinishedGroup
 from tests.conftest import GPU
@@ -131,7 +131,7 @@ def test_the_modules_of_a_users_script_are_found_in_its_folder_and_its_repositor
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    code = code_of(tmp_path / "mine/runs/a/train.py", PROJECT_DIR)
+    code = read_code(tmp_path / "mine/runs/a/train.py", PROJECT_DIR)
     names = {source.name for source in code.sources}
     assert names == {
         *("train.py", "namespace/part.py", "fast.cpython-311-x86_64-linux-gnu.so", "../../common.py"),
@@ -139,7 +139,7 @@ def test_the_modules_of_a_users_script_are_found_in_its_folder_and_its_repositor
     }
     (tmp_path / "mine/.git/HEAD").unlink()
     (tmp_path / "mine/.git").rmdir()
-    alone = code_of(tmp_path / "mine/runs/a/train.py", PROJECT_DIR)
+    alone = read_code(tmp_path / "mine/runs/a/train.py", PROJECT_DIR)
     assert {source.name for source in alone.sources} == {name for name in names if not name.startswith("..")}
 
 
@@ -166,13 +166,13 @@ def test_imports_are_followed_in_every_form(tmp_path):
     }
     for name, text in texts.items():
         (package / name).write_text(text)
-    before = {name: code_of(package / name, tmp_path).digest for name in texts}
+    before = {name: read_code(package / name, tmp_path).digest for name in texts}
     (package / "deep.py").write_text("thing = 2")
-    after = {name: code_of(package / name, tmp_path).digest for name in texts}
+    after = {name: read_code(package / name, tmp_path).digest for name in texts}
     changed = {name for name in texts if before[name] != after[name]}
     assert changed == {"deep.py", "images/files.py", "images/data.py", "other.py", "plain.py"}
-    assert module_file("workloads.images", tmp_path) == package / "images/__init__.py"
-    assert module_file("os.path", tmp_path) is None
+    assert find_module_file("workloads.images", tmp_path) == package / "images/__init__.py"
+    assert find_module_file("os.path", tmp_path) is None
 
 
 def test_only_the_fork_server_imports_a_module_that_no_import_names():

@@ -92,7 +92,7 @@ def test_weights_must_fit(weights):
     planned = good.complete()
     planned.refuse_wrong(CPU, device_was_chosen=False)
     planned.refuse_missing_data()
-    assert planned.own_options()["weights"] == str(weights)
+    assert planned.program_options()["weights"] == str(weights)
     assert "more than the 256 positions" in refused(text(weights=str(weights), sequence_tokens=300))
     assert "have hidden_size=384, and model_args.hidden_size=768" in refused(
         text(weights=str(weights), model_args={"hidden_size": 768})

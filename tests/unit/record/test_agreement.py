@@ -32,8 +32,8 @@ def worker(compose, tmp_path, monkeypatch):
 def test_workers_of_one_plan_agree_whatever_unit_they_run(worker, tmp_path):
     plan, inventory = worker()
     path = tmp_path / "shared/plan.json"
-    agree(path, shards.only(plan, 2), inventory)
-    agree(path, shards.only(plan, 1), inventory)
+    agree(path, shards.select_shard(plan, 2), inventory)
+    agree(path, shards.select_shard(plan, 1), inventory)
     assert [each.name for each in path.parent.iterdir()] == ["plan.json"]
 
 

@@ -58,7 +58,7 @@ def recorded(tmp_path_factory) -> Iterator[Mapping[str, str]]:
     workload = group.jobs[0].workload
     origins = {workload.script: provenance.origin_of(workload)}
     spool = Spool(
-        folder, Recorded(), facts, {"plan.txt": plan_text.as_text(plan)}, {}, configs[0].tracking.uri, origins
+        folder, Recorded(), facts, {"plan.txt": plan_text.format_plan(plan)}, {}, configs[0].tracking.uri, origins
     )
     lines = [*(" ".join(words) for words in FORMS.values()), *(f"{n}={s}" for s, n in VARIABLES.items())]
     with spool.open(group) as run:
@@ -71,9 +71,9 @@ def recorded(tmp_path_factory) -> Iterator[Mapping[str, str]]:
         str(path): path.read_text() for path in folder.rglob("*") if path.is_file() and "program" not in path.parts
     }
     yield files | {
-        "printed": plan_text.as_text(plan),
+        "printed": plan_text.format_plan(plan),
         "resume": resume,
-        "json": json.dumps(plan_text.as_dict(plan, {})),
+        "json": json.dumps(plan_text.export_plan(plan, {})),
     }
 
 

@@ -95,7 +95,7 @@ def test_what_an_environment_that_is_not_built_asks_for_is_compared(planned, now
         inventory.interpreters[spec], lock=(), to_build="the environment of r.txt is not built", requested=now
     )
     inventory = dataclasses.replace(inventory, interpreters={spec: interpreter})
-    assert differences.of_results(original, plan.groups[0], inventory) == words
+    assert differences.find_result_changes(original, plan.groups[0], inventory) == words
 
 
 def test_an_artifact_that_is_damaged_or_cannot_be_had_costs_the_explanation_only(planned):

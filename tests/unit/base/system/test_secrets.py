@@ -176,7 +176,9 @@ def test_a_diff_keeps_its_lines():
 
 
 def test_a_secret_that_a_program_was_given_is_hidden_in_what_it_writes():
-    known = secrets.known_values(["--password", "hunter2!", "--lr", "0.1"], {"HF_TOKEN": "abcdef", "PATH": "/usr/bin"})
+    known = secrets.collect_secrets(
+        ["--password", "hunter2!", "--lr", "0.1"], {"HF_TOKEN": "abcdef", "PATH": "/usr/bin"}
+    )
     assert known == {"hunter2!", "abcdef"}
     assert (
         secrets.mask_text("no user abcdef with hunter2! in /usr/bin", known)
@@ -249,7 +251,7 @@ def test_detect_secrets_is_imported_only_for_what_may_be_a_token():
     ],
 )
 def test_a_value_in_hydras_grammar_means_itself(value):
-    assert override_values.parsed(override_values.as_text(value)) == value
+    assert override_values.parse(override_values.format_override(value)) == value
 
 
 def test_a_configuration_tells_where_something_was_hidden():
@@ -262,4 +264,4 @@ def test_a_configuration_tells_where_something_was_hidden():
     assert "S'" not in str(hidden)
     assert hidden["workload"]["flags"] == {"key": None, "lr": 1}
     assert hidden["pairs"] == [["HF_TOKEN", "<hidden>"], ["A", "1"]]
-    assert [*secrets.places_of_hidden(hidden)] == ["workload.environ.HF_TOKEN", "workload.args", "mix", "pairs"]
+    assert [*secrets.find_hidden_keys(hidden)] == ["workload.environ.HF_TOKEN", "workload.args", "mix", "pairs"]
