@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 
-.PHONY: run test test-all test-changed lint
+.PHONY: run test test-all test-changed lint docs
 # Tests start hundreds of Python programs, which keep nothing that they compile where the environment forbids it.
 COMPILE = $(VENV)/bin/python -m compileall -q pipeline listeners workloads hydra_plugins tests
-PYTEST = $(VENV)/bin/python -m pytest -n 3 --dist worksteal
+PYTEST = $(VENV)/bin/python -m pytest -n 4 --dist worksteal
 run: $(VENV)/.installed
 	$(VENV)/bin/python run.py $(or $(ARGS),window.seconds=5)
 
@@ -29,6 +29,10 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+# The documentation as a site with search: build/site/index.html.
+docs: $(VENV)/.installed-docs
+	$(VENV)/bin/zensical build --strict --clean
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -39,6 +43,10 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml setup.py
 	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
 	touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: $(VENV)/bin/python pyproject.toml
+	$(VENV)/bin/python -m pip install --quiet --editable '.[docs]'
+	touch $@
 
 # Random kills, faults and inputs against studies on a simulated machine: an hour, or ATTACK_S seconds.
 .PHONY: attack

@@ -129,6 +129,7 @@ def launch(folder: Path, *arguments: str, **environ: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.slow
 def test_a_launcher_of_others_runs_each_job_as_a_study_of_its_own(tmp_path):
     done = launch(tmp_path, "-m", "degree=1,2", "hydra.launcher.word=mine", "dry_run=true", HYDRA_FULL_ERROR="0")
     lines = done.stdout.splitlines()

@@ -106,6 +106,7 @@ def test_a_missing_profiler_is_refused_before_anything_is_touched(profiled, tmp_
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("manner", "reason"),
     [
@@ -122,6 +123,7 @@ def test_a_profiler_that_fails_is_the_reason_of_the_row(profiled, manner, reason
     assert "collocation.no_report" not in group.data.tags  # that is for jobs that ended well
 
 
+@pytest.mark.slow
 def test_a_profiler_without_a_report_is_said_in_the_row(profiled):
     done = profiled(*TOY, "baseline=never", *SHORT, "profiler=ncu", manner="no_report")
     assert done.status == 0

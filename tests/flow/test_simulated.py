@@ -209,6 +209,7 @@ def test_mps_that_fails_is_a_row_that_says_why(rehearse, tmp_path, fault, words)
     assert group.data.tags["collocation.result"] == "failed"
 
 
+@pytest.mark.slow
 def test_more_memory_than_mps_allows_is_a_row_oom(rehearse):
     done = rehearse(*TOY, "baseline=never", *SHORT, "scenario=mps", "scenario.pinned_mem_limit=256M")
     assert done.status == 0, done.err

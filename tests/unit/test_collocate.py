@@ -75,7 +75,7 @@ def test_the_package_has_all_that_runs_and_nothing_stands_beside_it(site):
     assert "setup.py" not in built
 
 
-QUICK = {"run", "gpu", "schema"}
+QUICK = {"run", "gpu"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import tomllib
 
 import pytest
 from omegaconf import OmegaConf
@@ -12,10 +13,10 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import option_loader, option_tables, schema
 from workloads.model_options import DataSource
 
-pytestmark = pytest.mark.covers("README.md")
+pytestmark = pytest.mark.covers("README.md", "CONTRIBUTING.md", "docs", "zensical.toml")
 
-README = PROJECT_DIR / "README.md"
-PAGES = [README, *sorted((PROJECT_DIR / "docs").glob("**/*.md"))]
+README, DOCS = PROJECT_DIR / "README.md", PROJECT_DIR / "docs"
+PAGES = [README, PROJECT_DIR / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 CONFIGURATION = TEXTS[PROJECT_DIR / "docs/configuration.md"]
 OURS = "pipeline|listeners|workloads|hydra_plugins|conf|tests|benchmarks"
@@ -39,6 +40,37 @@ def test_links_lead_somewhere(page):
         assert target.exists(), path
         if anchor:
             assert anchor in anchors_of(TEXTS[target]), f"{path}#{anchor}"
+
+
+def pages_in(navigation):
+    """Yield every page of a navigation as it is written in zensical.toml: a path, or a title with one or several."""
+    for entry in navigation:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for pages in entry.values():
+                yield from pages_in([pages] if isinstance(pages, str) else pages)
+
+
+def test_the_site_leads_to_every_page_once():
+    site = tomllib.loads((PROJECT_DIR / "zensical.toml").read_text(encoding="utf-8"))["project"]
+    assert site["docs_dir"] == "docs"
+    assert sorted(pages_in(site["nav"])) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.glob("**/*.md"))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if DOCS in page.parents], ids=lambda page: page.name)
+def test_pages_of_the_site_link_to_files_of_the_site(page):
+    """A folder has no page, and what is not below `docs/` is not there."""
+    for path in re.findall(r"\]\((?!http)([^)#]+)", TEXTS[page]):
+        target = (page.parent / path).resolve()
+        assert target.is_file() and DOCS in target.parents, path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lists_are_nested_as_the_site_reads_them(page):
+    """By four spaces; GitHub takes fewer, too."""
+    text = re.sub(r"^ *```.*?^ *```", "", TEXTS[page], flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^ {1,3}(?:[-*]|\d+\.) .*", text, flags=re.MULTILINE) == []
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES, PROJECT_DIR / "CHANGELOG.md"} - OWN), ids=lambda page: page.name)

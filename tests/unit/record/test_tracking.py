@@ -169,6 +169,7 @@ def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
         assert list(sender.unsent) == [folders[1]] and "has ended" in sender.unsent[folders[1]]
 
 
+@pytest.mark.slow
 def test_one_process_sends_for_one_study_after_another_and_each_begins_with_nothing(root: Path) -> None:
     folders = [make_spool(root, record((), number=n), name=f"000{n}-mig") for n in (1, 2)]
     first = Sender()

@@ -241,6 +241,7 @@ def svg_of(content: Content, name: str) -> str:
     return next(figure.svg for figure in content.figures if figure.name.startswith(name))
 
 
+@pytest.mark.slow
 def test_what_has_no_figure_is_a_labelled_box(whole: Content) -> None:
     assert ">oom<" in svg_of(whole, "workload-resnet152")
     assert ">14 %<" in svg_of(whole, "workload-resnet26") and ">wrong results<" in svg_of(whole, "workload-resnet26")

@@ -68,6 +68,7 @@ def join(folder: Path, slot, pid: int) -> None:
     Clients(StateFile(folder / "machine.json")).hold(slot.visible_devices, pid, "job", 100, "M+C")
 
 
+@pytest.mark.slow
 def test_jobs_share_instances_each_with_a_server_of_its_own_and_nothing_is_left(make, folder, sleepers, monkeypatch):
     monkeypatch.setattr(clients, "_PROOF_LIMIT_S", 0.3)
     group, before = make(3), gpu_of(folder)
