@@ -304,7 +304,6 @@ def _make_listener(name: str, config: ListenerConfig) -> ListenerSpec:
 
 
 def _make_serial(group: Group, jobs: tuple[Job, ...]) -> Group:
-    """Return a group of jobs one after another, whatever the group's sharing mode is."""
     gpu = dataclasses.replace(group.gpu, exclusive_process=False)
     return dataclasses.replace(group, scenario="serial", sharing=_SERIAL, jobs=jobs, sequential=True, gpu=gpu)
 

@@ -121,7 +121,6 @@ def _refuse_without_protocol(workload: WorkloadConfig, code: Code) -> None:
 
 
 def _refuse_missing_module(workload: WorkloadConfig) -> None:
-    """Refuse `python -m MODULE` where the package lies here and lacks the module; of another one its job says so."""
     for module in user_command.list_modules(workload.script, workload.argument_words()):
         package, place = module.partition(".")[0], Path(*module.split("."))
         is_own = Path(package, "__init__.py").is_file() or Path(f"{package}.py").is_file()

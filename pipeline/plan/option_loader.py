@@ -137,7 +137,6 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _redeclare(options: type[Any], option: dataclasses.Field[Any]) -> Any:
-    """Return a field as a class of its own needs it: with a default, and with what it says in a class above."""
     above = [vars(kind).get("__dataclass_fields__", {}).get(option.name) for kind in options.__mro__]
     metadata: Mapping[str, Any] = next(
         (declared.metadata for declared in above if declared is not None and declared.metadata), {}

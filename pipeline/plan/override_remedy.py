@@ -125,7 +125,6 @@ def _explain_type(shown: str, name: str, value: str, why_refused: Callable[[str,
 
 
 def _list_readings(key: str, value: str) -> Iterator[tuple[str, Any, str]]:
-    """Yield what a value may be meant as: in words, the value itself, and the override that gives it."""
     parts = _split(value)
     if (structure := _read_structure(value)) is not None:
         what = "write the map as" if isinstance(structure, dict) else "write the list as"
@@ -147,7 +146,6 @@ def _quote_text(key: str, text: str) -> str:
 
 
 def _read_structure(value: str) -> Any:
-    """Read a map or a list that is written in another notation or is not closed."""
     text = value.strip()
     if not text.startswith(("{", "[")):
         return None
@@ -185,7 +183,6 @@ def _open_brackets(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Divide a text at its commas, but for those in brackets and quotes."""
     parts = re.findall(r"(?:\"[^\"]*\"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|\([^)]*\)|[^,])+", text)
     return [part.strip() for part in parts]
 

@@ -61,7 +61,6 @@ def _refuse_source(config: DictConfig) -> None:
 
 
 def _refuse_no_workloads(config: Config) -> None:
-    """Refuse a workload or a size that no kind of workload was named for, as by a file that extends none."""
     for where, node in {"workload": config.workload, **{f"sizes.{k}": v for k, v in config.sizes.items()}}.items():
         if not dataclasses.is_dataclass(node):
             choice = "workload" if where == "workload" else f"+workload@{where}"

@@ -74,7 +74,6 @@ class ScriptConfig(WorkloadConfig):
         )
 
     def _metric_unit(self) -> MetricUnit | None:
-        """Return what the number is in; `None` if it is not given, or names no unit, which `check` refuses."""
         try:
             return None if self.metric_unit is None else metric_unit.parse(self.metric_unit)
         except ValueError:

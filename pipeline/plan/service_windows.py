@@ -37,7 +37,6 @@ def list_notes(service: Any, window: Window) -> list[str]:
 
 
 def _suggest_window(rate_per_s: float | None, window: Window, count: int) -> str:
-    """Say what makes the window hold so many requests, and a tenth more: how many arrive is random."""
     if window.kind is WindowKind.WORK or rate_per_s is None:
         return "raise workload.requests or window.epochs"
     return f"set window.seconds={math.ceil(1.1 * count / rate_per_s)}"

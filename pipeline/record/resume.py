@@ -34,7 +34,7 @@ def remaining(
     """
     keys = _keys(plan, accept_environment=accept_environment)
     can_run = {keys[group.digest] for group in plan.groups if group.skip_reason is None}
-    now = {device: MachineState.now(device) for device in (*gpus, *(group.device for group in plan.groups))}
+    now = {device: MachineState.read(device) for device in (*gpus, *(group.device for group in plan.groups))}
     states = merge_same([*now.values(), *(each.machine_state for each in finished)])
     found: dict[str, dict[MachineState, FinishedGroup]] = {}
     # What was measured with the very packages comes last, and wins.
@@ -87,7 +87,7 @@ def begun_again(left: Sequence[Group], finished: Sequence[FinishedGroup], *, gpu
     by_digest = {group.digest: group for group in left}
     for each in finished:
         if each.result.is_finding and (group := by_digest.get(each.digest)) is not None:
-            states = [MachineState.now(device) for device in gpus or (group.device,)]
+            states = [MachineState.read(device) for device in gpus or (group.device,)]
             if not any(state.is_same(each.machine_state) for state in states):
                 counts[states[0].changes(each.machine_state)] += 1
     return [

@@ -18,7 +18,7 @@ from pipeline.record.sender import Sender
 from pipeline.study.plans import make_plan
 from pipeline.study.preview import preview
 from pipeline.study.study_request import StudyRequest, read_request
-from pipeline.study.study_run import Study
+from pipeline.study.study_run import StudyRun
 
 Engine = Callable[[StudyRequest, UndoStack], int]
 """Runs a study that was read; the exit status."""
@@ -74,7 +74,7 @@ def run_here(request: StudyRequest, stack: UndoStack) -> int:
     return _begin(request, stack).run(showing)
 
 
-def _begin(request: StudyRequest, stack: UndoStack) -> Study:
+def _begin(request: StudyRequest, stack: UndoStack) -> StudyRun:
     """Return the study, planned, with its environments and its devices, which are its own until the stack is left.
 
     Whoever has to wait for a device lets go of the others, and then plans anew: the machine may be another one.
@@ -84,7 +84,7 @@ def _begin(request: StudyRequest, stack: UndoStack) -> Study:
     while True:
         try:
             with UndoStack() as taken:
-                study = Study(request, *make_plan(request), waited_s=patience.waited_s)
+                study = StudyRun(request, *make_plan(request), waited_s=patience.waited_s)
                 study.take_devices(taken)
                 with interrupts.held():
                     stack.enter_context(taken.pop_all())

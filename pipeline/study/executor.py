@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class StudyResources:
     """The things that the groups of a study have in common.
 
     Attributes:
@@ -104,7 +104,7 @@ def warm_start(
         yield servers
 
 
-def run(group: Group, shared: Shared) -> GroupResult:
+def run(group: Group, shared: StudyResources) -> GroupResult:
     """Run one group and record its row.
 
     Raises:
@@ -132,14 +132,14 @@ def run(group: Group, shared: Shared) -> GroupResult:
     return dataclasses.replace(row, spool_id=record.spool_id)
 
 
-def _refresh_device(group: Group, shared: Shared) -> Group:
+def _refresh_device(group: Group, shared: StudyResources) -> Group:
     if not group.device.is_gpu or group.skip_reason is not None:
         return group
     try:
         device = nvml.with_state_now(group.device)
     except (ConfigError, NvmlError):  # the group meets the same, and its row says so
         return group
-    if change := MachineState.now(device).changes(MachineState.now(group.device)):
+    if change := MachineState.read(device).changes(MachineState.read(group.device)):
         shared.warn_once(
             f"{device.name} has changed since the study began ({change}): rows before and after are not compared; "
             "repeat the command with resume=true to run unfinished blocks again"
@@ -150,7 +150,7 @@ def _refresh_device(group: Group, shared: Shared) -> Group:
 class _Execution:
     """One group on its way through the stack; keeps what was seen, however it ends."""
 
-    def __init__(self, group: Group, record: SpoolRun, shared: Shared) -> None:
+    def __init__(self, group: Group, record: SpoolRun, shared: StudyResources) -> None:
         self.group, self.record, self.shared = group, record, shared
         self.batches: list[Sequence[JobState]] = []
         self.reason: str | None = None
@@ -209,7 +209,6 @@ class _Execution:
         return sum(state.bytes_to_read for state in self._states())
 
     def _keep_traceback(self, error: Exception, what: str) -> None:
-        """Keep where an error arose. What the machine refused, as on a full disk, says enough to a user itself."""
         level = logging.DEBUG if isinstance(error, OSError) else logging.ERROR
         log.log(level, "%s: %s", self.group.name, what, exc_info=error)
         with suppress(OSError):
@@ -357,7 +356,6 @@ class _Execution:
         return JobStart(job=job, slot=slot, starter=spawn, profiler=profiler.name)
 
     def _note_missing_reports(self, profiler: Profiler, states: Sequence[JobState]) -> None:
-        """Say which jobs ended well and left no report of their profiler, which is not their fault."""
         profiled = [state for state in states if state.profiler is not None and state.ended_well]
         without = [state.job.name for state in profiled if profiler.report(state.folder) is None]
         if without:
@@ -400,7 +398,6 @@ class _Execution:
 
     @contextmanager
     def _measure_overhead(self) -> Iterator[None]:
-        """Measure the CPU time of this process, its samplers' programs and the sender."""
         before_s, begin_ns = self._cpu_s(), time.monotonic_ns()
         try:
             yield

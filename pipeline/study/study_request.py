@@ -102,13 +102,7 @@ def read_request(
     *,
     is_sweep: bool,
 ) -> StudyRequest:
-    """Read and check the configurations of a study.
-
-    Args:
-        composed: one a combination.
-        stack: what ends its tracking process and its simulated machine.
-        take_sender: gives the tracking process.
-        is_sweep: whether they are a sweep, which has baselines of its own.
+    """Read and check the configurations of a study, one a combination; `stack` ends the processes that this starts.
 
     Raises:
         ConfigError: no study can be made of them.

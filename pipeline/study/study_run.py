@@ -44,7 +44,7 @@ _AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
 _SIGNAL_EARLY_S = 90.0
 
 
-class Study:
+class StudyRun:
     """A plan on its way through the machine."""
 
     def __init__(self, request: StudyRequest, inventory: Inventory, plan: Plan, *, waited_s: float) -> None:
@@ -131,7 +131,6 @@ class Study:
             )
 
     def _describe_limit(self, elapsed_s: float) -> str:
-        """Say that the time limit is near, if it is: Slurm signals a task up to a minute before it was asked to."""
         limit_s = self.config.time_limit_s
         is_near = limit_s is not None and limit_s - elapsed_s - self.waited_s < _SIGNAL_EARLY_S
         return f", near the end of its time (time_limit_s={limit_s:g})" if is_near else ""
@@ -148,7 +147,6 @@ class Study:
         return facts
 
     def _list_own_files(self) -> set[Path]:
-        """Return what is written beside the store: a simulated machine, and what a launcher puts by its plan file."""
         machine = {self.request.simulated.file} if self.request.simulated is not None else set()
         files = machine | {file.with_name(f"{file.name}.bin") for file in machine}
         if self.config.plan_file is not None:
@@ -188,7 +186,7 @@ class Study:
 
         servers = executor.warm_start(groups, self.inventory.interpreters, is_enabled=self.config.warm_start)
         with UndoStack() as stack:
-            shared = executor.Shared(
+            shared = executor.StudyResources(
                 interpreters=self.inventory.interpreters,
                 spool=self.spool,
                 sender=self.sender,
@@ -261,7 +259,6 @@ class Study:
         self.spool.remove_if_empty()
 
     def _say_what_waits(self) -> bool:
-        """Say what is not in the store yet, and how it gets there; returns whether all of this study is."""
         unsent, late = len(self.sender.unsent), len(self.spool.unsent_amendments())
         of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
         if unsent or late:

@@ -45,15 +45,7 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
 def show_where(
     experiment: str, tracking: TrackingConfig, sender: Sender, root: Path, failed: Mapping[str, str] | None = None
 ) -> None:
-    """Print the commands that write the report and open MLflow's page, and links to runs of groups that failed.
-
-    Args:
-        experiment: of the study.
-        tracking: where its results are.
-        sender: which has the store open.
-        root: folder of the local store.
-        failed: names of groups by their runs.
-    """
+    """Print the commands that write the report and open MLflow's page, and links to `failed` groups, by their runs."""
     where = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
     where = [] if where == [f"--root={TrackingConfig().root}"] else where
     command = entry_points.spell("report", f"--experiment={experiment}", *where)

@@ -148,7 +148,6 @@ def model_called(text: str) -> str:
 
 @cache
 def _rows() -> tuple[tuple[Model, tuple[str, ...]], ...]:
-    """Return each model, and all its names in lower case with `_`."""
     table = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
     return tuple(
         (_model(key, row), (_plain(key), *row["aliases"], *map(_plain, row["product"]))) for key, row in table.items()

@@ -98,7 +98,6 @@ def _rate(window: WindowKind, unit: str, figures: Mapping[str, float]) -> float 
 
 
 def _compare_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
-    """Compute the worst slowdown of the latencies; absent unless known of every service."""
     slowdowns = {}
     for name, latency in _OF_LATENCY.items():
         served = [job for job in jobs if services.MEAN in job.together or services.MEAN in job.alone]

@@ -16,11 +16,7 @@ _MAX_PATH_BYTES = 4095
 
 
 def config_folders(arguments: Sequence[str] | None = None) -> list[Path]:
-    """Return the folders that choices are looked for in: the project's own, and those of `--config-dir`.
-
-    Args:
-        arguments: those of this process if not given.
-    """
+    """Return the folders of choices: the project's own, and those of `--config-dir`, by default in this process."""
     words = list(itertools.takewhile(lambda word: word != "--", sys.argv[1:] if arguments is None else arguments))
     folders = [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
     folders += [word.partition("=")[2] for word in words if word.startswith(("--config-dir=", "-cd="))]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FolderContent:
     """The content of a folder: regular files, the deepest last, and what is neither file nor folder."""
 
     files: tuple[Path, ...]
@@ -71,7 +71,7 @@ def read_line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
             yield rest
 
 
-def list_files(folder: Path, without: Collection[Path] = ()) -> Found:
+def list_files(folder: Path, without: Collection[Path] = ()) -> FolderContent:
     """List everything below a folder but some paths; links and what cannot be read are not followed."""
     files: list[Path] = []
     others: list[Path] = []
@@ -89,4 +89,4 @@ def list_files(folder: Path, without: Collection[Path] = ()) -> Found:
                         (files if entry.is_file(follow_symlinks=False) else others).append(path)
         except OSError:
             continue  # gone, or not ours to read
-    return Found(tuple(sorted(files, key=lambda path: (len(path.parts), path))), tuple(sorted(others)))
+    return FolderContent(tuple(sorted(files, key=lambda path: (len(path.parts), path))), tuple(sorted(others)))

@@ -124,7 +124,6 @@ def _judge_words(name: str) -> Secrecy:
 
 
 def _judge_noun(noun: str, before: str, *, is_variable: bool) -> Secrecy:
-    """Judge a name by its last word and the one before it; `is_variable` is one in capitals."""
     match noun:
         case "token" | "key":
             return _judge_unless(before, _NO_TOKEN if noun == "token" else _NO_KEY)

@@ -93,7 +93,6 @@ def mask_diff(text: str) -> str:
 
 
 def _mask_file(text: str) -> str:
-    """Replace the secrets in what a diff says of one file, or in what stands before the first."""
     changed = _CHANGED.match(text)
     head, start, hunks = text.partition("\n@@ ")
     if changed is None or not start:
@@ -104,7 +103,6 @@ def _mask_file(text: str) -> str:
 
 
 def _mask_defaults(text: str) -> str:
-    """Replace the defaults of arguments that are secrets: `add_argument("--token", default="...")`."""
     for match in reversed(list(_DEFAULT.finditer(text))):
         secrecy = secrecy_of(match["name"])
         span = _literal(text, match.end())
@@ -150,7 +148,6 @@ def _secrecy_in(text: str, match: re.Match[str]) -> Secrecy:
 
 
 def _is_pair(match: re.Match[str]) -> bool:
-    """Tell whether what follows a name is its value: after a comma, that of a flag or of a variable."""
     return match["between"].strip() != "," or bool(match["dashes"]) or match["name"].isupper()
 
 
@@ -261,7 +258,6 @@ class _Value:
         return _trim_closing(text, start, end)
 
     def _is_whole_line(self) -> bool:
-        """Tell whether this is a line of YAML or of an INI file, in which a value may hold spaces."""
         is_apart = self._match["between"] != self._between and self._between in ("=", ":")
         if not is_apart or self._style is not Style.PLAIN:
             return False
@@ -269,7 +265,6 @@ class _Value:
 
 
 def _trim_closing(text: str, start: int, end: int) -> int:
-    """Leave brackets and commas out that close what the value stands in, and not what it begins."""
     while end > start + 1 and text[end - 1] in ",;)]}>":
         opening = {")": "(", "]": "[", "}": "{", ">": "<"}.get(text[end - 1])
         if opening is not None and text.count(opening, start, end) >= text.count(text[end - 1], start, end):

@@ -65,7 +65,6 @@ def mask_words(words: Sequence[str], *, has_headers: bool = True) -> list[str]:
 
 
 def _secrecy_of_next(word: str, before: str, options: Sequence[str], *, has_headers: bool) -> Secrecy:
-    """Judge what follows a word: the value of an option, of a variable that is set, or of a header."""
     if word in options:
         return Secrecy.CERTAIN
     if (flag := _FLAG.fullmatch(word)) is not None:

@@ -153,11 +153,11 @@ def seconds_left(units: Sequence[Unit], runs: Sequence[Told]) -> float | None:
 
 
 def _unit(number: int, model: str, size: int, runs: Sequence[Told]) -> Unit:
-    states = merge_same(MachineState.of(run.facts) for run in runs)
+    states = merge_same(MachineState.from_facts(run.facts) for run in runs)
     attempts: dict[MachineState, list[Told]] = defaultdict(list)
     counting = skips.drop_superseded(reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result")))
     for run in reversed(counting):
-        attempts[states[MachineState.of(run.facts)]].append(run)
+        attempts[states[MachineState.from_facts(run.facts)]].append(run)
     if not attempts:
         return Unit(number=number, model=model, state=NOT_BEGUN, num_groups=size, results={})
     ended = {origin: Counter(_endings(members).values()) for origin, members in attempts.items()}

@@ -54,7 +54,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
                 name=run.info.run_name,
                 block=tags.get(Tag.BLOCK),
                 result=Result(result),
-                facts=dict(MachineState.of(facts_of(tags)).facts),
+                facts=dict(MachineState.from_facts(facts_of(tags)).facts),
                 run_id=run.info.run_id,
                 spool_id=tags.get(Tag.SPOOL_ID),
                 metrics=figures_of(run),

@@ -100,8 +100,6 @@ def _compare_options(original: Original, group: Group) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
-    """A program as it was recorded: path of its script, digests of its files by name, and what it was given."""
-
     script: str
     sources: dict[str, str]
     params: dict[str, str]
@@ -173,7 +171,6 @@ def _compare_requests(original: Original, group: Group, inventory: Inventory) ->
 
 
 def _map_requests(request: Iterable[str]) -> dict[str, str]:
-    """Map what is asked for by the normalised name of the package; a path or an address stands for itself."""
     names = {line: re.match(r"(?:[\w./-]+::)?([A-Za-z0-9][\w.-]*)(?![\w./:-])", line) for line in request}
     return {re.sub("[-_.]+", "-", name[1]).lower() if name else line: line for line, name in names.items()}
 

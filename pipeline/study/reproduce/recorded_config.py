@@ -91,7 +91,6 @@ def _list_keys(node: type[Any]) -> set[str]:
 
 
 def _list_targets(group: str, node: type[Any]) -> set[str]:
-    """Return the classes that the YAMLs of a config group name which extend the node."""
     yamls: list[Any] = [OmegaConf.load(file) for file in (PROJECT_DIR / "conf" / group).glob("*.yaml")]
     return {yaml["_target_"] for yaml in yamls if f"/schema/{node.NODE}@_here_" in yaml.get("defaults", ())}
 

@@ -189,7 +189,6 @@ def _select(config: DictConfig, key: str) -> Any:
 
 
 def _build_from_locks(config: DictConfig, original: Original, stack: UndoStack) -> None:
-    """Let environments that are built from a file be built from the lock that the original recorded."""
     if "file" not in config.env or not original.job_locks:
         return
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="colloc-locks-")))
