@@ -49,12 +49,12 @@ def is_within(name: str, args: argparse.Namespace) -> bool:
     """Print the line of an operation; return whether program and loop are equally fast; a GPU may lack fp8."""
     ours, theirs = [], []
     for _ in range(args.rounds):
-        rates, refused = run(program_of(name, args))
+        rates, refused = run(build_argv(name, args))
         if refused:
             sys.stdout.write(f"{name:14} {refused}\n")
             return name == "fp8_tensor"
         ours += rates
-        theirs += run([sys.executable, "-m", "benchmarks.microbenchmarks", *asked(args), "--plain", name])[0]
+        theirs += run([sys.executable, "-m", "benchmarks.microbenchmarks", *list_flags(args), "--plain", name])[0]
     ratio = statistics.median(ours) / statistics.median(theirs)
     unit = UNITS.get(name, "turns/s" if name in PARTICLES else "TFLOP/s")
     figures = f"{statistics.median(ours):12.6g} {statistics.median(theirs):12.6g} {ratio:7.3f}"
@@ -64,7 +64,7 @@ def is_within(name: str, args: argparse.Namespace) -> bool:
     return abs(ratio - 1) <= WITHIN
 
 
-def program_of(name: str, args: argparse.Namespace) -> list[str]:
+def build_argv(name: str, args: argparse.Namespace) -> list[str]:
     """Return the command line of the program that does an operation."""
     if name in PARTICLES:
         what = [str(PROGRAMS / "particles.py"), "--dimensions", name.removeprefix("particles_").removesuffix("d")]
@@ -73,7 +73,7 @@ def program_of(name: str, args: argparse.Namespace) -> list[str]:
     return [sys.executable, *what, "--device", "cpu" if args.tiny else "cuda", *lengths(args)]
 
 
-def asked(args: argparse.Namespace) -> list[str]:
+def list_flags(args: argparse.Namespace) -> list[str]:
     """Return the flags that the plain loop shares with this run."""
     return [*lengths(args), *(["--tiny"] if args.tiny else [])]
 
@@ -106,7 +106,7 @@ def plain(name: str, steps: int, epochs: int, device: str) -> Iterator[float]:
         calls = particles.CALLS[device]
     else:
         size = operations.SIZES[device]
-        calls = operations.calls_of(name, torch.device(device))
+        calls = operations.count_calls(name, torch.device(device))
         call, work = (chain if name in CHAINS else loop)(name, device, size)
 
     def synchronize() -> None:
@@ -183,7 +183,7 @@ def tracking(name: str, device: str) -> tuple[Callable[[], object], float]:
     import torch
 
     from workloads import particles
-    from workloads.rates.tracking import CAVITY, CELLS, DRIFT, SLIPPAGE, STRENGTH, Lattice, track
+    from workloads.rates.particle_tracking import CAVITY, CELLS, DRIFT, SLIPPAGE, STRENGTH, Lattice, track
 
     number, turns, is_6d = particles.PARTICLES[device], particles.TURNS[device], name == "particles_6d"
     state = 1e-4 * torch.randn(6, number, dtype=torch.float64, device=device)

@@ -52,7 +52,7 @@ def run(*arguments: str, root: Path) -> float:
     return time.monotonic() - begin
 
 
-def added(folder: Path, runs: int) -> list[str]:
+def run_scripts(folder: Path, runs: int) -> list[str]:
     """Seconds from the command to its exit, beyond those of the job itself."""
     script = folder / "sleep.py"
     script.write_text(f"import time; time.sleep({SLEEP_S})\n")
@@ -186,7 +186,7 @@ def _paired(root: Path, workload: str, degree: int, scenario: str, options: argp
         f"tracking.experiment={EXPERIMENT}",
         *options.override,
     ]
-    job = job_of(overrides)
+    job = plan_job(overrides)
     window = {"settle_s": options.settle, "seconds": options.seconds}
     rates: dict[str, list[float]] = {"bare": [], "orchestrator": [], "bare again": []}
     peaks: dict[str, list[float | None]] = {side: [] for side in rates}
@@ -231,7 +231,7 @@ def _spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f} - {max(values):.3f})"
 
 
-def job_of(overrides: list[str]) -> Workload:
+def plan_job(overrides: list[str]) -> Workload:
     """What each job of this configuration runs."""
     schema.register()
     with initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
@@ -262,7 +262,7 @@ def main() -> None:
         elif options.what == "scripts":
             lines = scripts(folder, options)
         else:
-            lines = {"added": added, "gap": gap}[options.what](folder, options.runs)
+            lines = {"added": run_scripts, "gap": gap}[options.what](folder, options.runs)
     print("\n".join(lines))
 
 

@@ -35,7 +35,7 @@ GPU = "a100_80gb"
 _RATE_MU, _RATE_SIGMA = 0.3, 0.6
 
 
-def made_up(num_services: int, seed: int) -> tuple[dict[str, Any], Profile]:
+def make_profile(num_services: int, seed: int) -> tuple[dict[str, Any], Profile]:
     """Services as their file has them, and a profile of them."""
     chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
     sizes = {each.name: each.compute_slices for each in partitions.slice_profiles(profiles.load_model(GPU))}
@@ -77,15 +77,15 @@ def scenario(number: int) -> dict[str, Any]:
     return {"services": services, "latency_share": 0.45}
 
 
-def measured(command: str, folder: Path, demand: dict[str, Any], *options: str) -> tuple[dict[str, Any], str]:
+def time_command(command: str, folder: Path, demand: dict[str, Any], *options: str) -> tuple[dict[str, Any], str]:
     """What a command of the planner prints, and what it took."""
     services = folder / "services.yaml"
     services.write_text(yaml.safe_dump(demand), encoding="utf-8")
     about = ("--profile", str(folder / "profile.csv"), "--gpu", f"simulated_{GPU}")
-    return timed(folder, command, str(services), *options, *about)
+    return time_call(folder, command, str(services), *options, *about)
 
 
-def timed(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+def time_call(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     """The same of a command with all its arguments."""
     argv = [sys.executable, "-m", "pipeline.planner", *arguments, "--json"]
     begin = time.monotonic()
@@ -100,24 +100,24 @@ def timed(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
         return json.load(out), f"{seconds:.1f} s, {cpu_s:.1f} s of CPU time, {usage.ru_maxrss / 1024:.0f} MiB"
 
 
-def of_parvagpu(folder: Path) -> None:
+def time_parvagpu(folder: Path) -> None:
     """The four scenarios."""
     profile.write(folder / "profile.csv", parvagpu.read(PARVAGPU))
     begin = time.monotonic()
     for number in range(4):
-        plan, took = measured("serve", folder, scenario(number))
+        plan, took = time_command("serve", folder, scenario(number))
         print(f"ParvaGPU {number + 1}: {_planned(plan)}, {took}")
     print(f"ParvaGPU, all four: {time.monotonic() - begin:.1f} s")
 
 
-def of_services(folder: Path, num_services: int, seed: int, methods: bool) -> None:
+def time_services(folder: Path, num_services: int, seed: int, methods: bool) -> None:
     """Services that are made up: the exact plan, and what other methods find."""
-    demand, made = made_up(num_services, seed)
+    demand, made = make_profile(num_services, seed)
     profile.write(folder / "profile.csv", made)
-    plan, took = measured("serve", folder, demand)
+    plan, took = time_command("serve", folder, demand)
     print(f"{num_services} services, {len(made.rows)} rows: {_planned(plan)}, {took}")
     if methods:
-        compared, _ = measured("compare", folder, demand)
+        compared, _ = time_command("compare", folder, demand)
         for row in compared["methods"]:
             over = (
                 "no plan"
@@ -127,16 +127,16 @@ def of_services(folder: Path, num_services: int, seed: int, methods: bool) -> No
             print(f"  {row['method']:10} {row['num_gpus'] or '-':>5} GPUs, {over}, {row['seconds']:.2f} s")
 
 
-def of_change(folder: Path, num_services: int, seed: int) -> None:
+def time_change(folder: Path, num_services: int, seed: int) -> None:
     """The plan that changes least, after every rate has changed by up to a tenth."""
-    demand, made = made_up(num_services, seed)
+    demand, made = make_profile(num_services, seed)
     profile.write(folder / "profile.csv", made)
     today = folder / "today.json"
-    measured("serve", folder, demand, "--out", str(today))
+    time_command("serve", folder, demand, "--out", str(today))
     chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
     for service in demand["services"]:
         service["rate_per_s"] *= chance.uniform(0.9, 1.1)
-    plan, took = measured("serve", folder, demand, "--from", str(today))
+    plan, took = time_command("serve", folder, demand, "--from", str(today))
     change = plan["details"]["changes"]
     proved = "proved to be the least" if change["is_least"] else f"at least {change['at_least']} changes are needed"
     print(
@@ -145,19 +145,19 @@ def of_change(folder: Path, num_services: int, seed: int) -> None:
     )
 
 
-def of_transition(folder: Path, num_services: int, seed: int) -> None:
+def time_transition(folder: Path, num_services: int, seed: int) -> None:
     """From the plan of made-up services to the one for other rates, which shares nothing with it on purpose."""
-    demand, made = made_up(num_services, seed)
+    demand, made = make_profile(num_services, seed)
     profile.write(folder / "profile.csv", made)
     plans = [str(folder / "today.json"), str(folder / "tomorrow.json")]
     chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
     num_gpus = []
     for path in plans:
-        num_gpus.append(str(measured("serve", folder, demand, "--out", path)[0]["num_gpus"]))
+        num_gpus.append(str(time_command("serve", folder, demand, "--out", path)[0]["num_gpus"]))
         for service in demand["services"]:
             service["rate_per_s"] *= chance.uniform(0.7, 1.3)
     for spare in (1, 8):
-        found, took = timed(folder, "transition", *plans, "--spare", str(spare))
+        found, took = time_call(folder, "transition", *plans, "--spare", str(spare))
         print(
             f"transition from {num_gpus[0]} to {num_gpus[1]} GPUs, {spare} spare: {len(found['steps'])} steps, at most "
             f"{found['longest_chain']} one after another, checked; {took}"
@@ -178,13 +178,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if options.services:
-            of_services(folder, options.services, options.seed, methods=True)
+            time_services(folder, options.services, options.seed, methods=True)
             return
-        of_parvagpu(folder)
-        of_services(folder, 100, options.seed, methods=True)
-        of_change(folder, 100, options.seed)
-        of_transition(folder, 72, options.seed)
-        of_services(folder, 1000, options.seed, methods=False)
+        time_parvagpu(folder)
+        time_services(folder, 100, options.seed, methods=True)
+        time_change(folder, 100, options.seed)
+        time_transition(folder, 72, options.seed)
+        time_services(folder, 1000, options.seed, methods=False)
 
 
 if __name__ == "__main__":

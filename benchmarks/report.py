@@ -46,7 +46,7 @@ _RUN_COLUMNS = (
 )
 
 
-def planned(num_runs: int) -> Iterator[tuple[int, str, str, int]]:
+def plan_groups(num_runs: int) -> Iterator[tuple[int, str, str, int]]:
     """Block, workload, scenario and degree of each group: blocks of every workload in every mode."""
     block = [
         (workload, scenario, degree)
@@ -87,7 +87,7 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
         content["latest_metrics"] += [(key, value, 1, 0, 0, run_id) for key, value in metrics.items()]
 
     table: Path | None = None
-    for number, (block, workload, scenario, degree) in enumerate(planned(num_runs)):
+    for number, (block, workload, scenario, degree) in enumerate(plan_groups(num_runs)):
         run_id, start_ms = f"{machine:08x}{number:016x}{0:08x}", _START_MS + 10_000 * number
         rate = 1000 * _SPEED[scenario] / degree * (1 + 0.001 * (number % 7)) if degree > 1 else 1000.0
         common = {

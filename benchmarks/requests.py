@@ -27,8 +27,8 @@ from typing import NamedTuple
 from pipeline.launch import requests
 from pipeline.observe import latency
 from workloads import client
-from workloads.serving.arrivals import Answer, AnyRequest, ClosedLoop, OpenLoop
-from workloads.serving.server import Batching, Server
+from workloads.serving.arrivals import Answer, AnyRequest, ArrivalProcess, ClosedLoop, OpenLoop
+from workloads.serving.batch_server import Batching, BatchServer
 
 MILLION = 1_000_000
 
@@ -45,7 +45,7 @@ class Job(client.Job):
     def stopping(self) -> bool:
         return time.monotonic_ns() >= self.end_ns
 
-    def recorded(self, folder: Path) -> requests.Requests:
+    def read_requests(self, folder: Path) -> requests.Requests:
         """What it has recorded, as the orchestrator reads it."""
         self._write_requests()
         found = requests.read(folder / client.REQUESTS_FILE)
@@ -91,8 +91,8 @@ def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int
     """Send requests to a fake service."""
     with _folder() as folder:
         job, before = Job(folder), _children_s()
-        with OpenLoop(job, arrival, rate, seed, 0) as arrivals:
-            server = Server(job, arrivals, Fake(service_s), Batching())
+        with OpenLoop(job, ArrivalProcess(kind=arrival, rate_per_s=rate, seed=seed)) as arrivals:
+            server = BatchServer(job, arrivals, Fake(service_s), Batching())
             time.sleep(0.2)
             start_ns = time.monotonic_ns() + 50_000_000
             window = (start_ns, start_ns + int(seconds * 1e9))
@@ -101,7 +101,7 @@ def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int
             server.serve(0)
             server.drain()
         share = (_children_s() - before) / seconds
-        found = job.recorded(folder)
+        found = job.read_requests(folder)
         figures = latency.figures(found, window, is_rate_given=True)
         if late := latency.late_generator(found, window):
             print(f"flagged: {late}")
@@ -166,14 +166,14 @@ def _perfect(found: requests.Requests, service_ns: int) -> requests.Requests:
 def waiting_quantile(load: float, share: float) -> float:
     """Of the time in the queue of M/D/1, in services. Source: Erlang (1909), the series of its distribution."""
 
-    def at_most(t: float) -> float:
+    def count_at_most(t: float) -> float:
         terms = ((-load * (t - k)) ** k / math.factorial(k) * math.exp(load * (t - k)) for k in range(int(t) + 1))
         return (1 - load) * sum(terms)
 
     low, high = 0.0, 20.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if at_most(middle) < share else (low, middle)
+        low, high = (middle, high) if count_at_most(middle) < share else (low, middle)
     return high
 
 
@@ -185,7 +185,7 @@ def record(options: argparse.Namespace) -> None:
             begin = time.perf_counter()
             for number in range(MILLION):
                 job.request(t_ns + number, t_ns + number, t_ns + number, t_ns + number + 1000)
-            job.recorded(folder)
+            job.read_requests(folder)
             each_us = (time.perf_counter() - begin) / MILLION * 1e6
             code = (
                 "import resource, sys, time; from pathlib import Path; begin = time.perf_counter()\n"
@@ -200,32 +200,33 @@ def record(options: argparse.Namespace) -> None:
             print(f"recorded in {each_us:.2f} us each; a million judged in {judged.stdout.strip()}", flush=True)
 
 
-def closed(options: argparse.Namespace) -> None:
+def compare_closed_loop(options: argparse.Namespace) -> None:
     """What a request of one client takes in `infer.py`, beside a few lines around the same model: every other request.
 
     On the CPU, that is CPU time of the thread: others that use the machine then change little.
     """
     import torch
 
-    from workloads import infer
+    from workloads import infer, program
+    from workloads.serving.options import Infer
 
-    args, device = infer.parse(options.model.split()), torch.device(options.device)
+    args, device = program.parse(Infer, options.model.split()), torch.device(options.device)
     torch.set_num_threads(args.threads or torch.get_num_threads())
     clock_ns = time.thread_time_ns if device.type == "cpu" else time.perf_counter_ns
     model = infer.build_model(args, device)
     inputs = infer.make_inputs(args, model, device)
     with _folder() as folder:
         job = Job(folder)
-        arrivals = ClosedLoop(job, 1, 0)
-        answers = infer.build_answers(args, job, model, inputs, device)
-        server = Server(job, arrivals, answers, Batching())
+        arrivals = ClosedLoop(job, ArrivalProcess(kind="closed"))
+        inference = infer.build_inference(args, job, model, inputs, device)
+        server = BatchServer(job, arrivals, inference, Batching())
         arrivals.begin(time.monotonic_ns())
         for _ in range(options.runs):
             plain, ours = [], []
             for number in range(options.requests):
                 begin = clock_ns()
                 with torch.no_grad():
-                    model(inputs.values[inputs.rows(number % 8, 1)].to(device, non_blocking=True)).cpu()
+                    model(inputs.tensor[inputs.rows(number % 8, 1)].to(device, non_blocking=True)).cpu()
                 plain.append(clock_ns() - begin)
                 begin, before = clock_ns(), server.num_answered
                 server.serve(before + 1)
@@ -253,7 +254,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", default=tiny, help="arguments of infer.py")
     options = parser.parse_args()
-    {"generator": generator, "record": record, "queue": queue, "closed": closed}[options.what](options)
+    {"generator": generator, "record": record, "queue": queue, "closed": compare_closed_loop}[options.what](options)
 
 
 if __name__ == "__main__":

@@ -94,13 +94,13 @@ class Place:
             time.sleep(0.01)
 
 
-def committed_experiment(place: Place) -> list[int]:
+def run_committed_experiment(place: Place) -> list[int]:
     """A committed experiment, rehearsed."""
     instead = ["scenario=naive,mps,mig", "repeats=1"]
     return [place.study("+experiment=robroek_quick", "+rehearse=tiny", *instead)]
 
 
-def simulated_mig(place: Place) -> list[int]:
+def run_simulated_mig(place: Place) -> list[int]:
     """Every way to share, and a mix that no partition holds, on a simulated GPU."""
     common = [GPU, "workload=tiny", *SHORT]
     sweep = place.study("-m", "scenario=serial,naive,mps,mps_percent,mig,mig_mps", "degree=2,3", *common)
@@ -147,7 +147,7 @@ def kill_and_clean(place: Place) -> list[int]:
 
 
 STUDIES: dict[str, Callable[[Place], list[int]]] = {
-    each.__name__: each for each in (committed_experiment, simulated_mig, script, server_away, kill_and_clean)
+    each.__name__: each for each in (run_committed_experiment, run_simulated_mig, script, server_away, kill_and_clean)
 }
 
 
@@ -182,7 +182,7 @@ class Rules:
         return head + dot + self.renamed.get(last, last)
 
 
-def described(folder: Path, rules: Rules) -> dict[str, Any]:
+def describe(folder: Path, rules: Rules) -> dict[str, Any]:
     """A study's results without what time and place decide: comparable values by what they are of."""
     found: dict[str, Any] = {"statuses": json.loads((folder / "statuses.json").read_text(encoding="utf-8"))}
     for database in sorted(folder.rglob("mlflow.db")):
@@ -238,7 +238,7 @@ def compare(before: Path, after: Path, rules: Rules) -> int:
     """Print what differs; returns how many differences there are."""
     count = 0
     for folder in sorted(path for path in before.iterdir() if path.is_dir()):
-        old, new = described(folder, rules), described(after / folder.name, Rules(renamed={}, without=rules.without))
+        old, new = describe(folder, rules), describe(after / folder.name, Rules(renamed={}, without=rules.without))
         differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
         for key in differing:
             print(f"{folder.name}: {key}")

@@ -132,7 +132,7 @@ def plan(_: Path) -> list[str]:
     return ["| groups | time, s |", "|---|---|", f"| {num} | {took_s:.1f} |"]
 
 
-def sending(folder: Path, uri: str) -> list[str]:
+def measure_sending(folder: Path, uri: str) -> list[str]:
     """Seconds from the end of a group until a server has all of it, with many workers; what is left in their spools."""
     experiment = f"sending-{time.strftime('%Y%m%dT%H%M%S')}"
     group = _finished_group(folder)
@@ -262,7 +262,7 @@ def main() -> None:
     if (options.uri is None) == (options.what == "sending"):
         parser.error("--uri belongs to sending")
     measures: dict[str, Callable[[Path], list[str]]]
-    measures = {"gpus": gpus, "status": status, "plan": plan, "sending": partial(sending, uri=options.uri)}
+    measures = {"gpus": gpus, "status": status, "plan": plan, "sending": partial(measure_sending, uri=options.uri)}
     with tempfile.TemporaryDirectory() as folder:
         sys.stdout.write("\n".join(measures[options.what](Path(folder))) + "\n")
 

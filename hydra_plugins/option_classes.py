@@ -16,7 +16,7 @@ _SCHEMA = re.compile(r"schema/((?:\w+\.)+\w+?)(?:\.yaml)?")
 
 
 class OptionClasses(ConfigSource):
-    """Finds classes by their dotted names, as schemas."""
+    """A source of classes, by their dotted names, as schemas."""
 
     @staticmethod
     def scheme() -> str:
@@ -35,14 +35,14 @@ class OptionClasses(ConfigSource):
         return []
 
     def load_config(self, config_path: str) -> ConfigResult:
-        found = _SCHEMA.fullmatch(config_path.removesuffix(".yaml"))
-        assert found is not None
-        node = option_loader.make_node(found[1])
+        match = _SCHEMA.fullmatch(config_path.removesuffix(".yaml"))
+        assert match is not None
+        node = option_loader.make_node(match[1])
         return ConfigResult(provider=self.provider, path=self.full_path(), config=node, header={"package": None})
 
 
 class OptionClassesPath(SearchPathPlugin):
-    """Puts the option classes on the search path."""
+    """The entry of the option classes in the search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("collocation", "options://")

@@ -1,13 +1,13 @@
 """A Hydra sweep as one study: every job of the sweep is composed, and all of them go to one plan and one executor.
 
 Hydra takes plugins only from the namespace package `hydra_plugins` (no `__init__.py`) beside `run.py`. Its basic
-launcher would run each job blind to the others: baselines measured again and again, repeats not interleaved, and no
-one knowing how long is left. An experiment file may give `blocks`, a union of grids: each is crossed with the grid of
-the command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the command line: so
-`+rehearse=tiny` makes small what any experiment asks for, its workloads among it (`hydra.sweeper.small`,
-`pipeline/plan/small_workloads.py`). `hydra/launcher=gpus` and `slurm` hand out the units of the study to workers
-(`worker`), and
-`beside` measures what work on other GPUs costs. Launchers of others make every job a study of its own.
+launcher would run the jobs one by one: with baselines measured again for each, repeats not interleaved, and no
+estimate of the time. An experiment file may give `blocks`, a union of grids: each is crossed with the grid of the
+command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the command line: so
+`+rehearse=tiny` makes any experiment small, and its workloads too (`hydra.sweeper.small`,
+`pipeline/plan/small_workloads.py`).
+`hydra/launcher=gpus` and `slurm` hand out the shards of the study to workers (`worker`), and `beside` measures the cost
+of work on other GPUs. Other launchers make every job a study of its own.
 """
 
 # No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
@@ -38,7 +38,7 @@ from pipeline.plan import command_line, hydra_errors, override_remedy, overrides
 from pipeline.record import invocation
 from pipeline.scale.options import SlurmOptions
 
-_ONE = ("experiment", "rehearse")
+_NOT_SWEPT = ("experiment", "rehearse")
 """Groups whose files decide over what is swept, and cannot be swept themselves."""
 _BLOCKS = "blocks"
 _EITHER = {"degree": "mix", "mix": "degree"}
@@ -46,7 +46,7 @@ _EITHER = {"degree": "mix", "mix": "degree"}
 
 
 class StudySweeper(Sweeper):
-    """Expands the command line and the blocks of an experiment file into jobs, and launches all of them at once."""
+    """A sweeper that expands command line and blocks into jobs, and launches all of them at once."""
 
     def __init__(self, instead: dict[str, Any], small: dict[str, Any]) -> None:
         self.instead, self.small = instead, small
@@ -71,25 +71,25 @@ class StudySweeper(Sweeper):
         return [returns]
 
     def expand(self, arguments: list[str]) -> list[list[str]]:
-        """The overrides of every combination; the command line wins over a block's value of the same key."""
+        """Return the overrides of every combination; the command line wins over a block's values."""
         assert self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         typed = [override for override in parser.parse_overrides(list(arguments)) if not _is_of_blocks(override)]
-        if several := next((each for each in typed if each.key_or_group in _ONE and each.is_sweep_override()), None):
-            raise ConfigError(
-                f"{several.input_line}: the blocks of one would be lost; start a study for each {several.key_or_group}"
-            )
-        given = [override.get_key_element().lstrip("+~") for override in typed]
-        instead = _left_by(given, self.instead)
+        swept = [override for override in typed if override.is_sweep_override() and override.key_or_group in _NOT_SWEPT]
+        if swept:
+            group = swept[0].key_or_group
+            raise ConfigError(f"{swept[0].input_line} would lose the blocks of one; start a study for each {group}")
+        keys = [override.get_key_element().lstrip("+~") for override in typed]
+        instead = _drop_overridden(keys, self.instead)
         jobs: list[list[str]] = []
-        for block in _that_take(given, self.blocks) or [{}]:
-            grid = {**_left_by([*given, *instead], block), **instead}
+        for block in _select_blocks(keys, self.blocks) or [{}]:
+            grid = {**_drop_overridden([*keys, *instead], block), **instead}
             jobs += overrides.list_combinations(
                 [*parser.parse_overrides([_as_override(*item) for item in grid.items()]), *typed]
             )
         if not jobs:
             none = next((word for word in arguments if "glob(" in word or "range(" in word), " ".join(arguments))
-            raise ConfigError(f"{none}: there are no such values, so that there is nothing to run")
+            raise ConfigError(f"{none} matches nothing, so there is nothing to run; name values that exist")
         return jobs
 
 
@@ -97,7 +97,7 @@ def _read_blocks(config: DictConfig) -> list[dict[str, Any]]:
     node = OmegaConf.select(config, _BLOCKS)  # None after ~blocks
     blocks: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node or []
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise ConfigError("blocks: must be a list of grids, as in 'blocks=[{scenario: mps, degree: 2}]'")
+        raise ConfigError("blocks must be a list of grids, as in 'blocks=[{scenario: mps, degree: 2}]'")
     return blocks
 
 
@@ -105,38 +105,31 @@ def _is_of_blocks(override: Override) -> bool:
     """Tell whether an override is one of the blocks, which are read from the composed configuration."""
     is_one = override.key_or_group.partition(".")[0] == _BLOCKS
     if is_one and override.is_sweep_override():
-        raise ConfigError(f"{override.input_line}: blocks are one list of grids; write 'blocks=[{{degree: 2}},...]'")
+        raise ConfigError(f"{override.input_line} is not one list of grids; write 'blocks=[{{degree: 2}},...]'")
     return is_one
 
 
-def _that_take(given: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The blocks that can run as many jobs as the command line says; all of them, which is an error, if none can."""
+def _select_blocks(keys: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the blocks that take the number of jobs of the command line; all of them, which is an error, if none."""
     for key, other in _EITHER.items():
         taking = [block for block in blocks if other not in block]
-        if key in given and taking and len(taking) < len(blocks):
-            words.say(f"note: {key} leaves out {len(blocks) - len(taking)} of {len(blocks)} blocks, which have {other}")
+        if key in keys and taking and len(taking) < len(blocks):
+            words.say(f"note: {key} skips the {len(blocks) - len(taking)} of {len(blocks)} blocks that set {other}")
             return taking
     return blocks
 
 
-def _left_by(given: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
-    """What is left of a block: without the keys that are given, and without the values inside what is given.
+def _drop_overridden(keys: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a block without these keys and those below them.
 
-    Who replaces `scenario` replaces the block's `scenario.profile` too, which the other scenario may not have.
+    To replace `scenario` replaces the block's `scenario.profile` too, which the other scenario may not have.
     """
-    places = [user_command.place_of(key) for key in given]
-    return {
-        key: value
-        for key, value in block.items()
-        if not any(
-            user_command.place_of(key) == place or user_command.place_of(key).startswith(f"{place}.")
-            for place in places
-        )
-    }
+    prefixes = tuple(f"{user_command.place_of(key)}." for key in keys)
+    return {key: grid for key, grid in block.items() if not f"{user_command.place_of(key)}.".startswith(prefixes)}
 
 
 def _as_override(key: str, value: Any) -> str:
-    """A text is what would be typed, such as several values; a list is one value, as it stands in the file."""
+    """Return an override: a text as typed, maybe with several values; a list as one value."""
     return f"{key}={value if isinstance(value, str) else override_values.format_override(value)}"
 
 
@@ -147,7 +140,7 @@ def _exit_unless_0(status: int) -> None:
 
 
 class StudyLauncher(Launcher):
-    """Composes each job and hands all of them to `pipeline.study`."""
+    """A launcher that composes all jobs and hands them to `pipeline.study`."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -155,23 +148,18 @@ class StudyLauncher(Launcher):
         self.composed: dict[tuple[str, ...], tuple[bytes, HydraConf | None]] = {}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the study.
-
-        Raises:
-            SystemExit: its exit status is not 0.
-        """
+        """Run the study; `SystemExit` if its exit status is not 0."""
         setup_globals()
         _exit_unless_0(self.execute([self.compose(list(overrides)) for overrides in job_overrides]))
         return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=0) for o in job_overrides]
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
-        """Run the study in this process, on one GPU."""
         from pipeline.study.execution import execute
 
         return execute(configs, is_sweep=True)
 
     def compose(self, words: list[str]) -> DictConfig:
-        """The configuration of one job.
+        """Return the configuration of one job.
 
         Reading and merging the files of a choice of groups takes 100 ms; many jobs of a sweep differ in values only,
         so each choice is composed once and the values are set in copies of it (1 ms: unpickling copies fastest).
@@ -186,7 +174,7 @@ class StudyLauncher(Launcher):
             with open_dict(composed):
                 del composed["hydra"], composed[_BLOCKS]
             self.composed[key] = pickle.dumps(composed), HydraConfig.instance().cfg
-        text, of_hydra = self.composed[key]
+        text, hydra_conf = self.composed[key]
         config: DictConfig = pickle.loads(text)  # noqa: S301  what was composed here
         values = [o for o in parsed if o not in choices and not o.get_key_element().startswith("hydra.")]
         try:
@@ -196,19 +184,19 @@ class StudyLauncher(Launcher):
                 raise
             chosen = " ".join(str(override.input_line) for override in choices)
             raise ConfigError(
-                f"{command_line.explain(error)} (the combination with {chosen}; what is typed is set in each, and "
-                "blocks of an experiment file give each its own settings)"
+                f"{command_line.explain(error)} (in the combination with {chosen}; use blocks of an experiment file "
+                "for settings of some combinations)"
             ) from error
-        if wanted := self.config.hydra.sweeper.get("small"):
+        if settings := self.config.hydra.sweeper.get("small"):
             fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}
-            small_workloads.make_small(config, fixed | set(self.config.hydra.sweeper.instead), wanted)
-        if b"${hydra:" in text or any("${hydra:" in str(each.value()) for each in values):
-            HydraConfig.instance().cfg = of_hydra  # by now it is that of the combination composed last
+            small_workloads.make_small(config, fixed | set(self.config.hydra.sweeper.instead), settings)
+        if b"${hydra:" in text or any("${hydra:" in str(override.value()) for override in values):
+            HydraConfig.instance().cfg = hydra_conf  # by now it is that of the combination composed last
             OmegaConf.resolve(config)
         return config
 
     def chooses_a_group(self, override: Override) -> bool:
-        """Whether the override picks a file of `conf/`, rather than setting a value."""
+        """Tell whether the override picks a file of `conf/`, rather than setting a value."""
         group = override.key_or_group
         if group not in self.is_group:
             self.is_group[group] = bool(self.hydra_context.config_loader.get_group_options(group))
@@ -216,7 +204,7 @@ class StudyLauncher(Launcher):
 
 
 class GpusLauncher(StudyLauncher):
-    """Hands out the units of a study to the GPUs of this host."""
+    """A launcher that hands out the shards of a study to the GPUs of this host."""
 
     def __init__(self, devices: Any) -> None:
         self.devices = devices
@@ -224,9 +212,9 @@ class GpusLauncher(StudyLauncher):
     def execute(self, configs: Sequence[DictConfig]) -> int:
         from pipeline.scale import gpus
 
-        return self.with_workers(configs, gpus.run)
+        return self.run_with_workers(configs, gpus.run)
 
-    def with_workers(self, configs: Sequence[DictConfig], engine: Callable[..., int]) -> int:
+    def run_with_workers(self, configs: Sequence[DictConfig], engine: Callable[..., int]) -> int:
         """Run the study by an engine that starts workers on the GPUs."""
         from pipeline.study.execution import execute
 
@@ -234,16 +222,16 @@ class GpusLauncher(StudyLauncher):
 
 
 class BesideLauncher(GpusLauncher):
-    """Measures each unit of a study on one GPU of this host alone, and while the others work."""
+    """A launcher that measures the shards of a study on one GPU of this host, alone and beside others."""
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
         from pipeline.scale import beside
 
-        return self.with_workers(configs, beside.run)
+        return self.run_with_workers(configs, beside.run)
 
 
 class WorkerLauncher(GpusLauncher):
-    """Runs the units of a study that the launcher of this process names, one after another."""
+    """A launcher that runs the shards that its parent process names, one after another."""
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
         from pipeline.scale import worker
@@ -252,7 +240,7 @@ class WorkerLauncher(GpusLauncher):
 
 
 class SlurmLauncher(StudyLauncher):
-    """Hands out the units of a study to the tasks of a Slurm job array."""
+    """A launcher that hands out the shards of a study to the tasks of a Slurm job array."""
 
     def __init__(self, **options: Any) -> None:
         self.options = SlurmOptions(**options)
@@ -288,11 +276,7 @@ class LauncherConf:
 
 @dataclass
 class GpusLauncherConf:
-    """`hydra.launcher` with `hydra/launcher=gpus`.
-
-    Attributes:
-        devices: the GPUs, by index or UUID; `all` that are free.
-    """
+    """`hydra.launcher` with `hydra/launcher=gpus`: `devices` by index or UUID, or `all` that are free."""
 
     _target_: str = "hydra_plugins.study.GpusLauncher"
     devices: Any = "all"

@@ -1,6 +1,6 @@
-"""What every listener shares: a thread that samples, a first sample before entering returns, and errors that surface.
+"""The common part of listeners: a thread that samples, a first sample before entering returns, and errors that surface.
 
-A listener extends `PollingListener` (a source that is asked at every tick) or `ThreadedListener` (one that speaks).
+A listener extends `PollingListener` (its source is read at every tick) or `ThreadedListener` (its source sends).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _ACTIVITY = (
 _TRAFFIC = ("pcie_tx_mib_per_s", "pcie_rx_mib_per_s", "nvlink_tx_mib_per_s", "nvlink_rx_mib_per_s")
 NUM_ACTIVITIES = len(_ACTIVITY)
 GPU_UTILISATION = Chart(panel="activity", title="GPU utilisation (NVML)", unless="gract_ratio")
-# A reading that is under way when the end comes may take this long; beyond it the source hangs.
+# A reading may take this long when the end comes; beyond it the source hangs.
 _STOP_LIMIT_S = 10.0
 
 
 class StopSignal:
-    """Tells a sampling thread to end. Unlike `threading.Event` it can be waited for together with a pipe."""
+    """A signal that ends a sampling thread. Unlike `threading.Event` it can be waited for together with a pipe."""
 
     def __init__(self) -> None:
         self._event = os.eventfd(0, os.EFD_CLOEXEC)
@@ -63,22 +63,17 @@ class StopSignal:
         return bool(poll.poll(timeout_s * 1e3))
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the signal is set."""
         return self._event
 
     def close(self) -> None:
-        """Give the descriptor back. Only when no thread waits any more."""
+        """Close the descriptor, when no thread waits any more."""
         os.close(self._event)
 
 
 class ThreadedListener(ABC):
-    """A listener whose readings come from one thread of its own, named after it. `FieldTable` says what `rank` means.
+    """A listener with a thread of its own, named after it. `FieldTable` explains `rank`.
 
-    Attributes:
-        start_limit_s: how long the first sample may take.
-
-    Raises:
-        ConfigError: an interval below 200 ms, or an option that no class takes.
+    The first sample may take `start_limit_s`; `ConfigError` for an interval below 200 ms, or an unknown option.
     """
 
     name: ClassVar[str]
@@ -90,8 +85,8 @@ class ThreadedListener(ABC):
     def __init__(self, interval_ms: int, **options: object) -> None:
         if interval_ms < MIN_INTERVAL_MS:
             raise ConfigError(
-                f"listener {self.name}: interval_ms={interval_ms} is too short; the minimum is {MIN_INTERVAL_MS}: "
-                "sensors do not change faster, and reading them takes CPU time from the jobs"
+                f"listener {self.name}: interval_ms={interval_ms} is too short; use {MIN_INTERVAL_MS} or more, as "
+                "sensors do not change faster and reading them takes CPU time from the jobs"
             )
         if options:
             raise ConfigError(f"listener {self.name}: unknown options {', '.join(sorted(options))}")
@@ -118,21 +113,19 @@ class ThreadedListener(ABC):
         return ()
 
     def gpu(self, watch: Watch) -> Device:
-        """The device, for a listener of GPUs.
-
-        Raises:
-            ListenerError: it is none.
-        """
+        """Return the device; raise `ListenerError` if it is no GPU."""
         if not watch.device.is_gpu:
-            raise ListenerError(f"listener {self.name} cannot observe {watch.device.name}: it is not a GPU")
+            raise ListenerError(
+                f"listener {self.name} cannot observe {watch.device.name}, which is not a GPU; leave it out"
+            )
         return watch.device
 
     @contextmanager
     def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
         """Sample until the context ends (`pipeline.base.domain.protocols.Listener`).
 
-        A sample without any value is not stored. Of a simulated GPU a source may have nothing else: that is a warning.
-        An exception of the body goes first and gets the listener's failure as a note.
+        A sample without values is not stored; a simulated GPU may give no others, which is a warning. An exception of
+        the body goes first and gets the listener's failure as a note.
         """
         observation = _Observation(self, watch, sink)
         try:
@@ -148,11 +141,11 @@ class ThreadedListener(ABC):
 
 
 class PollingListener(ThreadedListener):
-    """A listener that asks its source on an absolute schedule: no drift, and missed ticks are skipped, not made up."""
+    """A listener that reads its source on an absolute schedule: no drift, and missed ticks are skipped."""
 
     @abstractmethod
     def source(self, watch: Watch) -> AbstractContextManager[Callable[[], Iterable[Sample]]]:
-        """Open the source; give the function that reads it once; close it on exit."""
+        """Open the source, yield the function that reads it once, and close it on exit."""
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
         with self.source(watch) as read:
@@ -163,7 +156,7 @@ class PollingListener(ThreadedListener):
 def ticks(stop: StopSignal, interval_ns: int) -> Iterator[int]:
     """Yield tick numbers, each at `start + number * interval_ns` or later, until `stop` is set.
 
-    Whoever is still busy at a tick misses it: the next one is the first that lies in the future.
+    A reader that is still busy at a tick misses it: the next one is the first that lies in the future.
     """
     start_ns = time.monotonic_ns()
     tick = 0
@@ -176,12 +169,10 @@ def ticks(stop: StopSignal, interval_ns: int) -> Iterator[int]:
 
 
 def counter_fields(source_ids: Sequence[str], *, to_ratio: float = 1.0, to_mib: float = 1.0) -> tuple[Field, ...]:
-    """Activity of the GPU's units and traffic of its links, of a source that counts them: twelve, in this order.
+    """Return the fields of a source that counts activity of the GPU's units and traffic of its links.
 
-    Args:
-        source_ids: GRACT, SMACT, SM occupancy, tensor cores, DRAM, FP64, FP32, FP16, PCIe out and in, NVLink likewise.
-        to_ratio: factor from the source's unit to a share between 0 and 1.
-        to_mib: factor from the source's unit to MiB/s.
+    In this order: GRACT, SMACT, SM occupancy, tensor cores, DRAM, FP64, FP32, FP16, PCIe out and in, NVLink likewise.
+    The factors lead from the source's units to shares between 0 and 1, and to MiB/s.
     """
     activities = (
         Field(
@@ -202,8 +193,8 @@ def counter_fields(source_ids: Sequence[str], *, to_ratio: float = 1.0, to_mib: 
     return (*activities, *(Field(source_id, name, "MiB/s", scale=to_mib) for source_id, name in links))
 
 
-def scaled(readings: Mapping[str, float], fields: Iterable[Field]) -> dict[str, float]:
-    """Values by field name, in the field's unit, from readings by source id; a reading that is absent stays absent."""
+def scale_readings(readings: Mapping[str, float], fields: Iterable[Field]) -> dict[str, float]:
+    """Return values by field name, in the field's unit, from readings by source id; absent ones stay absent."""
     return {field.name: readings[field.source_id] * field.scale for field in fields if field.source_id in readings}
 
 
@@ -231,7 +222,7 @@ class _Observation:
             )
 
     def stop(self) -> ListenerError | None:
-        """End the thread; return what went wrong in it, if anything did."""
+        """End the thread; return its failure, if any."""
         self._stop.set()
         self._thread.join(_STOP_LIMIT_S)
         if self._thread.is_alive():
@@ -251,8 +242,8 @@ class _Observation:
             self._failure = error
         except Exception as error:  # noqa: BLE001  likewise
             name, device = self._listener.name, self._watch.device.name
-            what = f"listener {name} stopped reading {device}: {type(error).__name__}: {error}"
-            self._failure = ListenerError(what)
+            message = f"listener {name} stopped reading {device}: {type(error).__name__}: {error}"
+            self._failure = ListenerError(message)
             self._failure.__cause__ = error
         finally:
             self._started.set()
@@ -263,8 +254,8 @@ class _Observation:
                 self._sink.put(sample)
                 self._is_under_way = True
             elif self._watch.device.is_simulated and not self._is_under_way:
-                said = "listener %s: the simulated %s has no readings for it; they are absent"
-                _log.warning(said, self._listener.name, self._watch.device.name)
+                message = "listener %s: the simulated %s has no readings for it; they are absent"
+                _log.warning(message, self._listener.name, self._watch.device.name)
                 self._is_under_way = True
         if self._is_under_way:
             self._started.set()

@@ -1,4 +1,4 @@
-"""What the GPU's units do, through the text of one long-running `dcgmi dmon`, which asks DCGM's host engine.
+"""Activity of the GPU's units, through the text of one long-running `dcgmi dmon`, which asks DCGM's host engine.
 
 Reads the whole GPU and each GPU instance that a job runs in. Makes no DCGM group and changes no setting of the engine.
 """
@@ -11,8 +11,8 @@ import shutil
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 
-from listeners.base import MIB, StopSignal, counter_fields, scaled
-from listeners.program import ProgramListener, TextTable
+from listeners.base import MIB, StopSignal, counter_fields, scale_readings
+from listeners.program_listener import ProgramListener, TextTable
 from pipeline.base.domain.protocols import Watch
 from pipeline.base.domain.records import Device
 from pipeline.base.domain.samples import Field, Sample
@@ -52,11 +52,11 @@ _NEW_INSTANCE_LIMIT_S = 6.0
 _NEW_INSTANCE_RETRY_S = 0.5
 
 Entity = tuple[str, int]
-"""What dmon names its rows by: `GPU` or `GPU-I`, and DCGM's own entity id, which is not that of NVML."""
+"""The name of a row of dmon: `GPU` or `GPU-I`, and DCGM's own entity id, which is not that of NVML."""
 
 
 class DcgmListener(ProgramListener):
-    """Samples the whole GPU and the GPU instances of the slots with `dcgmi dmon`, stamped when each line arrives.
+    """Samples of the whole GPU and the GPU instances of the slots by `dcgmi dmon`, stamped when each line arrives.
 
     Fields have the names of listener gpm, so that both can be compared. Ratios of a GPU instance are relative to that
     instance. In layouts of mixed sizes DCGM may cap a larger instance at a smaller one's share (NVIDIA/DCGM#248). A
@@ -77,26 +77,26 @@ class DcgmListener(ProgramListener):
         self._program = program
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
-        dcgmi = self._found(self.gpu(watch))
+        dcgmi = self._find_program(self.gpu(watch))
         entities = _find(dcgmi, watch, stop)
         fields = list(self.fields)
         while not stop.is_set():
             table, has_rows = _Table(fields, entities), False
             argv = _dmon(dcgmi, fields, entities, self.interval_ms)
-            with self.started(argv) as program:
+            with self.run_program(argv) as program:
                 for t_ns, (entity, readings) in self.rows(program, table.read, stop):
                     has_rows = True
-                    values = scaled(readings, self.fields)
+                    values = scale_readings(readings, self.fields)
                     yield (Sample(source=self.name, t_ns=t_ns, values=values, gi_id=entities[entity]),)
                 if stop.is_set():
                     return
                 status = program.status()
                 # Without rows, a status of 0 proves nothing; below 0 it is a signal, which is no refusal.
                 if has_rows or status is None or status < 0:
-                    raise self.failure(argv, status, table.said)
-            fields = _accepted(dcgmi, fields, entities, table.said, stop)
+                    raise self.failure(argv, status, table.last_complaints)
+            fields = _select_accepted(dcgmi, fields, entities, table.last_complaints, stop)
 
-    def _found(self, device: Device) -> str:
+    def _find_program(self, device: Device) -> str:
         program = self._program
         if device.is_simulated:  # what PATH finds would ask about real ones
             program = dict(device.programs).get("dcgmi", "")
@@ -105,7 +105,7 @@ class DcgmListener(ProgramListener):
         path = shutil.which(program or "dcgmi")
         if path is None:
             raise ListenerError(
-                f"listener dcgm needs {program or 'dcgmi, which is not on PATH'}: install NVIDIA DCGM (package "
+                f"listener dcgm needs {program or 'dcgmi, which is not on PATH'}; install NVIDIA DCGM (package "
                 "datacenter-gpu-manager) and start its host engine, or leave dcgm out"
             )
         return path
@@ -116,28 +116,32 @@ class _Table(TextTable):
 
     def __init__(self, fields: Sequence[Field], entities: Iterable[Entity]) -> None:
         super().__init__(DcgmListener.name)
-        self._asked = {_COLUMNS[field.source_id]: field.source_id for field in fields}
+        self._field_ids = {_COLUMNS[field.source_id]: field.source_id for field in fields}
         self._entities = frozenset(entities)
         self._header: list[re.Match[str]] = []
 
     def read(self, line: str) -> tuple[Entity, dict[str, float]] | None:
-        """Entity, and field id to value without what dcgmi calls not available, of a row; `None` for other lines."""
+        """Return entity and values by field id, without those not available, of a row; `None` for other lines."""
         header, row = _HEADER.match(line), _ROW.match(line)
         if header is not None:
             self._header = list(_CELL.finditer(line, header.end()))
-            for column in sorted(self._asked.keys() - {cell[0] for cell in self._header}):
+            for column in sorted(self._field_ids.keys() - {cell[0] for cell in self._header}):
                 self.warn(column, f"dcgmi prints no column {column}, which is left out: {line.strip()}")
-        elif row is not None and (cells := self._by_column(list(_CELL.finditer(line, row.end())))) is not None:
+        elif row is not None and (cells := self._split_by_column(list(_CELL.finditer(line, row.end())))) is not None:
             entity = (row[1], int(row[2]))
-            values = {self._asked[name]: self._value(name, cell) for name, cell in cells.items() if name in self._asked}
+            values = {
+                self._field_ids[name]: self._value(name, cell)
+                for name, cell in cells.items()
+                if name in self._field_ids
+            }
             if entity in self._entities:
                 return entity, {field_id: value for field_id, value in values.items() if value is not None}
         elif line.strip() and _UNITS.match(line) is None:
             self.complaints.append(line.strip())
         return None
 
-    def _by_column(self, cells: list[re.Match[str]]) -> dict[str, str] | None:
-        """Column name to cell; `None` if it cannot be told which cell belongs to which column.
+    def _split_by_column(self, cells: list[re.Match[str]]) -> dict[str, str] | None:
+        """Return cells by column name; `None` if their columns are unclear.
 
         With a cell for each column there is no doubt. Otherwise some are blank, and cells stand below the left (DCGM
         3 and later) or the right edge (before) of their column's name.
@@ -162,7 +166,7 @@ def _dmon(dcgmi: str, fields: Sequence[Field], entities: Iterable[Entity], inter
 
 
 def _find(dcgmi: str, watch: Watch, stop: StopSignal) -> dict[Entity, int | None]:
-    """DCGM's entity of the GPU and of each GPU instance of the slots, with the NVML id of the instance.
+    """Return DCGM's entities of the GPU and of the slots' GPU instances, with the NVML ids of the instances.
 
     DCGM counts on its own: its ids need not be NVML's, and those of instances change with the layout.
     """
@@ -173,28 +177,28 @@ def _find(dcgmi: str, watch: Watch, stop: StopSignal) -> dict[Entity, int | None
         raise ListenerError(
             f"listener dcgm: DCGM's host engine knows no GPU {uuid}; `{dcgmi} discovery -l` says: {_flat(listed)}"
         )
-    wanted = {slot.gi_id for slot in watch.slots if slot.gi_id is not None}
-    found: dict[int, int] = {}
+    gi_ids = {slot.gi_id for slot in watch.slots if slot.gi_id is not None}
+    entities: dict[int, int] = {}
     deadline = time.monotonic() + _NEW_INSTANCE_LIMIT_S
-    while not wanted <= found.keys():
-        found = _instances(_answer(dcgmi, "discovery", "-c"), uuid)
-        if time.monotonic() > deadline or (not wanted <= found.keys() and stop.wait(_NEW_INSTANCE_RETRY_S)):
+    while not gi_ids <= entities.keys():
+        entities = _instances(_answer(dcgmi, "discovery", "-c"), uuid)
+        if time.monotonic() > deadline or (not gi_ids <= entities.keys() and stop.wait(_NEW_INSTANCE_RETRY_S)):
             break
-    for gi_id in sorted(wanted - found.keys()):
+    for gi_id in sorted(gi_ids - entities.keys()):
         _log.warning("listener dcgm: DCGM's host engine knows no GPU instance %d of %s: it is left out", gi_id, uuid)
-    return {("GPU", gpu): None, **{("GPU-I", found[gi_id]): gi_id for gi_id in sorted(wanted & found.keys())}}
+    return {("GPU", gpu): None, **{("GPU-I", entities[gi_id]): gi_id for gi_id in sorted(gi_ids & entities.keys())}}
 
 
 def _instances(hierarchy: str, uuid: str) -> dict[int, int]:
-    """NVML's id of each GPU instance of one GPU to DCGM's entity id, from `dcgmi discovery -c`."""
-    found: dict[int, int] = {}
+    """Return DCGM's entity ids of the GPU instances of one GPU by NVML's ids, from `dcgmi discovery -c`."""
+    entities: dict[int, int] = {}
     is_ours = False
     for match in _HIERARCHY.finditer(hierarchy):
         if match["uuid"] is not None:
             is_ours = match["uuid"] == uuid
         elif is_ours:
-            found[int(match["gi"])] = int(match["entity"])
-    return found
+            entities[int(match["gi"])] = int(match["entity"])
+    return entities
 
 
 def _answer(dcgmi: str, *arguments: str) -> str:
@@ -202,19 +206,15 @@ def _answer(dcgmi: str, *arguments: str) -> str:
         return command.run([dcgmi, *arguments], timeout_s=_COMMAND_LIMIT_S).stdout
     except CommandError as error:
         raise ListenerError(
-            f"listener dcgm: {_flat(str(error))}. dcgmi needs DCGM's host engine: start it as root, with "
+            f"listener dcgm: {_flat(str(error))}; dcgmi needs DCGM's host engine, so start it as root, with "
             "`systemctl start nvidia-dcgm` or `nv-hostengine`, or leave dcgm out"
         ) from error
 
 
-def _accepted(
-    dcgmi: str, fields: Sequence[Field], entities: Mapping[Entity, int | None], said: str, stop: StopSignal
+def _select_accepted(
+    dcgmi: str, fields: Sequence[Field], entities: Mapping[Entity, int | None], complaints: str, stop: StopSignal
 ) -> list[Field]:
-    """The fields without those that the host engine refuses: it refuses all for one and does not say which.
-
-    Raises:
-        ListenerError: it refuses every field.
-    """
+    """Return the fields without those that the host engine refuses: it refuses all for one and does not tell which."""
     refusals: dict[str, str] = {}
     for field in fields:
         if stop.is_set():
@@ -223,11 +223,11 @@ def _accepted(
         if refusal is not None:
             refusals[field.source_id] = refusal
     if not refusals:
-        # Each alone, but not all at once. The least telling ones come last.
-        refusals[fields[-1].source_id] = f"not together with the others: {said}"
+        # Accepted one by one, but not together: the least informative come last.
+        refusals[fields[-1].source_id] = f"not together with the others: {complaints}"
     if len(refusals) == len(fields):
         raise ListenerError(
-            f"listener dcgm: DCGM's host engine refuses every field: {said}. It must run as root, on a GPU with "
+            f"listener dcgm: DCGM's host engine refuses every field ({complaints}); it must run as root, on a GPU with "
             "profiling counters, which no other profiler (ncu, nsys) may hold; `dcgmi profile -l` lists what it offers"
         )
     for field_id, refusal in refusals.items():
@@ -238,7 +238,7 @@ def _accepted(
 
 
 def _refusal(dcgmi: str, field: Field, entities: Mapping[Entity, int | None]) -> str | None:
-    """What is said when only this field is asked for; `None` if it is given."""
+    """Return the complaint when only this field is watched; `None` if it is accepted."""
     argv = [*_dmon(dcgmi, [field], entities, interval_ms=100), "-c", "1"]
     try:
         done = command.run(argv, timeout_s=_COMMAND_LIMIT_S, check=False)
@@ -246,7 +246,7 @@ def _refusal(dcgmi: str, field: Field, entities: Mapping[Entity, int | None]) ->
         return _flat(str(error))
     table = _Table([field], entities)
     rows = [table.read(line) for line in f"{done.stdout}\n{done.stderr}".splitlines()]
-    return None if done.status == 0 and any(rows) else table.said
+    return None if done.status == 0 and any(rows) else table.last_complaints
 
 
 def _flat(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the GPU's units do, through NVML's GPM counters: SMs, tensor cores, pipes, DRAM, PCIe and NVLink.
+"""Activity of the GPU's units, through NVML's GPM counters: SMs, tensor cores, pipes, DRAM, PCIe and NVLink.
 
 Reads the whole GPU and each GPU instance that a job runs in. Needs no daemon and changes nothing.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from listeners.base import NUM_ACTIVITIES, PollingListener, counter_fields, scaled
+from listeners.base import NUM_ACTIVITIES, PollingListener, counter_fields, scale_readings
 from pipeline.base.domain.protocols import Watch
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.errors import ListenerError
@@ -31,7 +31,7 @@ _METRICS = (
 
 
 class GpmListener(PollingListener):
-    """Samples the whole GPU and the GPU instances of the slots, each once however many jobs share it.
+    """Samples of the whole GPU and the GPU instances of the slots, each once however many jobs share it.
 
     A value is the mean since the sample before; the first one covers the 0.11 s before entering returns. Ratios of a
     GPU instance are relative to that instance, whatever its size. `gract_ratio` is the share of time in which any
@@ -58,9 +58,9 @@ class GpmListener(PollingListener):
             yield lambda: self._read(counters)
 
     def _read(self, counters: Sequence[_Counters]) -> Iterator[Sample]:
-        for each in counters:
-            values = scaled(each.read(), self.fields)
-            yield Sample(source=self.name, t_ns=each.t_ns, values=values, gi_id=each.gi_id)
+        for counter in counters:
+            values = scale_readings(counter.read(), self.fields)
+            yield Sample(source=self.name, t_ns=counter.t_ns, values=values, gi_id=counter.gi_id)
 
 
 class _Counters:
@@ -82,7 +82,7 @@ class _Counters:
         self._take(self._before)
 
     def read(self) -> dict[str, float]:
-        """Values since the sample before, by metric, in NVML's units. What NVML does not give is absent.
+        """Return the values since the sample before, by metric, in NVML's units, as far as NVML has them.
 
         Empty when the sample before, which then stays, is too recent: a late tick has the next one close behind it.
         """
@@ -142,7 +142,7 @@ def _check_support(gpu: object, name: str) -> None:
         is_supported = nvml_c.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice
     except nvml_c.NVMLError_FunctionNotFound as error:
         raise ListenerError(
-            "listener gpm: this NVIDIA driver has no GPM counters, which need R520 or later: install a newer one, or "
+            "listener gpm: this NVIDIA driver has no GPM counters, which need R520 or later; install a newer one, or "
             "leave gpm out"
         ) from error
     except nvml_c.NVMLError_NotSupported:
@@ -151,13 +151,13 @@ def _check_support(gpu: object, name: str) -> None:
         raise ListenerError(f"listener gpm: NVML does not tell whether {name} has GPM counters: {error}") from error
     if not is_supported:
         raise ListenerError(
-            f"listener gpm: {name} has no GPM counters. Hopper GPUs (H100, H200, GH200) and later ones have them; for "
-            "earlier data-center GPUs there is listener dcgm; listeners.gpm.required=false continues without it"
+            f"listener gpm: {name} has no GPM counters, which came with Hopper GPUs (H100, H200, GH200); use listener "
+            "dcgm on earlier data-center GPUs, or listeners.gpm.required=false to continue without"
         )
 
 
 def _open(gpu: object, gi_ids: Sequence[int], stack: ExitStack) -> list[_Counters]:
-    """Counters of the whole GPU and of the instances. What does not answer is left out with a warning."""
+    """Return counters of the whole GPU and of the instances; warn of those that do not answer."""
     nvml_c = _pynvml()
     opened: list[_Counters] = []
     refusals: list[str] = []
@@ -168,7 +168,7 @@ def _open(gpu: object, gi_ids: Sequence[int], stack: ExitStack) -> list[_Counter
             refusals.append(f"{_subject(gi_id)}: {error}")
     if not opened:
         raise ListenerError(
-            f"listener gpm: NVML gives no counters ({'; '.join(refusals)}). If it lacks permission: run as root, or "
+            f"listener gpm: NVML gives no counters ({'; '.join(refusals)}); if it lacks permission, run as root, or "
             "load the nvidia kernel module with NVreg_RestrictProfilingToAdminUsers=0"
         )
     for refusal in refusals:

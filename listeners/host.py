@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from listeners.base import MIB, PollingListener, scaled
+from listeners.base import MIB, PollingListener, scale_readings
 from listeners.threads import Threads
 from pipeline.base.domain.protocols import Watch
 from pipeline.base.domain.samples import Chart, Field, Sample, Summary
@@ -32,7 +32,7 @@ _PSS_REST_FACTOR_OF_OTHERS = 20
 
 
 def job_of(pid: int, jobs: Mapping[int, int]) -> int | None:
-    """Index of the job that a process belongs to: by its session, or as a descendant of the job's leading process."""
+    """Return the job of a process: by its session, or as a descendant of the job's leading process."""
     return _job_above(read_process(pid), {root: job for job, root in jobs.items()}, read_process)
 
 
@@ -48,7 +48,7 @@ def _job_above(
 
 
 class JobProcesses:
-    """Finds the processes of all jobs with one listing of /proc.
+    """The processes of all jobs, by one listing of /proc.
 
     A process that belongs to no job is read once and not again: it cannot join a job later, because a session cannot
     be joined and only descendants are inherited.
@@ -60,7 +60,7 @@ class JobProcesses:
         self._members: dict[int, tuple[int, ProcessReading]] = {}
 
     def scan(self, jobs: Mapping[int, int]) -> dict[int, dict[int, ProcessReading]]:
-        """Job index to its processes by PID, for the jobs that have any; given are the PIDs of those that lead them."""
+        """Return the processes of the jobs that have any, by job and PID; `jobs` has the PIDs of the leading ones."""
         if dict(jobs) != self._jobs:
             self._jobs = dict(jobs)
             self._foreign.clear()  # a job may have been seen before it was known
@@ -82,16 +82,16 @@ class JobProcesses:
                 if job is None:
                     self._foreign.add(pid)
                     continue
-                process = _with_traffic(process)
+                process = _read_traffic(process)
                 if process is not None:
                     members[pid] = (job, process)
             if process is None and pid in self._members:
                 members[pid] = self._members[pid]
         self._members = members
-        found: dict[int, dict[int, ProcessReading]] = {}
+        processes: dict[int, dict[int, ProcessReading]] = {}
         for pid, (job, process) in members.items():
-            found.setdefault(job, {})[pid] = process
-        return found
+            processes.setdefault(job, {})[pid] = process
+        return processes
 
     def _owner(
         self, process: ProcessReading, read: Mapping[int, ProcessReading], roots: Mapping[int, int]
@@ -105,30 +105,30 @@ class JobProcesses:
 def growth(
     before: Mapping[int, ProcessReading],
     now: Mapping[int, ProcessReading],
-    own: Callable[[ProcessReading], int],
-    inherited: Callable[[ProcessReading], int],
+    count_own: Callable[[ProcessReading], int],
+    count_inherited: Callable[[ProcessReading], int],
 ) -> int:
-    """How much a counter of a process tree grew, over processes that came and went in between.
+    """Return how much a counter of a process tree grew, over processes that came and went in between.
 
-    When a process is waited for, its parent inherits its counter. So what was already counted of a vanished process
-    is taken off what its nearest living ancestor inherited. Lost is only what nobody in the tree waits for: the last
-    interval of an orphan, or of the children of a process that ignores SIGCHLD.
+    When a process is waited for, its parent inherits its counter. So the counter of a vanished process is taken off
+    that of its nearest living ancestor. Lost is only the last interval of a process that none in the tree waits for:
+    of an orphan, or of the children of a process that ignores SIGCHLD.
 
     Args:
         before: the tree at the first reading, by PID.
         now: the tree at the second one.
-        own: gives the part of the counter that belongs to the process itself.
-        inherited: gives the part that it has from children it waited for.
+        count_own: returns the part of the process itself.
+        count_inherited: returns the part of the children that it waited for.
     """
     total = 0
     gained: dict[int, int] = {}
     for pid, process in now.items():
         earlier = before.get(pid)
         if earlier is None or earlier.start_ticks != process.start_ticks:
-            total += own(process) + inherited(process)
+            total += count_own(process) + count_inherited(process)
         else:
-            total += own(process) - own(earlier)
-            gained[pid] = inherited(process) - inherited(earlier)
+            total += count_own(process) - count_own(earlier)
+            gained[pid] = count_inherited(process) - count_inherited(earlier)
     for pid, process in before.items():
         if pid in gained:
             continue
@@ -136,12 +136,12 @@ def growth(
         while ancestor not in gained and ancestor in before:
             ancestor = before[ancestor].parent
         if ancestor in gained:
-            gained[ancestor] -= own(process) + inherited(process)
+            gained[ancestor] -= count_own(process) + count_inherited(process)
     return total + sum(max(amount, 0) for amount in gained.values())
 
 
 class HostListener(PollingListener):
-    """Samples the processes of each job, and the machine (`job` is `None`).
+    """Samples of the processes of each job, and of the machine (`job` is `None`).
 
     `cpu_pct` of a job counts 100 for each core that it keeps busy, `cpu_machine_pct` reaches 100 when every CPU is
     busy. Rates and CPU shares are means since the previous sample, so the first one has none. The clock tick of the
@@ -166,13 +166,7 @@ class HostListener(PollingListener):
         Field("status.nonvoluntary_ctxt_switches_per_s", "involuntary_switches_per_s", "1/s", summary=RATE),
         Field("cpufreq.scaling_cur_freq", "cpu_clock_mhz", "MHz", scale=1e-3, summary=MEAN),
         # Shared pages count once in PSS, and once for each process in RSS.
-        Field(
-            "smaps_rollup.Pss",
-            "pss_mib",
-            "MiB",
-            scale=1 / 1024,
-            is_live=True,
-        ),
+        Field("smaps_rollup.Pss", "pss_mib", "MiB", scale=1 / 1024, is_live=True),
         Field(
             "status.VmHWM-shared",
             "pss_peak_mib",
@@ -206,19 +200,19 @@ class HostListener(PollingListener):
 
         def read() -> Iterator[Sample]:
             t_ns = time.monotonic_ns()
-            yield Sample(source=self.name, t_ns=t_ns, values=scaled(machine.read(t_ns), self.fields))
+            yield Sample(source=self.name, t_ns=t_ns, values=scale_readings(machine.read(t_ns), self.fields))
             jobs = watch.pids()
             t_ns = time.monotonic_ns()
             for job, members in processes.scan(jobs).items():
                 readings = trees.setdefault(job, _JobTree()).read(t_ns, members, num_jobs=len(jobs))
-                yield Sample(source=self.name, t_ns=t_ns, values=scaled(readings, self.fields), job=job)
+                yield Sample(source=self.name, t_ns=t_ns, values=scale_readings(readings, self.fields), job=job)
 
         yield read
 
 
 @dataclass(slots=True)
 class _JobTree:
-    """What was read of one job before, for its rates and for the next reading of its PSS."""
+    """The last reading of one job, for its rates and for the next reading of its PSS."""
 
     t_ns: int | None = None
     members: Mapping[int, ProcessReading] = field(default_factory=dict)
@@ -244,15 +238,15 @@ class _JobTree:
         if all(p.read_bytes is not None for p in (*self.members.values(), *members.values())):
             grown["io.read_bytes"] = growth(self.members, members, lambda _: 0, lambda p: p.read_bytes or 0)
             grown["io.write_bytes"] = growth(self.members, members, lambda _: 0, lambda p: p.write_bytes or 0)
-        own_ticks, busiest = max((self._own_growth(process), pid) for pid, process in members.items())
-        grown["stat.busiest_s"] = own_ticks / _TICKS_PER_S
+        ticks, busiest = max((self._count_ticks(process), pid) for pid, process in members.items())
+        grown["stat.busiest_s"] = ticks / _TICKS_PER_S
         readings = {f"{name}_per_s": amount / seconds for name, amount in grown.items()}
         if _HAS_CLOCKS:
             with suppress(OSError):  # the CPU is offline by now
                 readings["cpufreq.scaling_cur_freq"] = int(read_file(_CLOCK_FILE.format(members[busiest].cpu)))
         return readings
 
-    def _own_growth(self, process: ProcessReading) -> int:
+    def _count_ticks(self, process: ProcessReading) -> int:
         earlier = self.members.get(process.pid)
         is_known = earlier is not None and earlier.start_ticks == process.start_ticks
         return process.own_ticks - (earlier.own_ticks if earlier is not None and is_known else 0)
@@ -260,7 +254,7 @@ class _JobTree:
 
 @dataclass(slots=True)
 class _Memory:
-    """What was read of the memory of one job's processes, each by its PID and the time of its start; in KiB."""
+    """The last reading of the memory of one job's processes, by their PIDs and the times of their starts; in KiB."""
 
     maxima: Mapping[tuple[int, int], int] = field(default_factory=dict)
     shared: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -268,8 +262,8 @@ class _Memory:
     due_for_others_ns: int = 0
 
     def read(self, alive: Iterable[ProcessReading], num_jobs: int) -> dict[str, float]:
-        every = [((process.pid, process.start_ticks), _resident_kib(process.pid)) for process in alive]
-        resident = {key: read for key, read in every if read is not None}
+        keys = [(process.pid, process.start_ticks) for process in alive]
+        resident = {key: memory for key in keys if (memory := _resident_kib(key[0])) is not None}
         maxima = {key: most for key, (_, most) in resident.items()}
         since = {key: most if most > self.maxima.get(key, 0) else now for key, (now, most) in resident.items()}
         self.maxima = maxima
@@ -297,8 +291,8 @@ class _Machine:
         self._cpus = os.sched_getaffinity(0)
         self._ticks = read_cpu_ticks(self._cpus)
         # Hardware stands behind what has a `device`: no partitions, loop devices, bridges or container interfaces.
-        self._disks = _with_device(Path("/sys/block"))
-        self._interfaces = _with_device(Path("/sys/class/net"))
+        self._disks = _list_hardware(Path("/sys/block"))
+        self._interfaces = _list_hardware(Path("/sys/class/net"))
 
     def read(self, t_ns: int) -> dict[str, float]:
         memory = {line.split(b":")[0]: int(line.split()[1]) for line in read_file("/proc/meminfo").splitlines()}
@@ -314,8 +308,8 @@ class _Machine:
             grown = {name: now[name] - before[name] for name in now if name in before}
             # A counter falls when a device is unplugged, or wraps: there is no rate then.
             readings.update({name: n / (t_ns - before_ns) * 1e9 for name, n in grown.items() if n >= 0})
-            every, ours = (after.since(before) for after, before in zip(ticks, self._ticks, strict=True))
-            readings |= _cpu_readings(every, ours, len(self._cpus))
+            machine, usable = (after.since(before) for after, before in zip(ticks, self._ticks, strict=True))
+            readings |= _cpu_readings(machine, usable, len(self._cpus))
         self._before, self._ticks = (t_ns, now), ticks
         return readings
 
@@ -334,21 +328,21 @@ class _Machine:
         return counters
 
 
-def _cpu_readings(every: CpuTicks, ours: CpuTicks, num_cpus: int) -> dict[str, float]:
+def _cpu_readings(machine: CpuTicks, usable: CpuTicks, num_cpus: int) -> dict[str, float]:
     readings = {}
-    if (ratio := every.busy_ratio) is not None:
+    if (ratio := machine.busy_ratio) is not None:
         readings["/proc/stat.busy_ratio"] = ratio
-    if (ratio := ours.busy_ratio) is not None:
+    if (ratio := usable.busy_ratio) is not None:
         readings |= {"/proc/stat.busy": ratio * num_cpus, "/proc/stat.idle": (1 - ratio) * num_cpus}
     return readings
 
 
-def _with_device(folder: Path) -> set[bytes]:
+def _list_hardware(folder: Path) -> set[bytes]:
     return {path.parent.name.encode() for path in folder.glob("*/device")}
 
 
-def _with_traffic(process: ProcessReading) -> ProcessReading | None:
-    """The process with its storage traffic, if we may read it; `None` if it is gone."""
+def _read_traffic(process: ProcessReading) -> ProcessReading | None:
+    """Return the process with its storage traffic, if we may read it; `None` if it is gone."""
     try:
         lines = read_file(f"/proc/{process.pid}/io").splitlines()
     except PermissionError:
@@ -360,17 +354,17 @@ def _with_traffic(process: ProcessReading) -> ProcessReading | None:
 
 
 def _resident_kib(pid: int) -> tuple[int, int] | None:
-    """The resident memory of a process and the most that it ever had, in KiB; `None` if it just ended."""
+    """Return the resident memory of a process and its maximum, in KiB; `None` if it just ended."""
     try:
         lines = read_file(f"/proc/{pid}/status").splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    found = {name: int(line.split()[1]) for line in lines for name in (b"VmRSS", b"VmHWM") if line.startswith(name)}
-    return (found[b"VmRSS"], found[b"VmHWM"]) if len(found) == 2 else None
+    sizes = {name: int(line.split()[1]) for line in lines for name in (b"VmRSS", b"VmHWM") if line.startswith(name)}
+    return (sizes[b"VmRSS"], sizes[b"VmHWM"]) if len(sizes) == 2 else None
 
 
 def _pss_kib(pid: int) -> int | None:
-    """The proportional set size of a process in KiB; `None` if it just ended or may not be read."""
+    """Return the proportional set size of a process in KiB; `None` if it just ended or may not be read."""
     try:
         lines = read_file(f"/proc/{pid}/smaps_rollup").splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

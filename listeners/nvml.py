@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, MIB, PollingListener, scaled
+from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, MIB, PollingListener, scale_readings
 from listeners.host import job_of
 from pipeline.base.domain.protocols import Watch
 from pipeline.base.domain.samples import THROTTLED, Chart, Field, Sample, Summary
@@ -24,7 +24,7 @@ MEAN, MAX, PEAK, GROWTH = Summary.MEAN, Summary.MAX, Summary.PEAK, Summary.GROWT
 
 
 class NvmlListener(PollingListener):
-    """Samples one whole GPU (`job` is `None`), the GPU memory of each job's processes, and of the GPU instances used.
+    """Samples of one whole GPU (`job` is `None`), and of the GPU memory of each job and of the GPU instances used.
 
     Memory leaves out what the driver reserves for itself. Energy counts from the loading of the driver, so that only
     differences mean anything. Power, clocks and temperature are of the whole GPU under MIG too. `throttle_reasons_bits`
@@ -99,22 +99,24 @@ class NvmlListener(PollingListener):
         read = reader.quantities()
         if _THROTTLE_REASONS in read:
             read[f"{_THROTTLE_REASONS} & {_POWER_OR_HEAT:#x}"] = bool(int(read[_THROTTLE_REASONS]) & _POWER_OR_HEAT)
-        yield Sample(source=self.name, t_ns=t_ns, values=scaled(read, self.fields))
+        yield Sample(source=self.name, t_ns=t_ns, values=scale_readings(read, self.fields))
         if instances:
             t_ns = time.monotonic_ns()
             for gi_id, memory in reader.instance_memory_bytes().items():
                 if gi_id in instances:
-                    values = scaled({"used of a MIG device": memory}, self.fields)
+                    values = scale_readings({"used of a MIG device": memory}, self.fields)
                     yield Sample(source=self.name, t_ns=t_ns, values=values, gi_id=gi_id)
         if not jobs:
             return
         t_ns = time.monotonic_ns()
-        for job, used in _by_job(reader.process_memory_bytes(), jobs).items():
-            yield Sample(source=self.name, t_ns=t_ns, values=scaled({"usedGpuMemory": used}, self.fields), job=job)
+        for job, used in _sum_by_job(reader.process_memory_bytes(), jobs).items():
+            yield Sample(
+                source=self.name, t_ns=t_ns, values=scale_readings({"usedGpuMemory": used}, self.fields), job=job
+            )
 
 
-def _by_job(memory_bytes: Mapping[int, int], jobs: Mapping[int, int]) -> dict[int, int]:
-    """Job index to the sum over its processes. A job without a process on the GPU is absent."""
+def _sum_by_job(memory_bytes: Mapping[int, int], jobs: Mapping[int, int]) -> dict[int, int]:
+    """Return the sum over the processes of each job that has one on the GPU."""
     used: dict[int, int] = {}
     for pid, amount in memory_bytes.items():
         job = job_of(pid, jobs)

@@ -7,8 +7,8 @@ import re
 import shutil
 from collections.abc import Generator, Iterable
 
-from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, StopSignal, scaled
-from listeners.program import ProgramListener, TextTable
+from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, StopSignal, scale_readings
+from listeners.program_listener import ProgramListener, TextTable
 from pipeline.base.domain.protocols import Watch
 from pipeline.base.domain.records import Device
 from pipeline.base.domain.samples import Chart, Field, Sample
@@ -21,7 +21,7 @@ _NOT_AVAILABLE = re.compile(r"\[.*\]|N/A|")
 
 
 class SmiListener(ProgramListener):
-    """Samples one whole GPU with `nvidia-smi --query-gpu`, stamped when each line arrives.
+    """Samples of one whole GPU by `nvidia-smi --query-gpu`, stamped when each line arrives.
 
     A column that this nvidia-smi does not know, or prints under another name, is reported as a warning and is absent.
     A simulated GPU has its own nvidia-smi instead of `program`.
@@ -48,38 +48,41 @@ class SmiListener(ProgramListener):
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
         device = self.gpu(watch)
-        program = self._found(device)
+        program = self._find_program(device)
         columns = [field.source_id for field in self.fields]
         while not stop.is_set():
             if not columns:
-                raise ListenerError(f"listener {self.name}: {program} knows none of the requested columns")
-            query, every = f"--query-gpu={','.join(columns)}", str(self.interval_ms)
-            argv = [program, query, "--format=csv,nounits", "-i", device.gpu_uuid, "-lms", every]
+                raise ListenerError(f"listener {self.name}: {program} knows none of its columns; leave smi out")
+            query = f"--query-gpu={','.join(columns)}"
+            interval = ["-lms", str(self.interval_ms)]
+            argv = [program, query, "--format=csv,nounits", "-i", device.gpu_uuid, *interval]
             table = _Table(columns)
-            with self.started(argv) as nvidia_smi:
+            with self.run_program(argv) as nvidia_smi:
                 for t_ns, readings in self.rows(nvidia_smi, table.read, stop):
-                    yield (Sample(source=self.name, t_ns=t_ns, values=scaled(readings, self.fields)),)
+                    yield (Sample(source=self.name, t_ns=t_ns, values=scale_readings(readings, self.fields)),)
                 if stop.is_set():
                     return
-                unknown = next((name for name in _INVALID_FIELD.findall(table.said) if name in columns), None)
+                unknown = next(
+                    (name for name in _INVALID_FIELD.findall(table.last_complaints) if name in columns), None
+                )
                 if unknown is None:
-                    raise self.failure(argv, nvidia_smi.status(), table.said)
+                    raise self.failure(argv, nvidia_smi.status(), table.last_complaints)
             _log.warning("listener smi: %s does not know %s, which is left out", program, unknown)
             columns.remove(unknown)
 
-    def _found(self, device: Device) -> str:
+    def _find_program(self, device: Device) -> str:
         # On a simulated GPU, what PATH finds would show real ones.
-        wanted = dict(device.programs).get("nvidia-smi", "") if device.is_simulated else self._program
-        program = shutil.which(wanted)
+        name = dict(device.programs).get("nvidia-smi", "") if device.is_simulated else self._program
+        program = shutil.which(name)
         if program is None:
             raise ListenerError(
-                f"listener {self.name} needs {self._program}, which is not on PATH: install it or leave smi out"
+                f"listener {self.name} needs {self._program}, which is not on PATH; install it or leave smi out"
             )
         return program
 
 
 class _Table(TextTable):
-    """The CSV of nvidia-smi. The first line that names a column which was asked for is the header."""
+    """The CSV of nvidia-smi. The first line that names a requested column is the header."""
 
     def __init__(self, columns: Iterable[str]) -> None:
         super().__init__(SmiListener.name)
@@ -87,7 +90,7 @@ class _Table(TextTable):
         self._header: list[str] = []
 
     def read(self, line: str) -> dict[str, float] | None:
-        """Column to value for a row, without what nvidia-smi calls not available; `None` for every other line."""
+        """Return the values of a row by column, without those not available; `None` for every other line."""
         cells = [cell.strip() for cell in line.split(",")]
         names = [_UNIT.sub("", cell) for cell in cells]
         if not self._header and any(name in self._columns for name in names):

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from pipeline.base.system.host import ProcessReading, read_file
 
-# A job has tens of threads, nearly all of which sleep: one that has not run is read again after so many ticks.
+# A job has tens of threads, nearly all of which sleep: one that has not run is read again after these ticks.
 _IDLE_TICKS = 16
 _NOT_COUNTED = b"0 0 0\n"
 
 
 class Threads:
-    """Reads the threads of one job again and again, those that sleep rarely."""
+    """The threads of one job, of which those that sleep are read rarely."""
 
     def __init__(self) -> None:
         self._tick = 0
@@ -22,7 +22,7 @@ class Threads:
         self._known: dict[int, dict[int, _Thread]] = {}
 
     def read(self, t_ns: int, processes: Sequence[ProcessReading]) -> dict[str, float]:
-        """Waiting time and lost CPUs a second since the reading before, by the source ids of the listener's fields.
+        """Return waiting time and lost CPUs a second since the reading before, by the source ids of the fields.
 
         Empty at the first reading, and where the kernel does not count. A new thread counts from its beginning; what
         one that ended had added since the reading before is lost.
@@ -30,7 +30,7 @@ class Threads:
         self._tick += 1
         before_ns, self._t_ns, was_counted = self._t_ns, t_ns, any(self._known.values())
         self._known = {process.pid: self._known.get(process.pid, {}) for process in processes}
-        grown = [self._grown(process, self._known[process.pid]) for process in processes]
+        grown = [self._count_growth(process, self._known[process.pid]) for process in processes]
         if before_ns is None or not was_counted or not any(self._known.values()):
             return {}
         seconds = (t_ns - before_ns) / 1e9
@@ -39,8 +39,8 @@ class Threads:
             "status.nonvoluntary_ctxt_switches_per_s": sum(switches for _, switches in grown) / seconds,
         }
 
-    def _grown(self, process: ProcessReading, known: dict[int, _Thread]) -> tuple[int, int]:
-        """Waiting time in ns and lost CPUs of the threads of a process since they were last read; `known` follows."""
+    def _count_growth(self, process: ProcessReading, known: dict[int, _Thread]) -> tuple[int, int]:
+        """Return waiting time in ns and lost CPUs of a process since its threads were last read; update `known`."""
         tids = [tid for tid, thread in known.items() if thread.is_awake]
         if len(known) != process.num_threads or (self._tick + process.pid) % _IDLE_TICKS == 0:
             tids = _tids(process.pid)
@@ -75,7 +75,7 @@ def _tids(pid: int) -> list[int]:
 
 
 def _read(folder: str, before: _Thread) -> _Thread | None:
-    """A thread as it is now; `None` if it is gone, or the kernel does not count."""
+    """Return a thread as it is now; `None` if it is gone, or the kernel does not count."""
     try:
         text = read_file(f"{folder}/schedstat")
         if before.schedstat == text:  # it has not run, so the longer file is the same, too

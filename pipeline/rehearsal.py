@@ -25,10 +25,10 @@ from pipeline.prepare.device import nvml
 from pipeline.prepare.device.chosen import choose, granted, with_mig_devices
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.releases import RECORDED, RELEASES
-from pipeline.simulation.machine.state import MAX_GPUS, StateFile, start_ticks
-from pipeline.simulation.mps import control
+from pipeline.simulation.machine.state_file import MAX_GPUS, StateFile, start_ticks
+from pipeline.simulation.mps import control_program
 
 _PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # as tempfile makes names
 _OUT_OF_MEMORY = "OutOfMemoryError: simulated GPU out of memory"
@@ -121,7 +121,7 @@ class Rehearsal:
 
         RuntimeError if the daemon does not take it.
         """
-        connection = control.connect(dict(slot.environ), on_behalf_of=state.working_pid)
+        connection = control_program.connect(dict(slot.environ), on_behalf_of=state.working_pid)
         if connection is None:
             return "C"
         connection.close()

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.simulation.machine.state import Gpu, StateFile
+from pipeline.simulation.machine.state_file import Gpu, StateFile
 from tests.support import forks
 
 SCENARIOS = ("naive", "timeslice", "mps", "mps_static", "mig", "mig_mps", "mig_parts")

@@ -1,4 +1,4 @@
-"""Starts a server of any make and asks it over HTTP, as a job or by hand: `python workloads/ask_server.py --help`.
+"""A server of any make, started and asked over HTTP, as a job or by hand: `python workloads/ask_server.py --help`.
 
 The server is a command that listens on the port it is given: vLLM, Ray Serve, Triton, one's own. Requests are lines of
 a file, sent again and again in their order; each must be answered by status 200. What the answers say is not checked.
@@ -7,7 +7,6 @@ a file, sent again and again in their order; each must be answered by status 200
 from __future__ import annotations
 
 import argparse
-import functools
 import http.client
 import shlex
 import socket
@@ -22,9 +21,9 @@ if __name__ == "__main__":  # by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
-from workloads.serving.arrivals import seed_of_instants
+from workloads.serving.arrivals import arrival_process
 from workloads.serving.options import PORT, Server
-from workloads.serving.sender import Sender
+from workloads.serving.request_sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,25 +35,14 @@ _SHOWN_BYTES = 300
 _NOT_YET = frozenset({404, 425, 429, 500, 502, 503, 504})
 """What servers answer while they load: some know no path before the model behind it is there."""
 
-parse = functools.partial(program.parse, Server)
-
-
-def main() -> None:
-    """Ask as the command line says."""
-    program.run_program(Server, run)
-
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Start the server, wait until it answers, warm it up, wait for the group, ask.
-
-    Raises:
-        RuntimeError: it does not answer, or ends, or refuses some of a fixed number of requests.
-    """
+    """Start the server, wait until it answers, warm it up, wait for the group, send requests."""
     with ExitStack() as stack:
         job.phase("build")
-        port = free_port()
+        port = find_free_port()
         server = stack.enter_context(RunningServer(args.command, port))
-        job.param(**program.recorded(args))
+        job.param(**program.record_options(args))
         bodies = read_bodies(args.requests_file)
         job.param(distinct_requests=len(bodies))
         server.wait_until_it_answers(args.path, bodies[0], args.ready_s)
@@ -66,12 +54,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
                 job,
                 "other",
                 port,
-                [with_head(args.path, body, port) for body in bodies],
-                arrival=args.arrival,
-                rate_per_s=args.rate_per_s or 0.0,
-                seed=seed_of_instants(args.seed, job),
-                count=args.requests * args.epochs,
-                outstanding=args.outstanding,
+                [add_head(args.path, body, port) for body in bodies],
+                arrival_process(args, job),
                 epoch_requests=args.requests if args.epochs else 0,
             )
         )
@@ -115,76 +99,60 @@ class RunningServer:
             self._process.wait()
 
     def check(self) -> None:
-        """Look whether it runs.
-
-        Raises:
-            ServerEndedError: it has.
-        """
+        """Raise `ServerEndedError` if it has ended."""
         if (status := self._process.poll()) is not None:
             raise ServerEndedError(f"the server ended with status {status}: {shlex.join(self._words)}")
 
     def wait_until_it_answers(self, path: str, body: bytes | None, ready_s: float) -> None:
-        """Ask until there is an answer.
-
-        Raises:
-            RuntimeError: it refuses the request, has ended, or does not answer in time.
-        """
-        end_s, said = time.monotonic() + ready_s, "nothing listens"
+        """Send the request until it is answered; raise `RuntimeError` for a refusal, its end, or its silence."""
+        end_s, state = time.monotonic() + ready_s, "nothing listens"
         while time.monotonic() < end_s:
             self.check()
             try:
-                status, text = self._said(path, body, min(end_s - time.monotonic(), _LONGEST_S))
+                status, text = self._request(path, body, min(end_s - time.monotonic(), _LONGEST_S))
             except OSError as error:
-                said = f"nothing listens ({error})"
+                state = f"nothing listens ({error})"
             except http.client.HTTPException as error:
                 raise RuntimeError(f"the server on port {self._port} does not speak HTTP: {error!r}") from error
             else:
                 if status == 200:
                     return
-                said = f"status {status}: {text}"
+                state = f"status {status}: {text}"
                 if status not in _NOT_YET:
-                    raise RuntimeError(f"the server refuses {path}: {said}")
+                    raise RuntimeError(f"the server refuses {path}: {state}")
             time.sleep(_LOOK_S)
-        raise RuntimeError(f"the server did not answer {path} on port {self._port} within {ready_s:g} s: {said}")
+        raise RuntimeError(f"the server did not answer {path} on port {self._port} within {ready_s:g} s: {state}")
 
     def ask(self, path: str, body: bytes | None) -> None:
-        """Ask once.
-
-        Raises:
-            RuntimeError: the answer is not of status 200.
-        """
-        status, text = self._said(path, body, None)
+        """Send the request once; raise `RuntimeError` if the answer is not of status 200."""
+        status, text = self._request(path, body, None)
         if status != 200:
             raise RuntimeError(f"the server refuses {path}: status {status}: {text}")
 
-    def _said(self, path: str, body: bytes | None, timeout_s: float | None) -> tuple[int, str]:
+    def _request(self, path: str, body: bytes | None, timeout_s: float | None) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout_s)
         try:
-            connection.request(*_request(path, body))
+            connection.request(*_describe_request(path, body))
             response = connection.getresponse()
             return response.status, response.read()[:_SHOWN_BYTES].decode(errors="replace")
         finally:
             connection.close()
 
 
-def _request(path: str, body: bytes | None) -> tuple[str, str, bytes | None, dict[str, str]]:
+def _describe_request(path: str, body: bytes | None) -> tuple[str, str, bytes | None, dict[str, str]]:
     return ("GET", path, None, {}) if body is None else ("POST", path, body, {"Content-Type": "application/json"})
 
 
-def with_head(path: str, body: bytes | None, port: int) -> bytes:
+def add_head(path: str, body: bytes | None, port: int) -> bytes:
     """Return a request as it is sent."""
-    method, path, _, fields = _request(path, body)
+    method, path, _, fields = _describe_request(path, body)
     fields |= {"Host": f"127.0.0.1:{port}", "Content-Length": str(len(body or b""))}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*lines, "", ""]).encode() + (body or b"")
 
 
 def read_bodies(file: Path | None) -> Sequence[bytes | None]:
-    """Return the body of each request; `None` for a request without.
-
-    Raises:
-        ValueError: the file holds none.
-    """
+    """Return the bodies of the requests, `None` for one without."""
     if file is None:
         return [None]
     bodies = [line for line in file.read_bytes().splitlines() if line.strip()]
@@ -193,7 +161,7 @@ def read_bodies(file: Path | None) -> Sequence[bytes | None]:
     return bodies
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a port of this machine that nothing listens on; the kernel gives such ports in turn."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -201,4 +169,4 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    program.run_program(Server, run)

@@ -48,7 +48,7 @@ FOLDER_VARIABLE = "COLLOCATION_JOB"
 JOB_FILE, EVENTS_FILE, REQUESTS_FILE = "job.json", "events.jsonl", "requests.bin"
 REQUEST = struct.Struct("<qqqqqii")
 """Instants at which a request was to be sent, was sent, was begun, had its first token and was done; tokens; batch."""
-_MOST_HELD, _HELD_NS = 512, 500_000_000  # requests are written when there are so many, or after this time
+_MOST_HELD, _HELD_NS = 512, 500_000_000  # requests and time until they are written
 _pack_request = REQUEST.pack
 
 
@@ -59,7 +59,7 @@ def attach() -> NullJob:
 
 
 class NullJob:
-    """What `attach` returns when the script runs by hand."""
+    """A job of a script that runs by hand: it does nothing."""
 
     attached = False
     watches_output = False
@@ -84,7 +84,7 @@ class NullJob:
         return time.monotonic_ns()
 
     @contextlib.contextmanager
-    def in_turn(self) -> Iterator[None]:
+    def take_turn(self) -> Iterator[None]:
         yield
 
     def until_stop(self, items: Iterable[T]) -> Iterator[T]:
@@ -117,7 +117,7 @@ class NullJob:
 
     def process_ended(self) -> None: ...
 
-    def written(self, stdout: int, stderr: int) -> None: ...
+    def output_size(self, stdout: int, stderr: int) -> None: ...
 
 
 class Job(NullJob):
@@ -200,12 +200,12 @@ class Job(NullJob):
         started = time.monotonic_ns()
         self._event("started", t_ns=started)
         # Where there are fewer CPUs than jobs, the first to work would keep the others from leaving the barrier for
-        # a scheduler's slice each. So nobody works before everybody had the time to leave.
+        # a scheduler's slice each. So no job works before all had the time to leave.
         time.sleep(_CLEARANCE_S)
         return started
 
     @contextlib.contextmanager
-    def in_turn(self) -> Iterator[None]:
+    def take_turn(self) -> Iterator[None]:
         """Let only one job of the group be inside at a time; the others wait for their turn."""
         jobs = os.open(os.path.join(self._folder, os.pardir), os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -223,7 +223,7 @@ class Job(NullJob):
             yield item
 
     def phase(self, name: str) -> None:
-        """Say what the job does now: setup, warmup, ready, train, validate, ..."""
+        """Record the phase that begins now: setup, warmup, ready, train, validate, ..."""
         self._event("phase", name=name)
 
     def param(self, **params: object) -> None:
@@ -235,13 +235,11 @@ class Job(NullJob):
         self._event("metric", name=name, value=float(value), step=int(step))
 
     def wrong(self, what: str) -> None:
-        """Say that this process computes wrong results. Its figures are kept and shown, and never compared."""
+        """Record that this process computes wrong results: its figures are shown, and never compared."""
         self._event("wrong", what=what)
 
     def step(self, samples: float, epoch: int | None = None, t_ns: int | None = None) -> None:
-        """Record that a step over `samples` samples was complete at `t_ns` (now, if not given).
-
-        What is counted need not come in whole numbers, as TFLOP do not.
+        """Record that a step over `samples` samples, not always a whole number, was complete at `t_ns` (else now).
 
         Raises:
             RuntimeError: the job has not called `ready`, so the others of its group would wait for it.
@@ -265,19 +263,19 @@ class Job(NullJob):
         tokens: int = 0,
         batch: int = 1,
     ) -> None:
-        """Record a request; one that was never answered has 0 for `begun_ns` (it never began) and for `done_ns`.
+        """Record a request, from any thread; one that was never answered has 0 for `begun_ns` and `done_ns`.
 
-        Any thread may call it. Records are written in portions, after 0.5 s at the latest if further requests follow: a
-        job that is killed loses those that it held.
+        Records are written in portions, after 0.5 s at the latest if further requests follow: a job that is killed
+        loses those that it held.
 
         Args:
-            intended_ns: when it was to be sent, whether or not whoever sends it was late. Its latency counts from here.
-            sent_ns: when it was sent.
-            begun_ns: when its computation began.
-            done_ns: when its answer was there.
-            first_token_ns: when the first token of its answer was there; 0 if it has none.
-            tokens: those of its answer.
-            batch: requests that were computed together with it, itself included.
+            intended_ns: the instant at which it was to be sent, from which its latency counts.
+            sent_ns: the instant at which it was sent.
+            begun_ns: the begin of its computation.
+            done_ns: the instant of its answer.
+            first_token_ns: the instant of the first token of its answer; 0 if it has none.
+            tokens: of its answer.
+            batch: size of the batch that it was computed in.
         """
         self._held.append(_pack_request(intended_ns, sent_ns, begun_ns, first_token_ns, done_ns, tokens, batch))
         if len(self._held) >= _MOST_HELD or done_ns - self._written_ns > _HELD_NS:
@@ -297,7 +295,7 @@ class Job(NullJob):
         """Record that this child has just ended, and with it the work."""
         self._event("process_ended")
 
-    def written(self, stdout: int, stderr: int) -> None:
+    def output_size(self, stdout: int, stderr: int) -> None:
         """Record how many bytes of output there are by now."""
         self._event("written", stdout=int(stdout), stderr=int(stderr))
 
@@ -312,9 +310,9 @@ class Job(NullJob):
             if held and self._requests < 0:
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
                 self._requests = os.open(os.path.join(self._folder, REQUESTS_FILE), flags, 0o644)
-            left = b"".join(held)
-            while left:
-                left = left[os.write(self._requests, left) :]
+            unwritten = b"".join(held)
+            while unwritten:
+                unwritten = unwritten[os.write(self._requests, unwritten) :]
 
     def _send(self, **message: object) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Starts jobs as forks of a process that has already imported what they import.
+"""A server that starts jobs as forks of a process that has already done their imports.
 
     python workloads/fork_server.py DESCRIPTOR MODULE
 
@@ -36,7 +36,7 @@ MARK_VARIABLE = b"COLLOCATION_GROUP"
 
 
 class Server:
-    """Forks on request, until the other side of the socket is closed."""
+    """A loop that forks on request, until the other side of the socket is closed."""
 
     def __init__(self, control: socket.socket, mark_address: int) -> None:
         self._control, self._mark_address = control, mark_address
@@ -65,7 +65,7 @@ class Server:
                     answer = {}
                 try:
                     send(self._control, answer)
-                except OSError:  # nobody is there to read it
+                except OSError:  # the reader is gone
                     break
         finally:
             if os.getpid() == own_pid:  # and not in a job, which leaves this as well
@@ -80,20 +80,20 @@ class Server:
 
     def _fork(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Start a job and answer with its PID once it has a session of its own; `None` in the job itself."""
-        told, tells = os.pipe()
+        reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
-                os.close(told)
+                os.close(reading)
                 os.close(self._control.detach())
                 self._become(request)
             except BaseException as error:  # noqa: BLE001  the server has to hear of it
-                os.write(tells, f"{type(error).__name__}: {error}".encode()[:4000])
+                os.write(writing, f"{type(error).__name__}: {error}".encode()[:4000])
                 os._exit(127)
-            os.close(tells)
+            os.close(writing)
             return None
-        os.close(tells)
-        with os.fdopen(told, "rb") as file:
+        os.close(writing)
+        with os.fdopen(reading, "rb") as file:
             reason = file.read().decode()
         if reason:
             os.waitpid(pid, 0)
@@ -102,7 +102,7 @@ class Server:
         return {"pid": pid}
 
     def _become(self, request: dict[str, Any]) -> None:
-        """Take on everything that the request says, as a process that was started from nothing would have it."""
+        """Take on session, environment, files and folder of the request."""
         environ: dict[str, str] = request["environ"]
         os.setsid()
         os.environ.clear()
@@ -131,8 +131,8 @@ def send(control: socket.socket, message: dict[str, Any]) -> None:
     control.sendall((json.dumps(message) + "\n").encode())
 
 
-def obstacle() -> str | None:
-    """Return what keeps this process from being forked, in words."""
+def find_obstacle() -> str | None:
+    """Return the reason why this process cannot be forked, if there is one."""
     if (pid := os.fork()) == 0:  # OpenBLAS ends at a fork the threads that it started at its import
         os._exit(0)
     os.waitpid(pid, 0)
@@ -149,8 +149,8 @@ def obstacle() -> str | None:
     return None
 
 
-def address_of_mark() -> int:
-    """Where the kernel reads the mark from when it shows our environment; to be called before that changes."""
+def find_mark() -> int:
+    """Return the address from which the kernel shows the mark in our environment; to be called before it changes."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype, getenv.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
     return int(getenv(MARK_VARIABLE))
@@ -158,13 +158,13 @@ def address_of_mark() -> int:
 
 def main() -> None:
     """Import, fork, and in the fork run the job's program."""
-    mark_address = address_of_mark()
+    mark_address = find_mark()
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     try:
         importlib.import_module(sys.argv[2])
-        reason = obstacle()
+        reason = find_obstacle()
     except Exception as error:  # noqa: BLE001  whatever the import raises, jobs can still start from nothing
         reason = f"{type(error).__name__}: {error}"
     send(control, {"reason": reason})
@@ -174,7 +174,7 @@ def main() -> None:
     gc.freeze()  # what is shared stays shared: the collector would write into every object
     request = Server(control, mark_address).serve()
     if request is None:
-        os._exit(0)  # whoever closed the socket waits: taking torch apart takes 0.1 s
+        os._exit(0)  # the other side waits, and the teardown of torch takes 0.1 s
     sys.argv = request["argv"]
     sys.path[0] = os.path.dirname(sys.argv[0])
     sys.path += filter(None, request["environ"].get("PYTHONPATH", "").split(os.pathsep))

@@ -1,4 +1,4 @@
-"""Answers requests with a model of timm or transformers, as a job or by hand: `python workloads/infer.py --help`.
+"""A service with a model of timm or transformers, as a job or by hand: `python workloads/infer.py --help`.
 
 Requests come one after another from clients that wait for their answers, or at a rate from a process that does not. The
 weights are random: how fast a model answers does not depend on what it says. What it says is checked all the same.
@@ -7,7 +7,6 @@ weights are random: how fast a model answers does not depend on what it says. Wh
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import sys
 import time
@@ -19,103 +18,76 @@ if __name__ == "__main__":  # by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
-from workloads.serving.arrivals import Arrivals, ClosedLoop, OpenLoop, Request, seed_of_instants
+from workloads.serving.arrivals import ArrivalProcess, Arrivals, ClosedLoop, OpenLoop, Request, arrival_process
+from workloads.serving.batch_server import Batching, BatchServer
 from workloads.serving.options import Infer
-from workloads.serving.server import Batching, Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
-    from workloads.serving.answers import Answers, Inputs
+    from workloads.serving.inference import Inference, Inputs
 
 _MOST_DIGITS = 1000
 _MOST_TOKENS = 1000  # that differ
 _log = logging.getLogger(__name__)
 
 
-parse = functools.partial(program.parse, Infer)
-
-
-def main() -> None:
-    """Answer as the command line says."""
-    program.run_program(Infer, run)
-
-
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, warm up, wait for the group, answer, check.
-
-    Raises:
-        UsageError: this machine lacks the device.
-        ValueError: there is no such model, or it cannot take what is asked.
-    """
+    """Set up, warm up, wait for the group, answer, check."""
     with ExitStack() as stack:
         # Before anything is big: a process is started by a copy of this one.
-        direct = stack.enter_context(_arrivals(args, job)) if args.serve == "in_process" else None
+        process, arrivals = arrival_process(args, job), None
+        if args.serve == "in_process":
+            arrivals = stack.enter_context(_open_locally(job, process))
         job.phase("import")
         import torch
 
         job.phase("build")
-        device = program.device_of(args)
+        device = program.find_device(args)
         program.set_arithmetic(args, args.precision)
         model = build_model(args, device)
         inputs = make_inputs(args, model, device)
         _describe(args, job, model, device)
-        answers = build_answers(args, job, model, inputs, device)
+        inference = build_inference(args, job, model, inputs, device)
         job.phase("warmup")
         batching = Batching(
             max_batch=args.max_batch,
             max_delay_ns=int(args.max_delay_ms * 1e6),
-            ahead=_ahead(args, device),
+            ahead=_limit_ahead(args, device),
         )
         for size in [*range(1, args.max_batch + 1), *[1] * args.warmup_requests]:
-            answers.wait(answers.issue([Request(0, 0)] * size))
-        answers.forget()
-        arrivals: Arrivals = direct or stack.enter_context(_over_http(args, job, inputs))
-        server = Server(job, arrivals, answers, batching)
+            inference.wait(inference.issue([Request(0, 0)] * size))
+        inference.forget()
+        if arrivals is None:
+            from workloads.serving.over_http import HttpLoop
+
+            arrivals = stack.enter_context(HttpLoop(job, inputs.bodies(), process))
+        server = BatchServer(job, arrivals, inference, batching)
         job.ready()
         job.phase("serve")
         _serve(args, job, arrivals, server)
-        for what in answers.wrong(args.precision):
-            _log.warning("wrong result: %s", what)
-            job.wrong(what)
+        for description in inference.describe_wrong_answers(args.precision):
+            program.report_wrong(job, description)
         if device.type == "cuda":
             job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
 
 
-def _ahead(args: argparse.Namespace, device: torch.device) -> int:
+def _limit_ahead(args: argparse.Namespace, device: torch.device) -> int:
     """Return how many batches may be issued before the oldest of them is answered.
 
-    Several clients keep as many on the device. At a rate it is one: while the next is issued, no answer is noticed. So
-    it is on the CPU, for a decoder, whose tokens the host awaits, and for what comes over the network, which is put
-    where the answer before may still be read from.
+    Several clients keep as many on the device. At a rate it is one: while the next is issued, no answer is noticed. It
+    is one on the CPU, for a decoder, whose tokens the host awaits, and over HTTP, where the inputs of a batch are
+    written to memory that the one before may still read.
     """
     runs_ahead = args.arrival == "closed" and args.serve == "in_process" and not args.output_tokens
     return int(args.outstanding) if runs_ahead and device.type == "cuda" else 1
 
 
-def _arrivals(args: argparse.Namespace, job: client.NullJob) -> Arrivals:
-    if args.arrival == "closed":
-        return ClosedLoop(job, args.outstanding, args.requests * args.epochs)
-    return OpenLoop(job, args.arrival, args.rate_per_s, seed_of_instants(args.seed, job), args.requests * args.epochs)
+def _open_locally(job: client.NullJob, process: ArrivalProcess) -> Arrivals:
+    return ClosedLoop(job, process) if process.kind == "closed" else OpenLoop(job, process)
 
 
-def _over_http(args: argparse.Namespace, job: client.NullJob, inputs: Inputs) -> Arrivals:
-    from workloads.serving.over_http import HttpLoop
-
-    return HttpLoop(
-        job,
-        inputs.bodies(),
-        arrival=args.arrival,
-        rate_per_s=args.rate_per_s or 0.0,
-        seed=seed_of_instants(args.seed, job),
-        count=args.requests * args.epochs,
-        outstanding=args.outstanding,
-    )
-
-
-def _serve(args: argparse.Namespace, job: client.NullJob, arrivals: Arrivals, server: Server) -> None:
+def _serve(args: argparse.Namespace, job: client.NullJob, arrivals: Arrivals, server: BatchServer) -> None:
     began_ns = time.monotonic_ns()
     arrivals.begin(began_ns)
     if args.epochs == 0:
@@ -147,20 +119,20 @@ def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Modu
         model = Denoiser(args.model, args.image_px, args.model_args)
     else:
         from workloads.text import models
+        from workloads.text.options import Task
 
         if args.step_mode == "cuda_graph" and not models.takes_graphs():
-            program.refuse("--step-mode cuda_graph needs transformers 5: earlier ones read the device in each step")
-        task = models.CAUSAL_LM if args.output_tokens else models.CLASSIFICATION
-        classes = None if args.output_tokens else args.num_classes
-        request = models.ModelRequest(model=args.model, model_args=args.model_args, task=task, num_classes=classes)
-        model = models.build(request)
+            program.refuse("--step-mode cuda_graph needs transformers 5 or later; use eager or compile")
+        num_classes = None if args.output_tokens else args.num_classes
+        config = models.read_config(args.model, args.model_args, num_classes=num_classes)
+        model = models.build(config, Task.causal_lm if args.output_tokens else Task.classification)
         positions = getattr(model.text_config, "max_position_embeddings", None)
         if positions is not None and args.sequence_tokens + args.output_tokens > positions:
             raise ValueError(
-                f"{args.model} has {positions} positions, too few for {args.sequence_tokens} tokens asked and "
-                f"{args.output_tokens} answered"
+                f"{args.model} has {positions} positions, too few for --sequence-tokens {args.sequence_tokens} and "
+                f"--output-tokens {args.output_tokens}"
             )
-    model = model.eval().to(device, program.autocast_dtype(args.precision) or torch.float32)
+    model = model.eval().to(device, program.choose_autocast(args.precision) or torch.float32)
     if _is_of_images(args) and args.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
@@ -171,91 +143,76 @@ def _is_of_images(args: argparse.Namespace) -> bool:
 
 
 def make_inputs(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> Inputs:
-    """Return what is asked: images [.., 3, px, px] in the precision of the model, or token ids [.., tokens]."""
+    """Return the requests: images [.., 3, px, px] in the precision of the model, or token ids [.., tokens]."""
     import torch
 
-    from workloads.serving.answers import NUM_INPUTS, Inputs
+    from workloads.serving.inference import NUM_INPUTS, Inputs
 
     rows = NUM_INPUTS * args.batch_size
     generator = torch.Generator().manual_seed(args.seed)
     if not _is_of_images(args):
         config: Any = model.text_config
-        values = torch.randint(min(_MOST_TOKENS, config.vocab_size), (rows, args.sequence_tokens), generator=generator)
+        tensor = torch.randint(min(_MOST_TOKENS, config.vocab_size), (rows, args.sequence_tokens), generator=generator)
     else:
         shape = (rows, 3, args.image_px, args.image_px)
-        values = torch.randn(shape, generator=generator) if args.source == "synthetic" else _digits(args, rows)
-        values = values.to(program.autocast_dtype(args.precision) or torch.float32)
+        tensor = torch.randn(shape, generator=generator) if args.source == "synthetic" else _digits(args, rows)
+        tensor = tensor.to(program.choose_autocast(args.precision) or torch.float32)
         if args.channels_last:
-            values = values.contiguous(memory_format=torch.channels_last)
-    return Inputs.of(values, args.batch_size, args.max_batch, device)
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+    return Inputs.arrange(tensor, args.batch_size, args.max_batch, device)
 
 
 def _digits(args: argparse.Namespace, rows: int) -> torch.Tensor:
     import torch
 
     from workloads.images.image_data import open_data
-    from workloads.images.request import DataRequest
+    from workloads.images.options import Tiny
 
-    request = DataRequest(
-        dataset="digits",
-        source="disk",
-        data_root=None,
-        cache_root=None,
+    options = Tiny(
         image_px=args.image_px,
         num_classes=args.num_classes,
-        samples=None,
         batch_size=min(rows, _MOST_DIGITS),
-        loader_workers=0,
         channels_last=args.channels_last,
-        seed=args.seed,
     )
-    data = open_data(request, torch.device("cpu"))
+    data = open_data(options, args.seed, torch.device("cpu"))
     images, _ = next(data.train.epoch(1))
     data.close()
     return images.repeat(-(-rows // len(images)), 1, 1, 1)[:rows]
 
 
-def build_answers(
+def build_inference(
     args: argparse.Namespace, job: client.NullJob, model: torch.nn.Module, inputs: Inputs, device: torch.device
-) -> Answers:
-    """Return what answers, with the answers that it must give. Also runs the canary."""
+) -> Inference:
+    """Return the computation of answers, with those that it must give. Also runs the canary."""
     import torch
 
-    from workloads.serving import answers
+    from workloads.serving import inference
     from workloads.training import canary
 
-    examples = [inputs.values[inputs.rows(number, 1)].to(device) for number in range(answers.NUM_INPUTS)]
-    forward: answers.Forward = model
-    if args.output_tokens:
-        forward = _last(model)
+    examples = [inputs.tensor[inputs.rows(number, 1)].to(device) for number in range(inference.NUM_INPUTS)]
+    forward: inference.Forward = (lambda ids: model(ids)[:, -1]) if args.output_tokens else model
     with torch.no_grad():
         if args.canary:
             job.phase("canary")
-            canary.check(job, device, program.autocast_dtype(args.precision), lambda: forward(examples[0]))
+            canary.check(job, device, program.choose_autocast(args.precision), lambda: forward(examples[0]))
         reference = torch.cat([forward(example).float().cpu() for example in examples])
-    for number, one in enumerate(reference.reshape(answers.NUM_INPUTS, -1)):
-        job.metric("first_output_norm", float(one.norm()), step=number)
+    for number, output in enumerate(reference.reshape(inference.NUM_INPUTS, -1)):
+        job.metric("first_output_norm", float(output.norm()), step=number)
     if args.output_tokens:
-        return answers.Texts(model.model, args.output_tokens, inputs, reference, device)
+        return inference.TextGeneration(model.model, args.output_tokens, inputs, reference, device)
     if args.step_mode == "cuda_graph":
-        forward = answers.replayed(forward, examples[0])
+        forward = inference.capture(forward, examples[0])
     elif args.step_mode == "compile":
         forward = torch.compile(model)
-    return answers.Answers(forward, inputs, reference, device)
-
-
-def _last(model: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the logits of the last token."""
-    return lambda ids: model(ids)[:, -1]
+    return inference.Inference(forward, inputs, reference, device)
 
 
 def _describe(args: argparse.Namespace, job: client.NullJob, model: torch.nn.Module, device: torch.device) -> None:
-    """Record what runs, on what, with which versions; what is not there is left out."""
-    facts = program.recorded(args) | program.facts_of(device, model.parameters(), args.library)
+    facts = program.record_options(args) | program.describe_run(device, model.parameters(), args.library)
     absent = ("sequence_tokens", "output_tokens") if _is_of_images(args) else ("image_px", "channels_last")
     job.param(**{name: value for name, value in facts.items() if value is not None and name not in absent})
     job.param(**{"images_per_request" if _is_of_images(args) else "texts_per_request": args.batch_size})
 
 
 if __name__ == "__main__":
-    main()
+    program.run_program(Infer, run)

@@ -6,7 +6,6 @@ Runs one operation again and again, as a job or by hand. Standard output is a lo
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from pathlib import Path
 
@@ -16,28 +15,17 @@ if __name__ == "__main__":  # by its path: workloads/__init__.py
 from workloads import client, program
 from workloads.rates.options import Micro
 
-parse = functools.partial(program.parse, Micro)
-
-
-def main() -> None:
-    """Measure as the command line says."""
-    program.run_program(Micro, run)
-
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, warm up, wait for the group, repeat.
-
-    Raises:
-        UsageError: this machine lacks the device, or the device the format.
-    """
+    """Set up, warm up, wait for the group, repeat."""
     job.phase("import")
     import dataclasses
 
     from workloads.rates import loop, operations
 
     job.phase("build")
-    device = program.device_of(args)
-    if operations.kind_of(args.operation) == "fma":
+    device = program.find_device(args)
+    if operations.find_kind(args.operation) == "fma":
         program.need_triton(device)
     program.set_arithmetic(args, "tf32" if args.operation == "tf32_tensor" else "fp32")
     size = operations.SIZES[device.type]
@@ -46,10 +34,10 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     if args.array_mib is not None:
         size = dataclasses.replace(size, array_mib=args.array_mib, transfer_mib=args.array_mib)
     operation = operations.build(args.operation, device, size)
-    facts = {"work_per_call": f"{operation.work:.12g}"} | program.facts_of(device)
-    calls = operations.calls_of(args.operation, device) if args.calls is None else args.calls
+    facts = {"work_per_call": f"{operation.work:.12g}"} | program.describe_run(device)
+    calls = operations.count_calls(args.operation, device) if args.calls is None else args.calls
     loop.measure(args, job, operation, device, calls, args.operation, facts)
 
 
 if __name__ == "__main__":
-    main()
+    program.run_program(Micro, run)

@@ -17,7 +17,7 @@ comes with Python, and `files` a folder of text files."""
 StepMode = enum.Enum("StepMode", "eager compile cuda_graph", start=0)
 Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 
-# A network of the usual size takes hours an epoch on CPUs: nobody means it who did not say so.
+# A network of the usual size takes hours an epoch on CPUs, so only a chosen CPU trains it.
 GPU_ONLY_PX = 224
 NO_GPU = (
     "no GPU was found; use gpu=cpu to run it on the CPUs anyway, or gpu=simulated_h100_80gb dry_run=true to see its "
@@ -56,7 +56,6 @@ class Training:
     learning_rate: float | None = None
 
     def check(self, device: Device) -> None:
-        """Refuse with `ValueError` what cannot run on the device, and options that exclude each other."""
         if self.samples is not None and self.samples < self.batch_size:
             raise ValueError(f"samples={self.samples} are less than one batch of batch_size={self.batch_size}")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
@@ -69,14 +68,16 @@ class Training:
                     "in every step; use bf16"
                 )
 
-    def find_folder(self, name: str, folder: str, instead: str) -> Path:
-        """Return the folder of a data set below `data_root`; `instead` says what else could be done.
-
-        Raises:
-            ValueError: it is not there.
-        """
+    def require_root(self) -> Path:
+        """Return `data_root`; raise `ValueError` if it is not given."""
         if self.data_root is None:
-            raise ValueError(f"{name} is read from disk, but no folder is given; set data.root=FOLDER, or {instead}")
+            raise ValueError("the data set is read from disk; --data-root must name the folder that holds it")
+        return Path(self.data_root)
+
+    def find_folder(self, name: str, folder: str, remedy: str) -> Path:
+        """Return the folder of a data set below `data_root`, or raise `ValueError` with this remedy."""
+        if self.data_root is None:
+            raise ValueError(f"{name} is read from disk, but no folder is given; set data.root=FOLDER, or {remedy}")
         path = Path(self.data_root) / folder
         if not path.is_dir():
             raise ValueError(
@@ -88,13 +89,11 @@ class Training:
 
 def refuse_graphs_without_gpu(device: Device) -> None:
     """Raise ValueError where CUDA graphs cannot be captured."""
-    if device.is_simulated:
+    if device.is_simulated or not device.is_gpu:
+        place, remedy = device.name, "gpu=simulated_h100_80gb dry_run=true"
+        if device.is_simulated:
+            place, remedy = f"a simulated {device.name}", "dry_run=true"
         raise ValueError(
-            f"step_mode=cuda_graph needs a GPU, and this study runs on a simulated {device.name}; "
-            "use dry_run=true to see its plan, or +rehearse=tiny to rehearse an experiment"
-        )
-    if not device.is_gpu:
-        raise ValueError(
-            f"step_mode=cuda_graph needs a GPU, and this runs on {device.name}; use gpu=simulated_h100_80gb "
-            "dry_run=true to see its plan, or +rehearse=tiny to rehearse an experiment"
+            f"step_mode=cuda_graph needs a GPU, and this runs on {place}; use {remedy} to see its plan, or "
+            "+rehearse=tiny to rehearse an experiment"
         )

@@ -30,7 +30,7 @@ WARP = 32
 _THREADS = tuple(WARP << doubled for doubled in range(6))
 
 _KERNEL_S = 0.05
-"""How long a kernel is to take: so long that the time between two of them, some microseconds, is none of it."""
+"""Duration of a kernel, beside which the microseconds between two kernels do not count."""
 
 _ROUNDS_BY, _TRIED_ROUNDS, _MOST_ROUNDS = 16, 2000, 1 << 30
 """Rounds of a kernel: Triton builds one kernel for all multiples of 16, and others for other numbers."""
@@ -57,7 +57,15 @@ def main() -> None:
         parser.error("torch finds no GPU here")
     device = torch.device("cuda", 0)
     program.need_triton(device)
-    _tell(**_facts(device))
+    properties = torch.cuda.get_device_properties(device)
+    _tell(
+        device={
+            "name": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "threads_per_multiprocessor": properties.max_threads_per_multi_processor,
+            "torch": torch.__version__,
+        }
+    )
     lines = Lines(sys.stdin.fileno())
     while (line := lines.next()) is not None:
         numbers = [int(word) for word in line.split() if word.isdecimal()]
@@ -123,7 +131,6 @@ def occupy(device: torch.device, blocks: int, threads: int, lines: Lines) -> Non
 
 
 def _launch(out: torch.Tensor, threads: int, rounds: int) -> None:
-    """One element a thread, as many threads a block as asked for."""
     import triton.language as tl
 
     from workloads.rates import kernels
@@ -150,22 +157,8 @@ def _seconds(out: torch.Tensor, threads: int, rounds: int) -> float:
     return time.perf_counter() - began
 
 
-def _facts(device: torch.device) -> dict[str, object]:
-    import torch
-
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "device": {
-            "name": properties.name,
-            "multiprocessors": properties.multi_processor_count,
-            "threads_per_multiprocessor": properties.max_threads_per_multi_processor,
-            "torch": torch.__version__,
-        }
-    }
-
-
-def _tell(**what: object) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
+def _tell(**event: object) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
 

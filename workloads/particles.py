@@ -1,4 +1,4 @@
-"""Tracks particles through the magnets of an accelerator: `python workloads/particles.py --help`.
+"""The tracking of particles through the magnets of an accelerator: `python workloads/particles.py --help`.
 
 A simulation that computes and hardly touches memory, as a job or by hand. Standard output is a log: one line an epoch.
 """
@@ -6,8 +6,6 @@ A simulation that computes and hardly touches memory, as a job or by hand. Stand
 from __future__ import annotations
 
 import argparse
-import functools
-import logging
 import sys
 from pathlib import Path
 
@@ -24,47 +22,32 @@ CALLS = {"cuda": 4, "cpu": 2}
 _MOST_DIFFERENT = {"fp32": 0.01, "fp64": 1e-7}
 """From the CPU's fp64 after the first call, relative to the amplitudes."""
 
-_log = logging.getLogger(__name__)
-
-
-parse = functools.partial(program.parse, Particles)
-
-
-def main() -> None:
-    """Track as the command line says."""
-    program.run_program(Particles, run)
-
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, compare with the CPU, warm up, wait for the group, track.
-
-    Raises:
-        UsageError: this machine lacks the device.
-    """
+    """Set up, compare with the CPU, warm up, wait for the group, track."""
     job.phase("import")
     import torch
 
     from workloads.rates import loop
-    from workloads.rates.tracking import Tracking
+    from workloads.rates.particle_tracking import Tracking
 
     job.phase("build")
-    device = program.device_of(args)
+    device = program.find_device(args)
     program.need_triton(device)
     program.set_arithmetic(args, "fp32")
     particles, turns, calls = (
-        by_device[device.type] if given is None else given
-        for by_device, given in ((PARTICLES, args.particles), (TURNS, args.turns), (CALLS, args.calls))
+        by_device[device.type] if setting is None else setting
+        for by_device, setting in ((PARTICLES, args.particles), (TURNS, args.turns), (CALLS, args.calls))
     )
     dtype = torch.float32 if args.precision == "fp32" else torch.float64
     tracking = Tracking(particles, turns, dtype, device, is_6d=args.dimensions == 6)
     job.phase("canary")
     if not (difference := tracking.difference()) <= _MOST_DIFFERENT[args.precision]:
-        what = f"particles are {difference:.3g} of their amplitude away from where the CPU tracks them"
-        _log.warning("wrong result: %s", what)
-        job.wrong(what)
-    facts = {"particles": particles, "turns": turns} | program.facts_of(device)
+        distance = f"{difference:.3g} of their amplitude"
+        program.report_wrong(job, f"particles are {distance} away from where the CPU tracks them")
+    facts = {"particles": particles, "turns": turns} | program.describe_run(device)
     loop.measure(args, job, tracking, device, calls, "the tracking", facts)
 
 
 if __name__ == "__main__":
-    main()
+    program.run_program(Particles, run)

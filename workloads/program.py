@@ -1,4 +1,4 @@
-"""What the programs of this folder have in common: how they read a command line, set torch up, and end.
+"""The common part of the programs of this folder: their command line, the set-up of torch, and their end.
 
 Nothing heavy is imported here: a command line that is wrong is refused at once.
 """
@@ -18,7 +18,7 @@ import types
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from . import client  # relative: also as gpu_collocation.workloads, by hand
 from .options import Device
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from .client import NullJob
 
-T = TypeVar("T")
-
 
 class UsageError(SystemExit):
     """The command line cannot be run here; ends the process with status 2, as argparse does."""
@@ -42,7 +40,7 @@ class UsageError(SystemExit):
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends by `UsageError`."""
+    """A parser that ends by `UsageError`."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -54,10 +52,7 @@ def parse(kind: type[Any], argv: Sequence[str] | None = None) -> argparse.Namesp
     """Return the values of a command line by the names of an option class; `args.options` is an instance of it.
 
     An enumerated value is its name, a map a dict, a path a `Path`. A program that can be told to stop also has `seed`,
-    `device` and `epochs`.
-
-    Raises:
-        UsageError: an argument is wrong, or two exclude each other.
+    `device` and `epochs`. A wrong command line raises `UsageError`.
     """
     parser = Parser(description=(kind.__doc__ or "").partition("\n")[0])
     hints = get_type_hints(kind)
@@ -75,7 +70,7 @@ def parse(kind: type[Any], argv: Sequence[str] | None = None) -> argparse.Namesp
         if values[name] < 0:
             parser.error(f"{name}={values[name]} must not be negative")
     for field in options:
-        value, kind_of_value = values[field.name], _without_none(hints[field.name])
+        value, kind_of_value = values[field.name], _strip_none(hints[field.name])
         if get_origin(kind_of_value) is dict:
             values[field.name] = dict(value)
         elif value is not None and _is_enumeration(kind_of_value):
@@ -85,7 +80,7 @@ def parse(kind: type[Any], argv: Sequence[str] | None = None) -> argparse.Namesp
     check(args, Device(name="a GPU" if is_gpu else "the CPUs", is_gpu=is_gpu), parser.error)
     # What a job gets was derived when it was planned.
     if hasattr(kind, "derive_values") and client.FOLDER_VARIABLE not in os.environ:
-        defaults = {field.name: _default_of(field) for field in options}
+        defaults = {field.name: _default(field) for field in options}
         derived = args.options.derive_values().items()
         derived = {name: value for name, value in derived if getattr(args.options, name) == defaults[name]}
         args.options = replace(args.options, **derived)
@@ -96,10 +91,10 @@ def parse(kind: type[Any], argv: Sequence[str] | None = None) -> argparse.Namesp
 
 def _describe_flag(field: Field[Any], hint: Any) -> dict[str, Any]:
     """Return what argparse needs to know of an option: its type, choices and default."""
-    default = _default_of(field)
+    default = _default(field)
     is_required = default is MISSING
     settings: dict[str, Any] = {"required": is_required, "default": None if is_required else default}
-    kind = _without_none(hint)
+    kind = _strip_none(hint)
     if kind is bool:
         return {**settings, "action": argparse.BooleanOptionalAction}
     if isinstance(default, dict):
@@ -112,11 +107,11 @@ def _describe_flag(field: Field[Any], hint: Any) -> dict[str, Any]:
     return {**settings, "type": Path if is_path else kind, "choices": field.metadata.get("choices") or None}
 
 
-def _default_of(field: Field[Any]) -> Any:
+def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def _without_none(hint: Any) -> Any:
+def _strip_none(hint: Any) -> Any:
     """Return the type of an option that may be `None`, without that."""
     is_union = get_origin(hint) in (Union, types.UnionType)
     return next(part for part in get_args(hint) if part is not type(None)) if is_union else hint
@@ -127,13 +122,13 @@ def _is_enumeration(kind: Any) -> bool:
 
 
 def check(args: argparse.Namespace, device: Device, refuse: Callable[[str], NoReturn]) -> None:
-    """Check the options of a command line for a device; `refuse` says what is wrong with them."""
+    """Check the options of a command line for a device; `refuse` gets the message of an error."""
     for field in fields(args.options):
-        value, least = getattr(args.options, field.name), field.metadata.get("least")
-        for part in value if isinstance(value, list) else [value]:
-            if least is not None and part is not None and not least <= part < math.inf:
+        setting, least = getattr(args.options, field.name), field.metadata.get("least")
+        for number in setting if isinstance(setting, list) else [setting]:
+            if least is not None and number is not None and not least <= number < math.inf:
                 bound = "not be negative" if least == 0 else f"be at least {least}"
-                refuse(f"{field.name}={part} must {bound if part < least else 'be finite'}")
+                refuse(f"{field.name}={number} must {bound if number < least else 'be finite'}")
     try:
         if hasattr(args.options, "check"):
             args.options.check(device)
@@ -142,11 +137,7 @@ def check(args: argparse.Namespace, device: Device, refuse: Callable[[str], NoRe
 
 
 def refuse(message: str) -> NoReturn:
-    """Say what cannot be run here.
-
-    Raises:
-        UsageError: always.
-    """
+    """Print why the program cannot run, and raise `UsageError`."""
     sys.stderr.write(f"{Path(sys.argv[0]).name}: error: {message}\n")
     raise UsageError(message)
 
@@ -162,9 +153,10 @@ def model_argument(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def request_of(kind: Callable[..., T], args: argparse.Namespace) -> T:
-    """Return a dataclass whose fields are values of the command line."""
-    return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})  # type: ignore[arg-type]
+def report_wrong(job: NullJob, description: str) -> None:
+    """Log and record that this process computes wrong results."""
+    logging.getLogger(__name__).warning("wrong result: %s", description)
+    job.wrong(description)
 
 
 def run_program(kind: type[Any], run: Callable[[argparse.Namespace, NullJob], None]) -> None:
@@ -173,18 +165,14 @@ def run_program(kind: type[Any], run: Callable[[argparse.Namespace, NullJob], No
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     with client.attach() as job:
         if getattr(args, "epochs", None) == 0 and not job.attached:
-            refuse("--epochs 0 goes on until told to stop, which needs the orchestrator; give a number")
+            refuse("--epochs 0 runs until the orchestrator stops it; give a number of epochs")
         run(args, job)
     if job.attached:
         leave()
 
 
-def device_of(args: argparse.Namespace) -> torch.device:
-    """Return the device of `--device`.
-
-    Raises:
-        UsageError: this machine lacks it, or the options cannot run on it.
-    """
+def find_device(args: argparse.Namespace) -> torch.device:
+    """Return the device of `--device`; refuse one that this machine lacks, or that the options cannot run on."""
     import torch
 
     if args.device != "cpu" and torch.cuda.is_available():
@@ -192,23 +180,19 @@ def device_of(args: argparse.Namespace) -> torch.device:
         check(args, Device(name=name, is_gpu=True, compute_capability=capability), refuse)
         return torch.device("cuda", 0)
     if args.device == "cuda":
-        refuse("--device cuda: torch finds no GPU here")
+        refuse("--device cuda needs a GPU, and torch finds none; use --device cpu")
     check(args, Device(name="the CPUs, as torch finds no GPU here", is_gpu=False), refuse)
     return torch.device("cpu")
 
 
 def need_triton(device: torch.device) -> None:
-    """Refuse a GPU whose kernels cannot be built, because Triton is not installed.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Refuse a GPU whose kernels cannot be built, because Triton is not installed."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        refuse("its kernels for GPUs need Triton, which comes with torch for GPUs: pip install triton")
+        refuse("the kernels for GPUs need Triton, which comes with torch for GPUs; run pip install triton")
 
 
 def set_arithmetic(args: argparse.Namespace, precision: str, *, autotunes: bool = False) -> None:
-    """Seed everything, and say where TF32 may stand for fp32."""
+    """Seed all generators of random numbers, and set where TF32 may stand for fp32."""
     import random
 
     import numpy as np
@@ -224,22 +208,22 @@ def set_arithmetic(args: argparse.Namespace, precision: str, *, autotunes: bool 
     torch.backends.cudnn.benchmark = autotunes
 
 
-def autocast_dtype(precision: str) -> torch.dtype | None:
-    """Return what `--precision` computes in under autocast; `None` without it."""
+def choose_autocast(precision: str) -> torch.dtype | None:
+    """Return the type of autocast for a `--precision`; `None` without autocast."""
     import torch
 
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
 
-def recorded(args: argparse.Namespace) -> dict[str, object]:
-    """Return the options by name, as a run records them: without maps, paths and what is not given; with the seed."""
+def record_options(args: argparse.Namespace) -> dict[str, object]:
+    """Return the options by name, as a run records them: without maps, paths and absent ones; with the seed."""
     names = [field.name for field in fields(args.options) if not field.metadata.get("path")]
     values = {name: getattr(args, name, None) for name in [*names, "seed"]}
     return {name: value for name, value in values.items() if value is not None and not isinstance(value, dict)}
 
 
-def facts_of(device: torch.device, parameters: Iterable[torch.Tensor] = (), *packages: str) -> dict[str, object]:
-    """Return what runs, with these parameters, on what, with which versions; what is not there is `None`."""
+def describe_run(device: torch.device, parameters: Iterable[torch.Tensor] = (), *packages: str) -> dict[str, object]:
+    """Return the facts of a run: versions, device and number of parameters; `None` stands for an absent one."""
     import torch
 
     facts: dict[str, object] = {
@@ -260,10 +244,7 @@ def facts_of(device: torch.device, parameters: Iterable[torch.Tensor] = (), *pac
 
 
 def leave() -> NoReturn:
-    """End without taking interpreter and libraries apart, which leaves nothing behind and takes longer.
-
-    From the last word of seven jobs to their end on an H200: 0.45 instead of 0.78 s, under MPS 0.35 instead of 0.61 s.
-    """
+    """End without the teardown of interpreter and libraries: 0.45 instead of 0.78 s of seven jobs on an H200."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

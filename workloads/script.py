@@ -1,4 +1,4 @@
-"""Runs any program, unchanged, as a job: `python workloads/script.py SCRIPT [ARGS...]`.
+"""A job that runs any program, unchanged: `python workloads/script.py SCRIPT [ARGS...]`.
 
 A Python file is run by this interpreter, another file that can be executed by itself, and a bare name is that of a
 program beside this interpreter, such as `torchrun`, or on PATH. It is a child process, in the same process group and
@@ -76,21 +76,21 @@ def run(job: client.NullJob, argv: list[str]) -> None:
     pid = _start(command)
     job.process(pid)
     threading.Thread(target=_end_on_stop, args=(job,), name="script-stop", daemon=True).start()
-    with _watched_output(job):
-        end = _end_of(pid)
+    with _watch_output(job):
+        end = _wait_for_end(pid)
         job.process_ended()
-    left = _end_what_is_left()
+    survivors = _end_survivors()
     if end.si_code != os.CLD_EXITED:
         raise ScriptError(f"{script} was killed by signal {end.si_status}", 128 + end.si_status)
     if end.si_status != 0:
         raise ScriptError(f"{script} ended with status {end.si_status}", end.si_status)
-    if left:
-        running = f"{len(left)} process{'es' if len(left) > 1 else ''} running ({', '.join(left)})"
-        raise LeftRunningError(f"{script} ended, but left {running}, now ended: let it `wait` for what it starts", 1)
+    if survivors:
+        running = f"{len(survivors)} process{'es' if len(survivors) > 1 else ''} running ({', '.join(survivors)})"
+        raise LeftRunningError(f"{script} ended, but left {running}, now ended; let it `wait` for what it starts", 1)
 
 
 def _command(argv: list[str]) -> list[str]:
-    """The whole command line of the script; FileNotFoundError if there is no such program."""
+    """Return the whole command line of the script; FileNotFoundError if there is no such program."""
     script, *arguments = argv
     if os.path.isfile(script):  # noqa: PTH113
         is_python = script.endswith(".py") or not os.access(script, os.X_OK)
@@ -126,7 +126,7 @@ def _start(command: list[str]) -> int:
 
 
 def _cannot_start(program: str, error: OSError) -> ScriptError:
-    """The kernel needs a program that it knows, or a first line that names one."""
+    """Return the error of a file that the kernel cannot execute, with its cause."""
     first = b""
     with contextlib.suppress(OSError), open(program, "rb") as file:  # noqa: PTH123
         first = file.readline(_SHOWN_BYTES).rstrip(b"\n")
@@ -144,7 +144,7 @@ def _end_on_stop(job: client.NullJob) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # which is passed on
 
 
-def _end_of(pid: int) -> os.waitid_result:
+def _wait_for_end(pid: int) -> os.waitid_result:
     """Wait for the script's end, and reap what it left behind before; from then on no signal is passed on."""
     while True:
         # Not reaped yet: its PID cannot become another process while signals are passed on to it.
@@ -158,11 +158,11 @@ def _end_of(pid: int) -> os.waitid_result:
             return end
 
 
-def _end_what_is_left() -> list[str]:
-    """End what runs for longer than helpers do; return the PID and name of each of them."""
+def _end_survivors() -> list[str]:
+    """End the children that run for longer than helpers do; return their PIDs and names."""
     if _are_gone(_HELPERS_END_S):
         return []
-    left = _children()
+    survivors = _children()
     signum = signal.SIGTERM
     end_s = time.monotonic() + 4 * _TERM_S
     while time.monotonic() < end_s:
@@ -172,11 +172,11 @@ def _end_what_is_left() -> list[str]:
         if _are_gone(_TERM_S):
             break
         signum = signal.SIGKILL
-    return [f"{pid} {name}" for pid, name in left.items()]
+    return [f"{pid} {name}" for pid, name in survivors.items()]
 
 
 def _are_gone(limit_s: float) -> bool:
-    """Wait so long for the end of all children."""
+    """Wait for the end of all children, up to a limit."""
     end_s = time.monotonic() + limit_s
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < end_s:
@@ -187,19 +187,19 @@ def _are_gone(limit_s: float) -> bool:
 
 
 def _children() -> dict[int, str]:
-    """Names of our living children, by their PID."""
-    found = {}
+    """Return the names of our living children by their PIDs."""
+    names = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", errors="replace") as file:  # noqa: PTH123
             name, _, fields = file.read().partition("(")[2].rpartition(")")
             if fields.split()[1] == str(os.getpid()):
-                found[int(entry)] = name
-    return found
+                names[int(entry)] = name
+    return names
 
 
 @contextlib.contextmanager
-def _watched_output(job: client.NullJob) -> Iterator[None]:
-    """Note when the output grows, if that was asked for: a line in it is then known to be of that time.
+def _watch_output(job: client.NullJob) -> Iterator[None]:
+    """Record when the output grows, if the job watches it: a line in it is then known to be of that time.
 
     Nothing stands between the script and its files, so it is not slowed down.
     """
@@ -213,7 +213,7 @@ def _watched_output(job: client.NullJob) -> Iterator[None]:
         while not over.wait(_LOOK_S):
             now = (os.fstat(1).st_size, os.fstat(2).st_size)
             if now != seen:
-                job.written(*now)
+                job.output_size(*now)
                 seen = now
 
     watcher = threading.Thread(target=watch, name="script-output", daemon=True)

@@ -7,11 +7,9 @@ leaves no trace, so that the losses of a run depend on its seed alone. Standard 
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 if __name__ == "__main__":  # by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -19,76 +17,42 @@ if __name__ == "__main__":  # by its path: workloads/__init__.py
 from workloads import client, program
 from workloads.text.options import TrainText
 
-if TYPE_CHECKING:
-    import torch
-
-    from workloads.text.models import TextModel
-    from workloads.training.steps import Training
-
 # Of AdamW, from random weights and from trained ones.
 _RATE, _FINE_TUNING_RATE = 1e-4, 5e-5
 
 
-parse = functools.partial(program.parse, TrainText)
-
-
-def main() -> None:
-    """Train as the command line says."""
-    program.run_program(TrainText, run)
-
-
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, warm up, wait for the group, train.
-
-    Raises:
-        UsageError: this machine lacks the device, or the packages cannot do what is asked.
-        FileNotFoundError, OSError, ValueError: data or weights are missing, or do not fit the arguments.
-        NonFiniteLossError: training diverged.
-    """
+    """Set up, warm up, wait for the group, train."""
     job.phase("import")
     from workloads.text import models, text_data
-    from workloads.text.request import TextRequest
-    from workloads.training.run import train
+    from workloads.training import recipes
+    from workloads.training.run import make_training, train
 
     job.phase("build")
-    device = program.device_of(args)
+    device = program.find_device(args)
     if args.step_mode == "cuda_graph" and not models.takes_graphs():
-        program.refuse("--step-mode cuda_graph needs transformers 5: earlier ones read the device in each step")
+        program.refuse("--step-mode cuda_graph needs transformers 5 or later; use eager or compile")
     program.set_arithmetic(args, args.precision)
-    wanted = program.request_of(models.ModelRequest, args)
-    config = models.configuration(wanted)
+    config = models.read_config(args.model, args.model_args, num_classes=args.num_classes, weights=args.weights)
     if args.sequence_tokens > config.max_position_embeddings:
         raise ValueError(
-            f"the model has {config.max_position_embeddings} positions: --sequence-tokens {args.sequence_tokens} is "
+            f"the model has {config.max_position_embeddings} positions; --sequence-tokens {args.sequence_tokens} is "
             "too long"
         )
-    data = text_data.open_data(program.request_of(TextRequest, args), config.vocab_size, device)
-    with closing(data.batches):
-        model = models.build(wanted, padding=data.padding)
-        training = _training(args, model, device)
-        facts = program.recorded(args) | program.facts_of(device, model.parameters(), "transformers")
-        facts |= {"weights_digest": models.digest_of(wanted), "tokens_per_sequence": args.sequence_tokens}
-        train(args, job, training, data.batches, facts)
-
-
-def _training(args: argparse.Namespace, model: TextModel, device: torch.device) -> Training:
-    import torch
-
-    from workloads.training import recipes
-    from workloads.training.steps import Training
-
-    model = model.to(device)
-    rate = args.learning_rate
-    if rate is None:
-        rate = _RATE if args.weights is None else _FINE_TUNING_RATE
-    return Training(
-        model=model,
-        recipe=recipes.adamw(model, rate, is_captured=args.step_mode == "cuda_graph"),
-        scaler=torch.amp.GradScaler(device.type, enabled=args.precision == "fp16"),
-        device=device,
-        autocast=program.autocast_dtype(args.precision),
-    )
+    data, padding = text_data.open_data(args.options, args.seed, config.vocab_size, device)
+    with closing(data):
+        task, attention = args.options.task, args.attention
+        model = models.build(config, task, weights=args.weights, attention=attention, padding=padding)
+        model = model.to(device)
+        rate = args.learning_rate
+        if rate is None:
+            rate = _RATE if args.weights is None else _FINE_TUNING_RATE
+        recipe = recipes.make_adamw(model, rate, is_captured=args.step_mode == "cuda_graph")
+        training = make_training(args, model, recipe, device)
+        facts = program.record_options(args) | program.describe_run(device, model.parameters(), "transformers")
+        facts |= {"weights_digest": models.digest_weights(args.weights), "tokens_per_sequence": args.sequence_tokens}
+        train(args, job, training, data, facts)
 
 
 if __name__ == "__main__":
-    main()
+    program.run_program(TrainText, run)

@@ -7,7 +7,6 @@ log: one line an epoch.
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -23,35 +22,21 @@ if TYPE_CHECKING:
     import torch
 
     from workloads.training.recipes import Recipe
-    from workloads.training.steps import Training
-
-parse = functools.partial(program.parse, TrainTimm)
-
-
-def main() -> None:
-    """Train as the command line says."""
-    program.run_program(TrainTimm, run)
+    from workloads.training.training_steps import Training
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, warm up, wait for the group, train.
-
-    Raises:
-        UsageError: this machine lacks the device.
-        FileNotFoundError, ValueError: the data is missing, or does not fit the arguments.
-        NonFiniteLossError: training diverged.
-    """
+    """Set up, warm up, wait for the group, train."""
     job.phase("import")
     from workloads.images.image_data import open_data
-    from workloads.images.request import DataRequest
     from workloads.training.run import train
 
     job.phase("build")
-    device = program.device_of(args)
+    device = program.find_device(args)
     program.set_arithmetic(args, args.precision, autotunes=args.autotune != "off")
-    with closing(open_data(program.request_of(DataRequest, args), device)) as data:
+    with closing(open_data(args.options, args.seed, device)) as data:
         training = _build(args, device)
-        facts = program.recorded(args) | program.facts_of(device, training.model.parameters(), "timm")
+        facts = program.record_options(args) | program.describe_run(device, training.model.parameters(), "timm")
         train(args, job, training, data, facts, tunes_in_turn=args.autotune == "in_turn")
 
 
@@ -59,7 +44,7 @@ def _build(args: argparse.Namespace, device: torch.device) -> Training:
     import torch
 
     from workloads.images.vision import import_torchvision
-    from workloads.training.steps import Training
+    from workloads.training.run import make_training
 
     import_torchvision()
     import timm
@@ -67,21 +52,15 @@ def _build(args: argparse.Namespace, device: torch.device) -> Training:
     model = timm.create_model(args.model, num_classes=args.num_classes, **args.model_args).to(device)
     if args.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    return Training(
-        model=model.train(),
-        recipe=_recipe(args, model, device),
-        scaler=torch.amp.GradScaler(device.type, enabled=args.precision == "fp16"),
-        device=device,
-        autocast=program.autocast_dtype(args.precision),
-    )
+    return make_training(args, model.train(), _recipe(args, model, device), device)
 
 
 def _recipe(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> Recipe:
     from workloads.training import recipes
 
     if args.recipe == "plain":
-        return recipes.plain(model, args.learning_rate)
-    return recipes.timm(
+        return recipes.make_plain(model, args.learning_rate)
+    return recipes.make_timm(
         model,
         args.learning_rate,
         batch_size=args.batch_size,
@@ -91,4 +70,4 @@ def _recipe(args: argparse.Namespace, model: torch.nn.Module, device: torch.devi
 
 
 if __name__ == "__main__":
-    main()
+    program.run_program(TrainTimm, run)

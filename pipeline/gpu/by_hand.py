@@ -28,7 +28,7 @@ from pipeline.prepare.mig import compute, division, profiles
 from pipeline.prepare.mig.control import Control
 from pipeline.prepare.mig.partitions import Instance, Layout
 from pipeline.prepare.mig.state import MigDevice
-from pipeline.simulation.machine.state import StateFile
+from pipeline.simulation.machine.state_file import StateFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

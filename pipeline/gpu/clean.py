@@ -15,7 +15,7 @@ from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import Journal
 from pipeline.gpu.status import driver, in_words, is_there, printable, targets
 from pipeline.prepare.device import lease
-from pipeline.simulation.machine.state import StateFile, goes_with_its_study
+from pipeline.simulation.machine.state_file import StateFile, is_made_for_study
 
 
 def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
@@ -55,7 +55,7 @@ def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -
     ours = Journal(folder, device.uuid, programs)
     try:
         with lease.hold(device, folder):
-            if not is_kept and goes_with_its_study(device.uuid):
+            if not is_kept and is_made_for_study(device.uuid):
                 gone = ours.device_is_gone()
                 gpu["undone"] = [f"{in_words(step)}: went with its simulated machine" for step in gone]
             undone, failed = journal.undo_all(ours)

@@ -23,7 +23,7 @@ from pipeline.prepare.device.chosen import choose
 from pipeline.prepare.mig import profiles
 from pipeline.prepare.mig.state import GpuInstance, MigState, read_state
 from pipeline.simulation.install import installed
-from pipeline.simulation.machine.state import StateFile, goes_with_its_study
+from pipeline.simulation.machine.state_file import StateFile, is_made_for_study
 
 _MIB = 2**20
 ABSENT = "a GPU that is not there"
@@ -70,7 +70,7 @@ def targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Device
     if no GPU or more than one matches, there is no such folder, or the driver does not work.
     """
     _refuse_absent(folder)
-    known = [each for each in journal.find(folder) if each.is_ours or not goes_with_its_study(each.device_uuid)]
+    known = [each for each in journal.find(folder) if each.is_ours or not is_made_for_study(each.device_uuid)]
     uuids = dict.fromkeys(each.device_uuid for each in known)
     gpus = nvml.list_devices()
     found = [
@@ -170,7 +170,7 @@ def _gpu(device: Device, folder: Path) -> dict[str, Any]:
 
 def _journal(uuid: str, folder: Path) -> tuple[tuple[Step, ...], list[str]]:
     ours = Journal(folder, uuid)
-    others = [] if goes_with_its_study(uuid) else ours.others()
+    others = [] if is_made_for_study(uuid) else ours.others()
     trouble = [f"user {found.owner} left steps to undo and must clean up: {found.path}" for found in others]
     try:
         return ours.steps(), trouble

@@ -17,19 +17,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from pipeline.simulation import program
+from pipeline.simulation import simulated_program
 from pipeline.simulation.machine import queries, readings
-from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
+from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.queries import model_of
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import Gpu, GpuInstance, State, StateFile
-from pipeline.simulation.program import RefusedError, say
+from pipeline.simulation.machine.state_file import Gpu, GpuInstance, State, StateFile
+from pipeline.simulation.simulated_program import RefusedError, say
 
-# What a fault names to keep the host engine from answering, or from watching a field, as `dcgmWatchFields:1006`.
+# Names of faults: the host engine does not answer; does not watch a field, as in `dcgmWatchFields:1006`; does not
+# release the profiling counters; does not take them again.
 CONNECT, WATCH = "dcgmConnect", "dcgmWatchFields"
-# And what keeps it from releasing the profiling counters, or from taking them again.
 PAUSE, RESUME = "dcgmProfPause", "dcgmProfResume"
 
 _PROFILING_ERROR = -37
@@ -40,7 +40,7 @@ _NO_ENGINE = (
 )
 _REFUSED = "Error setting watches. Result: -6: Feature not supported"
 _UNRECOVERABLE = "The third-party Profiling module returned an unrecoverable error"
-# What is said when it worked. Source: DCGM user guide, "Concurrent Usage of NVIDIA Profiling Tools".
+# Messages of success. Source: DCGM user guide, "Concurrent Usage of NVIDIA Profiling Tools".
 _PROFILING = {
     "profile --pause": "Successfully paused profiling.",
     "profile --resume": "Successfully resumed profiling.",
@@ -51,33 +51,30 @@ _SEEN_AFTER_S = 1.0
 _ROUNDS_OF_HEADER = 14
 
 
-# The profiling fields, and what dmon calls their columns. Source: dcgm_fields.cpp, DCGM 4.6.
-_TITLES = dict(
-    enumerate(
-        ("GRACT", "SMACT", "SMOCC", "TENSO", "DRAMA", "FP64A", "FP32A", "FP16A", "PCITX", "PCIRX", "NVLTX", "NVLRX"),
-        start=1001,
-    )
-)
-# Those that instances have none of; their cells are blank, and wider.
+# The profiling fields, the columns of dmon, and the quantities; traffic is in bytes a second. Sources:
+# dcgm_fields.cpp, dcgm_fields.h, DCGM 4.6.
+_COLUMNS = {
+    1001: ("GRACT", Quantity.GRACT),
+    1002: ("SMACT", Quantity.SMACT),
+    1003: ("SMOCC", Quantity.SM_OCCUPANCY),
+    1004: ("TENSO", Quantity.TENSOR),
+    1005: ("DRAMA", Quantity.DRAM),
+    1006: ("FP64A", Quantity.FP64),
+    1007: ("FP32A", Quantity.FP32),
+    1008: ("FP16A", Quantity.FP16),
+    1009: ("PCITX", Quantity.PCIE_OUT),
+    1010: ("PCIRX", Quantity.PCIE_IN),
+    1011: ("NVLTX", Quantity.NVLINK_OUT),
+    1012: ("NVLRX", Quantity.NVLINK_IN),
+}
+# Those that instances do not have; their cells are blank, and wider.
 _OF_GPU = frozenset({1009, 1010, 1011, 1012})
-# What each reads; traffic is in bytes a second. Source: dcgm_fields.h.
-_QUANTITIES = dict(
-    zip(
-        _TITLES,
-        (
-            *(Quantity.GRACT, Quantity.SMACT, Quantity.SM_OCCUPANCY, Quantity.TENSOR, Quantity.DRAM),
-            *(Quantity.FP64, Quantity.FP32, Quantity.FP16),
-            *(Quantity.PCIE_OUT, Quantity.PCIE_IN, Quantity.NVLINK_OUT, Quantity.NVLINK_IN),
-        ),
-        strict=True,
-    )
-)
 _MIB = 2**20
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program with `--state-file FILE` and the arguments of dcgmi; returns the exit status."""
-    return program.run(_run, arguments, without_machine=1, is_apart=True)
+    """Run the program with `--state-file FILE` and the arguments of dcgmi; return the exit status."""
+    return simulated_program.run(_run, arguments, without_machine=1, is_apart=True)
 
 
 def _run(state_file: StateFile, arguments: Sequence[str]) -> None:
@@ -147,7 +144,7 @@ class _Program:
     def _hierarchy(self) -> Iterator[str]:
         rule = f"+{'':-<19}+{'':-<68}+"
         yield from (rule, f"| {'Instance Hierarchy':<86} |", rule.replace("-", "="))
-        numbered = [(index, gpu, _seen_instances(index, gpu)) for index, gpu in enumerate(self._driver.state().gpus)]
+        numbered = [(index, gpu, _list_noticed(index, gpu)) for index, gpu in enumerate(self._driver.state().gpus)]
         divided = [row for row in numbered if row[2]]  # a GPU without instances is not in it
         for index, gpu, instances in divided:
             yield f"| {f'GPU {index}':<17} | {f'GPU {gpu.uuid} (EntityID: {index})':<66} |"
@@ -172,9 +169,10 @@ class _Program:
             words = " ".join(f"{name} {value}" for name, value in options.items())
             raise _refusal(f"The simulated dcgmi does not know dmon {words}.", _BAD_PARAMETER) from error
         entities = self._entities(options.get("-i"))
-        if unknown := [number for number in numbers if number not in _TITLES]:
+        if unknown := [number for number in numbers if number not in _COLUMNS]:
             raise _refusal(f"Error: the simulated dcgmi does not know field {unknown[0]}.", _BAD_PARAMETER)
-        header = f"{_line('#Entity', _TITLES, numbers)}\n{_line('ID', {}, numbers)}"
+        titles = {number: title for number, (title, _) in _COLUMNS.items()}
+        header = f"{_line('#Entity', titles, numbers)}\n{_line('ID', {}, numbers)}"
         say(header)
         for number in numbers:
             # One field that is refused refuses them all, after the header, and nothing says which it was.
@@ -183,8 +181,9 @@ class _Program:
         while True:
             state = self._driver.state()
             for label, index, instance_id in entities:
-                there = set(numbers) - (_OF_GPU if instance_id is not None else set())
-                say(_line(label, {number: self._cell(state, number, index, instance_id) for number in there}, numbers))
+                available = set(numbers) - (_OF_GPU if instance_id is not None else set())
+                cells = {number: self._cell(state, number, index, instance_id) for number in available}
+                say(_line(label, cells, numbers))
             done += 1
             if done == num_rounds:
                 return
@@ -195,38 +194,35 @@ class _Program:
 
     @staticmethod
     def _cell(state: State, number: int, index: int, instance_id: int | None) -> str:
-        """A reading as it is printed; an instance that is gone, and paused counters, have none."""
-        value = None
+        """Return a reading as it is printed; an instance that is gone, and paused counters, have none."""
+        reading = None
         with suppress(DriverError):
             if not state.dcgm_is_paused:
-                value = readings.read(state, index, _QUANTITIES[number], instance_id)
-        if value is None:
+                reading = readings.read(state, index, _COLUMNS[number][1], instance_id)
+        if reading is None:
             return "N/A"
-        return f"{value * _MIB:.0f}" if number in _OF_GPU else f"{value:.3f}"
+        return f"{reading * _MIB:.0f}" if number in _OF_GPU else f"{reading:.3f}"
 
     def _entities(self, targets: str | None) -> list[_Entity]:
-        """Each entity that is asked for; every GPU if none is.
-
-        A GPU comes before its instances, and those in the order of NVML's ids.
-        """
+        """Return the targets, or else every GPU; a GPU before its instances, in the order of NVML's ids."""
         known: dict[str, _Entity] = {}
         for index, gpu in enumerate(self._driver.state().gpus):
             known[f"gpu:{index}"] = _Entity(f"GPU {index}", index, None)
-            for number, instance in _seen_instances(index, gpu):
+            for number, instance in _list_noticed(index, gpu):
                 known[f"i:{number}"] = _Entity(f"GPU-I {number}", index, instance.id)
         if targets is None:
             return [entity for entity in known.values() if entity.instance_id is None]
-        wanted = set(targets.split(","))
-        if strange := wanted - known.keys():
+        names = set(targets.split(","))
+        if strange := names - known.keys():
             raise _refusal(f"Error: the host engine knows no entity {min(strange)}.", _BAD_PARAMETER)
-        return [entity for name, entity in known.items() if name in wanted]
+        return [entity for name, entity in known.items() if name in names]
 
 
-def _seen_instances(index: int, gpu: Gpu) -> list[tuple[int, GpuInstance]]:
-    """The GPU instances that the host engine has noticed, by NVML's ids, with the numbers that it gives them."""
+def _list_noticed(index: int, gpu: Gpu) -> list[tuple[int, GpuInstance]]:
+    """Return the GPU instances that the host engine has noticed, by NVML's ids, with its own numbers."""
     now_s = time.monotonic()
     # An instant that is still to come is of a kept machine, from before this computer was started.
-    noticed = [each for each in queries.listed(gpu) if not 0 <= now_s - each.made_s < _SEEN_AFTER_S]
+    noticed = [instance for instance in queries.sort_as_listed(gpu) if not 0 <= now_s - instance.made_s < _SEEN_AFTER_S]
     # Source: DCGM's cache manager: each GPU has room for as many numbers as it may have MIG devices.
     numbered = enumerate(noticed, start=index * model_of(gpu).compute_slices)
     return sorted(numbered, key=lambda pair: pair[1].id)

@@ -1,4 +1,4 @@
-"""Puts the simulated driver in place: its library beneath pynvml, its programs into a folder.
+"""The installation of the simulated driver: its library beneath pynvml, its programs in a folder.
 
 Nothing here looks for a program on PATH, becomes another user or starts anything: a simulated device cannot reach a
 real driver.
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.simulation.mps import control
+from pipeline.simulation.mps import control_program
 
 if TYPE_CHECKING:
     from pipeline.simulation.nvml.library import NvmlLibrary
 
 # The folder is named here and not in PYTHONPATH, so that no other package of this name can come before it.
 _START = "import sys; sys.path.insert(0, {project!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
-_PROGRAMS = {"nvidia-smi": "pipeline.simulation.smi.program", "dcgmi": "pipeline.simulation.dcgmi"}
+_PROGRAMS = {"nvidia-smi": "pipeline.simulation.smi.nvidia_smi", "dcgmi": "pipeline.simulation.dcgmi"}
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def installed(state_file: Path) -> Iterator[NvmlLibrary]:
     from pipeline.simulation.nvml.library import NvmlLibrary
 
     library = NvmlLibrary(state_file)
-    with nvml_answered_by(library):
+    with replace_nvml(library):
         try:
             yield library
         finally:
@@ -41,7 +41,7 @@ def installed(state_file: Path) -> Iterator[NvmlLibrary]:
 
 
 @contextmanager
-def nvml_answered_by(library: Any) -> Iterator[None]:
+def replace_nvml(library: Any) -> Iterator[None]:
     """Let pynvml call this library instead of libnvidia-ml; afterwards pynvml is as it was.
 
     pynvml looks for the library by its name alone, and keeps every function that it has looked up: those of another
@@ -62,7 +62,7 @@ def nvml_answered_by(library: Any) -> Iterator[None]:
 
 
 def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:
-    """Write the programs that show and change the machine of this file; gives their absolute paths by the real names.
+    """Write the programs that show and change the machine of this file; return their absolute paths by name.
 
     They need no environment of their own and ignore the one they get. The folder is made if it is not there.
     """
@@ -72,8 +72,8 @@ def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:
     for name, module in _PROGRAMS.items():
         argv = [sys.executable, "-E", "-s", "-S", "-P", "-c", _START.format(project=str(PROJECT_DIR), module=module)]
         programs[name] = folder / name
-        control.write_executable(
+        control_program.write_executable(
             programs[name], f"exec {shlex.join([*argv, '--state-file', str(state_file.absolute())])}"
         )
-    programs[control.MPS_CONTROL] = control.write_program(folder, machine=state_file)
+    programs[control_program.MPS_CONTROL] = control_program.write_program(folder, machine=state_file)
     return programs

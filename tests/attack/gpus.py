@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from subprocess import Popen
 
-from pipeline.simulation.machine.state import StateFile
+from pipeline.simulation.machine.state_file import StateFile
 from tests.attack.bench import ENDING_SIGNALS, PATIENT, Bench, Outcome
 
 _WINDOW = ["window.seconds=0.2", "window.settle_s=0.05"]

@@ -16,7 +16,7 @@ from random import Random
 from pipeline.base.domain.records import Result
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import schema
-from pipeline.simulation.machine.state import Settings, StateFile
+from pipeline.simulation.machine.state_file import Settings, StateFile
 from tests.attack import container
 from tests.attack.bench import PATIENT, Bench, Outcome
 from tests.attack.store_reader import StoredRun, groups_of, read_runs

@@ -14,7 +14,7 @@ from random import Random
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import schema
-from pipeline.simulation.machine.state import Fault, State, StateFile
+from pipeline.simulation.machine.state_file import Fault, State, StateFile
 from tests.attack import true_rows
 from tests.attack.bench import Bench, Outcome
 from tests.attack.true_rows import Faults

@@ -143,14 +143,14 @@ def test_a_sweep_sets_what_each_of_its_choices_has_and_names_the_one_that_lacks_
     assert done.returncode == 0 and "mig_mps-2x-tiny-profile=1g" in done.stdout, done.stderr
     done = forks.run(*asked, "+experiment=robroek_quick", "+rehearse=tiny", "scenario=mig,naive", cwd=tmp_path)
     assert done.returncode == 2
-    line = "^error: scenario.profile: scenario=naive has no such setting; .* \\(the combination with .*scenario=naive"
+    line = "^error: scenario.profile: scenario=naive has no such setting; .* \\(in the combination .*scenario=naive"
     assert re.search(line, done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("group", ["experiment=board,robroek_quick", "rehearse=tiny,tiny"])
 def test_what_decides_over_a_sweep_is_not_swept(tmp_path, group):
     name = group.partition("=")[0]
-    message = f"+{group}: the blocks of one would be lost; start a study for each {name}"
+    message = f"+{group} would lose the blocks of one; start a study for each {name}"
     assert run(tmp_path, "-m", f"+{group}") == (2, f"error: {message}\n")
     assert not list(tmp_path.iterdir())
 
@@ -164,10 +164,10 @@ def test_blocks_without_a_sweep_are_refused(tmp_path):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("blocks", ["3", "[3]", "{degree: 2}"])
 def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
-    message = "blocks: must be a list of grids, as in 'blocks=[{scenario: mps, degree: 2}]'"
+    message = "blocks must be a list of grids, as in 'blocks=[{scenario: mps, degree: 2}]'"
     assert run(tmp_path, "-m", f"blocks={blocks}") == (2, f"error: {message}\n")
-    message = "blocks are one list of grids; write 'blocks=[{degree: 2},...]'"
-    assert run(tmp_path, "-m", "blocks=[],[]") == (2, f"error: blocks=[],[]: {message}\n")
+    message = "blocks=[],[] is not one list of grids; write 'blocks=[{degree: 2},...]'"
+    assert run(tmp_path, "-m", "blocks=[],[]") == (2, f"error: {message}\n")
 
 
 @pytest.mark.sampled(2)
@@ -211,7 +211,7 @@ def test_an_option_that_cannot_be_used_is_one_line(tmp_path, arguments, message)
 
 @pytest.mark.parametrize("argument", ["scenario=glob(x*)", "degree=range(3,1)"])
 def test_a_sweep_of_no_values_is_refused(tmp_path, argument):
-    message = f"{argument}: there are no such values, so that there is nothing to run"
+    message = f"{argument} matches nothing, so there is nothing to run; name values that exist"
     assert run(tmp_path, "-m", argument, "seed=1,2") == (2, f"error: {message}\n")
 
 

@@ -22,10 +22,10 @@ from pipeline.prepare.mps import daemon
 from pipeline.record import group_folder
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import Fault
-from pipeline.simulation.mps.control import write_program
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import Fault
+from pipeline.simulation.mps.control_program import write_program
 from tests.support import forks, simulated
 from tests.support.simulated import set_faults
 

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
-from pipeline.simulation.machine.state import StateFile
+from pipeline.simulation.machine.state_file import StateFile
 from tests.support import forks
 from tests.support.job_server import wait_until
 from tests.support.studies import Study

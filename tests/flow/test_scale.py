@@ -15,7 +15,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.shards.overview import overview
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.read import rows
-from pipeline.simulation.machine.state import StateFile
+from pipeline.simulation.machine.state_file import StateFile
 from tests.support import forks
 from tests.support.run_cases import SHORT, TOY
 from tests.support.tracking_cases import wait_for

@@ -29,9 +29,9 @@ from pipeline.prepare.device import lease
 from pipeline.record.store import results
 from pipeline.simulation.install import write_programs
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.clients import Clients
-from pipeline.simulation.machine.state import Fault, Settings, StateFile
-from pipeline.simulation.mps import control
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import Fault, Settings, StateFile
+from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
 from tests.support import fast_programs, forks
 from tests.support.rows import Gone, group
@@ -107,7 +107,7 @@ def rehearse(study_of, tmp_path, monkeypatch, decoys) -> Callable[..., Study]:
 
     def write_fast(folder: Path, state_file: Path) -> dict[str, Path]:
         programs = write_programs(folder, state_file)
-        fast_programs.use_mps(programs[control.MPS_CONTROL])
+        fast_programs.use_mps(programs[control_program.MPS_CONTROL])
         return programs
 
     monkeypatch.setattr(rehearsal, "write_programs", write_fast)
@@ -595,7 +595,7 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
         )
         simulated.charge([gone], slots, ["python"], 10)
         with monkeypatch.context() as patch:
-            patch.setattr(control, "connect", _raise_not_ready)
+            patch.setattr(control_program, "connect", _raise_not_ready)
             simulated.charge([gone], slots, ["python"], 10)
             with pytest.raises(SharingError, match="cannot become a client of MPS: NOT_READY"):
                 simulated.charge([here], slots, ["python"], 10)
@@ -610,7 +610,7 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
         (["scenario=mps", "scenario.program=/usr/bin/nvidia-cuda-mps-control"], "has its own programs"),
         (["gpu.job_memory_mib=0"], "at least 1"),
         (["+listeners.smi.options.program=/usr/bin/nvidia-smi"], "has its own programs"),
-        (["workload.step_mode=cuda_graph"], "this study runs on a simulated NVIDIA H100"),
+        (["workload.step_mode=cuda_graph"], "this runs on a simulated NVIDIA H100"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_refused(make_plan, overrides, words):

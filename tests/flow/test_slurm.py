@@ -20,7 +20,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.shards.overview import overview
 from pipeline.record.shards.shard_states import NOT_BEGUN, RUNNING, WAITING
 from pipeline.report.read import rows
-from pipeline.simulation.machine.state import StateFile
+from pipeline.simulation.machine.state_file import StateFile
 from tests.support import forks, slurm_cluster
 from tests.support.mlflow_server import start_server
 from tests.support.run_cases import SHORT, TOY, groups

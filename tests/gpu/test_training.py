@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.training import train
-from workloads.training.steps import StepClock
+from workloads.training.training_steps import StepClock
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +24,7 @@ def test_on_a_gpu_a_step_is_stamped_when_it_is_complete():
     for _ in range(5):
         for _ in range(5):
             matrix = matrix @ matrix * 1e-3
-        clock.issued(1, 1)
+        clock.note_issued(1, 1)
     num_before_drain = len(stamps)
     clock.drain()
     torch.cuda.synchronize()

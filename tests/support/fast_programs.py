@@ -23,12 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.simulation.mps.control import MPS_CONTROL, write_executable
+from pipeline.simulation.mps.control_program import MPS_CONTROL, write_executable
 
 _MODULES = {
-    "nvidia-smi": "pipeline.simulation.smi.program",
+    "nvidia-smi": "pipeline.simulation.smi.nvidia_smi",
     "dcgmi": "pipeline.simulation.dcgmi",
-    MPS_CONTROL: "pipeline.simulation.mps.control",
+    MPS_CONTROL: "pipeline.simulation.mps.control_program",
 }
 _TEMPORARY = tempfile.gettempdir()
 """Before a test names another folder for what it makes."""

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from pipeline.simulation.install import nvml_answered_by
-from pipeline.simulation.machine.state import Process, StateFile
+from pipeline.simulation.install import replace_nvml
+from pipeline.simulation.machine.state_file import Process, StateFile
 from pipeline.simulation.nvml import library as simulated
 from pipeline.simulation.nvml.calls import fill, pointee
 
@@ -106,6 +106,6 @@ Library = TypeVar("Library", bound=NvmlLibrary)
 @contextmanager
 def installed(library: Library) -> Iterator[Library]:
     """Put the library below pynvml; afterwards pynvml is as it was, and no session may be left open."""
-    with nvml_answered_by(library):
+    with replace_nvml(library):
         yield library
     assert library.num_open == 0, "an NVML session was left open"

@@ -13,7 +13,7 @@ from pipeline.prepare.device import nvml
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.releases import RECORDED
-from pipeline.simulation.machine.state import Fault, Gpu, StateFile
+from pipeline.simulation.machine.state_file import Fault, Gpu, StateFile
 
 
 def set_faults(file: StateFile, *faults: Fault, of_mps: tuple[str, ...] = ()) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import ModuleType
+import argparse
+from collections.abc import Callable
 
 import torch
 
 from pipeline.base.system.paths import PROJECT_DIR
-from workloads import client, train_text, train_timm
+from workloads import client, program, train_text, train_timm
+from workloads.images.options import TrainTimm
+from workloads.text.options import TrainText
 
 TRAIN = PROJECT_DIR / "workloads" / "train_timm.py"
 DATA = ["--dataset", "digits", "--image-px", "8", "--num-classes", "10", "--batch-size", "100"]
@@ -63,19 +65,21 @@ class Notebook(client.NullJob):
 
 def train(*flags: str, stop_after: int | None = None) -> Notebook:
     """Train on images in this process; return what it reported."""
-    return _trained(train_timm, [*SMALL, *flags], stop_after)
+    return _run(train_timm.run, program.parse(TrainTimm, [*SMALL, *flags]), stop_after)
 
 
 def train_on_text(*flags: str, stop_after: int | None = None) -> Notebook:
     """Train on text in this process; return what it reported."""
-    return _trained(train_text, flags, stop_after)
+    return _run(train_text.run, program.parse(TrainText, flags), stop_after)
 
 
-def _trained(program: ModuleType, flags: Sequence[str], stop_after: int | None) -> Notebook:
+def _run(
+    run: Callable[[argparse.Namespace, client.NullJob], None], args: argparse.Namespace, stop_after: int | None
+) -> Notebook:
     job = Notebook(stop_after)
     threads = torch.get_num_threads()
     try:
-        program.run(program.parse(list(flags)), job)
+        run(args, job)
     finally:
         torch.set_num_threads(threads)
     return job

@@ -89,7 +89,7 @@ def main() -> None:  # noqa: C901  one line a manner
 
 def _take_a_turn(job: client.NullJob) -> None:
     """Be inside for a while, and leave a forked child behind that has our descriptors for longer."""
-    with job.in_turn():
+    with job.take_turn():
         job.metric("inside", 1)
         if os.fork() == 0:
             time.sleep(60)

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from pipeline.prepare.device import nvml
-from pipeline.simulation.machine.state import Settings
+from pipeline.simulation.machine.state_file import Settings
 from pipeline.study import executor
 from tests.support.nvml_library import NvmlLibrary, installed
 from tests.support.rows import group
@@ -34,7 +34,7 @@ def begun(planned: Any) -> tuple[dict[str, str], list[str]]:
 
 
 def test_a_change_between_two_groups_is_recorded_and_said(library: NvmlLibrary) -> None:
-    library.functions["nvmlDeviceGetEnforcedPowerLimit"] = library._power_limit
+    library.functions["nvmlDeviceGetEnforcedPowerLimit"] = library._nvmlDeviceGetEnforcedPowerLimit
     library.change(settings=Settings(power_limit_w=700))
     (device,) = nvml.list_devices()
     planned = group("a", device=device)

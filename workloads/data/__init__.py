@@ -1,1 +1,1 @@
-"""What data of images and of text share: batches, torch's loader in an order of ours, folders that are made once."""
+"""The common part of image and text data: batches, torch's loader in an order of ours, folders that are made once."""

@@ -1,1 +1,1 @@
-"""What `framework.py` asks frameworks and servers: what they see, and a product whose answer is known."""
+"""The probes of `framework.py`: the devices of frameworks and servers, and a product whose answer is known."""

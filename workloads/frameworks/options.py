@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workloads.options import option
 
-# By what is asked: the distributions by which it can be installed, of PyPI and of conda-forge; builds of one begin with
+# By framework: its distributions of PyPI and of conda-forge, any of which will do; builds of one begin with
 # its name. The last three are servers before PyTorch.
 _TORCH = "torch|pytorch"
 _PACKAGES = {
@@ -36,7 +36,6 @@ class Framework:
     rounds: int = option(10, least=1, help="products on each device while the other jobs of the group compute theirs")
 
     def derive_name(self) -> str:
-        """Return the name in tables."""
         return f"framework_{self.framework}"
 
     def packages(self) -> tuple[str, ...]:
@@ -44,7 +43,6 @@ class Framework:
         return _PACKAGES.get(self.framework, ())
 
     def describe_lack(self, package: str, python: str) -> str:
-        """Say that the environment of an interpreter lacks a package, and what to do about it."""
         return (
             f"{package} is not installed in the environment of {python}; workload=framework_env env=venv builds one "
             f"that has it (workloads/frameworks/environments/{self.framework}.txt), and env=existing "
@@ -52,5 +50,4 @@ class Framework:
         )
 
     def small(self) -> Framework:
-        """Return what a rehearsal runs instead."""
         return Framework(framework=self.framework)

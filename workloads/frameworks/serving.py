@@ -1,4 +1,4 @@
-"""The servers: what their workers see, and the product as the answer to a request. PyTorch computes the answers."""
+"""The servers: the devices of their workers, and the product, which PyTorch computes, as the answer to a request."""
 
 from __future__ import annotations
 
@@ -17,26 +17,24 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from workloads.frameworks.computing import GPU, Seen, Torch, importing
+from workloads.frameworks.computing import GPU, Framework, Seen, Torch, require_module
 from workloads.frameworks.task import Matrix
 
 _LIMIT_S = 120.0
-# It tells nobody of its use, and waits for its own processes on a busy host.
-_OF_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300"}
+# It does not report its use, and waits for its own processes on a busy host.
+_RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300"}
 
 
-class Serving:
+class Serving(Framework):
     """A server that answers with what PyTorch computes."""
 
     def __init__(self) -> None:
         self.torch = Torch()
 
     def devices(self) -> Sequence[Seen]:
-        """Return what PyTorch sees in the process of the server."""
         return self.torch.devices()
 
     def why_no_gpu(self) -> str:
-        """Return why PyTorch has none."""
         return self.torch.why_no_gpu()
 
 
@@ -60,50 +58,47 @@ class OverHttp(Serving):
                 self.wfile.write(answer.encode())
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing: a line a request says nothing."""
+                """Print nothing."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
-        """Return the answer of the server to a request."""
-        product, total = _asked(self._server.server_address[1], f"/{position}", [left, right])
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
+        product, total = _post(self._server.server_address[1], f"/{position}", [a, b])
         return product, total
 
     def close(self) -> None:
-        """Serve no more."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class Replica:
-    """What each process of Ray Serve does: it answers with what it sees, or with the product that it is asked for."""
+    """A process of Ray Serve, which answers with the devices that it sees or, to two factors, with their product."""
 
     def __init__(self) -> None:
         self.torch = Torch()
 
     async def __call__(self, request: Any) -> Any:
-        """Answer a request."""
         body = await request.body()
-        return self.torch.compute(0, *json.loads(body)) if body else [asdict(each) for each in self.torch.devices()]
+        return self.torch.compute(0, *json.loads(body)) if body else [asdict(device) for device in self.torch.devices()]
 
 
-class RayServe:
+class RayServe(Framework):
     """Ray Serve: a process for each device, which Ray makes visible to that one only."""
 
     def __init__(self) -> None:
-        for name, value in _OF_RAY.items():
+        for name, value in _RAY_SETTINGS.items():
             os.environ.setdefault(name, value)
-        with importing("ray"):
+        with require_module("ray"):
             import ray
             from ray import serve
         self._ray, self._serve = ray, serve
         torch = Torch()
         self._why_no_gpu, self.version = torch.why_no_gpu(), f"{self._ray.__version__}, PyTorch {torch.version}"
-        num_gpus = sum(each.kind == GPU for each in torch.devices())
+        num_gpus = sum(device.kind == GPU for device in torch.devices())
         # The paths of its sockets must be short.
         self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-        self._port = _free_port()
+        self._port = _find_free_port()
         try:
             self._ray.init(
                 address="local",
@@ -113,30 +108,26 @@ class RayServe:
                 _temp_dir=self._folder,
             )
             self._serve.start(http_options={"host": "127.0.0.1", "port": self._port})
-            of_each = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0}
+            resources = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0}
             for position in range(num_gpus or 1):
-                replica = self._serve.deployment(Replica).options(ray_actor_options=of_each).bind()
+                replica = self._serve.deployment(Replica).options(ray_actor_options=resources).bind()
                 self._serve.run(replica, name=f"device-{position}", route_prefix=f"/{position}")
-            self._seen = [Seen(**_asked(self._port, f"/{position}")[0]) for position in range(num_gpus or 1)]
+            self._seen = [Seen(**_post(self._port, f"/{position}")[0]) for position in range(num_gpus or 1)]
         except BaseException:
             self.close()
             raise
 
     def devices(self) -> Sequence[Seen]:
-        """Return the device that each process sees."""
         return self._seen
 
     def why_no_gpu(self) -> str:
-        """Return why PyTorch has none."""
         return self._why_no_gpu
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
-        """Return the answer of the process with that device."""
-        product, total = _asked(self._port, f"/{position}", [left, right])
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
+        product, total = _post(self._port, f"/{position}", [a, b])
         return product, total
 
     def close(self) -> None:
-        """End its processes, and remove their files."""
         if self._ray.is_initialized():
             self._serve.shutdown()
             self._ray.shutdown()
@@ -148,19 +139,19 @@ class TritonServer(Serving):
 
     def __init__(self) -> None:
         super().__init__()
-        with importing("pytriton"):
+        with require_module("pytriton"):
             import numpy
             import pytriton
             from pytriton import client, triton
             from pytriton import model_config as model
-        self._client, self._numpy, self._port = client, numpy, _free_port()
+        self._client, self._numpy, self._port = client, numpy, _find_free_port()
         self.version = f"PyTriton {pytriton.__version__}, PyTorch {self.torch.version}"
         ports = triton.TritonConfig(
             http_address="127.0.0.1",
             http_port=self._port,
             grpc_address="127.0.0.1",
-            grpc_port=_free_port(),
-            metrics_port=_free_port(),
+            grpc_port=_find_free_port(),
+            metrics_port=_find_free_port(),
         )
         self._triton = triton.Triton(config=ports)
 
@@ -170,47 +161,41 @@ class TritonServer(Serving):
         for position in range(len(self.torch.devices())):
             self._triton.bind(
                 model_name=f"device{position}",
-                infer_func=functools.partial(self._answers, position),
-                inputs=[tensor("left", 2), tensor("right", 2)],
+                infer_func=functools.partial(self._answer, position),
+                inputs=[tensor("a", 2), tensor("b", 2)],
                 outputs=[tensor("product", 2), tensor("total", 1)],
                 config=model.ModelConfig(batching=False),
             )
         self._triton.run()
 
-    def _answers(self, position: int, requests: Sequence[Any]) -> list[dict[str, Any]]:
+    def _answer(self, position: int, requests: Sequence[Any]) -> list[dict[str, Any]]:
         answers = []
         for request in requests:
-            product, total = self.torch.compute(position, request["left"].tolist(), request["right"].tolist())
-            each = {"product": product, "total": [total]}
-            answers.append({name: self._numpy.array(value, dtype="float32") for name, value in each.items()})
+            product, total = self.torch.compute(position, request["a"].tolist(), request["b"].tolist())
+            outputs = {"product": product, "total": [total]}
+            answers.append({name: self._numpy.array(output, dtype="float32") for name, output in outputs.items()})
         return answers
 
-    def compute(self, position: int, left: Matrix, right: Matrix) -> tuple[Matrix, float]:
-        """Return the answer of the server to a request."""
-        one, other = (self._numpy.array(each, dtype="float32") for each in (left, right))
+    def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
+        factors = {"a": a, "b": b}
         where = f"http://127.0.0.1:{self._port}"
         with self._client.ModelClient(where, f"device{position}", init_timeout_s=_LIMIT_S) as client:
-            answer = client.infer_sample(left=one, right=other)
+            answer = client.infer_sample(**{name: self._numpy.array(m, dtype="float32") for name, m in factors.items()})
         return answer["product"].tolist(), float(answer["total"][0])
 
     def close(self) -> None:
-        """End the server."""
         self._triton.stop()
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port: int = bound.getsockname()[1]
         return port
 
 
-def _asked(port: int, path: str, body: object = None) -> Any:
-    """Return the answer to a request.
-
-    Raises:
-        RuntimeError: the server did not give one, with what it said.
-    """
+def _post(port: int, path: str, body: object = None) -> Any:
+    """Return the answer to a request; raise `RuntimeError` with the text of a refusal."""
     data = b"" if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=data)
     try:

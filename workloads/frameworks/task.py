@@ -1,13 +1,14 @@
 """A product of two matrices and the sum of its elements, whose answers are computed on the CPU in whole numbers.
 
 The numbers are so small that every arithmetic of a GPU (fp32, TF32, even bf16 factors) gives them exactly, in whatever
-order it adds: what is not equal is wrong.
+order it adds: any difference is an error.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import chain
 from operator import mul
 
 Matrix = list[list[float]]
@@ -20,33 +21,30 @@ _LARGEST = 3
 class Task:
     """Two square factors, the CPU's product of them, and the sum of its elements."""
 
-    left: Matrix
-    right: Matrix
+    a: Matrix
+    b: Matrix
     product: Matrix
     total: float
 
     @classmethod
-    def of(cls, rows: int = ROWS, seed: int = 0) -> Task:
-        """Return the task with factors of so many rows."""
+    def make(cls, rows: int = ROWS, seed: int = 0) -> Task:
         numbers = random.Random(seed)  # noqa: S311  numbers, not secrets
-        left, right = (
+        a, b = (
             [[float(numbers.randint(-_LARGEST, _LARGEST)) for _ in range(rows)] for _ in range(rows)] for _ in range(2)
         )
-        columns = list(zip(*right, strict=True))
-        product = [[sum(map(mul, row, column)) for column in columns] for row in left]
-        return cls(left, right, product, sum(map(sum, product)))
+        columns = list(zip(*b, strict=True))
+        product = [[sum(map(mul, row, column)) for column in columns] for row in a]
+        return cls(a, b, product, sum(map(sum, product)))
 
-    def difference(self, product: Matrix, total: float) -> str:
-        """Return in words how an answer differs from the CPU's; empty if it does not."""
+    def describe_difference(self, product: Matrix, total: float) -> str:
+        """Describe how an answer differs from the CPU's; empty if it does not."""
         if [len(row) for row in product] != [len(row) for row in self.product]:
             return f"the product has {len(product)} rows, and not {len(self.product)} of as many columns"
-        pairs = [
-            (own, known)
-            for mine, row in zip(product, self.product, strict=True)
-            for own, known in zip(mine, row, strict=True)
-        ]
-        wrong = [(own, known) for own, known in pairs if own != known]
+        pairs = list(zip(chain.from_iterable(product), chain.from_iterable(self.product), strict=True))
+        wrong = [(element, expected) for element, expected in pairs if element != expected]
         if wrong:
-            own, known = wrong[0]
-            return f"{len(wrong)} of {len(pairs)} elements of the product are wrong: {own:g} instead of {known:g}"
+            element, expected = wrong[0]
+            return (
+                f"{len(wrong)} of {len(pairs)} elements of the product are wrong: {element:g} instead of {expected:g}"
+            )
         return "" if total == self.total else f"the sum is {total:g} instead of {self.total:g}"

@@ -14,16 +14,7 @@ _TIMESTEP = 500
 
 
 class Denoiser(nn.Module):
-    """A U-Net at one step.
-
-    Args:
-        name: of a class in diffusers that takes images and the number of a step: `UNet2DModel`.
-        image_px: of the images.
-        arguments: of the class, beside their size.
-
-    Raises:
-        ValueError: diffusers has no such class.
-    """
+    """A U-Net at one step, by the name of a class in diffusers that takes images and a step, as `UNet2DModel`."""
 
     def __init__(self, name: str, image_px: int, arguments: Mapping[str, Any]) -> None:
         super().__init__()

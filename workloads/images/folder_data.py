@@ -16,37 +16,32 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from workloads.data.batches import Batch, TrainingData
-from workloads.data.loader import EpochOrder, Loader
+from workloads.data.batches import Batch, TrainingData, require_classes
+from workloads.data.loader import Loader
 from workloads.images import synthetic_files
+from workloads.images.array_data import count_samples, memory_format
+from workloads.images.data_sets import FACTS
 from workloads.images.image_files import split_folders
-from workloads.images.request import DataRequest
+from workloads.images.options import TrainTimm
 from workloads.images.vision import import_torchvision
 
 
-def open_files(request: DataRequest, device: torch.device) -> TrainingData:
-    """Open the folder of a data set below `data_root`, with `train/CLASS/*` and `val/CLASS/*`.
-
-    Raises:
-        FileNotFoundError: a folder is missing.
-        ValueError: the data set has other classes, or not one full batch.
-    """
-    if request.data_root is None:
-        raise ValueError(f"--data-root must name the folder that holds {request.dataset}")
-    train, validation = split_folders(request.data_root / request.dataset)
-    return _open(request, device, train, validation)
+def open_files(options: TrainTimm, seed: int, device: torch.device) -> TrainingData:
+    """Open the folder of a data set below `data_root`, with `train/CLASS/*` and `val/CLASS/*`."""
+    train, validation = split_folders(options.require_root() / options.dataset.name)
+    return _open(options, seed, device, train, validation, samples=None)
 
 
-def open_synthetic(request: DataRequest, device: torch.device) -> TrainingData:
+def open_synthetic(options: TrainTimm, seed: int, device: torch.device) -> TrainingData:
     """Open a folder of made-up files, made now if it is not there; they train and validate, again and again."""
-    folder = synthetic_files.folder_of(request.dataset, request.cache_root)
-    return _open(request, device, folder, folder, is_made_up=True)
+    folder = synthetic_files.find_or_make(options.dataset, options.cache_root)
+    return _open(options, seed, device, folder, folder, samples=count_samples(options))
 
 
 class FolderImages(Dataset[tuple[Any, int]]):
-    """The images of a folder, as many as asked for; each is drawn at random anew in every epoch.
+    """The images of a folder, used again until there are enough; each is drawn at random anew in every epoch.
 
-    It is asked for `epoch * samples + image`, as a numbered `EpochOrder` says it.
+    Its index is `epoch * samples + image`, as of a numbered `EpochOrder`.
     """
 
     def __init__(self, folder: Path, transform: Any, samples: int | None, seed: int) -> None:
@@ -67,23 +62,29 @@ class FolderImages(Dataset[tuple[Any, int]]):
         return image, label
 
 
-class FolderBatches:
+class FolderBatches(Loader):
     """Batches through timm's collation and prefetcher."""
 
-    def __init__(self, images: FolderImages, request: DataRequest, device: torch.device, *, training: bool) -> None:
+    def __init__(
+        self, images: FolderImages, options: TrainTimm, seed: int, device: torch.device, *, is_training: bool
+    ) -> None:
         from timm.data.loader import PrefetchLoader, fast_collate
 
-        order = EpochOrder(len(images), request.seed, numbered=True) if training else None
-        self._loader = Loader(images, request, order, fast_collate, pin_memory=False)
-        if training:
-            self._loader.begin()
-        self._format = request.memory_format
-        self.num_batches = len(self._loader)
-        self._batches = PrefetchLoader(self._loader, device=device)
+        super().__init__(
+            images,
+            options,
+            seed,
+            is_training=is_training,
+            pin_memory=False,
+            collate=fast_collate,
+            is_numbered=True,
+        )
+        self._format = memory_format(options)
+        self._prefetched = PrefetchLoader(self, device=device)
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        self._loader.name_epoch(number)
-        for images, labels in self._batches:
+        self.name_epoch(number)
+        for images, labels in self._prefetched:
             if images.is_cuda:
                 # The prefetcher has them from a stream of its own, and a step that runs ahead still needs them when
                 # they are given back.
@@ -91,32 +92,27 @@ class FolderBatches:
                     tensor.record_stream(torch.cuda.current_stream())
             yield images.contiguous(memory_format=self._format), labels
 
-    def close(self) -> None:
-        self._loader.close()
-
 
 def _open(
-    request: DataRequest, device: torch.device, train: Path, validation: Path, *, is_made_up: bool = False
+    options: TrainTimm, seed: int, device: torch.device, train: Path, validation: Path, *, samples: int | None
 ) -> TrainingData:
     import_torchvision()
     from timm.data import create_transform
 
-    facts, samples = request.facts, None
-    if is_made_up:
-        samples = request.samples or facts.train_samples
-    augmented = create_transform(
-        request.image_px, is_training=True, interpolation="random", color_jitter=0.4, use_prefetcher=True
+    facts = FACTS[options.dataset]
+    augment = create_transform(
+        options.image_px, is_training=True, interpolation="random", color_jitter=0.4, use_prefetcher=True
     )
-    plain = create_transform(request.image_px, interpolation="bicubic", use_prefetcher=True)
-    training = FolderImages(train, augmented, samples, request.seed)
+    plain = create_transform(options.image_px, interpolation="bicubic", use_prefetcher=True)
     # Made-up data keeps the ratio of the two halves.
-    left = None if samples is None else max(1, round(samples * facts.validation_samples / facts.train_samples))
-    validating = FolderImages(validation, plain, left, request.seed)
+    ratio = facts.validation_samples / facts.train_samples
+    training = FolderImages(train, augment, samples, seed)
+    validating = FolderImages(validation, plain, samples and max(1, round(samples * ratio)), seed)
     if training.classes != validating.classes:
         raise ValueError(f"{train} and {validation} hold different classes")
-    request.require_classes(len(training.classes))
+    require_classes(len(training.classes), options.num_classes)
     return TrainingData(
-        train=FolderBatches(training, request, device, training=True),
-        validation=FolderBatches(validating, request, device, training=False),
-        is_made_up=is_made_up,
+        train=FolderBatches(training, options, seed, device, is_training=True),
+        validation=FolderBatches(validating, options, seed, device, is_training=False),
+        is_made_up=samples is not None,
     )

@@ -1,27 +1,23 @@
-"""Training data for `train_timm`: from what is asked for to batches on the device."""
+"""Training data for `train_timm`: normalised float32 [batch, 3, px, px] and labels, int64 [batch], on the device."""
 
 from __future__ import annotations
 
 import torch
 
 from workloads.data.batches import TrainingData
-from workloads.images import array_data, device_data, folder_data
-from workloads.images.request import DataRequest
+from workloads.images import array_data, folder_data
+from workloads.images.options import TrainTimm
+from workloads.model_options import DataSource
 
 _SOURCES = {
-    "disk": array_data.open_disk,
-    "files": folder_data.open_files,
-    "synthetic_files": folder_data.open_synthetic,
-    "synthetic_host": array_data.open_synthetic,
-    "synthetic_device": device_data.open_synthetic,
+    DataSource.disk: array_data.open_disk,
+    DataSource.files: folder_data.open_files,
+    DataSource.synthetic_files: folder_data.open_synthetic,
+    DataSource.synthetic_host: array_data.open_on_host,
+    DataSource.synthetic_device: array_data.open_on_device,
 }
 
 
-def open_data(request: DataRequest, device: torch.device) -> TrainingData:
-    """Open the data that was asked for; it must be closed.
-
-    Raises:
-        FileNotFoundError: a file or folder of the data set is missing.
-        ValueError: the data set has other image sizes or classes, or not one full batch.
-    """
-    return _SOURCES[request.source](request, device)
+def open_data(options: TrainTimm, seed: int, device: torch.device) -> TrainingData:
+    """Open the data of a training; it must be closed."""
+    return _SOURCES[options.source](options, seed, device)

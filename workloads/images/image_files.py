@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from workloads.data.made_once import made_once
+from workloads.data.folders import make_once
 
 _log = logging.getLogger(__name__)
 
@@ -51,13 +51,10 @@ def read_digits(image_px: int) -> Split:
 
     1500 images train and 297 validate; which ones is fixed, whatever the seed of a run.
 
-    Raises:
-        ValueError: `image_px` is not a multiple of the digits' own 8.
-
     Source: scikit-learn, `sklearn.datasets.load_digits` (1797 images of 8x8 values from 0 to 16).
     """
     if image_px < 8 or image_px % 8 != 0:
-        raise ValueError(f"digits are 8x8: --image-px must be a multiple of 8, not {image_px}")
+        raise ValueError(f"--image-px {image_px} does not fit digits of 8x8 pixels; use a multiple of 8")
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -75,10 +72,6 @@ def read_digits(image_px: int) -> Split:
 def read_cifar10(data_root: Path) -> Split:
     """Return CIFAR-10 from its Python version, unpacked in `data_root`.
 
-    Raises:
-        FileNotFoundError: a file of it is missing.
-        pickle.UnpicklingError: a file holds something else than arrays and lists.
-
     Source: https://www.cs.toronto.edu/~kriz/cifar.html, "CIFAR-10 python version".
     """
     folder = data_root / "cifar-10-batches-py"
@@ -92,37 +85,29 @@ def read_cifar10(data_root: Path) -> Split:
     return Split(train=train, validation=_read_batch(folder / "test_batch", px=_CIFAR10_PX, first_label=0))
 
 
-def read_imagenet64(data_root: Path, cache_root: Path | None) -> Split:
+def read_imagenet64(data_root: Path, cache_root: str | Path | None) -> Split:
     """Return downsampled ImageNet 64x64 as read-only memory maps, which all processes of a machine share.
 
     The first caller converts the published files, one at a time; others wait for it. The converted files go to
     `cache_root`, or the data set's own folder.
 
-    Raises:
-        FileNotFoundError: a file of it is missing.
-        pickle.UnpicklingError: a file holds something else than arrays and lists.
-
     Source: P. Chrabaszcz et al., "A Downsampled Variant of ImageNet", arXiv:1707.08819; files of image-net.org.
     """
     folder = data_root / "imagenet64"
-    result = (folder if cache_root is None else cache_root) / "imagenet64-npy"
-    if not result.is_dir():
+    converted = Path(cache_root or folder) / "imagenet64-npy"
+    if not converted.is_dir():
         train = [folder / f"train_data_batch_{number}" for number in range(1, 11)]
         layout = f"{folder} must hold train_data_batch_1 to train_data_batch_10 and val_data (ImageNet 64x64, Python)"
         _require([*train, folder / "val_data"], layout)
-        made_once(result, partial(_convert, splits={"train": train, "validation": [folder / "val_data"]}))
-    return Split(train=_open_map(result, "train"), validation=_open_map(result, "validation"))
+        make_once(converted, partial(_convert, splits={"train": train, "validation": [folder / "val_data"]}))
+    return Split(train=_open_map(converted, "train"), validation=_open_map(converted, "validation"))
 
 
 def split_folders(folder: Path) -> tuple[Path, Path]:
-    """Return the folders of a data set's two halves, of which each holds `CLASS/*`.
-
-    Raises:
-        FileNotFoundError: one is missing.
-    """
+    """Return the folders of a data set's two halves, `train` and `val`, with `CLASS/*` in them."""
     for name in ("train", "val"):
         if not (folder / name).is_dir():
-            raise FileNotFoundError(f"no folder {folder / name}: {folder} must hold train/CLASS/* and val/CLASS/*")
+            raise FileNotFoundError(f"{folder / name} does not exist; {folder} must hold train/CLASS/* and val/CLASS/*")
     return folder / "train", folder / "val"
 
 
@@ -142,12 +127,12 @@ def _convert(folder: Path, splits: dict[str, list[Path]]) -> None:
                 part = _read_batch(source, px=_IMAGENET64_PX, first_label=1)
                 file.write(part.images.data)
                 labels.append(part.labels)
-            everything = np.concatenate(labels)
+            all_labels = np.concatenate(labels)
             file.seek(0)
-            _write_header(file, (len(everything), 3, _IMAGENET64_PX, _IMAGENET64_PX))
+            _write_header(file, (len(all_labels), 3, _IMAGENET64_PX, _IMAGENET64_PX))
             _sync(file)
         with (folder / f"{split}_labels.npy").open("wb") as file:
-            np.save(file, everything)
+            np.save(file, all_labels)
             _sync(file)
 
 
@@ -164,7 +149,7 @@ def _sync(file: BinaryIO) -> None:
 def _require(files: list[Path], layout: str) -> None:
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
-        raise FileNotFoundError(f"no file {', '.join(missing)}: {layout}")
+        raise FileNotFoundError(f"{', '.join(missing)} not found; {layout}")
 
 
 def _read_batch(path: Path, *, px: int, first_label: int) -> ImageArrays:
@@ -182,8 +167,8 @@ def _read_batch(path: Path, *, px: int, first_label: int) -> ImageArrays:
     return ImageArrays(images=np.ascontiguousarray(data).reshape(-1, 3, px, px), labels=labels)
 
 
-def _admitted() -> dict[tuple[str, str], Any]:
-    """Everything that a pickled array may name; NumPy 2 renamed `numpy.core`, files of both exist."""
+def _list_admitted() -> dict[tuple[str, str], Any]:
+    """Return all that a pickled array may name; NumPy 2 renamed `numpy.core`, files of both exist."""
     rebuild = np.empty(0).__reduce__()[0]
     from_buffer = np.empty(1).__reduce_ex__(5)[0]
     admitted: dict[tuple[str, str], Any] = {
@@ -198,9 +183,9 @@ def _admitted() -> dict[tuple[str, str], Any]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles containers, numbers, text and arrays, and refuses to look up anything that could run code."""
+    """An unpickler of containers, numbers, text and arrays that refuses to look up anything that could run code."""
 
-    _names = _admitted()
+    _names = _list_admitted()
 
     def find_class(self, module: str, name: str) -> Any:
         try:

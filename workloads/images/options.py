@@ -7,20 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from workloads.images.data_sets import FACTS, Dataset
 from workloads.model_options import GPU_ONLY_PX, NO_GPU, DataSource, Precision, Training
 from workloads.options import PLACE, Device, option
 
-Dataset = enum.Enum("Dataset", "digits cifar10 imagenet64 imagenet", start=0)
 Recipe = enum.Enum("Recipe", "plain timm", start=0)
 Autotune = enum.Enum("Autotune", "auto in_turn together off", start=0)
 
 TINY_RESNET = {"layers": [1, 1, 1, 1], "channels": [64, 128, 256, 512], "stem_chs": 32, "stem_type": ""}
-# The size that images are stored in, where they are scaled up on the device: `request.py` knows it as `native_px`.
-_STORED_PX = {Dataset.cifar10: 32, Dataset.imagenet64: 64}
 # Decoded and cut to any size by the loader.
 _IMAGE_FILES = (DataSource.files, DataSource.synthetic_files)
-# The folder of a published data set below `data_root`; the digits come with scikit-learn.
-_FOLDERS = {Dataset.cifar10: "cifar-10-batches-py", Dataset.imagenet64: "imagenet64", Dataset.imagenet: "imagenet"}
 _MOST_IN_A_BATCH = 32  # of a rehearsal: a step is to end within its window, also on two busy cores
 
 
@@ -62,7 +58,6 @@ class TrainTimm(Training):
     )
 
     def derive_values(self) -> Mapping[str, object]:
-        """Return the options that follow from others."""
         if self.autotune is not Autotune.auto:
             return {}
         return {"autotune": Autotune.in_turn if self.precision is Precision.fp32 else Autotune.off}
@@ -74,27 +69,28 @@ class TrainTimm(Training):
                 f"source={self.source.name} is for data sets of image files, and the digits come with scikit-learn; "
                 "use source=disk"
             )
-        if self.source not in _IMAGE_FILES and _STORED_PX.get(self.dataset, self.image_px) > self.image_px:
+        native_px = FACTS[self.dataset].native_px
+        if self.source not in _IMAGE_FILES and native_px is not None and native_px > self.image_px:
             raise ValueError(
-                f"the images of {self.dataset.name} have {_STORED_PX[self.dataset]} pixels and are scaled up only, "
-                f"not to image_px={self.image_px}"
+                f"image_px={self.image_px} is less than the {native_px} pixels of {self.dataset.name}, which are "
+                f"scaled up only; use image_px={native_px} or more"
             )
         if self.samples is not None and self.source in (DataSource.disk, DataSource.files):
-            raise ValueError("samples is for synthetic data; a data set on disk is used whole")
+            raise ValueError(
+                f"samples={self.samples} is for synthetic data, and source={self.source.name} uses all; leave it out"
+            )
         if self.image_px >= GPU_ONLY_PX and not device.is_gpu and not device.was_chosen:
             raise ValueError(f"it trains on {self.image_px}-pixel images and {NO_GPU}")
 
     def check_data(self) -> None:
-        """Refuse with `ValueError` data that is to be read and is not there."""
-        made_up = DataSource.synthetic_files if self.source is DataSource.files else DataSource.synthetic_device
-        instead = f"data.source={made_up.name} to train on made-up data of the same shape"
+        made_up, folder = DataSource.synthetic_device, FACTS[self.dataset].folder
         if self.source is DataSource.files:
-            self.find_folder(self.dataset.name, self.dataset.name, instead)
-        elif self.source is DataSource.disk and self.dataset in _FOLDERS:
-            self.find_folder(self.dataset.name, _FOLDERS[self.dataset], instead)
+            made_up, folder = DataSource.synthetic_files, self.dataset.name
+        if self.source in (DataSource.disk, DataSource.files) and folder is not None:
+            remedy = f"data.source={made_up.name} to train on made-up data of the same shape"
+            self.find_folder(self.dataset.name, folder, remedy)
 
     def small(self) -> Tiny:
-        """Return what a rehearsal runs instead."""
         return Tiny(batch_size=min(self.batch_size, _MOST_IN_A_BATCH))
 
 

@@ -5,7 +5,6 @@ They are read again and again, so a bounded number is enough to give a loader it
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from workloads.data.made_once import made_once
+from workloads.data.folders import cache_folder, make_once
+from workloads.images.data_sets import Dataset
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -45,9 +45,9 @@ class Kind:
 
 # PNG files of CIFAR-10 have about 2.3 kB, those of ImageNet64 about 9 kB, the JPEG files of ImageNet about 110 kB.
 KINDS = {
-    "cifar10": Kind(count=4000, classes=10, sizes=((32, 32),), suffix=".png", options={}, noise=8),
-    "imagenet64": Kind(count=4000, classes=1000, sizes=((64, 64),), suffix=".png", options={}, noise=8),
-    "imagenet": Kind(
+    Dataset.cifar10: Kind(count=4000, classes=10, sizes=((32, 32),), suffix=".png", options={}, noise=8),
+    Dataset.imagenet64: Kind(count=4000, classes=1000, sizes=((64, 64),), suffix=".png", options={}, noise=8),
+    Dataset.imagenet: Kind(
         count=1000,
         classes=1000,
         sizes=((500, 375), (500, 333), (375, 500)),
@@ -58,32 +58,25 @@ KINDS = {
 }
 
 
-def folder_of(dataset: str, cache_root: Path | None) -> Path:
-    """Return a folder `CLASS/*` of made-up files, made now if it is not there.
+def find_or_make(dataset: Dataset, cache_root: str | Path | None) -> Path:
+    """Return a folder `CLASS/*` of made-up files like those of a data set, made now if it is not there.
 
-    Args:
-        dataset: whose files they stand for.
-        cache_root: where it is kept; in the user's cache folder if not given.
+    Without `cache_root` it lies in the user's cache folder.
     """
     kind = KINDS[dataset]
-    folder = (cache_root or _default_root()) / f"{dataset}-{kind.count}-v{_VERSION}"
-    return made_once(folder, lambda partial: _make(partial, kind))
-
-
-def _default_root() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "gpu-collocation" / "synthetic-files"
+    root = cache_folder(cache_root, "synthetic-files")
+    return make_once(root / f"{dataset.name}-{kind.count}-v{_VERSION}", lambda partial: _make(partial, kind))
 
 
 def _make(folder: Path, kind: Kind) -> None:
     for label in range(kind.classes):
         (folder / f"{label:04}").mkdir()
-    for number, image in enumerate(_images(kind)):
+    for number, image in enumerate(_paint(kind)):
         image.save(folder / f"{number % kind.classes:04}" / f"{number:05}{kind.suffix}", **kind.options)
 
 
-def _images(kind: Kind) -> Iterator[Image.Image]:
-    """Coloured blots under noise, the same ones on every machine."""
+def _paint(kind: Kind) -> Iterator[Image.Image]:
+    """Yield coloured blots under noise, the same ones on every machine."""
     from PIL import Image
 
     random = np.random.default_rng(0)
@@ -93,6 +86,6 @@ def _images(kind: Kind) -> Iterator[Image.Image]:
         width, height = kind.sizes[number % len(kind.sizes)]
         coarse = random.integers(256, size=(height // _BLOT_PX, width // _BLOT_PX, 3), dtype=np.uint8)
         blots = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
-        top, left = random.integers(_NOISE_PX, size=2)
-        pixels: npt.NDArray[np.int16] = np.asarray(blots) + field[top : top + height, left : left + width]
+        y, x = random.integers(_NOISE_PX, size=2)
+        pixels: npt.NDArray[np.int16] = np.asarray(blots) + field[y : y + height, x : x + width]
         yield Image.fromarray(pixels.clip(0, 255).astype(np.uint8))

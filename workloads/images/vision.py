@@ -1,4 +1,4 @@
-"""Imports torchvision, also beside a build of torch that it was not made for."""
+"""The import of torchvision, also beside a build of torch that it was not made for."""
 
 from __future__ import annotations
 

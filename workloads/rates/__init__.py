@@ -1,1 +1,1 @@
-"""What the microbenchmarks are made of: operations, kernels, and the loop that measures them."""
+"""The parts of microbenchmarks: operations, kernels, and the loop that measures them."""

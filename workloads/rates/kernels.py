@@ -18,15 +18,8 @@ def multiply_add(
 ):
     """Write x * factor + summand, applied `rounds * unrolled + 1` times to x = (i % 1024) / 1024, to `out[i]`.
 
-    Args:
-        out: [programs * block] of `dtype`.
-        factor: the number by which x is multiplied.
-        summand: the number that is added.
-        rounds: how many.
-        dtype: fp16, fp32 or fp64.
-        packed: of fp16: two elements share a register and an instruction, which makes twice as many a cycle.
-        block: elements of a program.
-        unrolled: steps of a round.
+    `out` has [programs * block] elements of `dtype`: fp16, fp32 or fp64. If `packed`, two elements of fp16 share a
+    register and an instruction, which makes twice as many a cycle. A round has `unrolled` steps.
     """
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     x = ((index % 1024).to(tl.float32) / 1024.0).to(dtype)
@@ -52,26 +45,20 @@ def multiply_add(
 def track(state, lattice, done, num_particles, turns, cells: tl.constexpr, is_6d: tl.constexpr, block: tl.constexpr):
     """Track each particle for some turns in place, as `tracking.track` does, and count these for each program.
 
-    Args:
-        state: [6, num_particles] of fp32 or fp64: x, px, y, py, zeta, delta.
-        lattice: [4] of the same: strength of a quadrupole, length of a drift, slippage, amplitude of the cavity.
-        done: [programs] of int64, to which the turns are added.
-        num_particles: how many there are.
-        turns: how many each goes round.
-        cells: of a turn.
-        is_6d: whether particles also move along the bunch.
-        block: particles of a program.
+    `state` is [6, num_particles] of fp32 or fp64: x, px, y, py, zeta, delta; `lattice` [4] of the same: strength of a
+    quadrupole, length of a drift, slippage, amplitude of the cavity. The turns are added to `done`, [programs] of
+    int64. A program tracks `block` particles. In 6-D they also move along the bunch.
     """
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    there = index < num_particles
+    is_particle = index < num_particles
     strength, length = tl.load(lattice), tl.load(lattice + 1)
     slippage, amplitude = tl.load(lattice + 2), tl.load(lattice + 3)
-    x = tl.load(state + index, mask=there, other=0.0)
-    px = tl.load(state + num_particles + index, mask=there, other=0.0)
-    y = tl.load(state + 2 * num_particles + index, mask=there, other=0.0)
-    py = tl.load(state + 3 * num_particles + index, mask=there, other=0.0)
-    zeta = tl.load(state + 4 * num_particles + index, mask=there, other=0.0)
-    delta = tl.load(state + 5 * num_particles + index, mask=there, other=0.0)
+    x = tl.load(state + index, mask=is_particle, other=0.0)
+    px = tl.load(state + num_particles + index, mask=is_particle, other=0.0)
+    y = tl.load(state + 2 * num_particles + index, mask=is_particle, other=0.0)
+    py = tl.load(state + 3 * num_particles + index, mask=is_particle, other=0.0)
+    zeta = tl.load(state + 4 * num_particles + index, mask=is_particle, other=0.0)
+    delta = tl.load(state + 5 * num_particles + index, mask=is_particle, other=0.0)
     for _turn in range(turns):
         if is_6d:
             drift = length / (1.0 + delta)
@@ -95,12 +82,12 @@ def track(state, lattice, done, num_particles, turns, cells: tl.constexpr, is_6d
         if is_6d:
             zeta = tl.fma(-slippage, delta, zeta)
             delta = tl.fma(amplitude, tl.sin(zeta), delta)
-    tl.store(state + index, x, mask=there)
-    tl.store(state + num_particles + index, px, mask=there)
-    tl.store(state + 2 * num_particles + index, y, mask=there)
-    tl.store(state + 3 * num_particles + index, py, mask=there)
+    tl.store(state + index, x, mask=is_particle)
+    tl.store(state + num_particles + index, px, mask=is_particle)
+    tl.store(state + 2 * num_particles + index, y, mask=is_particle)
+    tl.store(state + 3 * num_particles + index, py, mask=is_particle)
     if is_6d:
-        tl.store(state + 4 * num_particles + index, zeta, mask=there)
-        tl.store(state + 5 * num_particles + index, delta, mask=there)
+        tl.store(state + 4 * num_particles + index, zeta, mask=is_particle)
+        tl.store(state + 5 * num_particles + index, delta, mask=is_particle)
     program = tl.program_id(0)
     tl.store(done + program, tl.load(done + program) + turns)

@@ -11,28 +11,26 @@ from typing import Protocol
 import torch
 
 from workloads import client, program
-from workloads.training.steps import StepClock
+from workloads.training.training_steps import StepClock
 
 _log = logging.getLogger(__name__)
 
 
 class Operation(Protocol):
-    """What is measured. Everything is issued to the device, and nothing waits for it.
+    """An operation that is measured. All of it is issued to the device, and nothing waits for it.
 
-    Attributes:
-        work: of one call, in the unit of the workload.
+    `work` is that of one call, in the unit of the workload.
     """
 
     work: float
 
     def begin(self) -> None:
-        """Make everything as at the start: called before each epoch."""
+        """Reset all state, before each epoch."""
 
-    def call(self) -> None:
-        """Do it once."""
+    def call(self) -> None: ...
 
     def count_wrong(self) -> torch.Tensor:
-        """Return how many of the results looked at are wrong [], and spoil them: the next look sees newer ones only."""
+        """Return how many of the sampled results are wrong [], and spoil them, so that the next call sees others."""
 
 
 def measure(
@@ -46,17 +44,10 @@ def measure(
 ) -> None:
     """Warm up, wait for the group, and repeat an operation for the epochs of the command line, or until told to stop.
 
-    Args:
-        args: the command line, with the flags that all such programs have.
-        job: that is told.
-        operation: what is measured.
-        device: that it runs on.
-        calls: of a step.
-        name: of the operation, in words.
-        facts: to be recorded of it; what is `None` is left out.
+    `name` is for messages, `calls` are those of a step, and facts other than `None` are recorded.
     """
-    every = {**program.recorded(args), **facts, "calls": calls}
-    job.param(**{name: value for name, value in every.items() if value is not None})
+    params = {**program.record_options(args), **facts, "calls": calls}
+    job.param(**{key: param for key, param in params.items() if param is not None})
     job.phase("warmup")
     num_wrong = torch.zeros((), dtype=torch.int64, device=device)
     operation.begin()
@@ -73,7 +64,7 @@ def measure(
         began_ns, num_steps = time.monotonic_ns(), 0
         for _ in job.until_stop(range(args.steps)):
             _step(operation, calls, num_wrong)
-            clock.issued(calls * operation.work, done + 1)
+            clock.note_issued(calls * operation.work, done + 1)
             num_steps += 1
         clock.drain()
         if num_steps < args.steps:
@@ -83,9 +74,7 @@ def measure(
         job.epoch(done, seconds)
         _log.info("epoch %d: %.3f s, %.6g a second", done, seconds, num_steps * calls * operation.work / seconds)
     if wrong := int(num_wrong.item()):
-        what = f"{wrong} results of {name} are not what they must be"
-        _log.warning("wrong result: %s", what)
-        job.wrong(what)
+        program.report_wrong(job, f"{wrong} results of {name} are wrong")
     if device.type == "cuda":
         job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
 

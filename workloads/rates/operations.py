@@ -46,7 +46,7 @@ CALLS_CPU = {"launch": 1000}
 
 def build(name: str, device: torch.device, size: Size) -> Operation:
     """Return the operation of this name: `fp32_cuda`, `bf16_tensor`, `copy`, ..."""
-    kind = kind_of(name)
+    kind = find_kind(name)
     if kind == "fma":
         return MultiplyAdd(name.partition("_")[0], device, size)
     if kind == "mm":
@@ -58,14 +58,14 @@ def build(name: str, device: torch.device, size: Size) -> Operation:
     return Transfer(kind, device, size.transfer_mib)
 
 
-def kind_of(name: str) -> str:
+def find_kind(name: str) -> str:
     """Return what an operation is, whatever the format of its numbers."""
     return {"cuda": "fma", "tensor": "mm"}.get(name.partition("_")[2], name)
 
 
-def calls_of(name: str, device: torch.device) -> int:
+def count_calls(name: str, device: torch.device) -> int:
     """Return how many calls a step has."""
-    kind = kind_of(name)
+    kind = find_kind(name)
     return CALLS[kind] if device.type == "cuda" else CALLS_CPU.get(kind, 2)
 
 
@@ -81,7 +81,7 @@ class MultiplyAdd:
         self.work = 2 * steps * size.elements / 1e12
         index = torch.arange(size.elements - _LOOKED_AT, size.elements, device=device)
         self._must_be = 1 - (index % 1024 / 1024).to(self._dtype)
-        self._apply = self._on_gpu if device.type == "cuda" else self._on_cpu
+        self._apply = self._run_on_gpu if device.type == "cuda" else self._run_on_cpu
 
     def begin(self) -> None:
         self._out.fill_(torch.nan)
@@ -95,7 +95,7 @@ class MultiplyAdd:
         looked_at.fill_(torch.nan)
         return wrong
 
-    def _on_gpu(self) -> None:
+    def _run_on_gpu(self) -> None:
         import triton.language as tl
 
         from workloads.rates import kernels
@@ -113,7 +113,7 @@ class MultiplyAdd:
             num_warps=_NUM_WARPS,
         )
 
-    def _on_cpu(self) -> None:
+    def _run_on_cpu(self) -> None:
         x = (torch.arange(len(self._out)) % 1024 / 1024).to(self._dtype)
         summand = torch.full_like(x, _SUMMAND)
         for _ in range(self._rounds * _UNROLLED + 1):
@@ -127,9 +127,9 @@ class Product:
     def __init__(self, precision: str, device: torch.device, rows: int) -> None:
         self._is_fp8 = precision == "fp8"
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp8": torch.float8_e4m3fn}
-        left, right = (torch.randn(rows, rows, device=device).to(dtype[precision]) for _ in range(2))
-        # The scaled product of fp8 takes the right factor by columns.
-        self._left, self._right = left, right.t() if self._is_fp8 else right
+        self._left, self._right = (torch.randn(rows, rows, device=device).to(dtype[precision]) for _ in range(2))
+        if self._is_fp8:  # whose scaled product takes the right factor by columns
+            self._right = self._right.t()
         self._one = torch.ones((), device=device)
         self._out = torch.empty(rows, rows, dtype=torch.bfloat16 if self._is_fp8 else dtype[precision], device=device)
         self.work = 2 * rows**3 / 1e12
@@ -209,7 +209,7 @@ class Transfer:
         self._to.copy_(self._from, non_blocking=True)
 
     def count_wrong(self) -> Tensor:
-        # In the order of the stream, so that nobody reads the host's memory before the copy has arrived.
+        # In the order of the stream, so that the host's memory is read only after the copy.
         looked_at = self._to[-_LOOKED_AT:].to(self._device, non_blocking=True)
         wrong = (looked_at != self._must_be).sum()
         self.begin()

@@ -45,17 +45,14 @@ class Micro(Repeating):
     )
 
     def derive_name(self) -> str:
-        """Return the name in tables."""
         return f"micro_{self.operation.name}"
 
     def derive_unit(self) -> str:
-        """Return what the work is counted in."""
         if self.operation.name.endswith(("_cuda", "_tensor")):
             return "TFLOP"
         return "launches" if self.operation is Operation.launch else "GB"
 
     def check(self, device: Device) -> None:
-        """Refuse with `ValueError` what cannot run on the device, and options that exclude each other."""
         name = self.operation.name
         if self.rows is not None and not name.endswith("_tensor"):
             raise ValueError(f"rows={self.rows} is for products (operation=..._tensor), not for operation={name}")
@@ -71,7 +68,6 @@ class Micro(Repeating):
             )
 
     def small(self) -> Micro:
-        """Return what a rehearsal runs instead."""
         return Micro(operation=self.operation, threads=1)
 
 
@@ -88,5 +84,4 @@ class Particles(Repeating):
     turns: int | None = option(None, least=1, help="turns of a call; 100 on a GPU if not given")
 
     def small(self) -> Particles:
-        """Return what a rehearsal runs instead."""
         return Particles(dimensions=self.dimensions, precision=self.precision, threads=1)

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import select
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Self
 
 from workloads import client
 from workloads.serving.generator import REQUEST, START
 
 _READ_BYTES = 1 << 16
 _GENERATOR = Path(__file__).with_name("generator.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivalProcess:
+    """How requests come.
+
+    Attributes:
+        kind: `poisson` or `constant`, at a rate, or `closed`, from clients that wait for their answers.
+        seed: of their instants.
+        count: of requests; 0: until they are stopped.
+        outstanding: number of clients.
+    """
+
+    kind: str
+    rate_per_s: float = 0.0
+    seed: int = 0
+    count: int = 0
+    outstanding: int = 1
+
+
+def arrival_process(args: argparse.Namespace, job: client.NullJob) -> ArrivalProcess:
+    """Return the arrival process of a job with the options of a service."""
+    return ArrivalProcess(
+        kind=args.arrival,
+        rate_per_s=args.rate_per_s or 0.0,
+        seed=derive_seed(args.seed, job),
+        count=args.requests * args.epochs,
+        outstanding=args.outstanding,
+    )
 
 
 class Request(NamedTuple):
@@ -26,8 +57,8 @@ class Request(NamedTuple):
     sent_ns: int
 
 
-class Posted(NamedTuple):
-    """A request over the network: when it came, which of the fixed ones it is, what is asked, and where to reply."""
+class HttpRequest(NamedTuple):
+    """A request over HTTP: when it came, which of the fixed ones it is, its body, and the function that replies."""
 
     intended_ns: int
     sent_ns: int
@@ -36,96 +67,80 @@ class Posted(NamedTuple):
     reply: Callable[[bytes], None]
 
 
-AnyRequest = Request | Posted
+AnyRequest = Request | HttpRequest
 
 
 class Answer(NamedTuple):
-    """What else is known of an answer: the instant of its first token, if it has some, and how many it has."""
+    """The tokens of an answer, if it has some: the instant of the first, and how many."""
 
     first_token_ns: int = 0
     tokens: int = 0
 
 
-def seed_of_instants(seed: int, job: client.NullJob) -> int:
-    """Return the seed of when a job is asked: jobs of a group are asked at other instants, and each in other blocks.
+def derive_seed(seed: int, job: client.NullJob) -> int:
+    """Return the seed of the arrivals at a job: different for the jobs of a group and for blocks.
 
     It is the same in every mode, so that modes are compared under the same load.
     """
     return (seed * 1000 + job.block) * 1000 + job.index
 
 
-class Arrivals(Protocol):
+class Arrivals(ABC):
     """A source of requests, which also takes their answers. A context, which ends what sends them."""
 
-    def __enter__(self) -> Arrivals: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
+    @abstractmethod
     def begin(self, start_ns: int) -> None:
         """Let requests come from an instant on."""
-        ...
 
+    @abstractmethod
     def take(self, timeout_s: float = 0.0) -> Sequence[AnyRequest]:
-        """Return what has come; if nothing has, wait so long for it."""
-        ...
+        """Return the requests that have come; if none has, wait for one up to the timeout."""
 
-    def answered(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
-        """Take an answer, which was computed together with others."""
-        ...
+    @abstractmethod
+    def record_answer(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
+        """Take an answer, which was computed in a batch of this size."""
 
-    def unanswered(self, request: AnyRequest) -> None:
-        """Take note of a request that will not be answered."""
-        ...
+    @abstractmethod
+    def record_failure(self, request: AnyRequest) -> None:
+        """Record a request that will not be answered."""
 
+    @abstractmethod
     def stop(self) -> None:
         """Let no more requests come; `take` returns those that were sent before."""
-        ...
 
     def may_come(self) -> bool:
         """Return whether requests that were sent before the stop may still be on their way."""
-        ...
+        return False
 
 
-class Recorded:
-    """Requests whose answers are there when they are computed, and are recorded then."""
+class LocalArrivals(Arrivals):
+    """Requests that are known to the job: an answer is there when it is computed, and is recorded then."""
 
     def __init__(self, job: client.NullJob) -> None:
         self._job = job
 
-    def answered(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
+    def record_answer(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
         self._job.request(
             request.intended_ns, request.sent_ns, begun_ns, done_ns, answer.first_token_ns, answer.tokens, batch
         )
 
-    def unanswered(self, request: AnyRequest) -> None:
+    def record_failure(self, request: AnyRequest) -> None:
         self._job.request(request.intended_ns, request.sent_ns, 0, 0)
 
-    def may_come(self) -> bool:
-        return False
 
+class ClosedLoop(LocalArrivals):
+    """Clients that send their next request the instant at which they have the answer to the one before."""
 
-class ClosedLoop(Recorded):
-    """Clients that send their next request the instant at which they have the answer to the one before.
-
-    Args:
-        job: to which the requests are reported.
-        outstanding: number of clients.
-        count: requests of all of them together; 0: until they are stopped.
-    """
-
-    def __init__(self, job: client.NullJob, outstanding: int, count: int) -> None:
+    def __init__(self, job: client.NullJob, process: ArrivalProcess) -> None:
         super().__init__(job)
-        self._outstanding, self._left = outstanding, count or sys.maxsize
+        self._outstanding, self._num_unsent = process.outstanding, process.count or sys.maxsize
         self._new: list[Request] = []
-
-    def __enter__(self) -> ClosedLoop:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
     def begin(self, start_ns: int) -> None:
         for _ in range(self._outstanding):
@@ -135,40 +150,39 @@ class ClosedLoop(Recorded):
         new, self._new = self._new, []
         return new
 
-    def answered(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
-        super().answered(request, begun_ns, done_ns, answer, batch)
+    def record_answer(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
+        super().record_answer(request, begun_ns, done_ns, answer, batch)
         self._send(done_ns)
 
     def _send(self, at_ns: int) -> None:
-        if self._left > 0:
-            self._left -= 1
+        if self._num_unsent > 0:
+            self._num_unsent -= 1
             self._new.append(Request(at_ns, at_ns))
 
     def stop(self) -> None:
-        self._left = 0
+        self._num_unsent = 0
 
 
-class OpenLoop(Recorded):
+class OpenLoop(LocalArrivals):
     """Requests at a rate, from a process of their own (`generator.py`), which runs while the context is entered."""
 
-    def __init__(self, job: client.NullJob, arrival: str, rate_per_s: float, seed: int, count: int) -> None:
+    def __init__(self, job: client.NullJob, process: ArrivalProcess) -> None:
         super().__init__(job)
-        self._count = count
-        self._argv = [sys.executable, "-S", "-E", str(_GENERATOR), arrival, repr(rate_per_s), str(seed), str(count)]
+        self._count = process.count
+        arguments = [process.kind, repr(process.rate_per_s), str(process.seed), str(process.count)]
+        self._argv = [sys.executable, "-S", "-E", str(_GENERATOR), *arguments]
 
-    def __enter__(self) -> OpenLoop:
+    def __enter__(self) -> Self:
         self._process = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
         os.set_blocking(self._output.fileno(), False)
-        self._torn = b""
+        self._incomplete = b""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         self._output.close()
         self._process.wait()
 
@@ -187,10 +201,10 @@ class OpenLoop(Recorded):
             raise RuntimeError(f"the process that sends requests ended with status {self._process.wait()}")
         if not data and timeout_s > 0:  # it has sent all
             time.sleep(timeout_s)
-        data = self._torn + data
-        whole = len(data) - len(data) % REQUEST.size
-        self._torn = data[whole:]
-        return [Request(*instants) for instants in REQUEST.iter_unpack(data[:whole])]
+        data = self._incomplete + data
+        end = len(data) - len(data) % REQUEST.size
+        self._incomplete = data[end:]
+        return [Request(*instants) for instants in REQUEST.iter_unpack(data[:end])]
 
     def stop(self) -> None:
         self._input.close()

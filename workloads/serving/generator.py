@@ -1,10 +1,10 @@
-"""Sends requests at a given rate: a process of its own, which never waits for an answer. Standard library only.
+"""A process that sends requests at a given rate and never waits for an answer. Standard library only.
 
     python generator.py ARRIVAL RATE SEED COUNT        # poisson or constant; requests a second; 0: until it is ended
 
 The start comes over standard input, as 8 bytes: an instant of CLOCK_MONOTONIC in nanoseconds. From there on each
 request leaves at its instant, as a record on standard output: when it was to be sent, and when it was. It ends when
-standard input closes, as it does when whoever started it dies.
+standard input closes, as it does when its parent dies.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ START, REQUEST = struct.Struct("<q"), struct.Struct("<qq")
 _INPUT, _OUTPUT = 0, 1
 
 
-def due(arrival: str, rate_per_s: float, seed: int) -> Iterator[int]:
-    """Yield when requests are to be sent, in nanoseconds since the start, without end.
+def arrival_times(arrival: str, rate_per_s: float, seed: int) -> Iterator[int]:
+    """Yield the instants of requests, in nanoseconds since the start, without end.
 
     A Poisson process, or equal distances; copies of a job, whose seeds differ, do not send at the same instants.
     """
@@ -52,22 +52,22 @@ def send(arrival: str, rate_per_s: float, seed: int, count: int) -> None:
         return
     (start_ns,) = START.unpack(first)
     os.set_blocking(_OUTPUT, False)
-    held = bytearray()  # what whoever answers has not taken yet, and the pipe does not hold
-    for number, after_ns in enumerate(due(arrival, rate_per_s, seed), start=1):
+    unread = bytearray()  # records for which the pipe had no room
+    for number, after_ns in enumerate(arrival_times(arrival, rate_per_s, seed), start=1):
         intended_ns = start_ns + after_ns
         is_due = False
         while not is_due:  # however late this one is, the end of input is seen
             if _is_closed(max(0, intended_ns - time.monotonic_ns()) / 1e9):
                 return
             is_due = time.monotonic_ns() >= intended_ns
-        held += REQUEST.pack(intended_ns, time.monotonic_ns())
+        unread += REQUEST.pack(intended_ns, time.monotonic_ns())
         with contextlib.suppress(BlockingIOError):
-            del held[: os.write(_OUTPUT, held)]
+            del unread[: os.write(_OUTPUT, unread)]
         if number == count:
             break
     os.set_blocking(_OUTPUT, True)
-    while held:
-        del held[: os.write(_OUTPUT, held)]
+    while unread:
+        del unread[: os.write(_OUTPUT, unread)]
 
 
 def _is_closed(timeout_s: float) -> bool:

@@ -1,14 +1,13 @@
-"""Sends requests over HTTP: a process of its own, which never waits for an answer. Standard library only.
+"""A process that sends requests over HTTP and never waits for an answer. Standard library only.
 
     python http_client.py SERVER PORT ARRIVAL RATE SEED COUNT OUTSTANDING DRAIN
 
-SERVER is ours, whose answers say what became of a request there, or other, whose answers are whatever it says. ARRIVAL
-is poisson or constant, with a RATE, or closed, with so many clients; COUNT is 0 without an end. Standard input brings
-the number of requests, each with its size before it, and then the start, an instant of CLOCK_MONOTONIC; all of them as
-8 bytes. A request has a connection of its own while it waits, of which as many are made as there are to wait.
-What became of each goes to standard output, as records of `client.REQUEST`, after one of zeros. When standard input
-closes, no more is sent; what is not answered DRAIN seconds later, or when the server closes its connection, is recorded
-as such.
+SERVER is ours, whose answers are `REPLY` records, or other, a server of any make. ARRIVAL is poisson or constant, with
+a RATE, or closed, with OUTSTANDING clients; COUNT is 0 without an end. Standard input brings the number of requests,
+each request after its size, and then the start, an instant of CLOCK_MONOTONIC; all numbers as 8 bytes. A request has a
+connection of its own while it waits. Standard output gets a record of zeros and then one of `client.REQUEST` for each
+request. When standard input closes, no more is sent; a request that is not answered DRAIN seconds later, or when the
+server closes its connection, is recorded as such.
 """
 
 from __future__ import annotations
@@ -54,11 +53,7 @@ _REST_S = 0.01
 
 
 class _Connection:
-    """One connection, and the request that it waits for.
-
-    Attributes:
-        is_kept: whether the server takes another request over it.
-    """
+    """One connection, and the request that it waits for; `is_kept` if the server takes another one over it."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -67,27 +62,22 @@ class _Connection:
         # Not awaited: one that the server has no room for comes about after a second. Reading shows whether it fails.
         self.socket.connect_ex(("127.0.0.1", port))
         self.intended_ns = self.sent_ns = 0
-        self.left = memoryview(b"")
+        self.unsent = memoryview(b"")
         self.received = b""
         self.is_kept = True
 
     def send(self, intended_ns: int, request: bytes) -> None:
-        """Begin a request."""
         self.intended_ns, self.sent_ns = intended_ns, time.monotonic_ns()
-        self.left, self.received = memoryview(request), b""
+        self.unsent, self.received = memoryview(request), b""
         self.push()
 
     def push(self) -> None:
         """Send as much more of the request as the socket takes."""
         with contextlib.suppress(OSError):  # not connected yet, full for now, or closed, which reading shows
-            self.left = self.left[self.socket.send(self.left) :]
+            self.unsent = self.unsent[self.socket.send(self.unsent) :]
 
     def answer(self) -> bytes | None:
-        """Return the record of the request, if all of its answer is there.
-
-        Raises:
-            OSError: it will never be.
-        """
+        """Return the record of the request, if its answer is complete; `OSError` if it will never be."""
         is_closed = False
         with contextlib.suppress(BlockingIOError):
             data = self.socket.recv(1 << 16)
@@ -102,16 +92,16 @@ class _Connection:
         head, has_ended, body = self.received.partition(_END_OF_HEAD)
         if has_ended and not head.startswith(b"HTTP/1.1 200 "):
             raise ConnectionError
-        return self._packed(*REPLY.unpack(body)) if len(body) >= REPLY.size else None
+        return self._pack(*REPLY.unpack(body)) if len(body) >= REPLY.size else None
 
-    def _packed(self, begun_ns: int, first_ns: int, tokens: int, batch: int) -> bytes:
+    def _pack(self, begun_ns: int, first_ns: int, tokens: int, batch: int) -> bytes:
         return REQUEST.pack(self.intended_ns, self.sent_ns, begun_ns, first_ns, time.monotonic_ns(), tokens, batch)
 
 
-class _ToOther(_Connection):
-    """A connection to a server that knows nothing of us. What it streams has its first token when its first part comes.
+class _ForeignConnection(_Connection):
+    """A connection to a server of any make. A streamed answer has its first token when its first part comes.
 
-    How many tokens an answer has is what it says of itself, as servers with OpenAI's interface do.
+    The number of tokens is the one in the answer, as servers with OpenAI's interface give it.
     """
 
     def send(self, intended_ns: int, request: bytes) -> None:
@@ -124,11 +114,11 @@ class _ToOther(_Connection):
             return None
         if not self._first_ns and len(self.received) > self._body_at:
             self._first_ns = time.monotonic_ns()
-        if not self._is_whole(is_closed):
+        if not self._is_complete(is_closed):
             return None
         is_streamed = self._has_events or len(self._chunks) > 1
-        said = _TOKENS.findall(b"".join(self._chunks) if self._is_chunked else self.received[self._body_at :])
-        return self._packed(0, self._first_ns if is_streamed else 0, int(said[-1]) if said else 0, 1)
+        counts = _TOKENS.findall(b"".join(self._chunks) if self._is_chunked else self.received[self._body_at :])
+        return self._pack(0, self._first_ns if is_streamed else 0, int(counts[-1]) if counts else 0, 1)
 
     def _read_head(self) -> bool:
         """Find out where the answer ends; return whether its head is there."""
@@ -142,17 +132,17 @@ class _ToOther(_Connection):
         self._is_chunked = _CHUNKED.search(head) is not None
         self._has_events = _EVENTS.search(head) is not None
         self._end = self._body_at + int(size[1]) if size else None
-        says_its_end = self._is_chunked or size is not None
-        self.is_kept = says_its_end and head.startswith(b"HTTP/1.1") and not _CLOSE.search(head)
+        has_end = self._is_chunked or size is not None
+        self.is_kept = has_end and head.startswith(b"HTTP/1.1") and not _CLOSE.search(head)
         return True
 
-    def _is_whole(self, is_closed: bool) -> bool:
+    def _is_complete(self, is_closed: bool) -> bool:
         if self._is_chunked:
             return self._has_last_chunk()
         return is_closed if self._end is None else len(self.received) >= self._end
 
     def _has_last_chunk(self) -> bool:
-        """Go on to the first chunk that is not all there; return whether there is none."""
+        """Read on to the first incomplete chunk; return whether there is none."""
         while chunk := _CHUNK.match(self.received, self._chunk_at):
             size = int(chunk[1], 16)
             if size == 0:
@@ -164,11 +154,11 @@ class _ToOther(_Connection):
         return False
 
 
-_SERVERS = {"ours": _Connection, "other": _ToOther}
+_SERVERS = {"ours": _Connection, "other": _ForeignConnection}
 
 
 class Client:
-    """Sends what is due and takes the answers as they come."""
+    """A client that sends requests when they are due and takes the answers as they come."""
 
     def __init__(self, server: str, port: int, requests: Sequence[bytes], out: int) -> None:
         self._kind, self._port, self._requests, self._out = _SERVERS[server], port, requests, out
@@ -178,19 +168,18 @@ class Client:
         self.num_sent = self.num_over = self.num_failed = 0
 
     def send(self, intended_ns: int) -> None:
-        """Send the next request now."""
         request = self._requests[self.num_sent % len(self._requests)]
         self.num_sent += 1
-        connection = self._free.pop() if self._free else self._connected()
+        connection = self._free.pop() if self._free else self._connect()
         if connection is None:
             self._fail(intended_ns, time.monotonic_ns())
             return
         fd = connection.socket.fileno()
         self._busy[fd] = connection
         connection.send(intended_ns, request)
-        self._events.modify(fd, select.EPOLLIN | (select.EPOLLOUT if connection.left else 0))
+        self._events.modify(fd, select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0))
 
-    def _connected(self) -> _Connection | None:
+    def _connect(self) -> _Connection | None:
         """Return a new connection; `None` if the system has no more."""
         try:
             connection = self._kind(self._port)
@@ -200,7 +189,7 @@ class Client:
         return connection
 
     def take(self, timeout_s: float, stdin: Sequence[int]) -> bool:
-        """Wait so long for answers, and send what is left of requests; return whether input closed."""
+        """Wait for answers up to the timeout, and send the rest of requests; return whether input closed."""
         # `epoll` waits to the millisecond, `select` takes no file beyond the first 1,024: so one waits for the other.
         readable, _, _ = select.select([self._events.fileno(), *stdin], [], [], timeout_s)
         for fd, events in self._events.poll(0):
@@ -209,15 +198,15 @@ class Client:
                 continue
             if events & select.EPOLLOUT:
                 self._busy[fd].push()
-                if not self._busy[fd].left:
+                if not self._busy[fd].unsent:
                     self._events.modify(fd, select.EPOLLIN)
             if events & ~select.EPOLLOUT:
                 self._read(fd)
-        return any(each in readable for each in stdin)
+        return any(descriptor in readable for descriptor in stdin)
 
     def _drop(self, fd: int) -> None:
-        """Forget a connection that the server closed while nothing was asked over it."""
-        for connection in [each for each in self._free if each.socket.fileno() == fd]:
+        """Forget a connection that the server closed while it was free."""
+        for connection in [connection for connection in self._free if connection.socket.fileno() == fd]:
             self._free.remove(connection)
             self._close(connection)
 
@@ -242,14 +231,13 @@ class Client:
         if record is None:
             self._fail(connection.intended_ns, connection.sent_ns)
         else:
-            self._note(record)
+            self._write(record)
 
     def _fail(self, intended_ns: int, sent_ns: int) -> None:
-        """Record a request that was not answered."""
         self.num_failed += 1
-        self._note(REQUEST.pack(intended_ns, sent_ns, 0, 0, 0, 0, 1))
+        self._write(REQUEST.pack(intended_ns, sent_ns, 0, 0, 0, 0, 1))
 
-    def _note(self, record: bytes) -> None:
+    def _write(self, record: bytes) -> None:
         self.num_over += 1
         os.write(self._out, record)
 
@@ -281,12 +269,12 @@ class Client:
             idle_from_s.extend([time.monotonic() + _REST_S] * failed)
 
     def finish(self, drain_s: float) -> None:
-        """Take the answers that still come; from the end of input on for so long, and record those left as failed."""
+        """Take the answers that still come, up to `drain_s` after the end of input; record the others as failed."""
         while self._busy and not self.take(1.0, [0]):
             pass
         end_s = time.monotonic() + drain_s
-        while self._busy and (left_s := end_s - time.monotonic()) > 0:
-            self.take(left_s, [])
+        while self._busy and (remaining_s := end_s - time.monotonic()) > 0:
+            self.take(remaining_s, [])
         for connection in self._busy.values():
             self._fail(connection.intended_ns, connection.sent_ns)
 
@@ -314,11 +302,11 @@ def main(
     os.write(1, READY)
     (start_ns,) = START.unpack(_read(START.size))
     if arrival == "closed":
-        while (left_ns := start_ns - time.monotonic_ns()) > 0:
-            time.sleep(left_ns / 1e9)
+        while (remaining_ns := start_ns - time.monotonic_ns()) > 0:
+            time.sleep(remaining_ns / 1e9)
         client.run_closed(int(outstanding), int(count))
     else:
-        due = generator.due(arrival, float(rate_per_s), int(seed))
+        due = generator.arrival_times(arrival, float(rate_per_s), int(seed))
         client.run_open((start_ns + after_ns for after_ns in due), int(count))
     client.finish(float(drain_s))
 

@@ -50,22 +50,22 @@ class Service:
     warmup_requests: int = option(20, least=1, help="requests that are answered before the barrier")
 
     def check(self, device: Device) -> None:
-        """Refuse with `ValueError` what cannot run on the device, and options that exclude each other."""
         if self.arrival is Arrival.closed:
             if self.rate_per_s is not None:
                 raise ValueError(
-                    f"rate_per_s={self.rate_per_s:g} needs an arrival process: arrival=poisson or arrival=constant "
-                    "(with arrival=closed, each client waits for its answer before it sends again)"
+                    f"rate_per_s={self.rate_per_s:g} needs an arrival process; add arrival=poisson or arrival=constant"
                 )
         elif self.rate_per_s is None or not 0 < self.rate_per_s < math.inf:
-            given = "is not given" if self.rate_per_s is None else f"is {self.rate_per_s:g}"
-            raise ValueError(f"arrival={self.arrival.name} needs a rate above 0, and rate_per_s {given}")
+            state = "is not given" if self.rate_per_s is None else f"is {self.rate_per_s:g}"
+            raise ValueError(f"arrival={self.arrival.name} needs a rate above 0, and rate_per_s {state}; set it")
         elif self.outstanding != 1:
-            raise ValueError(f"outstanding={self.outstanding} is for arrival=closed; others wait for no answer")
+            raise ValueError(
+                f"outstanding={self.outstanding} has no effect with arrival={self.arrival.name}; leave it out"
+            )
         if self.objective_ms is not None and not self.objective_ms > 0:
             raise ValueError(f"objective_ms={self.objective_ms:g} must be above 0")
         if self.objective_percentile is not None and self.objective_ms is None:
-            raise ValueError(f"objective_percentile={self.objective_percentile:g} needs objective_ms")
+            raise ValueError(f"objective_percentile={self.objective_percentile:g} needs objective_ms; add it")
 
 
 @dataclass(kw_only=True)
@@ -106,7 +106,6 @@ class Infer(Service):
     )
 
     def packages(self) -> tuple[str, ...]:
-        """Return the distributions that the options need."""
         return (self.library.name, *(["uvicorn"] if self.serve is Serve.http else []))
 
     def check(self, device: Device) -> None:
@@ -118,8 +117,8 @@ class Infer(Service):
         is_eager = self.step_mode is StepMode.eager
         if self.output_tokens and (self.library is not Library.transformers or self.batch_size > 1 or not is_eager):
             raise ValueError(
-                "output_tokens is for decoders: it needs library=transformers, step_mode=eager and batch_size=1 "
-                "(max_batch computes several requests together)"
+                f"output_tokens={self.output_tokens} is for decoders; use library=transformers, step_mode=eager and "
+                "batch_size=1 (max_batch computes several requests together)"
             )
         if self.step_mode is StepMode.cuda_graph:
             refuse_graphs_without_gpu(device)
@@ -134,11 +133,11 @@ class Infer(Service):
     def _check_batching(self) -> None:
         if self.arrival is Arrival.closed and self.max_batch > self.outstanding:
             raise ValueError(
-                f"max_batch={self.max_batch} can never come together: arrival=closed has outstanding="
-                f"{self.outstanding} requests at most; raise outstanding"
+                f"max_batch={self.max_batch} is never reached with outstanding={self.outstanding} clients of "
+                "arrival=closed; raise outstanding"
             )
         if self.max_delay_ms > 0 and self.max_batch == 1:
-            raise ValueError(f"max_delay_ms={self.max_delay_ms:g} waits for others, and max_batch=1 takes none")
+            raise ValueError(f"max_delay_ms={self.max_delay_ms:g} has no effect with max_batch=1; raise max_batch")
 
     def _check_positions(self) -> None:
         if self.library is not Library.transformers or self.model not in TextModel.__members__:
@@ -153,11 +152,11 @@ class Infer(Service):
 
     def small(self) -> Infer:
         """Return what a rehearsal runs instead; it holds too few requests for a percentile."""
-        kept = {name: getattr(self, name) for name in _KEPT}
-        kept |= {"batch_size": min(self.batch_size, _MOST_IN_A_BATCH), "requests": _REQUESTS}
+        settings = {name: getattr(self, name) for name in _KEPT}
+        settings |= {"batch_size": min(self.batch_size, _MOST_IN_A_BATCH), "requests": _REQUESTS}
         if self.library is not Library.transformers:
-            return TinyInfer(**kept)
-        return TinyInferText(**kept, sequence_tokens=min(self.sequence_tokens, _MOST_TOKENS))
+            return TinyInfer(**settings)
+        return TinyInferText(**settings, sequence_tokens=min(self.sequence_tokens, _MOST_TOKENS))
 
 
 # What a rehearsal of a service keeps.
@@ -218,7 +217,7 @@ class Server(Service):
     )
 
     def input_files(self) -> Mapping[str, str]:
-        """Return what the command line names and what is asked: both belong to the program."""
+        """Return the files of the command line and the file of requests: both belong to the program."""
         words = [word.rpartition("=")[2] for word in self._split_command() if word.endswith(".py")]
         files = {word: "command" for word in words if Path(word).is_file()}
         return files if self.requests_file is None else files | {self.requests_file: "requests_file"}
@@ -236,14 +235,13 @@ class Server(Service):
             raise ValueError(f"ready_s={self.ready_s:g} must be above 0")
 
     def check_data(self) -> None:
-        """Refuse with `ValueError` a file without requests."""
         if self.requests_file is None:
             return
         file = Path(self.requests_file)
         if not file.is_file():
-            raise ValueError(f"requests_file={file}: there is no such file")
+            raise ValueError(f"requests_file={file} does not exist; name a file with a request in each line")
         if not any(line.strip() for line in file.read_bytes().splitlines()):
-            raise ValueError(f"requests_file={file} holds no request: write the body of one in each line")
+            raise ValueError(f"requests_file={file} holds no request; write the body of one in each line")
 
     def _split_command(self) -> list[str]:
         try:

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 Text = tuple[str, int]
 """A text, and the number of its class."""
@@ -14,7 +13,7 @@ Text = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """What a data set holds.
+    """The texts of a data set.
 
     Attributes:
         classes: their names, in the order of their numbers.
@@ -28,20 +27,10 @@ class Documents:
     are_long: bool
 
 
-class Source(Protocol):
-    """A data set that can be read."""
-
-    digest: str
-    """Changes with what it holds."""
-
-    def read(self) -> Documents: ...
-
-
 class LanguageReference:
     """Python's language reference, whose topics are the classes: all of them, or those with the most text.
 
-    Raises:
-        ValueError: there are fewer topics.
+    The digest changes with the texts; `ValueError` if there are fewer topics.
     """
 
     def __init__(self, num_topics: int | None) -> None:
@@ -49,39 +38,27 @@ class LanguageReference:
 
         names = sorted(topics, key=lambda name: (-len(topics[name]), name))[:num_topics]
         if num_topics is not None and len(names) < num_topics:
-            raise ValueError(f"pydoc has {len(names)} topics: --num-classes {num_topics} is too many")
+            raise ValueError(f"pydoc has {len(names)} topics; --num-classes {num_topics} is too many")
         self._classes = tuple(names)
         self._texts = tuple((topics[name], number) for number, name in enumerate(names))
         self.digest = _digest(self._texts)
 
     def read(self) -> Documents:
-        """Return the topics."""
         return Documents(classes=self._classes, train=self._texts, validation=None, are_long=True)
 
 
 class TextFolder:
     """A folder with a folder of text files for each class, or with two such folders, `train` and `val`.
 
-    Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it holds no two classes, or its halves hold different ones.
+    The digest changes with the files.
     """
 
     def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is not there: it must hold a folder of text files for each class")
-        halves = [folder / "train", folder / "val"]
-        found = [_files_of(half) for half in (halves if all(half.is_dir() for half in halves) else [folder])]
-        if len(found[0]) < 2:
-            raise ValueError(f"{folder} holds {len(found[0])} folders of text files: two classes are the least")
-        if found[0].keys() != found[-1].keys():
-            raise ValueError(f"{folder}: train and val hold different classes")
-        self._halves = found
-        files = [path for half in found for paths in half.values() for path in paths]
+        self._halves = list_halves(folder)
+        files = [path for half in self._halves for paths in half.values() for path in paths]
         self.digest = _digest([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files])
 
     def read(self) -> Documents:
-        """Read every file."""
         halves = [
             tuple(
                 (path.read_text("utf-8", "replace"), label)
@@ -94,15 +71,37 @@ class TextFolder:
         return Documents(classes=tuple(self._halves[0]), train=halves[0], validation=validation, are_long=False)
 
 
-def _files_of(folder: Path) -> dict[str, list[Path]]:
-    """The files of each class; hidden ones, and folders without files, are none."""
-    found = {}
-    for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and not entry.name.startswith((".", "_")):
-            files = sorted(path for path in entry.iterdir() if path.is_file() and not path.name.startswith("."))
-            if files:
-                found[entry.name] = files
-    return found
+Source = LanguageReference | TextFolder
+
+
+def list_halves(folder: Path) -> list[dict[str, list[Path]]]:
+    """Return the text files of each class of a folder or, where it has them, of its halves `train` and `val`.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+        ValueError: it holds no two classes, or its halves hold different ones.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} does not exist; it must hold a folder of text files for each class")
+    halves = [folder / "train", folder / "val"]
+    files = [_list_classes(half) for half in (halves if all(half.is_dir() for half in halves) else [folder])]
+    if len(files[0]) < 2:
+        raise ValueError(
+            f"{folder} holds {len(files[0])} folders of text files; it needs one for each class, two at least"
+        )
+    if files[0].keys() != files[-1].keys():
+        raise ValueError(f"{folder}: train and val hold different classes")
+    return files
+
+
+def _list_classes(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of each class; hidden ones, and folders without files, are none."""
+    classes = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] not in "._"}
+    files = {
+        name: sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+        for name, folder in classes.items()
+    }
+    return {name: paths for name, paths in files.items() if paths}
 
 
 def _digest(content: object) -> str:

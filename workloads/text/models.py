@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
@@ -12,36 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CLASSIFICATION, MASKED_LM, CAUSAL_LM = "classification", "masked_lm", "causal_lm"
+from workloads.text.options import Task
+
 _HEADS = {
-    CLASSIFICATION: "AutoModelForSequenceClassification",
-    MASKED_LM: "AutoModelForMaskedLM",
-    CAUSAL_LM: "AutoModelForCausalLM",
+    Task.classification: "AutoModelForSequenceClassification",
+    Task.masked_lm: "AutoModelForMaskedLM",
+    Task.causal_lm: "AutoModelForCausalLM",
 }
 # transformers makes a mask for each attention that it knows, and for that reads values of the device at every step
 # (are there paddings, are sequences packed?). An attention with a name of its own gets the mask that is handed in.
 _SDPA = "sdpa_without_looking"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRequest:
-    """Which model.
-
-    Attributes:
-        model: its kind, as `model_type` of transformers: `bert`, `distilbert`, `gpt2`.
-        model_args: what differs from the defaults of that kind, such as `hidden_size`.
-        task: what its head is for: `classification`, `masked_lm` or `causal_lm`.
-        num_classes: of a classification.
-        weights: folder of a trained model; without, it starts from random weights.
-        attention: `sdpa`, torch's fused attention, or `eager`, product by product.
-    """
-
-    model: str
-    model_args: dict[str, Any] = field(default_factory=dict)
-    task: str = CLASSIFICATION
-    num_classes: int | None = None
-    weights: Path | None = None
-    attention: str = "sdpa"
 
 
 class TextModel(nn.Module):
@@ -49,8 +29,7 @@ class TextModel(nn.Module):
 
     Attributes:
         model: with `generate` and the like.
-        config: of transformers.
-        text_config: the part of it that is of text, where others are of images or sound.
+        text_config: the part of the configuration for text, where others are for images or sound.
         padding: the id of tokens that no other looks at; `None` where sequences are full, or no token looks ahead.
     """
 
@@ -70,16 +49,13 @@ class TextModel(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits of ids [batch, tokens]: [batch, classes] to classify, else [batch, tokens, vocabulary]."""
         mask = None if self.padding is None else self._mask(ids != self.padding)
-        logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **self._options).logits
+        options = {"use_cache": False} if self.config.model_type == "gpt2" else {}
+        logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
         return logits
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {"use_cache": False} if self.config.model_type == "gpt2" else {}
-
     def _mask(self, is_text: Tensor) -> Tensor:
-        """What the attention adds, [batch, 1, 1, tokens], or where it looks; version 4 makes it itself."""
-        if not _takes_masks():
+        """Return the mask that the attention adds, [batch, 1, 1, tokens], or where it looks, as version 4 wants it."""
+        if not takes_graphs():
             return is_text.long()
         mask = is_text[:, None, None, :].expand(-1, 1, is_text.shape[1], -1)
         if self.config._attn_implementation != "eager":
@@ -87,63 +63,63 @@ class TextModel(nn.Module):
         return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
 
 
-def configuration(request: ModelRequest) -> Any:
+def read_config(
+    kind: str, arguments: Mapping[str, Any], *, num_classes: int | None = None, weights: Path | None = None
+) -> Any:
     """Return transformers' configuration of a model, that of its weights if it has some.
 
-    Raises:
-        ValueError: there is no such kind of model, or the weights are of another one.
+    `kind` is a `model_type` of transformers, `arguments` differ from its defaults; `ValueError` if there is no such
+    kind, or if the weights are of another model.
     """
     _prepare()
     from transformers import AutoConfig
 
-    labels = {} if request.num_classes is None else {"num_labels": request.num_classes}
-    if request.weights is None:
-        found = AutoConfig.for_model(request.model, **request.model_args, **labels)
-    else:
-        found = AutoConfig.from_pretrained(str(request.weights), local_files_only=True, **labels)
-        if found.model_type != request.model:
-            raise ValueError(f"{request.weights} holds a {found.model_type}, not a {request.model}")
-        for name, value in request.model_args.items():
-            if getattr(found, name, value) != value:
-                raise ValueError(f"{request.weights}: {name} is {getattr(found, name)}, not {value}")
-    return found
+    labels = {} if num_classes is None else {"num_labels": num_classes}
+    if weights is None:
+        return AutoConfig.for_model(kind, **arguments, **labels)
+    config = AutoConfig.from_pretrained(str(weights), local_files_only=True, **labels)
+    if config.model_type != kind:
+        raise ValueError(f"{weights} holds a {config.model_type}, not a {kind}")
+    for name, wish in arguments.items():
+        if getattr(config, name, wish) != wish:
+            raise ValueError(f"{weights}: {name} is {getattr(config, name)}, not {wish}")
+    return config
 
 
-def build(request: ModelRequest, *, padding: int | None = None) -> TextModel:
+def build(
+    config: Any, task: Task, *, weights: Path | None = None, attention: str = "sdpa", padding: int | None = None
+) -> TextModel:
     """Return the model, in fp32 on the CPU, in training mode; random weights depend on torch's seed.
 
     Args:
-        request: which one.
+        config: of `read_config`.
+        task: of its head.
+        weights: folder of a trained model.
+        attention: `sdpa`, torch's fused attention, or `eager`, product by product.
         padding: the id of the tokens that fill short sequences up, if there are any.
-
-    Raises:
-        ValueError: as of `configuration`.
-        OSError: the weights cannot be read.
     """
-    config = configuration(request)
     import transformers
 
-    head = getattr(transformers, _HEADS[request.task])
-    attention = request.attention
-    if attention == "sdpa" and _takes_masks():
+    head = getattr(transformers, _HEADS[task])
+    if attention == "sdpa" and takes_graphs():
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         attention = _SDPA
         transformers.AttentionInterface.register(_SDPA, sdpa_attention_forward)
-    if request.weights is None:
+    if weights is None:
         model = head.from_config(config, attn_implementation=attention)
     else:
         # Heads of another number of classes are made anew; everything else is as in the weights' own configuration.
         model = head.from_pretrained(
-            str(request.weights),
+            str(weights),
             config=config,
             attn_implementation=attention,
             local_files_only=True,
             ignore_mismatched_sizes=True,
             dtype=torch.float32,
         )
-    # Who looks only back never sees what comes after the end of a sequence.
-    return TextModel(model.float().train(), None if request.task == CAUSAL_LM else padding)
+    # A decoder never sees the padding after the end of a sequence.
+    return TextModel(model.float().train(), None if task is Task.causal_lm else padding)
 
 
 def load() -> None:
@@ -154,23 +130,19 @@ def load() -> None:
     import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
 
-def digest_of(request: ModelRequest) -> str | None:
-    """Return what tells the weights of a model from others; `None` of random ones."""
-    if request.weights is None:
+def digest_weights(folder: Path | None) -> str | None:
+    """Return a digest of the weights of a trained model; `None` of random ones."""
+    if folder is None:
         return None
     digest = sha256()
-    for path in sorted(path for suffix in ("safetensors", "bin") for path in request.weights.glob(f"*.{suffix}")):
+    for path in sorted(path for suffix in ("safetensors", "bin") for path in folder.glob(f"*.{suffix}")):
         with path.open("rb") as file:
             digest.update(file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
 def takes_graphs() -> bool:
-    """Whether a step can be captured as a CUDA graph: before version 5 transformers reads the device in each."""
-    return _takes_masks()
-
-
-def _takes_masks() -> bool:
+    """Return whether a step can be captured as a CUDA graph: before version 5 transformers reads the device in each."""
     import transformers
 
     return int(transformers.__version__.partition(".")[0]) >= 5

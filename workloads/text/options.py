@@ -11,13 +11,15 @@ from typing import Any
 
 from workloads.model_options import NO_GPU, DataSource, Training
 from workloads.options import CONTENT, PLACE, Device, option
+from workloads.text.documents import list_halves
 
 TextModel = enum.Enum("TextModel", "bert distilbert gpt2", start=0)
 Task = enum.Enum("Task", "classification masked_lm causal_lm", start=0)
 Attention = enum.Enum("Attention", "sdpa eager", start=0)
 
 TINY_BERT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
-_PYDOC = "pydoc"
+PYDOC = "pydoc"
+"""The data set that comes with every Python: its language reference. Others are folders of text files."""
 # Source: transformers' configurations: what the kinds call their positions and the width of a layer, and the default.
 _POSITIONS = {
     TextModel.bert: ("max_position_embeddings", 512),
@@ -54,7 +56,7 @@ class TrainText(Training):
     )
     attention: Attention = option(Attention.sdpa, help="torch's fused attention, or product by product")
     dataset: str = option(
-        _PYDOC, help="`pydoc` with `source=disk`, or a folder of texts below `data_root` with `source=files`"
+        PYDOC, help="`pydoc` with `source=disk`, or a folder of texts below `data_root` with `source=files`"
     )
     cache_root: str | None = option(None, path=PLACE, help="folder of tokens; one in the user's cache if not given")
     sequence_tokens: int = option(least=1, help="tokens of a sample")
@@ -65,22 +67,26 @@ class TrainText(Training):
     learning_rate: float | None = option(None, help="learning rate; 1e-4, with weights 5e-5, if not given")
 
     def packages(self) -> tuple[str, ...]:
-        """Return the distributions that the options need."""
         return ("transformers",)
 
     def check(self, device: Device) -> None:
         super().check(device)
         decodes = self.model is TextModel.gpt2
         if decodes != (self.task is Task.causal_lm):
-            fitting = "causal_lm" if decodes else "classification and masked_lm"
-            raise ValueError(f"task={self.task.name} is not for model={self.model.name}, which is for {fitting}")
-        if (self.task is Task.classification) != (self.num_classes is not None):
-            raise ValueError(f"num_classes={self.num_classes}: task=classification needs it, other tasks have none")
+            fitting = "causal_lm" if decodes else "classification or masked_lm"
+            raise ValueError(f"task={self.task.name} does not fit model={self.model.name}; use {fitting}")
+        if self.task is Task.classification and self.num_classes is None:
+            raise ValueError("task=classification needs num_classes; add it")
+        if self.task is not Task.classification and self.num_classes is not None:
+            raise ValueError(f"num_classes={self.num_classes} has no effect with task={self.task.name}; leave it out")
         if self.weights == "":
             raise ValueError("weights are not given; workload.weights=FOLDER names the folder of a trained model")
         self._check_source()
         if self.task is Task.classification and self.sequence_tokens < _LEAST_TOKENS:
-            raise ValueError(f"sequence_tokens={self.sequence_tokens} leaves no token of a text to classify")
+            raise ValueError(
+                f"sequence_tokens={self.sequence_tokens} leaves no token of a text to classify; "
+                f"use {_LEAST_TOKENS} or more"
+            )
         if self.weights is None:
             self._check_positions(self.model_args)
         width = self.model_args.get(_WIDTHS[self.model], _USUAL_WIDTH)
@@ -91,32 +97,37 @@ class TrainText(Training):
     def _check_source(self) -> None:
         if self.source is DataSource.synthetic_files:
             raise ValueError("source=synthetic_files is for images; use synthetic_host or synthetic_device")
-        if self.source is DataSource.files and self.dataset == _PYDOC:
+        if self.source is DataSource.files and self.dataset == PYDOC:
             raise ValueError("source=files is for a folder of texts, and pydoc comes with Python; use source=disk")
-        if self.source is DataSource.disk and self.dataset != _PYDOC:
-            raise ValueError(f"source=disk is for dataset={_PYDOC}; a folder of texts is source=files")
+        if self.source is DataSource.disk and self.dataset != PYDOC:
+            raise ValueError(f"source=disk is for dataset={PYDOC}; a folder of texts is source=files")
 
     def _check_positions(self, config: Mapping[str, Any]) -> None:
         name, positions = count_positions(self.model, config)
         if positions is not None and self.sequence_tokens > positions:
             raise ValueError(
-                f"sequence_tokens={self.sequence_tokens} is more than the {positions} positions of the model ({name})"
+                f"sequence_tokens={self.sequence_tokens} is more than the {positions} positions of the model ({name}); "
+                "use fewer"
             )
 
     def check_data(self) -> None:
-        """Refuse with `ValueError` data and weights that are to be read and are not there."""
         if self.weights:
             self._check_weights(Path(self.weights))
         if self.source is DataSource.files:
-            instead = f"workload.source=disk workload.dataset={_PYDOC} to train on what comes with Python"
-            self._check_folder(self.find_folder(self.dataset, self.dataset, instead))
+            remedy = f"workload.source=disk workload.dataset={PYDOC} to train on what comes with Python"
+            folder = self.find_folder(self.dataset, self.dataset, remedy)
+            num_classes = len(list_halves(folder)[0])
+            if self.num_classes is not None and num_classes > self.num_classes:
+                raise ValueError(f"{folder} holds {num_classes} classes; num_classes={self.num_classes} is too few")
 
     def _check_weights(self, folder: Path) -> None:
         for name in ("config.json", "tokenizer.json"):
             if not (folder / name).is_file():
                 raise ValueError(f"weights={folder} holds no {name}; give a folder that save_pretrained made")
         if not any(path for suffix in ("safetensors", "bin") for path in folder.glob(f"*.{suffix}")):
-            raise ValueError(f"weights={folder} holds no weights (*.safetensors, *.bin)")
+            raise ValueError(
+                f"weights={folder} holds no weights (*.safetensors, *.bin); give a folder that save_pretrained made"
+            )
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             kind = config["model_type"]
@@ -125,7 +136,7 @@ class TrainText(Training):
                 f"weights={folder}: config.json is not of a model: {type(error).__name__}: {error}"
             ) from error
         if kind != self.model.name:
-            raise ValueError(f"weights={folder} are of a {kind}, and model={self.model.name}")
+            raise ValueError(f"weights={folder} are of a {kind}, and model={self.model.name}; use model={kind}")
         for name, value in self.model_args.items():
             if name in config and config[name] != value:
                 raise ValueError(
@@ -134,20 +145,7 @@ class TrainText(Training):
                 )
         self._check_positions(config)
 
-    def _check_folder(self, folder: Path) -> None:
-        """Refuse a data set without two classes, or of more classes than the model is to tell apart."""
-        half = folder / "train" if all((folder / name).is_dir() for name in ("train", "val")) else folder
-        entries = [entry for entry in half.iterdir() if entry.is_dir() and not entry.name.startswith((".", "_"))]
-        classes = [entry for entry in entries if any(path.is_file() for path in entry.iterdir())]
-        if len(classes) < 2:
-            raise ValueError(
-                f"{half} holds {len(classes)} folders of text files; a folder for each class is wanted, two at least"
-            )
-        if self.num_classes is not None and len(classes) > self.num_classes:
-            raise ValueError(f"{half} holds {len(classes)} classes: num_classes={self.num_classes} is too few")
-
     def small(self) -> TinyText:
-        """Return what a rehearsal runs instead."""
         return TinyText(
             batch_size=min(self.batch_size, _MOST_IN_A_BATCH), sequence_tokens=min(self.sequence_tokens, _MOST_TOKENS)
         )

@@ -1,89 +1,79 @@
-"""Training data for `train_text`: from what is asked for to batches of token ids on the device."""
+"""Training data for `train_text`: batches of token ids on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workloads.data.batches import PASSED_OVER, Batch, TrainingData, generator, mixed
-from workloads.data.loader import EpochOrder, Loader
+from workloads.data.batches import (
+    IGNORED,
+    Batch,
+    DeviceBatches,
+    PooledSamples,
+    TrainingData,
+    generator,
+    mix_seeds,
+    require_classes,
+)
+from workloads.data.folders import cache_folder
+from workloads.data.loader import Loader
+from workloads.model_options import DataSource
 from workloads.text import tokens
-from workloads.text.documents import LanguageReference, TextFolder
-from workloads.text.models import CAUSAL_LM, CLASSIFICATION, MASKED_LM
-from workloads.text.request import PYDOC, TextRequest
+from workloads.text.documents import LanguageReference, Source, TextFolder
+from workloads.text.options import PYDOC, Task, TrainText
 from workloads.text.tokens import Rows
 
 SYNTHETIC_SAMPLES = 10_000
-"""Sequences an epoch of made-up data, if nobody says how many."""
+"""Sequences an epoch of made-up data, if not given."""
 _SYNTHETIC_POOL = 256
-_DEVICE_BATCHES = 4
 # Made-up ids, and the mask among them, stay clear of what special tokens usually are.
 _SYNTHETIC_MASK, _SYNTHETIC_FIRST = 3, 4
-# Source: BERT (arXiv 1810.04805): of the tokens, so many are to be said; of those, so many are masked, and as many are
-# replaced by others as are left alone.
-_SAID, _MASKED, _REPLACED = 0.15, 0.8, 0.1
+# Source: BERT (arXiv 1810.04805): shares of the tokens that are predicted; of these, of those that are masked, and that
+# are replaced by others; the rest is left alone.
+_PREDICTED, _MASKED, _REPLACED = 0.15, 0.8, 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextData:
-    """Batches, and what the model must know of them.
+def open_data(
+    options: TrainText, seed: int, vocabulary_size: int, device: torch.device
+) -> tuple[TrainingData, int | None]:
+    """Open the data of a training, which must be closed; also return the id that fills short sequences up, if any.
 
-    Attributes:
-        padding: the id that fills short sequences up, where some are short.
+    `ValueError` if the data has more classes, less text or fewer samples than needed, or more tokens than the model
+    knows.
     """
-
-    batches: TrainingData
-    padding: int | None
-
-
-def open_data(request: TextRequest, vocabulary_size: int, device: torch.device) -> TextData:
-    """Open the data that was asked for; its batches must be closed.
-
-    Args:
-        request: what was asked for.
-        vocabulary_size: as many tokens as the model can tell apart.
-        device: where batches go.
-
-    Raises:
-        FileNotFoundError: a file or folder is missing.
-        ValueError: the data has other classes, less text or fewer samples than asked for, or more tokens than the
-            model knows.
-    """
-    if request.source.startswith("synthetic"):
-        return TextData(batches=_open_synthetic(request, vocabulary_size, device), padding=None)
-    cache = tokens.cache_folder(request.cache_root)
-    if request.weights is None:
-        vocabulary = tokens.own_vocabulary(vocabulary_size, cache)
+    if options.source in (DataSource.synthetic_host, DataSource.synthetic_device):
+        return _open_synthetic(options, seed, vocabulary_size, device), None
+    cache = cache_folder(options.cache_root, "text")
+    if options.weights is None:
+        vocabulary = tokens.train_vocabulary(vocabulary_size, cache)
     else:
-        vocabulary = tokens.vocabulary_in(request.weights)
+        vocabulary = tokens.read_vocabulary(Path(options.weights))
     if vocabulary.size > vocabulary_size:
         raise ValueError(f"{vocabulary.file} has {vocabulary.size} tokens, and the model knows {vocabulary_size}")
-    classes = request.num_classes if request.task == CLASSIFICATION else None
-    source = LanguageReference(classes) if request.dataset == PYDOC else _folder(request)
-    if request.task == CLASSIFICATION:
-        found = tokens.samples_of(source, vocabulary, request.sequence_tokens, cache)
-        if classes is not None and found.num_classes > classes:
-            raise ValueError(f"the data set has {found.num_classes} classes: --num-classes {classes} is too few")
+    is_classification = options.task is Task.classification
+    if options.dataset == PYDOC:
+        source: Source = LanguageReference(options.num_classes if is_classification else None)
     else:
-        # What comes next is said of every token: the last one needs one more.
-        length = request.sequence_tokens + (request.task == CAUSAL_LM)
-        found = tokens.stream_of(source, vocabulary, length, cache)
-    masking = _Masking(vocabulary_size, vocabulary.mask) if request.task == MASKED_LM else None
-    train = _fewer(found.train, request.samples)
-    return TextData(
-        batches=TrainingData(
-            train=TokenBatches(RowSet(train), request, masking, device, training=True),
-            validation=TokenBatches(RowSet(found.validation), request, masking, device, training=False),
-            is_made_up=False,
-        ),
-        padding=vocabulary.padding if found.is_padded else None,
+        source = TextFolder(options.require_root() / options.dataset)
+    # To predict the next token, the last one needs one more.
+    length = options.sequence_tokens + (options.task is Task.causal_lm)
+    texts = tokens.tokenise(source, vocabulary, length, cache, is_stream=not is_classification)
+    if is_classification and options.num_classes is not None:
+        require_classes(texts.num_classes, options.num_classes)
+    masking = _Masking(vocabulary_size, vocabulary.mask or 0) if options.task is Task.masked_lm else None
+    train = RowSet(_take(texts.train, options.samples))
+    data = TrainingData(
+        train=TokenBatches(train, options, seed, masking, device, is_training=True),
+        validation=TokenBatches(RowSet(texts.validation), options, seed, masking, device, is_training=False),
+        is_made_up=False,
     )
+    return data, vocabulary.padding if texts.is_padded else None
 
 
 class RowSet(Dataset[Batch]):
@@ -100,135 +90,85 @@ class RowSet(Dataset[Batch]):
         return torch.from_numpy(np.asarray(self._rows.ids[indices])), torch.from_numpy(labels)
 
 
-class SyntheticSet(Dataset[Batch]):
-    """Samples from a small pool, as many as asked for: the loader's work without a file."""
-
-    def __init__(self, request: TextRequest, vocabulary_size: int) -> None:
-        self._ids = _noise(request, vocabulary_size, _SYNTHETIC_POOL)
-        self._labels = torch.randint(
-            request.num_classes or 1, (request.samples or SYNTHETIC_SAMPLES,), generator=generator(request.seed, 1)
-        )
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        wanted = torch.tensor(indices)
-        return self._ids[wanted % len(self._ids)], self._labels[wanted]
-
-
-class TokenBatches:
-    """Token ids from the host; what is to be said of them is decided on the device."""
+class TokenBatches(Loader):
+    """Token ids from the host; which of them are predicted is decided on the device."""
 
     def __init__(
         self,
         dataset: Dataset[Any],
-        request: TextRequest,
+        options: TrainText,
+        seed: int,
         masking: _Masking | None,
         device: torch.device,
         *,
-        training: bool,
+        is_training: bool,
     ) -> None:
-        order = EpochOrder(len(dataset), request.seed) if training else None  # type: ignore[arg-type]
-        # The dataset returns whole batches: nothing is left to collate.
-        self._loader = Loader(dataset, request, order, lambda batch: batch, pin_memory=device.type == "cuda")
-        if training:
-            self._loader.begin()
-        self.num_batches = len(self._loader)
-        self._request, self._masking, self._device = request, masking, device
+        super().__init__(dataset, options, seed, is_training=is_training, pin_memory=device.type == "cuda")
+        self._task, self._seed, self._masking, self._device = options.task, seed, masking, device
         self._random = torch.Generator(device)
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        self._loader.name_epoch(number)
-        self._random.manual_seed(mixed(self._request.seed, 3, number))
-        for ids, labels in self._loader:
+        self.name_epoch(number)
+        self._random.manual_seed(mix_seeds(self._seed, 3, number))
+        for ids, labels in self:
             ids, labels = ids.to(self._device, non_blocking=True), labels.to(self._device, non_blocking=True)
-            yield _posed(self._request.task, ids, labels, self._masking, self._random)
-
-    def close(self) -> None:
-        self._loader.close()
+            yield _prepare(self._task, ids, labels, self._masking, self._random)
 
 
-class DeviceBatches:
-    """A handful of random batches that lie on the device from the start, in turn."""
-
-    def __init__(
-        self, request: TextRequest, vocabulary_size: int, masking: _Masking | None, device: torch.device
-    ) -> None:
-        self.num_batches = (request.samples or SYNTHETIC_SAMPLES) // request.batch_size
-        if self.num_batches == 0:
-            raise ValueError(f"--samples {request.samples} is less than one batch of {request.batch_size}")
-        held = min(_DEVICE_BATCHES, self.num_batches)
-        ids = _noise(request, vocabulary_size, held * request.batch_size)
-        labels = torch.randint(request.num_classes or 1, (len(ids),), generator=generator(request.seed, 1))
-        inputs, wanted = _posed(request.task, ids, labels, masking, generator(request.seed, 3))
-        halves = (each.to(device).chunk(held) for each in (inputs, wanted))
-        self._batches = list(zip(*halves, strict=True))
-
-    def epoch(self, number: int) -> Iterator[Batch]:
-        for index in range(self.num_batches):
-            yield self._batches[index % len(self._batches)]
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Masking:
-    """How a masked language model is asked: with which token instead of those that it is to say."""
+class _Masking(NamedTuple):
+    """How many tokens a masked language model knows, and the one that stands for those that it is to predict."""
 
     vocabulary_size: int
-    mask: int | None
+    mask: int
 
 
-def _posed(
-    task: str, ids: Tensor, labels: Tensor, masking: _Masking | None, random: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """What the model takes and what it should say, for a task, of ids [batch, tokens] and labels [batch]."""
+def _prepare(task: Task, ids: Tensor, labels: Tensor, masking: _Masking | None, random: torch.Generator) -> Batch:
+    """Return inputs and labels for a task, of ids [batch, tokens] and labels [batch]."""
     ids = ids.long()
-    if task == CAUSAL_LM:
+    if task is Task.causal_lm:
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-    return (ids, labels) if masking is None else _masked(ids, masking, random)
+    return (ids, labels) if masking is None else _mask(ids, masking, random)
 
 
-def _masked(ids: Tensor, masking: _Masking, random: torch.Generator) -> tuple[Tensor, Tensor]:
+def _mask(ids: Tensor, masking: _Masking, random: torch.Generator) -> Batch:
     """Hide tokens as BERT does: most are masked, some replaced, some left alone; one at least of each sample."""
-    drawn = torch.rand((2, *ids.shape), generator=random, device=ids.device)
-    said = drawn[0] < _SAID
-    said[:, 0] |= ~said.any(1)
-    how = drawn[1]
-    others = torch.randint(masking.vocabulary_size, ids.shape, generator=random, device=ids.device)
-    hidden = torch.where(said & (how < _MASKED), masking.mask or 0, ids)
-    hidden = torch.where(said & (how >= _MASKED) & (how < _MASKED + _REPLACED), others, hidden)
-    return hidden, torch.where(said, ids, PASSED_OVER)
+    choice, treatment = torch.rand((2, *ids.shape), generator=random, device=ids.device)
+    is_predicted = choice < _PREDICTED
+    is_predicted[:, 0] |= ~is_predicted.any(1)
+    replacements = torch.randint(masking.vocabulary_size, ids.shape, generator=random, device=ids.device)
+    inputs = torch.where(is_predicted & (treatment < _MASKED), masking.mask, ids)
+    is_replaced = is_predicted & (treatment >= _MASKED) & (treatment < _MASKED + _REPLACED)
+    return torch.where(is_replaced, replacements, inputs), torch.where(is_predicted, ids, IGNORED)
 
 
-def _open_synthetic(request: TextRequest, vocabulary_size: int, device: torch.device) -> TrainingData:
-    masking = _Masking(vocabulary_size, _SYNTHETIC_MASK) if request.task == MASKED_LM else None
-    if request.source == "synthetic_device":
-        train: DeviceBatches | TokenBatches = DeviceBatches(request, vocabulary_size, masking, device)
+def _open_synthetic(options: TrainText, seed: int, vocabulary_size: int, device: torch.device) -> TrainingData:
+    masking = _Masking(vocabulary_size, _SYNTHETIC_MASK) if options.task is Task.masked_lm else None
+    num_samples = options.samples or SYNTHETIC_SAMPLES
+    # To predict the next token, the last one needs one more.
+    length = options.sequence_tokens + (options.task is Task.causal_lm)
+
+    def make_ids(count: int) -> Tensor:
+        return torch.randint(_SYNTHETIC_FIRST, vocabulary_size, (count, length), generator=generator(seed, 0))
+
+    def make_labels(count: int) -> Tensor:
+        return torch.randint(options.num_classes or 1, (count,), generator=generator(seed, 1))
+
+    def make_batches(count: int) -> Batch:
+        return _prepare(options.task, make_ids(count), make_labels(count), masking, generator(seed, 3))
+
+    if options.source is DataSource.synthetic_device:
+        train: DeviceBatches | TokenBatches = DeviceBatches(make_batches, num_samples, options.batch_size, device)
     else:
-        train = TokenBatches(SyntheticSet(request, vocabulary_size), request, masking, device, training=True)
+        samples = PooledSamples(make_ids(_SYNTHETIC_POOL), make_labels(num_samples))
+        train = TokenBatches(samples, options, seed, masking, device, is_training=True)
     return TrainingData(train=train, validation=None, is_made_up=True)
 
 
-def _noise(request: TextRequest, vocabulary_size: int, count: int) -> Tensor:
-    """Ids [count, tokens] at random, the same for each seed; one token more where the next one is to be said."""
-    shape = (count, request.sequence_tokens + (request.task == CAUSAL_LM))
-    return torch.randint(_SYNTHETIC_FIRST, vocabulary_size, shape, generator=generator(request.seed, 0))
-
-
-def _folder(request: TextRequest) -> TextFolder:
-    if request.data_root is None:
-        raise ValueError(f"--data-root must name the folder that holds {request.dataset}")
-    return TextFolder(request.data_root / request.dataset)
-
-
-def _fewer(rows: Rows, samples: int | None) -> Rows:
-    """The samples asked for, the same ones whatever the seed of a run."""
-    there = len(rows.ids)
-    if samples is None or samples == there:
+def _take(rows: Rows, count: int | None) -> Rows:
+    """Return a number of samples, the same ones for every seed of a run."""
+    num_rows = len(rows.ids)
+    if count is None or count == num_rows:
         return rows
-    if samples > there:
-        raise ValueError(f"the data set has {there} samples to train with: --samples {samples} is too many")
-    chosen = np.sort(np.random.default_rng(0).permutation(there)[:samples])
-    return Rows(ids=rows.ids[chosen], labels=None if rows.labels is None else rows.labels[chosen])
+    if count > num_rows:
+        raise ValueError(f"the data set has {num_rows} samples to train with; --samples {count} is too many")
+    return rows.select(np.sort(np.random.default_rng(0).permutation(num_rows)[:count]))

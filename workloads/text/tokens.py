@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from workloads.data.made_once import made_once
-from workloads.text.documents import Documents, LanguageReference, Source, Text
+from workloads.data.folders import make_once
+from workloads.text.documents import LanguageReference, Source, Text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,13 +40,9 @@ _EVERY = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What a model must know of a tokeniser.
+    """The facts of a tokeniser that a model needs.
 
-    Attributes:
-        file: of the tokeniser.
-        digest: of that file.
-        size: the number of its tokens.
-        padding, begin, end, mask: ids of special tokens; a tokeniser of a decoder has an end only.
+    The digest is that of the file; of the special tokens, a tokeniser of a decoder has an end only.
     """
 
     file: Path
@@ -65,14 +61,15 @@ class Rows:
     ids: Ids
     labels: Labels | None
 
+    def select(self, rows: npt.NDArray[Any]) -> Rows:
+        return Rows(ids=self.ids[rows], labels=None if self.labels is None else self.labels[rows])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenised:
+class TokenisedTexts:
     """A data set as tokens.
 
-    Attributes:
-        is_padded: some samples are shorter than the others, and filled up.
-        num_classes: that there are.
+    `is_padded`: some samples are shorter than the others, and filled up.
     """
 
     train: Rows
@@ -81,40 +78,24 @@ class Tokenised:
     num_classes: int
 
 
-def cache_folder(given: Path | None) -> Path:
-    """Return where tokens are kept: the folder given, or one in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return given or cache / "gpu-collocation" / "text"
-
-
-def own_vocabulary(most: int, cache: Path) -> Vocabulary:
-    """Return the tokeniser of models that start from nothing, trained now if it is not there.
-
-    Args:
-        most: as many tokens as the model can tell apart.
-        cache: where it is kept.
-    """
+def train_vocabulary(model_tokens: int, cache: Path) -> Vocabulary:
+    """Return the tokeniser of models with random weights and `model_tokens`, trained if it is not cached."""
     text = LanguageReference(None)
-    size = min(most, _MOST_TOKENS)
+    size = min(model_tokens, _MOST_TOKENS)
     name = sha256(json.dumps([_VERSION, text.digest, size]).encode()).hexdigest()[:16]
-    return vocabulary_in(made_once(cache / f"tokeniser-{name}", lambda folder: _train(folder, text, size)))
+    return read_vocabulary(make_once(cache / f"tokeniser-{name}", lambda folder: _train(folder, text, size)))
 
 
-def vocabulary_in(folder: Path) -> Vocabulary:
-    """Return what is to know of the tokeniser of a folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it has no token for the end of a text.
-    """
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """Return the tokeniser of a folder."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise FileNotFoundError(f"{folder} holds no tokenizer.json")
     tokeniser = _open(file)
-    end = next((found for name in (_END, _END_OF_TEXT) if (found := tokeniser.token_to_id(name)) is not None), None)
+    padding, begin, mask, end, end_of_text = map(tokeniser.token_to_id, (_PADDING, _BEGIN, _MASK, _END, _END_OF_TEXT))
+    end = end_of_text if end is None else end
     if end is None:
         raise ValueError(f"{file} has no token for the end of a text ({_END} or {_END_OF_TEXT})")
-    padding, begin, mask = map(tokeniser.token_to_id, (_PADDING, _BEGIN, _MASK))
     return Vocabulary(
         file=file,
         digest=sha256(file.read_bytes()).hexdigest(),
@@ -126,30 +107,18 @@ def vocabulary_in(folder: Path) -> Vocabulary:
     )
 
 
-def samples_of(source: Source, vocabulary: Vocabulary, length: int, cache: Path) -> Tokenised:
-    """Return each text as a sample of `length` tokens, cut or filled up; of long texts, their whole passages.
+def tokenise(source: Source, vocabulary: Vocabulary, length: int, cache: Path, *, is_stream: bool) -> TokenisedTexts:
+    """Return samples of `length` tokens, made now if they are not cached.
 
-    Raises:
-        ValueError: nothing is as long.
+    Of a stream, all texts one after another are cut, without classes. Else each text is a sample, cut or filled up; a
+    long text makes several. `ValueError` if there is too little text.
     """
-    return _mapped(source, vocabulary, cache, "samples", length)
-
-
-def stream_of(source: Source, vocabulary: Vocabulary, length: int, cache: Path) -> Tokenised:
-    """Return all texts one after another, cut into samples of `length` tokens, without classes.
-
-    Raises:
-        ValueError: there is not that much text.
-    """
-    return _mapped(source, vocabulary, cache, "stream", length)
-
-
-def _mapped(source: Source, vocabulary: Vocabulary, cache: Path, kind: str, length: int) -> Tokenised:
-    made_of = [_VERSION, source.digest, vocabulary.digest, length]
-    name = sha256(json.dumps(made_of).encode()).hexdigest()[:16]
-    folder = made_once(cache / f"{kind}-{name}", lambda partial: _tokenise(partial, source, vocabulary, kind, length))
+    kind = "stream" if is_stream else "samples"
+    parts = [_VERSION, source.digest, vocabulary.digest, length]
+    name = sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    folder = make_once(cache / f"{kind}-{name}", lambda partial: _write(partial, source, vocabulary, length, is_stream))
     facts = json.loads((folder / "facts.json").read_text())
-    return Tokenised(
+    return TokenisedTexts(
         train=_rows(folder, "train"),
         validation=_rows(folder, "validation"),
         is_padded=facts["is_padded"],
@@ -163,55 +132,58 @@ def _rows(folder: Path, half: str) -> Rows:
     return Rows(ids=ids, labels=np.load(labels) if labels.exists() else None)
 
 
-def _tokenise(folder: Path, source: Source, vocabulary: Vocabulary, kind: str, length: int) -> None:
+def _write(folder: Path, source: Source, vocabulary: Vocabulary, length: int, is_stream: bool) -> None:
     documents = source.read()
     tokeniser = _open(vocabulary.file)
-    make = _stream if kind == "stream" else _samples
-    train = make(documents, documents.train, tokeniser, vocabulary, length)
+
+    def make_rows(texts: Iterable[Text]) -> Rows:
+        if is_stream:
+            return _cut_stream(texts, tokeniser, vocabulary.end, length)
+        return _cut_samples(texts, tokeniser, vocabulary, length, are_long=documents.are_long)
+
+    train = make_rows(documents.train)
     if documents.validation is None:
-        held = np.arange(len(train.ids)) % _EVERY == _EVERY - 1
-        train, validation = _chosen(train, ~held), _chosen(train, held)
+        is_validation = np.arange(len(train.ids)) % _EVERY == _EVERY - 1
+        train, validation = train.select(~is_validation), train.select(is_validation)
     else:
-        validation = make(documents, documents.validation, tokeniser, vocabulary, length)
+        validation = make_rows(documents.validation)
     if not (len(train.ids) and len(validation.ids)):
-        raise ValueError(f"there is too little text for samples of {length} tokens: --sequence-tokens is too long")
+        raise ValueError(f"there is too little text for samples of {length} tokens; --sequence-tokens is too long")
     for half, rows in (("train", train), ("validation", validation)):
         np.save(folder / f"{half}_ids.npy", rows.ids)
         if rows.labels is not None:
             np.save(folder / f"{half}_labels.npy", rows.labels)
     is_padded = bool((train.ids == vocabulary.padding).any() or (validation.ids == vocabulary.padding).any())
-    facts = {"is_padded": kind != "stream" and is_padded, "num_classes": len(documents.classes)}
+    facts = {"is_padded": not is_stream and is_padded, "num_classes": len(documents.classes)}
     (folder / "facts.json").write_text(json.dumps(facts))
 
 
-def _samples(
-    documents: Documents, texts: Iterable[Text], tokeniser: Tokenizer, vocabulary: Vocabulary, length: int
+def _cut_samples(
+    texts: Iterable[Text], tokeniser: Tokenizer, vocabulary: Vocabulary, length: int, *, are_long: bool
 ) -> Rows:
     begin, end, padding = vocabulary.begin, vocabulary.end, vocabulary.padding
     if begin is None or padding is None:
-        raise ValueError(f"{vocabulary.file} has no {_BEGIN} and {_PADDING}: it is not of a model that classifies")
+        raise ValueError(
+            f"{vocabulary.file} has no {_BEGIN} and {_PADDING}; use the weights of a model that classifies"
+        )
     room = length - 2
     ids: list[list[int]] = []
     labels: list[int] = []
-    for encoded, label in _encoded(texts, tokeniser):
-        whole = len(encoded) - len(encoded) % room
-        parts = [encoded[at : at + room] for at in range(0, whole, room)] if documents.are_long else [encoded[:room]]
+    for encoded, label in _encode(texts, tokeniser):
+        full = len(encoded) - len(encoded) % room
+        parts = [encoded[at : at + room] for at in range(0, full, room)] if are_long else [encoded[:room]]
         ids += [[begin, *part, end, *[padding] * (room - len(part))] for part in parts]
         labels += [label] * len(parts)
     return Rows(ids=np.array(ids, np.int32).reshape(-1, length), labels=np.array(labels, np.int64))
 
 
-def _stream(_: Documents, texts: Iterable[Text], tokeniser: Tokenizer, vocabulary: Vocabulary, length: int) -> Rows:
-    every = itertools.chain.from_iterable([*encoded, vocabulary.end] for encoded, _ in _encoded(texts, tokeniser))
-    flat = np.fromiter(every, np.int32)
-    return Rows(ids=flat[: len(flat) - len(flat) % length].reshape(-1, length), labels=None)
+def _cut_stream(texts: Iterable[Text], tokeniser: Tokenizer, end: int, length: int) -> Rows:
+    stream = itertools.chain.from_iterable([*encoded, end] for encoded, _ in _encode(texts, tokeniser))
+    ids = np.fromiter(stream, np.int32)
+    return Rows(ids=ids[: len(ids) - len(ids) % length].reshape(-1, length), labels=None)
 
 
-def _chosen(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Rows:
-    return Rows(ids=rows.ids[chosen], labels=None if rows.labels is None else rows.labels[chosen])
-
-
-def _encoded(texts: Iterable[Text], tokeniser: Tokenizer) -> Iterator[tuple[list[int], int]]:
+def _encode(texts: Iterable[Text], tokeniser: Tokenizer) -> Iterator[tuple[list[int], int]]:
     for text, label in texts:
         yield tokeniser.encode(text, add_special_tokens=False).ids, label
 

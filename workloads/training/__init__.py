@@ -1,1 +1,1 @@
-"""What training programs share: steps, epochs, and the check that results are right."""
+"""The common part of training programs: steps, epochs, and the check that results are right."""

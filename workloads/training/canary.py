@@ -1,19 +1,18 @@
-"""Is what this process computes right? A short check of products and convolutions, before it is measured.
+"""A short check that products and convolutions of this process are right, before it is measured.
 
 A GPU that is shared can compute wrong values without an error: under some MPS percentages matrix products in bf16 and
-fp16 come out wrong, or are not written at all (docs/mps.md). So each kind of result is compared with what it must be,
-in float64 and with elementwise kernels only, since matrix kernels are what is under suspicion:
+fp16 come out wrong, or are not written at all (docs/mps.md). So each kind of result is compared with its reference,
+in float64 and with elementwise kernels only, since matrix kernels are under suspicion:
 
 - A product C = AB by Freivalds' check: Cx = A(Bx) for a random vector x of signs.
 - A convolution in the same way: a random signed sum of its output channels is a convolution with one output channel.
-- Fused attention row by row, for rows from all over the batch. Dropout is left out for that: chance has no reference.
+- Fused attention row by row, for rows from all over the batch. Dropout is left out, as it has no reference.
 
-Every output that is checked lands where NaN was written before, so what is left unwritten is seen too.
+A checked output lands where NaN was written before, so that unwritten elements are seen too.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads import client
+from workloads import client, program
 
 # Products [rows, inner, columns], each with plain and transposed factors as in forward and backward passes: those of
 # single vectors, classifiers and attention layers, and a large square. Which ones fail depends on the share of the
@@ -46,32 +45,30 @@ _CHUNK_ELEMENTS = 1 << 22
 _ROW_ELEMENTS = 1 << 20  # of the keys and values that the rows of an attention are checked against
 _NUM_IMAGES = 2
 _ATEN = torch.ops.aten
-_log = logging.getLogger(__name__)
 
 
 def check(job: client.NullJob, device: torch.device, dtype: torch.dtype | None, compute: Callable[[], object]) -> None:
-    """Report what a job computes wrong: on a GPU delicate products in `dtype` (fp32), and everywhere what it runs."""
-    products, own = Canary(), Canary()
+    """Report wrong results of a job: of its own computation and, on a GPU, of delicate products in `dtype` (fp32)."""
+    products, step = Canary(), Canary()
     if device.type == "cuda":
         products.check_products(device, dtype or torch.float32)
-    with own.watching():
+    with step.watch():
         compute()
-    for what in (*products.wrong, *own.wrong):
-        _log.warning("wrong result: %s", what)
-        job.wrong(what)
-    job.metric("canary_checked_count", products.num_checked + own.num_checked)
-    job.metric("canary_left_out_count", products.num_left_out + own.num_left_out)
-    job.metric("canary_s", products.spent_s + own.spent_s)
+    for description in (*products.wrong, *step.wrong):
+        program.report_wrong(job, description)
+    job.metric("canary_checked_count", products.num_checked + step.num_checked)
+    job.metric("canary_left_out_count", products.num_left_out + step.num_left_out)
+    job.metric("canary_s", products.spent_s + step.spent_s)
 
 
 @dataclass(slots=True)
 class Canary:
-    """Collects what was checked.
+    """Checks of results, and their outcome.
 
     Attributes:
         limit_s: after this time nothing more is checked.
-        wrong: what came out wrong, in words.
-        num_left_out: results for which no time was left.
+        wrong: descriptions of wrong results.
+        num_left_out: results for which there was no time.
     """
 
     limit_s: float = 1.0
@@ -88,11 +85,11 @@ class Canary:
         for rows, inner, columns in PRODUCTS:
             a, a_flipped = (_random(shape, device, dtype, generator) for shape in ((rows, inner), (inner, rows)))
             b, b_flipped = (_random(shape, device, dtype, generator) for shape in ((inner, columns), (columns, inner)))
-            for left, right in ((a, b), (a, b_flipped.T), (a_flipped.T, b)):
-                self.run(_ATEN.mm.default, (left, right), {})
+            for factors in ((a, b), (a, b_flipped.T), (a_flipped.T, b)):
+                self.run(_ATEN.mm.default, factors, {})
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """Check each product, convolution and attention that is computed in this context once for each shape.
 
         Products of backward passes too; the other gradients are not checked: the losses of the first steps depend on
@@ -112,7 +109,7 @@ class Canary:
             self.num_left_out += 1
             return operator(*arguments, **options)
         began = time.monotonic()
-        exact = _without_chance(operator, arguments, options)
+        exact = _drop_dropout(operator, arguments, options)
         used, named = exact or (arguments, options)
         result = operator(*used, **named)
         _fill_next(_output(result))
@@ -128,7 +125,7 @@ class Canary:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands each operator to a canary, below autograd and autocast, where types and shapes are the real ones."""
+    """A mode that hands operators to a canary, below autograd and autocast, where types and shapes are real."""
 
     def __init__(self, canary: Canary) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -154,20 +151,20 @@ def _check_addmm(c: Tensor, bias: Tensor, a: Tensor, b: Tensor, *, beta: float =
 
 
 def _check_bmm(c: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> float:
-    """Freivalds' check of c = ab + bias, [batch, rows, columns]; only the first products of a large batch."""
+    """Make Freivalds' check of c = ab + bias, [batch, rows, columns]; only the first products of a large batch."""
     if not _is_written(c):
         return float("inf")
     batch = max(1, _CHUNK_ELEMENTS // c[0].numel())
     c, a, b = c[:batch], a[:batch], b[:batch]
     signs = _signs(c.shape[2], c.device)
     got, got_norm = _times(c, signs), _norm(c)
-    wanted = _times(a, _times(b, signs))
+    expected = _times(a, _times(b, signs))
     if bias is not None:
-        wanted = wanted + _times(bias[:batch], signs)
+        expected = expected + _times(bias[:batch], signs)
     unit = _rounding(a, allows_tf32=torch.backends.cuda.matmul.allow_tf32) * (
         got_norm + _norm(a) * b.double().norm(dim=(1, 2))[:, None]
     )
-    return _largest(got - wanted, unit)
+    return _largest(got - expected, unit)
 
 
 def _check_convolution(
@@ -182,7 +179,7 @@ def _check_convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> float:
-    """A signed sum of the output channels of the first and last images against a convolution made of sums."""
+    """Compare a signed sum of the output channels of the first and last images with a convolution made of sums."""
     if not _is_written(out):
         return float("inf")
     if transposed or out.ndim != 4:
@@ -196,24 +193,24 @@ def _check_convolution(
         got = got - (bias.double() * signs).sum()
     # Output channel o sees the input channels of its group only.
     mixed = (weight.double() * signs[:, None, None, None]).view(groups, -1, *weight.shape[1:]).sum(1).flatten(0, 1)
-    wanted, energy = torch.zeros_like(got), torch.zeros_like(got)
+    expected, energy = torch.zeros_like(got), torch.zeros_like(got)
     height, width = out.shape[2:]
     for y in range(weight.shape[2]):
         for x in range(weight.shape[3]):
-            top, left = y * dilation[0], x * dilation[1]
-            seen = few[:, :, top : top + stride[0] * height : stride[0], left : left + stride[1] * width : stride[1]]
-            wanted += (seen * mixed[:, y, x][:, None, None]).sum(1)
+            y0, x0 = y * dilation[0], x * dilation[1]
+            seen = few[:, :, y0 : y0 + stride[0] * height : stride[0], x0 : x0 + stride[1] * width : stride[1]]
+            expected += (seen * mixed[:, y, x][:, None, None]).sum(1)
             energy += (seen * seen).sum(1)
     scale = got_all.norm(dim=1) + energy.sqrt() * weight.double().norm() / groups**0.5
     unit = _rounding(images, allows_tf32=torch.backends.cudnn.allow_tf32) * scale
-    return _largest(got - wanted, unit)
+    return _largest(got - expected, unit)
 
 
 def _check_attention(operator: Any) -> Callable[..., float]:
-    """The check of one of torch's kernels of attention, whose arguments have the same names, in another order."""
+    """Return the check of a kernel of attention, whose arguments have the same names, in another order."""
 
     def check(out: Tensor, *arguments: Any, **options: Any) -> float:
-        named = _named(operator, arguments, options)
+        named = _bind_arguments(operator, arguments, options)
         bias = named.get("attn_mask", named.get("attn_bias"))
         factors = (named["query"], named["key"], named["value"])
         return _attention_error(out, *factors, bias, is_causal=named["is_causal"], scale=named["scale"])
@@ -224,7 +221,7 @@ def _check_attention(operator: Any) -> Callable[..., float]:
 def _attention_error(
     out: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *, is_causal: bool, scale: float | None
 ) -> float:
-    """Some rows of softmax(query key^T scale + bias) value, [batch, heads, rows, width], against float64."""
+    """Compare some rows of softmax(query key^T scale + bias) value, [batch, heads, rows, width], with float64."""
     if not _is_written(out):
         return float("inf")
     batch, heads, num_rows, width = query.shape
@@ -243,37 +240,37 @@ def _attention_error(
     if is_causal:
         scores = scores.masked_fill(torch.arange(num_keys, device=out.device) > row[:, None], float("-inf"))
     shares = scores.softmax(1)
-    wanted, got = (shares[:, :, None] * v).sum(1), out[(*at, row)].double()
+    expected, got = (shares[:, :, None] * v).sum(1), out[(*at, row)].double()
     # What is rounded: the scores, which are summed in fp32; the shares and the output, to the type of the factors.
     rounding = _rounding(query, allows_tf32=torch.backends.cuda.matmul.allow_tf32)
     in_fp32 = rounding if query.dtype == torch.float32 else _rounding(q, allows_tf32=False)
     in_scores = in_fp32 * q.norm(dim=1) * k.norm(dim=2).amax(1) * scale
     spread = (shares.square() * v.square().sum(2)).sum(1).sqrt()
     unit = rounding * (got.norm(dim=1) + spread) + in_scores * spread
-    return _largest((got - wanted).norm(dim=1), unit)
+    return _largest((got - expected).norm(dim=1), unit)
 
 
-def _named(operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of a call by name, those that were left out too."""
+def _bind_arguments(operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a call by name, the omitted ones too."""
     declared = operator._schema.arguments
-    defaults = {each.name: each.default_value for each in declared}
-    return defaults | {each.name: value for each, value in zip(declared, arguments, strict=False)} | options
+    defaults = {argument.name: argument.default_value for argument in declared}
+    return defaults | dict(zip(defaults, arguments, strict=False)) | options
 
 
-def _without_chance(
+def _drop_dropout(
     operator: Any, arguments: Sequence[Any], options: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]] | None:
-    """The arguments of an attention without its dropout; `None` of what has none."""
-    if operator not in _ATTENTIONS or not _named(operator, arguments, options)["dropout_p"]:
+    """Return the arguments of an attention without its dropout; `None` if it has none."""
+    if operator not in _ATTENTIONS or not _bind_arguments(operator, arguments, options)["dropout_p"]:
         return None
-    names = [each.name for each in operator._schema.arguments]
-    given = [0.0 if name == "dropout_p" else value for name, value in zip(names, arguments, strict=False)]
-    return given, {name: 0.0 if name == "dropout_p" else value for name, value in options.items()}
+    names = [argument.name for argument in operator._schema.arguments]
+    exact = [0.0 if name == "dropout_p" else argument for name, argument in zip(names, arguments, strict=False)]
+    return exact, options | ({"dropout_p": 0.0} if "dropout_p" in options else {})
 
 
-def _output(result: Any) -> Tensor:
-    """What is checked of a result: of an attention the first of several tensors."""
-    output: Tensor = result if isinstance(result, Tensor) else result[0]
+def _output(outputs: Any) -> Tensor:
+    """Return the tensor that is checked: of an attention the first of several."""
+    output: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
     return output
 
 
@@ -302,7 +299,7 @@ def _signs(count: int, device: torch.device) -> Tensor:
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Matrices [batch, rows, columns] by vectors [columns] or [batch, columns], without a matrix kernel."""
+    """Multiply matrices [batch, rows, columns] by vectors [columns] or [batch, columns], without a matrix kernel."""
     vector = vector if vector.ndim == 2 else vector[None]
     rows = max(1, _CHUNK_ELEMENTS // (matrix.shape[0] * matrix.shape[2]))
     return torch.cat([(part.double() * vector[:, None]).sum(2) for part in torch.split(matrix, rows, 1)], 1)
@@ -314,13 +311,13 @@ def _norm(matrix: Tensor) -> Tensor:
 
 
 def _is_written(result: Tensor) -> bool:
-    """Whether every element is a number. Infinity is one in fp16, where a scaled gradient may overflow."""
+    """Tell whether every element is a number. Infinity is one in fp16, where a scaled gradient may overflow."""
     bad = result.isnan() if result.dtype == torch.float16 else ~result.isfinite()
     return not bool(bad.any())
 
 
 def _rounding(factor: Tensor, *, allows_tf32: bool) -> float:
-    """Relative error that rounding to the type of a factor makes; fp32 is rounded to TF32 on a GPU that may."""
+    """Return the relative error of rounding to the type of a factor; fp32 is rounded to TF32 on a GPU that may."""
     if factor.dtype == torch.bfloat16:
         return 2.0**-9
     if factor.dtype == torch.float16:
@@ -330,7 +327,7 @@ def _rounding(factor: Tensor, *, allows_tf32: bool) -> float:
 
 
 def _is_beyond_numbers(operator: Any, arguments: Sequence[Any]) -> bool:
-    """Whether the factors, or sums of their products, need not be finite: training diverged, the GPU may be right."""
+    """Tell whether factors or sums of their products may be infinite: training diverged, the GPU may be right."""
     if operator in _ATTENTIONS:
         return not all(bool(tensor.isfinite().all()) for tensor in arguments[:3])
     is_convolution = _CHECKS[operator] is _check_convolution
@@ -349,7 +346,7 @@ def _longest(tensor: Tensor, dim: int) -> float:
 
 
 def _largest(difference: Tensor, unit: Tensor) -> float:
-    """Largest difference in units of the explained one. Infinite values, which fp16 may have, prove nothing."""
+    """Return the largest difference in units of the explained one; infinite ones, as in fp16, prove nothing."""
     ratio = difference.abs() / unit.clamp_min(torch.finfo(torch.float64).tiny)
     return float(ratio[unit.isfinite()].max()) if bool(unit.isfinite().any()) else 0.0
 

@@ -9,8 +9,8 @@ import time
 import torch
 
 from workloads import client
-from workloads.data.batches import PASSED_OVER, Batches, TrainingData
-from workloads.training.steps import LossRecord, Step, StepClock, Training
+from workloads.data.batches import IGNORED, Batches, TrainingData
+from workloads.training.training_steps import LossRecord, Step, StepClock, Training
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class NonFiniteLossError(ArithmeticError):
 
 
 class Trainer:
-    """Trains for a number of epochs, or with 0 until told to stop.
+    """A training of a number of epochs, or with 0 until told to stop.
 
     With `validates`, the accuracy is measured after each epoch of a fixed number, else once, after the stop. Made-up
     data is looked at in the first case only, for the time that it takes.
@@ -39,11 +39,7 @@ class Trainer:
         self._first_losses_sent = False
 
     def train(self) -> None:
-        """Train to the end.
-
-        Raises:
-            NonFiniteLossError: the mean loss of an epoch, or of the part done when told to stop, is not finite.
-        """
+        """Train to the end; `NonFiniteLossError` if the mean loss of an epoch, or of the part of one, is not finite."""
         done = 0
         while not self._job.stopping and (self._epochs == 0 or done < self._epochs):
             started_ns = time.monotonic_ns()
@@ -68,7 +64,7 @@ class Trainer:
             self._losses.add(loss)
             if self._recipe.reads_loss:
                 loss.item()
-            self._clock.issued(len(labels), number)
+            self._clock.note_issued(len(labels), number)
             num_steps += 1
         return num_steps == self._data.train.num_batches
 
@@ -103,7 +99,7 @@ class Trainer:
         with torch.no_grad():
             for inputs, labels in batches.epoch(0):
                 predicted = self._training.forward(model, inputs).argmax(-1)
-                right += (predicted == labels).sum()  # none of those to be passed over
-                total += (labels != PASSED_OVER).sum()
+                right += (predicted == labels).sum()  # which is none that is ignored
+                total += (labels != IGNORED).sum()
         model.train()
         return float(right.item()) / float(total.item())

@@ -40,8 +40,8 @@ class Recipe:
     loss: Loss
     optimizer: torch.optim.Optimizer
     learning_rate: float
-    falls_over: int | None
-    reads_loss: bool
+    falls_over: int | None = None
+    reads_loss: bool = False
 
     def begin_epoch(self, number: int) -> None:
         """Set the learning rate of an epoch, counted from 1."""
@@ -55,25 +55,20 @@ class Recipe:
                 group["lr"] = rate
 
 
-def plain(model: nn.Module, learning_rate: float | None) -> Recipe:
-    """Cross-entropy, and SGD with momentum at one learning rate; the host never waits for the device within a step."""
+def make_plain(model: nn.Module, learning_rate: float | None) -> Recipe:
+    """Return cross-entropy, and SGD with momentum at one learning rate; the host never waits within a step."""
     rate = _PLAIN_RATE if learning_rate is None else learning_rate
     return Recipe(
         loss=nn.functional.cross_entropy,
         optimizer=torch.optim.SGD(model.parameters(), lr=rate, momentum=_MOMENTUM),
         learning_rate=rate,
-        falls_over=None,
-        reads_loss=False,
     )
 
 
-def adamw(model: nn.Module, learning_rate: float, *, is_captured: bool) -> Recipe:
-    """Cross-entropy of each label, and AdamW at one learning rate; the host never waits for the device within a step.
+def make_adamw(model: nn.Module, learning_rate: float, *, is_captured: bool) -> Recipe:
+    """Return cross-entropy of each label, and AdamW at one learning rate; the host never waits within a step.
 
-    Args:
-        model: on its device.
-        learning_rate: of all epochs.
-        is_captured: the step becomes a CUDA graph, so the optimiser counts its steps on the device.
+    Of a step that is captured as a CUDA graph, the optimiser counts its steps on the device.
     """
     return Recipe(
         loss=lambda logits, labels: nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()),
@@ -81,22 +76,20 @@ def adamw(model: nn.Module, learning_rate: float, *, is_captured: bool) -> Recip
             model.parameters(), lr=learning_rate, weight_decay=_ADAMW_DECAY, capturable=is_captured
         ),
         learning_rate=learning_rate,
-        falls_over=None,
-        reads_loss=False,
     )
 
 
-def timm(
+def make_timm(
     model: nn.Module, learning_rate: float | None, *, batch_size: int, num_epochs: int, rate_on: torch.device | None
 ) -> Recipe:
-    """What timm's `train.py` does by default.
+    """Return the defaults of timm's `train.py`.
 
     Args:
         model: on its device.
         learning_rate: of the first epoch; in proportion to the batch size if not given.
         batch_size: images a step.
-        num_epochs: 0 where nobody knows; the learning rate then falls over timm's own number.
-        rate_on: keep the learning rate there as a tensor, which a captured graph reads anew at every replay.
+        num_epochs: 0 if unknown; the learning rate then falls over timm's own number.
+        rate_on: the device of the learning rate, as a tensor that a captured graph reads anew at every replay.
     """
     import_torchvision()
     from timm.loss import LabelSmoothingCrossEntropy

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from contextlib import nullcontext
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
-from workloads.training import canary, steps
+from workloads import client, program
+from workloads.data.batches import Batches, TrainingData
+from workloads.training import canary
+from workloads.training import training_steps as steps
 from workloads.training.epochs import Trainer
-
-if TYPE_CHECKING:
-    import argparse
-
-    from workloads import client
-    from workloads.data.batches import Batches, TrainingData
-    from workloads.training.steps import Step, Training
+from workloads.training.recipes import Recipe
+from workloads.training.training_steps import Step, Training
 
 
 def train(
@@ -31,19 +30,10 @@ def train(
 ) -> None:
     """Warm up, wait for the group, train as the command line says, with the flags that all training programs have.
 
-    Args:
-        args: the command line.
-        job: that is told.
-        training: what is trained.
-        data: with what.
-        facts: to be recorded of it; what is `None` is left out.
-        tunes_in_turn: the first step may not be made while other jobs make theirs.
-
-    Raises:
-        NonFiniteLossError: training diverged.
+    Facts other than `None` are recorded. With `tunes_in_turn`, the jobs of a group make their first steps in turn.
     """
-    found = {**facts, "learning_rate": training.recipe.learning_rate}
-    job.param(**{name: value for name, value in found.items() if value is not None})
+    params = {**facts, "learning_rate": training.recipe.learning_rate}
+    job.param(**{name: param for name, param in params.items() if param is not None})
     job.param(samples_per_epoch=data.train.num_batches * args.batch_size)
     job.phase("warmup")
     step = _warm_up(args, job, training, data.train, tunes_in_turn=tunes_in_turn)
@@ -54,18 +44,30 @@ def train(
         job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
 
 
+def make_training(args: argparse.Namespace, model: nn.Module, recipe: Recipe, device: torch.device) -> Training:
+    """Return the training of a model in the precision of the command line."""
+    return Training(
+        model=model,
+        recipe=recipe,
+        scaler=torch.amp.GradScaler(device.type, enabled=args.precision == "fp16"),
+        device=device,
+        autocast=program.choose_autocast(args.precision),
+    )
+
+
 def _warm_up(
     args: argparse.Namespace, job: client.NullJob, training: Training, batches: Batches, *, tunes_in_turn: bool
 ) -> Step:
     """Return the step, warm: its kernels chosen, compiled or captured, and nothing learned. Also runs the canary."""
     first = next(batches.epoch(1))
-    with steps.undone(training):
+    with steps.undo(training):
         # cuDNN tries every algorithm of a layer in the first step, forward and backward.
-        with job.in_turn() if tunes_in_turn else nullcontext():
+        with job.take_turn() if tunes_in_turn else nullcontext():
             if args.step_mode == "cuda_graph":
-                step = steps.graph_step(training, *first)
+                step = steps.capture_step(training, *first)
             else:
-                step = steps.compiled_step(training) if args.step_mode == "compile" else steps.eager_step(training)
+                make_step = steps.make_compiled_step if args.step_mode == "compile" else steps.make_eager_step
+                step = make_step(training)
             if args.warmup_steps > 0:
                 step(*first)
         again_and_again = chain.from_iterable(map(batches.epoch, repeat(1)))
@@ -73,6 +75,6 @@ def _warm_up(
             step(*batch)
         if args.canary:
             job.phase("canary")
-            eager = steps.eager_step(training)
+            eager = steps.make_eager_step(training)
             canary.check(job, training.device, training.autocast, lambda: eager(*first))
     return step

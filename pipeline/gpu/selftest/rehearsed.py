@@ -18,7 +18,7 @@ from pipeline.base.system.paths import expanded
 from pipeline.gpu.selftest.steps import IDLE, Load
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import occupied
-from pipeline.simulation.machine.state import StateFile
+from pipeline.simulation.machine.state_file import StateFile
 
 _SOURCE = f"{occupied.__name__}.{occupied.Occupied.__name__}"
 

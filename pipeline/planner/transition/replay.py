@@ -38,7 +38,7 @@ from pipeline.planner.transition.steps import Slice, Step, Transition
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mig import profiles
 from pipeline.prepare.mig.control import Control, destroy_instance, switch_off
-from pipeline.simulation.machine.state import StateFile
+from pipeline.simulation.machine.state_file import StateFile
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What NVML returns, in numbers and in the words that nvidia-smi prints."""
+"""The return codes of NVML, as numbers and as the words that nvidia-smi prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ SUCCESS = 0
 UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 1, 2, 3, 4
 NOT_FOUND, INSUFFICIENT_SIZE, RESET_REQUIRED, IN_USE, MEMORY = 6, 7, 16, 19, 20
 INSUFFICIENT_RESOURCES, VERSION_MISMATCH = 23, 25
-# What the driver calls these codes; nvidia-smi prints the same words.
 TEXTS = {
     UNINITIALIZED: "Uninitialized",
     INVALID_ARGUMENT: "Invalid Argument",
@@ -34,5 +33,5 @@ class DriverError(Exception):
 
 
 def text_of(code: int) -> str:
-    """What the driver calls a return code."""
+    """Return the words of the driver for a return code."""
     return TEXTS.get(code, "Unknown Error")

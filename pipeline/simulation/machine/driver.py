@@ -1,4 +1,4 @@
-"""What the simulated driver does: each method is one call of NVML, carried out on the shared state or refused.
+"""The simulated driver: each method is one call of NVML, carried out on the shared state or refused.
 
 Both the library beneath pynvml and the program nvidia-smi stand on it, so that they cannot disagree. Source: nvml.h.
 """
@@ -10,21 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from pipeline.simulation.machine import placement
-from pipeline.simulation.machine.codes import (
-    IN_USE,
-    INSUFFICIENT_RESOURCES,
-    INVALID_ARGUMENT,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-    RESET_REQUIRED,
-    DriverError,
-)
+from pipeline.simulation.machine import codes, placement
+from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.queries import find_ci_profile, find_profile, instance_of, model_of, profile_of
-from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance, State, StateFile
+from pipeline.simulation.machine.state_file import ComputeInstance, Gpu, GpuInstance, State, StateFile
 
 # The answers of nvmlDeviceSetMigMode that are no failure but leave the mode pending. Source: nvml.h, activationStatus.
-_PENDING_CODES = frozenset({NOT_SUPPORTED, RESET_REQUIRED, IN_USE})
+_PENDING_CODES = frozenset({codes.NOT_SUPPORTED, codes.RESET_REQUIRED, codes.IN_USE})
 
 
 class Driver:
@@ -37,7 +29,6 @@ class Driver:
         return self._file.read()
 
     def check(self, function: str, gpu: int | None = None) -> None:
-        """Fail as a fault says, if one concerns this call."""
         # A look without the lock is enough where nothing is injected, which is nearly always.
         if any(fault.function == function for fault in self._file.faults()):
             with self._file.changing() as cell:
@@ -67,20 +58,20 @@ class Driver:
             needs_reset = model_of(gpu).mode_needs_reset
             if gpu.mig_current != is_on:
                 if forced or gpu.processes or (needs_reset and _has_other_session(cell.state)):
-                    status = forced or IN_USE
+                    status = forced or codes.IN_USE
                 elif gpu.instances and not needs_reset:
-                    raise DriverError(IN_USE)
+                    raise DriverError(codes.IN_USE)
                 else:
                     gpu = replace(gpu, mig_current=is_on, instances=())
             cell.state = cell.state.with_gpu(index, replace(gpu, mig_pending=is_on))
             return status
 
     def set_compute_mode(self, index: int, mode: int) -> None:
-        """Set who may compute: 0 all, 3 one process, 2 nobody; under MIG only 0 is possible."""
+        """Set the compute mode: 0 default, 2 prohibited, 3 exclusive process; under MIG only 0 is possible."""
 
         def change(gpu: Gpu) -> Gpu:
             if gpu.mig_current and mode:
-                raise DriverError(NOT_SUPPORTED)
+                raise DriverError(codes.NOT_SUPPORTED)
             return replace(gpu, compute_mode=mode)
 
         self._change("nvmlDeviceSetComputeMode", index, change)
@@ -90,7 +81,7 @@ class Driver:
 
         def change(gpu: Gpu) -> Gpu:
             if gpu.mig_current:
-                raise DriverError(NOT_SUPPORTED)
+                raise DriverError(codes.NOT_SUPPORTED)
             return replace(gpu, timeslice=timeslice)
 
         self._change("compute-policy", index, change)
@@ -100,13 +91,13 @@ class Driver:
 
         def change(gpu: Gpu) -> Gpu:
             if not gpu.mig_current:
-                raise DriverError(NOT_SUPPORTED)
+                raise DriverError(codes.NOT_SUPPORTED)
             model, profile = model_of(gpu), find_profile(gpu, profile_id)
             if start is not None and start not in profile.starts:
-                raise DriverError(INVALID_ARGUMENT)
+                raise DriverError(codes.INVALID_ARGUMENT)
             free = placement.free_starts(model, gpu.instances, profile)
             if not free or (start is not None and start not in free):
-                raise DriverError(INSUFFICIENT_RESOURCES)
+                raise DriverError(codes.INSUFFICIENT_RESOURCES)
             chosen = free[0] if start is None else start
             instance = GpuInstance(
                 id=placement.gpu_instance_id(model, chosen, profile.memory_slices),
@@ -125,7 +116,7 @@ class Driver:
         def change(gpu: Gpu) -> Gpu:
             instance = instance_of(gpu, instance_id)
             if instance.compute_instances:
-                raise DriverError(IN_USE)
+                raise DriverError(codes.IN_USE)
             return replace(gpu, instances=tuple(other for other in gpu.instances if other is not instance))
 
         self._change("nvmlGpuInstanceDestroy", index, change)
@@ -135,18 +126,18 @@ class Driver:
 
         def change(gpu: Gpu) -> Gpu:
             instance = instance_of(gpu, instance_id)
-            profile, there = profile_of(gpu, instance), instance.compute_instances
+            profile, compute_instances = profile_of(gpu, instance), instance.compute_instances
             ci_profile = profile.ci_profiles[-1] if profile_id is None else find_ci_profile(profile, profile_id)
-            free = placement.free_ci_starts(profile, there, ci_profile)
+            free = placement.free_ci_starts(profile, compute_instances, ci_profile)
             if not free:
-                raise DriverError(INSUFFICIENT_RESOURCES)
-            made = ComputeInstance(
-                id=min(set(range(len(there) + 1)) - {other.id for other in there}),
+                raise DriverError(codes.INSUFFICIENT_RESOURCES)
+            compute_instance = ComputeInstance(
+                id=min(set(range(len(compute_instances) + 1)) - {other.id for other in compute_instances}),
                 profile_id=ci_profile.id,
                 start=free[0],
                 size=ci_profile.compute_slices,
             )
-            return _with_compute_instances(gpu, instance, (*there, made))
+            return _replace_compute_instances(gpu, instance, (*compute_instances, compute_instance))
 
         gpu = self._change("nvmlGpuInstanceCreateComputeInstance", index, change)
         return instance_of(gpu, instance_id).compute_instances[-1]
@@ -156,13 +147,13 @@ class Driver:
 
         def change(gpu: Gpu) -> Gpu:
             instance = instance_of(gpu, instance_id)
-            left = tuple(other for other in instance.compute_instances if other.id != ci_id)
-            if len(left) == len(instance.compute_instances):
-                raise DriverError(NOT_FOUND)
+            remaining = tuple(other for other in instance.compute_instances if other.id != ci_id)
+            if len(remaining) == len(instance.compute_instances):
+                raise DriverError(codes.NOT_FOUND)
             place = (instance_id, ci_id)
             if any((p.gpu_instance_id, p.compute_instance_id) == place for p in gpu.processes):
-                raise DriverError(IN_USE)
-            return _with_compute_instances(gpu, instance, left)
+                raise DriverError(codes.IN_USE)
+            return _replace_compute_instances(gpu, instance, remaining)
 
         self._change("nvmlComputeInstanceDestroy", index, change)
 
@@ -171,7 +162,7 @@ class Driver:
         with self._file.changing() as cell:
             gpu = cell.state.gpus[index]
             if gpu.processes or _has_other_session(cell.state):
-                raise DriverError(IN_USE)
+                raise DriverError(codes.IN_USE)
             cell.state = cell.state.with_gpu(index, replace(gpu, mig_current=gpu.mig_pending, instances=()))
 
     def _change(self, function: str, index: int, change: Callable[[Gpu], Gpu]) -> Gpu:
@@ -186,6 +177,6 @@ def _has_other_session(state: State) -> bool:
     return any(session.pid != os.getpid() for session in state.sessions)
 
 
-def _with_compute_instances(gpu: Gpu, instance: GpuInstance, there: tuple[ComputeInstance, ...]) -> Gpu:
-    changed = replace(instance, compute_instances=there)
+def _replace_compute_instances(gpu: Gpu, instance: GpuInstance, compute_instances: tuple[ComputeInstance, ...]) -> Gpu:
+    changed = replace(instance, compute_instances=compute_instances)
     return replace(gpu, instances=tuple(changed if other is instance else other for other in gpu.instances))

@@ -1,4 +1,4 @@
-"""What the counters of a GPU read while the kernels of a self-test run there: a model, named as a source of readings.
+"""The counters of a GPU while the kernels of a self-test run on it: a model, named as a source of readings.
 
 Nothing runs. A block takes a multiprocessor of its own as long as there is one, all blocks run all of the time, and
 nothing else does.
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from pipeline.simulation.machine import queries
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import Gpu, GpuInstance
+from pipeline.simulation.machine.state_file import Gpu, GpuInstance
 
 WHOLE = -1
-"""What stands for the id of a GPU instance where the whole GPU is loaded."""
+"""Stands for the id of a GPU instance where the whole GPU is loaded."""
 
 _SWAPPED = {Quantity.GRACT: Quantity.SMACT, Quantity.SMACT: Quantity.GRACT}
 _ACTIVITY = (Quantity.GRACT, Quantity.SMACT, Quantity.SM_OCCUPANCY)
@@ -22,7 +22,7 @@ _FEWER_THREADS = frozenset({(8, 6), (8, 9), (12, 0)})
 
 
 def threads_each(gpu: Gpu) -> int:
-    """How many threads a multiprocessor of the GPU holds."""
+    """Return how many threads a multiprocessor of the GPU holds."""
     return 1536 if queries.model_of(gpu).compute_capability in _FEWER_THREADS else 2048
 
 
@@ -30,37 +30,33 @@ def threads_each(gpu: Gpu) -> int:
 class Occupied:
     """The source.
 
-    Attributes:
-        loads: for each place, GPU instance (or `WHOLE`), blocks, threads of a block, and how many multiprocessors these
-            reach.
+    A load has a GPU instance (or `WHOLE`), blocks, threads of a block, and how many multiprocessors these reach.
     """
 
     loads: tuple[tuple[int, int, int, int], ...]
 
     def read(self, quantity: Quantity, gpu: Gpu, instance: GpuInstance | None, t_ns: int) -> float | None:
-        """Activity, and utilisation; whatever the instant, the load is the same until the next source."""
         if quantity is Quantity.MEMORY_UTILIZATION:
             return 0.0
         if quantity is Quantity.GPU_UTILIZATION:
-            return (
-                100.0 if gpu.health.counter_fault != "stuck" and any(blocks for _, blocks, _, _ in self.loads) else 0.0
-            )
+            is_loaded = any(blocks for _, blocks, _, _ in self.loads)
+            return 100.0 if is_loaded and gpu.health.counter_fault != "stuck" else 0.0
         if quantity not in _ACTIVITY:
             return None
         if gpu.health.counter_fault == "swapped":
             quantity = _SWAPPED.get(quantity, quantity)
         if instance is not None or not gpu.mig_current:
-            return self._of_place(quantity, gpu, instance)
+            return self._read_instance(quantity, gpu, instance)
         # Source: DCGM user guide: the GPU has the values of its instances, weighted by their share of its SMs.
         total, shares = queries.model_of(gpu).num_multiprocessors, 0.0
-        for each in gpu.instances:
-            value, number = self._of_place(quantity, gpu, each), queries.profile_of(gpu, each).num_multiprocessors
-            if total is None or value is None or number is None:
+        for gpu_instance in gpu.instances:
+            share, count = self._read_instance(quantity, gpu, gpu_instance), _multiprocessors(gpu, gpu_instance)
+            if total is None or share is None or count is None:
                 return None
-            shares += value * number / total
+            shares += share * count / total
         return shares
 
-    def _of_place(self, quantity: Quantity, gpu: Gpu, instance: GpuInstance | None) -> float | None:
+    def _read_instance(self, quantity: Quantity, gpu: Gpu, instance: GpuInstance | None) -> float | None:
         counted = _multiprocessors(gpu, instance)
         if counted is None:
             return None
@@ -76,8 +72,8 @@ class Occupied:
                     Quantity.SM_OCCUPANCY: resident * threads / (counted * threads_each(gpu)),
                 }[quantity]
         if gpu.health.counter_fault == "capped" and instance is not None:
-            others = [number for each in gpu.instances if (number := _multiprocessors(gpu, each)) is not None]
-            return min(value, min(others) / counted)
+            counts = [number for other in gpu.instances if (number := _multiprocessors(gpu, other)) is not None]
+            return min(value, min(counts) / counted)
         return value
 
 

@@ -1,13 +1,13 @@
-"""Where instances go: the driver's rules of placement as pure functions of what is there already."""
+"""The driver's rules of placement, as pure functions of the instances that there are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from pipeline.base.domain.mig_table import CiProfile, GiProfile, Model
-from pipeline.simulation.machine.state import ComputeInstance, GpuInstance
+from pipeline.simulation.machine.state_file import ComputeInstance, GpuInstance
 
-# The order in which the driver tries the starts of GPUs with eight memory slices when none is asked for, by width.
+# The order in which the driver tries the starts of GPUs with eight memory slices when none is requested, by width.
 # Source: terminal transcripts of A100 and H100: 1g lands at 6, 4, 5, 0, 1, 2, 3; 2g at 4, then 0, and at 2 when a 1g
 # has 0; 3g at 4, then 0. Of 1g with two memory slices none was found: it is taken to begin from the end as well.
 _PREFERRED_STARTS = {1: (6, 4, 5, 0, 1, 2, 3), 2: (6, 4, 0, 2), 4: (4, 0)}
@@ -15,41 +15,41 @@ _PREFERENCE_AXIS = 8
 
 
 def free_starts(model: Model, instances: Sequence[GpuInstance], profile: GiProfile) -> tuple[int, ...]:
-    """Where an instance of the profile can begin now, in the order in which the driver would choose.
+    """Return where an instance of the profile can begin now, in the order in which the driver would choose.
 
     Empty when something else forbids one more: compute slices, the profile's own limit, or the media engines.
     """
-    there = [model.profile(instance.profile_id) for instance in instances]
+    present = [model.profile(instance.profile_id) for instance in instances]
     if (
-        sum(other.compute_slices for other in there) + profile.compute_slices > model.compute_slices
-        or sum(other.id == profile.id for other in there) >= profile.max_instances
-        or any(_excludes(profile, other) or _excludes(other, profile) for other in there)
+        sum(other.compute_slices for other in present) + profile.compute_slices > model.compute_slices
+        or sum(other.id == profile.id for other in present) >= profile.max_instances
+        or any(_rules_out(profile, other) or _rules_out(other, profile) for other in present)
     ):
         return ()
     taken = {unit for instance in instances for unit in range(instance.start, instance.start + instance.size)}
     return tuple(
         start
-        for start in _in_driver_order(model, profile)
+        for start in _order_starts(model, profile)
         if taken.isdisjoint(range(start, start + profile.memory_slices))
     )
 
 
 def remaining_capacity(model: Model, instances: Sequence[GpuInstance], profile: GiProfile) -> int:
-    """How many more instances of the profile fit beside those that are there."""
+    """Return how many more instances of the profile fit."""
     starts = sorted(free_starts(model, instances, profile))
     # Intervals of one width: taking the leftmost that does not overlap the last one packs the most.
     num_places, end = 0, 0
     for start in starts:
         if start >= end:
             num_places, end = num_places + 1, start + profile.memory_slices
-    there = [model.profile(instance.profile_id) for instance in instances]
-    num_slices = model.compute_slices - sum(other.compute_slices for other in there)
-    num_left = profile.max_instances - sum(other.id == profile.id for other in there)
+    present = [model.profile(instance.profile_id) for instance in instances]
+    num_slices = model.compute_slices - sum(other.compute_slices for other in present)
+    num_left = profile.max_instances - sum(other.id == profile.id for other in present)
     return min(num_places, num_slices // profile.compute_slices, num_left)
 
 
 def gpu_instance_id(model: Model, start: int, size: int) -> int:
-    """The id of an instance at a placement: the number of its node in a binary tree over the placement axis.
+    """Return the id of an instance at a placement: the number of its node in a binary tree over the placement axis.
 
     Source: transcripts. Hopper and later number the halves from the left (0:1 is 7, 6:1 is 13), Ampere from the right
     (4:4 is 1, 0:4 is 2, 0:1 is 11), so nobody may derive a placement from an id.
@@ -61,14 +61,14 @@ def gpu_instance_id(model: Model, start: int, size: int) -> int:
     return num_nodes - 1 + node
 
 
-def free_ci_starts(profile: GiProfile, there: Sequence[ComputeInstance], ci_profile: CiProfile) -> tuple[int, ...]:
-    """Where a compute instance can begin in a GPU instance of this profile, the preferred one first.
+def free_ci_starts(profile: GiProfile, present: Sequence[ComputeInstance], ci_profile: CiProfile) -> tuple[int, ...]:
+    """Return where a compute instance can begin in a GPU instance of this profile, the preferred one first.
 
     Anywhere that it fits: no transcript lists the starts, but in one a 2c follows a 1c in a 3g, so it need not be 0.
     """
-    if sum(other.profile_id == ci_profile.id for other in there) >= ci_profile.max_instances:
+    if sum(other.profile_id == ci_profile.id for other in present) >= ci_profile.max_instances:
         return ()
-    taken = {unit for other in there for unit in range(other.start, other.start + other.size)}
+    taken = {unit for other in present for unit in range(other.start, other.start + other.size)}
     width = ci_profile.compute_slices
     starts = range(profile.compute_slices - width + 1)
     free = [start for start in starts if taken.isdisjoint(range(start, start + width))]
@@ -76,14 +76,13 @@ def free_ci_starts(profile: GiProfile, there: Sequence[ComputeInstance], ci_prof
     return tuple(sorted(free, key=lambda start: (start % width != 0, start)))
 
 
-def _excludes(one: GiProfile, other: GiProfile) -> bool:
-    """Whether an instance of `one` leaves no room for `other`, whatever their placements."""
+def _rules_out(one: GiProfile, other: GiProfile) -> bool:
     if "me.all" in one.attributes:
         return "no-me" not in other.attributes
     return "me" in one.attributes and "me" in other.attributes
 
 
-def _in_driver_order(model: Model, profile: GiProfile) -> tuple[int, ...]:
+def _order_starts(model: Model, profile: GiProfile) -> tuple[int, ...]:
     if model.memory_slices != _PREFERENCE_AXIS:
         return profile.starts
     preferred = _PREFERRED_STARTS.get(profile.memory_slices, profile.starts)

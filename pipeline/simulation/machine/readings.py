@@ -1,12 +1,11 @@
-"""What the sensors and counters of a simulated GPU read: asked here by its NVML, its nvidia-smi and its dcgmi.
+"""The readings of the sensors and counters of a simulated GPU, for its NVML, its nvidia-smi and its dcgmi.
 
-A simulated GPU has no sensor. Its machine may name *sources* (`State.sources`), objects that answer instead; the first
-that knows a reading gives it. Without a source nobody knows, and the driver answers "not supported".
+A simulated GPU has no sensor. Its machine may name *sources* (`State.sources`), objects that answer instead, by
+precedence. Without one, the driver answers "not supported".
 
 A source is a class that takes its options as keyword arguments, offers `Readings.read`, and is named by a `Spec` in
 the state file, so that every process that shows the machine builds the same one. It is built once a process and may
-keep what it has computed, but everything that decides a reading must come from its options and its arguments: two
-processes that ask about the same instant must hear the same.
+cache, but a reading must depend on its options and its arguments alone: it is the same in every process.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from typing import Protocol
 from pipeline.base.system import factory
 from pipeline.base.system.factory import Spec
 from pipeline.simulation.machine import queries
-from pipeline.simulation.machine.state import Gpu, GpuInstance, State
+from pipeline.simulation.machine.state_file import Gpu, GpuInstance, State
 
 
 class Quantity(enum.StrEnum):
-    """What can be read, named with its unit as the listeners record it.
+    """A quantity that can be read, named with its unit as the listeners record it.
 
     Of a whole GPU and of its GPU instances are the ratios: between 0 and 1, means over the time since the reading
     before, relative to the instance if it is of one. Everything else is of the whole GPU. Energy is a counter that
@@ -57,24 +56,13 @@ class Readings(Protocol):
     """A source of readings."""
 
     def read(self, quantity: Quantity, gpu: Gpu, instance: GpuInstance | None, t_ns: int) -> float | None:
-        """A reading at an instant, or `None` if this source does not know it.
-
-        Args:
-            quantity: what is read; its name says the unit of the answer.
-            gpu: as it is now, with its instances and the processes that compute on it.
-            instance: the GPU instance that is asked about; `None` for the whole GPU.
-            t_ns: on the monotonic clock of this computer.
-        """
+        """Return the reading of a GPU, or of an instance of it, at an instant; `None` if unknown."""
 
 
 def read(
     state: State, index: int, quantity: Quantity, instance_id: int | None = None, t_ns: int | None = None
 ) -> float | None:
-    """The reading of a GPU of the machine, or of a GPU instance of it, now or at an instant; `None` if nobody knows.
-
-    Raises:
-        DriverError: the GPU has no such instance.
-    """
+    """Return the reading of a GPU, or of an instance of it, now or at an instant; `None` if no source knows it."""
     gpu = state.gpus[index]
     instance = None if instance_id is None else queries.instance_of(gpu, instance_id)
     at_ns = time.monotonic_ns() if t_ns is None else t_ns
@@ -87,5 +75,5 @@ def read(
 
 @functools.lru_cache(maxsize=8)
 def _source(spec: Spec) -> Readings:
-    found: Readings = factory.instance(spec)
-    return found
+    source: Readings = factory.instance(spec)
+    return source

@@ -6,50 +6,41 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
 from pipeline.simulation.machine import codes, queries
-from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import ComputeInstance, Gpu, GpuInstance, StateFile
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import ComputeInstance, Gpu, GpuInstance, StateFile
 
 _NOT_AVAILABLE = 0xFFFFFFFF  # Source: nvml.h, NVML_VALUE_NOT_AVAILABLE as an unsigned int
 
 # Retired pages, which no GPU has from Ampere on: it replaces rows.
 _NOT_SUPPORTED = frozenset({"nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRetiredPages"})
-_METHODS: dict[str, str] = {}
-_Method = TypeVar("_Method", bound=Callable[..., int | None])
-
-
-def answers(name: str) -> Callable[[_Method], _Method]:
-    """Say that a method stands for this C function. It returns a code or nothing (success), or raises `DriverError`."""
-
-    def note(method: _Method) -> _Method:
-        _METHODS[name] = method.__name__
-        return method
-
-    return note
 
 
 class Calls:
-    """The C functions as attributes, and what the handles among their arguments stand for.
+    """The C functions as attributes, and the meanings of the handles among their arguments.
+
+    Method `_nvmlX` carries out function `nvmlX`. It returns a code or nothing (success), or raises `DriverError`.
 
     A handle is a pointer to a structure that pynvml never looks into. Its meaning is a tuple: `gpu`, `mig` (a MIG
     device) or `gi`, then the GPU's index, the GPU instance's id and the compute instance's id as far as they go. A
     handle of another kind, or of what is gone, is a DriverError.
 
     Attributes:
-        functions: name of each C function to what carries it out.
+        functions: the methods by the names of their C functions.
         num_open: sessions of this process that are open.
         lock: for what the threads of this process share.
     """
 
     def __init__(self, state_file: Path) -> None:
-        self.functions: dict[str, Callable[..., int | None]] = dict.fromkeys(_NOT_SUPPORTED, _not_supported)
-        self.functions |= {name: getattr(self, method) for name, method in _METHODS.items()}
+        self.functions: dict[str, Callable[..., int | None]] = dict.fromkeys(_NOT_SUPPORTED, _refuse_unsupported)
+        methods = [name for name in dir(type(self)) if name.startswith("_nvml")]
+        self.functions |= {name.removeprefix("_"): getattr(self, name) for name in methods}
         self.driver = Driver(StateFile(state_file))
         self.clients = Clients(StateFile(state_file))
         self.num_open = 0
@@ -63,9 +54,9 @@ class Calls:
             return lambda code: codes.text_of(code).encode()
         if name not in self.functions:
             raise AttributeError(name)
-        return lambda *arguments: self._called(name, arguments)
+        return lambda *arguments: self._call(name, arguments)
 
-    def _called(self, name: str, arguments: Sequence[Any]) -> int:
+    def _call(self, name: str, arguments: Sequence[Any]) -> int:
         try:
             # Where a session is opened, the faults are looked at for nvidia-smi as well.
             if name != "nvmlInitWithFlags":
@@ -77,7 +68,6 @@ class Calls:
             return error.code
 
     def _gpu_index(self, arguments: Sequence[Any]) -> int | None:
-        """Which GPU a call is about: the one that the handle belongs to which comes first among its arguments."""
         handle = arguments[0] if arguments else None
         if not isinstance(handle, ctypes._Pointer) or not handle:
             return None
@@ -85,31 +75,29 @@ class Calls:
         return None if meaning is None else int(meaning[1])
 
     def meaning(self, handle: Any, *kinds: str) -> tuple[Any, ...]:
-        """What a handle stands for, which is one of these kinds."""
+        """Return the meaning of a handle, which is one of these kinds."""
         meaning = self._meanings.get(ctypes.addressof(handle.contents)) if handle else None
         if meaning is None or meaning[0] not in kinds:
             raise DriverError(codes.INVALID_ARGUMENT)
         return meaning
 
     def gpu(self, handle: Any) -> Gpu:
-        """The GPU that a handle of it or of one of its MIG devices belongs to."""
+        """Return the GPU of its own handle, or of that of one of its MIG devices."""
         index: int = self.meaning(handle, "gpu", "mig")[1]
         return self.driver.state().gpus[index]
 
     def whole_gpu(self, handle: Any) -> tuple[int, Gpu]:
-        """Index and GPU of the handle of a GPU as a whole."""
+        """Return index and GPU of the handle of a GPU as a whole."""
         index: int = self.meaning(handle, "gpu")[1]
         return index, self.driver.state().gpus[index]
 
     def mig_device(self, handle: Any) -> tuple[Gpu, GpuInstance, ComputeInstance]:
-        """What the handle of a MIG device stands for."""
         _, index, *ids = self.meaning(handle, "mig")
         gpu = self.driver.state().gpus[index]
-        found = (pair for pair in queries.mig_devices(gpu) if [pair[0].id, pair[1].id] == ids)
-        return gpu, *queries.first(found, codes.NOT_FOUND)
+        pairs = (pair for pair in queries.mig_devices(gpu) if [pair[0].id, pair[1].id] == ids)
+        return gpu, *queries.first(pairs, codes.NOT_FOUND)
 
     def is_mig_device(self, handle: Any) -> bool:
-        """Whether a device's handle is that of a MIG device."""
         return bool(self.meaning(handle, "gpu", "mig")[0] == "mig")
 
     def point(self, handle: Any, *meaning: Any) -> None:
@@ -122,12 +110,12 @@ class Calls:
             handle.contents = self._structures[meaning]
 
 
-def _not_supported(*_: object) -> int:
+def _refuse_unsupported(*_: object) -> int:
     return codes.NOT_SUPPORTED
 
 
 def pointee(argument: Any) -> Any:
-    """What an argument by reference refers to, be it made by `byref` or by `pointer`."""
+    """Return the object behind an argument by reference, be it made by `byref` or by `pointer`."""
     return argument._obj if hasattr(argument, "_obj") else argument.contents
 
 
@@ -137,10 +125,10 @@ def fill(argument: Any, value: int) -> None:
 
 
 def number(argument: Any) -> int:
-    """A number that pynvml passes plainly or as a ctypes object."""
+    """Return a number that pynvml passes plainly or as a ctypes object."""
     return int(getattr(argument, "value", argument))
 
 
-def known(value: int | None) -> int:
-    """A count for a field of a structure; NVML's "not available" where the table does not know it."""
+def encode_count(value: int | None) -> int:
+    """Return a count for a field of a structure; NVML's "not available" where the table does not know it."""
     return _NOT_AVAILABLE if value is None else value

@@ -1,8 +1,8 @@
 """The library beneath pynvml: the C functions of libnvidia-ml, by ctypes signature, over the simulated driver.
 
-What only hardware could know (power, clocks, utilisation, energy, temperature, GPM counters) is answered by the
-machine's sources of readings, and "not supported" without one; functions that the project does not call are not found,
-as those of a newer driver.
+Sensors and counters (power, clocks, utilisation, energy, temperature, GPM) are those of the machine's sources of
+readings, and "not supported" without one. Functions that the project does not call are not found, like those of a newer
+driver.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import pynvml
 
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
-from pipeline.simulation.machine.state import mig_uuid
-from pipeline.simulation.nvml.calls import answers, fill, number, pointee
-from pipeline.simulation.nvml.gpm import GpmCalls
-from pipeline.simulation.nvml.health import HealthCalls
-from pipeline.simulation.nvml.mig import MigCalls
+from pipeline.simulation.machine.state_file import mig_uuid
+from pipeline.simulation.nvml.calls import fill, number, pointee
+from pipeline.simulation.nvml.gpm_calls import GpmCalls
+from pipeline.simulation.nvml.mig_calls import MigCalls
 from pipeline.simulation.nvml.sensors import SensorCalls
-from pipeline.simulation.nvml.settings import SettingsCalls
 
 _MIB = 2**20
 # Source: CUDA C++ Programming Guide, compute capabilities: cores for single precision of one multiprocessor.
@@ -29,51 +27,43 @@ _CORES_PER_LATER_MULTIPROCESSOR = 128
 _NOT_IN_MIG = 0xFFFFFFFF  # Source: nvml.h, nvmlProcessInfo_t: ids of a process that runs on no instance
 
 
-class NvmlLibrary(MigCalls, SensorCalls, GpmCalls, HealthCalls, SettingsCalls):
+class NvmlLibrary(MigCalls, SensorCalls, GpmCalls):
     """An object that takes the place of `pynvml.nvmlLib`."""
 
     def close_all(self) -> None:
         """End the sessions that this process left open."""
         while self.num_open:
-            self._shutdown()
+            self._nvmlShutdown()
 
-    @answers("nvmlInitWithFlags")
-    def _init(self, _flags: int = 0) -> None:
+    def _nvmlInitWithFlags(self, _flags: int = 0) -> None:
         with self.lock:
             self.clients.open_session()
             self.num_open += 1
 
-    @answers("nvmlShutdown")
-    def _shutdown(self) -> None:
+    def _nvmlShutdown(self) -> None:
         with self.lock:
             self.clients.close_session()
             self.num_open -= 1
 
-    @answers("nvmlSystemGetDriverVersion")
-    def _driver_version(self, text: Any, _size: Any) -> None:
+    def _nvmlSystemGetDriverVersion(self, text: Any, _size: Any) -> None:
         text.value = self.driver.state().release.driver_version.encode()
 
-    @answers("nvmlSystemGetCudaDriverVersion")
-    def _cuda_version(self, version: Any) -> None:
+    def _nvmlSystemGetCudaDriverVersion(self, version: Any) -> None:
         fill(version, self.driver.state().release.cuda_version)
 
-    @answers("nvmlSystemGetProcessName")
-    def _process_name(self, pid: Any, text: Any, _size: Any) -> None:
+    def _nvmlSystemGetProcessName(self, pid: Any, text: Any, _size: Any) -> None:
         names = (p.name for gpu in self.driver.state().gpus for p in gpu.processes if p.pid == number(pid))
         text.value = queries.first(names, codes.NOT_FOUND).encode()
 
-    @answers("nvmlDeviceGetCount_v2")
-    def _count(self, count: Any) -> None:
+    def _nvmlDeviceGetCount_v2(self, count: Any) -> None:
         fill(count, len(self.driver.state().gpus))
 
-    @answers("nvmlDeviceGetHandleByIndex_v2")
-    def _handle_by_index(self, index: Any, handle: Any) -> None:
+    def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> None:
         if number(index) >= len(self.driver.state().gpus):
             raise DriverError(codes.INVALID_ARGUMENT)
         self.point(pointee(handle), "gpu", number(index))
 
-    @answers("nvmlDeviceGetHandleByUUID")
-    def _handle_by_uuid(self, uuid: Any, handle: Any) -> None:
+    def _nvmlDeviceGetHandleByUUID(self, uuid: Any, handle: Any) -> None:
         for index, gpu in enumerate(self.driver.state().gpus):
             if gpu.uuid.encode() == uuid.value:
                 return self.point(pointee(handle), "gpu", index)
@@ -82,8 +72,7 @@ class NvmlLibrary(MigCalls, SensorCalls, GpmCalls, HealthCalls, SettingsCalls):
                     return self.point(pointee(handle), "mig", index, instance.id, ci.id)
         raise DriverError(codes.NOT_FOUND)
 
-    @answers("nvmlDeviceGetMigDeviceHandleByIndex")
-    def _mig_handle(self, handle: Any, index: Any, mig: Any) -> None:
+    def _nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: Any, mig: Any) -> None:
         gpu_index, gpu = self.whole_gpu(handle)
         devices = queries.mig_devices(gpu)
         if number(index) >= len(devices):
@@ -91,69 +80,57 @@ class NvmlLibrary(MigCalls, SensorCalls, GpmCalls, HealthCalls, SettingsCalls):
         instance, ci = devices[number(index)]
         self.point(pointee(mig), "mig", gpu_index, instance.id, ci.id)
 
-    @answers("nvmlDeviceGetGpuInstanceId")
-    def _gpu_instance_id(self, mig: Any, number: Any) -> None:
+    def _nvmlDeviceGetGpuInstanceId(self, mig: Any, number: Any) -> None:
         fill(number, self.mig_device(mig)[1].id)
 
-    @answers("nvmlDeviceGetComputeInstanceId")
-    def _compute_instance_id(self, mig: Any, number: Any) -> None:
+    def _nvmlDeviceGetComputeInstanceId(self, mig: Any, number: Any) -> None:
         fill(number, self.mig_device(mig)[2].id)
 
-    @answers("nvmlDeviceGetMaxMigDeviceCount")
-    def _max_mig_devices(self, handle: Any, count: Any) -> None:
+    def _nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, count: Any) -> None:
         _, gpu = self.whole_gpu(handle)
         fill(count, queries.model_of(gpu).compute_slices if gpu.mig_current else 0)
 
-    @answers("nvmlDeviceGetUUID")
-    def _uuid(self, handle: Any, text: Any, _size: Any) -> None:
+    def _nvmlDeviceGetUUID(self, handle: Any, text: Any, _size: Any) -> None:
         is_mig = self.is_mig_device(handle)
         text.value = (mig_uuid(*self.mig_device(handle)) if is_mig else self.whole_gpu(handle)[1].uuid).encode()
 
-    @answers("nvmlDeviceGetName")
-    def _name(self, handle: Any, text: Any, _size: Any) -> None:
+    def _nvmlDeviceGetName(self, handle: Any, text: Any, _size: Any) -> None:
         name = queries.model_of(self.gpu(handle)).product
         if self.is_mig_device(handle):
             name += f" MIG {queries.mig_device_name(*self.mig_device(handle))}"
         text.value = name.encode()
 
-    @answers("nvmlDeviceGetPciInfo_v3")
-    def _pci(self, handle: Any, info: Any) -> None:
+    def _nvmlDeviceGetPciInfo_v3(self, handle: Any, info: Any) -> None:
         bus_id = self.gpu(handle).bus_id
         target = pointee(info)
         domain, bus, device = bus_id.split(":")
         target.busId, target.busIdLegacy = bus_id.encode(), bus_id[-12:].encode()
         target.domain, target.bus, target.device = int(domain, 16), int(bus, 16), int(device.split(".")[0], 16)
 
-    @answers("nvmlDeviceGetCudaComputeCapability")
-    def _compute_capability(self, handle: Any, major: Any, minor: Any) -> None:
+    def _nvmlDeviceGetCudaComputeCapability(self, handle: Any, major: Any, minor: Any) -> None:
         capability = queries.model_of(self.gpu(handle)).compute_capability
         fill(major, capability[0])
         fill(minor, capability[1])
 
-    @answers("nvmlDeviceGetNumGpuCores")
-    def _cores(self, handle: Any, cores: Any) -> None:
+    def _nvmlDeviceGetNumGpuCores(self, handle: Any, cores: Any) -> None:
         model = queries.model_of(self.gpu(handle))
         if model.num_multiprocessors is None:
             raise DriverError(codes.NOT_SUPPORTED)
-        each = _CORES_PER_MULTIPROCESSOR.get(model.compute_capability, _CORES_PER_LATER_MULTIPROCESSOR)
-        fill(cores, model.num_multiprocessors * each)
+        cores_each = _CORES_PER_MULTIPROCESSOR.get(model.compute_capability, _CORES_PER_LATER_MULTIPROCESSOR)
+        fill(cores, model.num_multiprocessors * cores_each)
 
-    @answers("nvmlDeviceGetPersistenceMode")
-    def _persistence(self, _handle: Any, mode: Any) -> None:
+    def _nvmlDeviceGetPersistenceMode(self, _handle: Any, mode: Any) -> None:
         fill(mode, 1)
 
-    @answers("nvmlDeviceGetComputeMode")
-    def _compute_mode(self, handle: Any, mode: Any) -> None:
+    def _nvmlDeviceGetComputeMode(self, handle: Any, mode: Any) -> None:
         fill(mode, self.gpu(handle).compute_mode)
 
-    @answers("nvmlDeviceGetMemoryInfo")
-    def _memory(self, handle: Any, memory: Any) -> None:
+    def _nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> None:
         total_mib, used_mib, reserved_mib = self._memory_mib(handle)
         # Version 1 counts what the driver keeps for itself as used.
         _fill_memory(pointee(memory), total_mib, used_mib + reserved_mib)
 
-    @answers("nvmlDeviceGetMemoryInfo_v2")
-    def _memory_v2(self, handle: Any, memory: Any) -> None:
+    def _nvmlDeviceGetMemoryInfo_v2(self, handle: Any, memory: Any) -> None:
         target = pointee(memory)
         if target.version != pynvml.nvmlMemory_v2:
             raise DriverError(codes.VERSION_MISMATCH)
@@ -162,41 +139,38 @@ class NvmlLibrary(MigCalls, SensorCalls, GpmCalls, HealthCalls, SettingsCalls):
         target.free, target.reserved = target.free - reserved_mib * _MIB, reserved_mib * _MIB
 
     def _memory_mib(self, handle: Any) -> tuple[int, int, int]:
-        """Of a GPU or MIG device: its memory, what processes have of it, and what the driver keeps for itself."""
+        """Return the memory of a GPU or MIG device, that of processes in it, and the driver's own."""
         if self.is_mig_device(handle):
             gpu, instance, _ = self.mig_device(handle)
             return queries.profile_of(gpu, instance).capacity_mib, queries.used_memory_mib(gpu, instance.id), 0
         gpu = self.whole_gpu(handle)[1]
         return queries.model_of(gpu).capacity_mib, queries.used_memory_mib(gpu), queries.RESERVED_MIB
 
-    @answers("nvmlDeviceGetComputeRunningProcesses_v3")
-    def _compute_processes(self, handle: Any, count: Any, array: Any) -> None:
+    def _nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, array: Any) -> None:
         self._list_processes(handle, ("C", "M+C"), count, array)
 
-    @answers("nvmlDeviceGetMPSComputeRunningProcesses_v3")
-    def _mps_processes(self, handle: Any, count: Any, array: Any) -> None:
+    def _nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: Any, count: Any, array: Any) -> None:
         self._list_processes(handle, ("M+C",), count, array)
 
-    @answers("nvmlDeviceGetGraphicsRunningProcesses_v3")
-    def _graphics_processes(self, handle: Any, count: Any, array: Any) -> None:
+    def _nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Any, count: Any, array: Any) -> None:
         self._list_processes(handle, ("G",), count, array)
 
     def _list_processes(self, handle: Any, kinds: Collection[str], count: Any, array: Any) -> None:
-        found = [process for process in self.gpu(handle).processes if process.kind in kinds]
+        processes = [process for process in self.gpu(handle).processes if process.kind in kinds]
         if self.is_mig_device(handle):
             _, instance, ci = self.mig_device(handle)
             place = (instance.id, ci.id)
-            found = [p for p in found if (p.gpu_instance_id, p.compute_instance_id) == place]
+            processes = [p for p in processes if (p.gpu_instance_id, p.compute_instance_id) == place]
         room = pointee(count).value
-        fill(count, len(found))
-        if room < len(found):
+        fill(count, len(processes))
+        if room < len(processes):
             raise DriverError(codes.INSUFFICIENT_SIZE)
         # The latest comes first. Source: recorded lists of an H100.
-        for entry, process in zip(array or (), reversed(found), strict=False):
-            entry.pid, entry.usedGpuMemory = process.pid, process.memory_mib * _MIB
+        for info, process in zip(array or (), reversed(processes), strict=False):
+            info.pid, info.usedGpuMemory = process.pid, process.memory_mib * _MIB
             is_in_mig = process.gpu_instance_id is not None
-            entry.gpuInstanceId = process.gpu_instance_id if is_in_mig else _NOT_IN_MIG
-            entry.computeInstanceId = process.compute_instance_id if is_in_mig else _NOT_IN_MIG
+            info.gpuInstanceId = process.gpu_instance_id if is_in_mig else _NOT_IN_MIG
+            info.computeInstanceId = process.compute_instance_id if is_in_mig else _NOT_IN_MIG
 
 
 def _fill_memory(target: Any, total_mib: int, used_mib: int) -> None:

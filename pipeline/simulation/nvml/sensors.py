@@ -1,48 +1,50 @@
-"""The sensors of the library beneath pynvml: power, energy, clocks, temperature, utilisation, what throttles.
+"""Sensors, health and settings of a GPU in the library beneath pynvml.
 
-They are of a whole GPU; of a MIG device, and where the machine has no source of readings, they are not supported.
+Sensors (power, energy, clocks, temperature, utilisation, throttling) and settings are of a whole GPU; of a MIG device
+they are not supported, nor are sensors where the machine has no source of readings. Health and settings are in the
+machine's file.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
 from pipeline.simulation.machine import codes, readings
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.nvml.calls import Calls, answers, fill, number, pointee
+from pipeline.simulation.machine.state_file import Settings
+from pipeline.simulation.nvml.calls import Calls, fill, number, pointee
 
 _CLOCKS = {pynvml.NVML_CLOCK_SM: Quantity.SM_CLOCK, pynvml.NVML_CLOCK_MEM: Quantity.MEMORY_CLOCK}
 _MILLI = 1000  # NVML counts power in mW and energy in mJ
+_VOLATILE, _UNCORRECTED = 0, 1  # Source: nvml.h, nvmlEccCounterType_t and nvmlMemoryErrorType_t
+_RECOVERY_ACTION = 230  # Source: nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+
+_Number = TypeVar("_Number", int, float)
 
 
 class SensorCalls(Calls):
-    """What NVML offers on the sensors of a GPU."""
+    """The functions of sensors, health and settings."""
 
-    @answers("nvmlDeviceGetPowerUsage")
-    def _power(self, handle: Any, milliwatts: Any) -> None:
+    def _nvmlDeviceGetPowerUsage(self, handle: Any, milliwatts: Any) -> None:
         fill(milliwatts, round(self._read(handle, Quantity.POWER) * _MILLI))
 
-    @answers("nvmlDeviceGetTotalEnergyConsumption")
-    def _energy(self, handle: Any, millijoules: Any) -> None:
+    def _nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, millijoules: Any) -> None:
         fill(millijoules, round(self._read(handle, Quantity.ENERGY) * _MILLI))
 
-    @answers("nvmlDeviceGetClockInfo")
-    def _clock(self, handle: Any, clock: Any, mhz: Any) -> None:
+    def _nvmlDeviceGetClockInfo(self, handle: Any, clock: Any, mhz: Any) -> None:
         if (quantity := _CLOCKS.get(number(clock))) is None:
             raise DriverError(codes.NOT_SUPPORTED)
         fill(mhz, round(self._read(handle, quantity)))
 
-    @answers("nvmlDeviceGetTemperature")
-    def _temperature(self, handle: Any, sensor: Any, celsius: Any) -> None:
+    def _nvmlDeviceGetTemperature(self, handle: Any, sensor: Any, celsius: Any) -> None:
         if number(sensor) != pynvml.NVML_TEMPERATURE_GPU:
             raise DriverError(codes.INVALID_ARGUMENT)
         fill(celsius, round(self._read(handle, Quantity.TEMPERATURE)))
 
-    @answers("nvmlDeviceGetUtilizationRates")
-    def _utilization(self, handle: Any, rates: Any) -> None:
+    def _nvmlDeviceGetUtilizationRates(self, handle: Any, rates: Any) -> None:
         # Source: nvml.h: it cannot be asked of a GPU in MIG mode.
         if self.gpu(handle).mig_current:
             raise DriverError(codes.NOT_SUPPORTED)
@@ -50,18 +52,63 @@ class SensorCalls(Calls):
         target.gpu = round(self._read(handle, Quantity.GPU_UTILIZATION))
         target.memory = round(self._read(handle, Quantity.MEMORY_UTILIZATION))
 
-    @answers("nvmlDeviceGetCurrentClocksThrottleReasons")
-    def _throttle_reasons(self, handle: Any, bits: Any) -> None:
+    def _nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, bits: Any) -> None:
         fill(bits, int(self._read(handle, Quantity.THROTTLE_REASONS)))
 
-    @answers("nvmlDeviceGetPerformanceState")
-    def _performance_state(self, handle: Any, state: Any) -> None:
+    def _nvmlDeviceGetPerformanceState(self, handle: Any, state: Any) -> None:
         fill(state, int(self._read(handle, Quantity.PERFORMANCE_STATE)))
+
+    def _nvmlDeviceGetTotalEccErrors(self, handle: Any, kind: Any, counter: Any, count: Any) -> int:
+        health = self.gpu(handle).health
+        if number(kind) != _UNCORRECTED:
+            return codes.NOT_SUPPORTED
+        is_now = number(counter) == _VOLATILE
+        fill(count, health.ecc_uncorrected_now if is_now else health.ecc_uncorrected_ever)
+        return 0
+
+    def _nvmlDeviceGetRemappedRows(
+        self, handle: Any, correctable: Any, uncorrectable: Any, pending: Any, failed: Any
+    ) -> None:
+        health = self.gpu(handle).health
+        fill(correctable, health.rows_remapped_correctable)
+        fill(uncorrectable, health.rows_remapped_uncorrectable)
+        fill(pending, int(health.is_remap_pending))
+        fill(failed, int(health.has_remap_failed))
+
+    def _nvmlDeviceGetFieldValues(self, handle: Any, count: Any, values: Any) -> None:
+        action = self.gpu(handle).health.recovery_action
+        for value in pointee(values)[: number(count)]:
+            is_known = value.fieldId == _RECOVERY_ACTION
+            value.nvmlReturn = 0 if is_known else codes.NOT_SUPPORTED
+            if is_known:
+                value.valueType, value.value.uiVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, action
+
+    def _nvmlDeviceGetEnforcedPowerLimit(self, handle: Any, milliwatts: Any) -> None:
+        fill(milliwatts, _require(self._settings(handle).power_limit_w) * _MILLI)
+
+    def _nvmlDeviceGetEccMode(self, handle: Any, current: Any, pending: Any) -> None:
+        is_on = self._settings(handle).is_ecc_on
+        fill(current, int(is_on))
+        fill(pending, int(is_on))
+
+    def _nvmlDeviceGetApplicationsClock(self, handle: Any, clock: Any, mhz: Any) -> None:
+        settings = self._settings(handle)
+        clocks = {
+            pynvml.NVML_CLOCK_GRAPHICS: settings.graphics_clock_mhz,
+            pynvml.NVML_CLOCK_MEM: settings.memory_clock_mhz,
+        }
+        fill(mhz, _require(clocks.get(number(clock))))
+
+    def _settings(self, handle: Any) -> Settings:
+        return self.whole_gpu(handle)[1].settings
 
     def _read(self, handle: Any, quantity: Quantity) -> float:
         if self.is_mig_device(handle):
             raise DriverError(codes.NOT_SUPPORTED)
-        value = readings.read(self.driver.state(), self.whole_gpu(handle)[0], quantity)
-        if value is None:
-            raise DriverError(codes.NOT_SUPPORTED)
-        return value
+        return _require(readings.read(self.driver.state(), self.whole_gpu(handle)[0], quantity))
+
+
+def _require(reading: _Number | None) -> _Number:
+    if reading is None:
+        raise DriverError(codes.NOT_SUPPORTED)
+    return reading

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.program import RefusedError, say
-from pipeline.simulation.smi.output import Numbered
+from pipeline.simulation.simulated_program import RefusedError, say
+from pipeline.simulation.smi.smi_tables import Numbered
 
 SET = "--set-timeslice"
 _VALUES = ("Default", "Short", "Medium", "Long")
@@ -31,9 +31,7 @@ def run(driver: Driver, options: Mapping[str, str | None], gpus: Sequence[Number
     value = options.get(SET)
     if value is None:
         rows = [f"|{index:>4}   {'Timeslice':<16}{_VALUES[gpu.timeslice]:<14}|" for index, gpu in gpus]
-        for line in (*_HEADER, *rows, _RULE):
-            say(line)
-        return
+        return say(*_HEADER, *rows, _RULE)
     if value not in map(str, range(len(_VALUES))):
         raise RefusedError(f"{SET} takes 0, 1, 2 or 3, not {value}.", codes.INVALID_ARGUMENT)
     name = _VALUES[int(value)]
@@ -41,7 +39,8 @@ def run(driver: Driver, options: Mapping[str, str | None], gpus: Sequence[Number
         try:
             driver.set_timeslice(index, int(value))
         except DriverError as error:
-            said = f"Failed to set timeslice policy with value {name} for GPU {index} : {error}\n"
-            said += f"Failed to set timeslice for requested devices : {error}"
-            raise RefusedError(said, error.code) from error
+            message = f"Failed to set timeslice policy with value {name} for GPU {index} : {error}\n"
+            message += f"Failed to set timeslice for requested devices : {error}"
+            raise RefusedError(message, error.code) from error
         say(f"Timeslice policy of GPU {index} is {name}.")
+    return None

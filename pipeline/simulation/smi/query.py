@@ -8,9 +8,9 @@ from datetime import datetime
 
 from pipeline.simulation.machine import codes, queries, readings
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import Gpu, State
-from pipeline.simulation.program import RefusedError
-from pipeline.simulation.smi.output import Numbered
+from pipeline.simulation.machine.state_file import Gpu, State
+from pipeline.simulation.simulated_program import RefusedError
+from pipeline.simulation.smi.smi_tables import Numbered
 
 _COMPUTE_MODES = {0: "Default", 2: "Prohibited", 3: "Exclusive_Process"}
 _SWITCH = {False: "Disabled", True: "Enabled"}
@@ -42,7 +42,7 @@ _FAMILIES = re.compile(
     "|utilization|vbios_version"
 )
 
-# What each sensor reads, and how it is printed. Power is the mean of a second in all three, whatever the name says.
+# The quantities of sensors, and their formats. Power is the mean of a second in all three, whatever the name says.
 _SENSORS: dict[str, tuple[Quantity, Callable[[float], str]]] = {
     **dict.fromkeys(("power.draw", "power.draw.average", "power.draw.instant"), (Quantity.POWER, "{:.2f}".format)),
     "utilization.gpu": (Quantity.GPU_UTILIZATION, "{:.0f}".format),
@@ -58,7 +58,7 @@ _NOT_UNDER_MIG = frozenset({"utilization.gpu", "utilization.memory"})
 
 
 class Query:
-    """Columns that were asked for, by their names with commas between; one that there is not is refused."""
+    """Columns, by their names with commas between; an unknown one is refused."""
 
     def __init__(self, fields: str, *, has_units: bool) -> None:
         self._has_units = has_units
@@ -72,23 +72,22 @@ class Query:
             self._columns.append(name)
 
     def header(self) -> str:
-        """The line of names. It has the units even where the values do without them."""
+        """Return the line of names, which has the units even where the values do without them."""
         return ", ".join(f"{name} [{_UNITS[name]}]" if _UNITS[name] else name for name in self._columns)
 
     def lines(self, gpus: Iterable[Numbered], now: datetime, state: State) -> list[str]:
-        """The lines of values, one a GPU of the machine."""
-        known = (_known(now, index, gpu, state) | self._readings(index, gpu, state) for index, gpu in gpus)
+        known = (_collect_known(now, index, gpu, state) | self._readings(index, gpu, state) for index, gpu in gpus)
         return [", ".join(self._cell(name, values.get(name)) for name in self._columns) for values in known]
 
     def _readings(self, index: int, gpu: Gpu, state: State) -> dict[str, object]:
-        found: dict[str, object] = {}
+        texts: dict[str, object] = {}
         for name in self._columns:
             if name not in _SENSORS or (gpu.mig_current and name in _NOT_UNDER_MIG):
                 continue
             quantity, layout = _SENSORS[name]
             if (value := readings.read(state, index, quantity)) is not None:
-                found[name] = layout(value)
-        return found
+                texts[name] = layout(value)
+        return texts
 
     def _cell(self, name: str, value: object) -> str:
         if value is None:
@@ -96,8 +95,7 @@ class Query:
         return f"{value} {_UNITS[name]}" if _UNITS[name] and self._has_units else str(value)
 
 
-def _known(now: datetime, index: int, gpu: Gpu, state: State) -> dict[str, object]:
-    """The values, without those that only hardware knows."""
+def _collect_known(now: datetime, index: int, gpu: Gpu, state: State) -> dict[str, object]:
     model, used_mib = queries.model_of(gpu), queries.used_memory_mib(gpu)
     return {
         "timestamp": f"{now:%Y/%m/%d %H:%M:%S}.{now.microsecond // 1000:03d}",

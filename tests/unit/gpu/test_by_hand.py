@@ -23,9 +23,9 @@ from pipeline.prepare.mig import control as mig_control
 from pipeline.prepare.mig import existing
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.clients import Clients
-from pipeline.simulation.machine.state import Fault
-from pipeline.simulation.mps.control import write_executable
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import Fault
+from pipeline.simulation.mps.control_program import write_executable
 from tests.support import fast_programs, simulated
 
 PROFILE_2G = 14

@@ -64,7 +64,7 @@ def test_by_hand_every_call_does_nothing(monkeypatch, tmp_path):
         before = time.monotonic_ns()
         assert before <= job.ready() <= time.monotonic_ns()
         assert list(job.until_stop([1, 2, 3])) == [1, 2, 3]
-        with job.in_turn():
+        with job.take_turn():
             job.step(samples=1)
         job.request(1, 1, 1, 1)
         job.metric("loss", 1.0)

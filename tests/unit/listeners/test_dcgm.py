@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from listeners import dcgm, program
+from listeners import dcgm, program_listener
 from listeners.base import ThreadedListener
 from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
@@ -342,7 +342,7 @@ def test_fields_that_are_too_many_together_are_dropped_from_the_end(
 def test_an_engine_that_refuses_everything_is_an_error_with_its_words(dcgmi: Dcgmi) -> None:
     dcgmi.refused = tuple(FIELDS)
     dcgmi.refusal = "Error setting watches. Result: -34: doing so requires the host engine to be running as root."
-    with pytest.raises(ListenerError, match=r"refuses every field: Error setting.*running as root.*must run as root"):
+    with pytest.raises(ListenerError, match=r"refuses every field .Error setting.*running as root.*must run as root"):
         dcgmi.first_samples()
 
 
@@ -358,7 +358,7 @@ def test_a_missing_program_is_an_error_with_the_remedy(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     named = {"program": str(tmp_path / "dcgmi")} if is_named else {}
-    words = f"needs {tmp_path}/dcgmi: install NVIDIA DCGM" if is_named else "dcgmi, which is not on PATH: install"
+    words = f"needs {tmp_path}/dcgmi; install NVIDIA DCGM" if is_named else "dcgmi, which is not on PATH; install"
     with pytest.raises(ListenerError, match=words), DcgmListener(1000, **named).observe(OneDevice(), Collected()):
         pytest.fail("there is no dcgmi")
 
@@ -395,7 +395,7 @@ def test_one_that_says_nothing_is_an_error_in_time(dcgmi: Dcgmi, monkeypatch: py
 
 def test_one_that_falls_silent_is_an_error(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DcgmListener, "start_limit_s", 2.0)
-    monkeypatch.setattr(program, "_END_LIMIT_S", 0.2)
+    monkeypatch.setattr(program_listener, "_END_LIMIT_S", 0.2)
     listener = DcgmListener(200, program=dcgmi.write())
     with pytest.raises(ListenerError, match=r"no row for 2\.2 s"), listener.observe(OneDevice(), Collected()):
         (pid,) = listener.pids()
@@ -406,18 +406,18 @@ def test_one_that_falls_silent_is_an_error(dcgmi: Dcgmi, monkeypatch: pytest.Mon
 
 def test_one_that_only_complains_is_an_error_with_its_words(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DcgmListener, "start_limit_s", 2.0)
-    monkeypatch.setattr(program, "_END_LIMIT_S", 0.2)
+    monkeypatch.setattr(program_listener, "_END_LIMIT_S", 0.2)
     dcgmi.chatter = "Error getting values information"
     listener = DcgmListener(200, program=dcgmi.write())
     with (
-        pytest.raises(ListenerError, match=r"no row for 2\.2 s; it said: Error getting values"),
+        pytest.raises(ListenerError, match=r"no row for 2\.2 s; its output: Error getting values"),
         listener.observe(OneDevice(), Collected()),
     ):
         wait_until(lambda: thread_of(listener) is None)
 
 
 def test_one_that_ignores_sigterm_is_killed(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_END_LIMIT_S", 0.2)
+    monkeypatch.setattr(program_listener, "_END_LIMIT_S", 0.2)
     dcgmi.ignores_sigterm = True
     listener = DcgmListener(60_000, program=dcgmi.write())
     with listener.observe(OneDevice(), Collected()):

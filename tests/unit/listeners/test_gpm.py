@@ -256,7 +256,9 @@ def test_a_gpu_without_counters_is_told_which_ones_have_them(library: GpmLibrary
         library.is_supported = 0
     else:
         library.fail(nvmlGpmQueryDeviceSupport=pynvml.NVML_ERROR_NOT_SUPPORTED)
-    with pytest.raises(ListenerError, match=r"no GPM counters\. Hopper .*listeners\.gpm\.required=false"):
+    with pytest.raises(
+        ListenerError, match=r"no GPM counters, which came with Hopper .*listeners\.gpm\.required=false"
+    ):
         _first()
 
 

@@ -14,7 +14,7 @@ from listeners.nvml import NvmlListener
 from pipeline.base.domain.mig_table import find
 from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ListenerError
-from pipeline.simulation.machine.state import ComputeInstance, GpuInstance, Process
+from pipeline.simulation.machine.state_file import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill
 from tests.support.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
 from tests.support.nvml_library import NvmlLibrary, installed

@@ -53,7 +53,7 @@ def test_after_a_program_was_added_and_a_class_moved_every_row_is_found_again(ma
 
 
 @pytest.mark.parametrize(
-    "file", ["train_timm", "training/steps", "images/image_files", "client", "timm_imports", "images/__init__"]
+    "file", ["train_timm", "training/training_steps", "images/image_files", "client", "timm_imports", "images/__init__"]
 )
 def test_what_a_program_imports_belongs_to_its_digest(make_plan, project, file):
     before = make_plan([]).groups[0].jobs[0].workload
@@ -68,7 +68,13 @@ def test_a_script_of_a_user_has_the_runner_and_its_imports_in_its_digest(make_pl
     for name in ("other.py", "unrelated.py"):
         (project / name).write_text("")
     digests = [make_plan(["workload=script", "workload.script=train.py"]).groups[0].digest]
-    for changed in ("unrelated.py", "workloads/training/steps.py", "train.py", "other.py", "workloads/script.py"):
+    for changed in (
+        "unrelated.py",
+        "workloads/training/training_steps.py",
+        "train.py",
+        "other.py",
+        "workloads/script.py",
+    ):
         with (project / changed).open("a") as text:
             text.write("\nCHANGED = 1\n")
         digests.append(make_plan(["workload=script", "workload.script=train.py"]).groups[0].digest)
@@ -185,6 +191,6 @@ def test_only_the_fork_server_imports_a_module_that_no_import_names():
 
 
 def test_a_program_of_ours_that_is_no_python_is_one_error(make_plan, project):
-    (project / "workloads/training/steps.py").write_text("def")
+    (project / "workloads/training/training_steps.py").write_text("def")
     with pytest.raises(ConfigError, match=r"train_timm.py: .*steps.py is not valid Python"):
         make_plan([])

@@ -58,10 +58,10 @@ def folder_of_texts(root: Path, *classes: str) -> Path:
     [
         ({"sequence_tokens": 513}, "sequence_tokens=513 is more than the 512 positions of the model"),
         ({"model_args": {"max_position_embeddings": 64}}, "more than the 64 positions"),
-        ({"model": TextModel.gpt2}, "task=classification is not for model=gpt2, which is for causal_lm"),
-        ({"task": Task.causal_lm}, "task=causal_lm is not for model=bert, which is for classification and masked_lm"),
-        ({"num_classes": None}, "task=classification needs it"),
-        ({"task": Task.masked_lm}, "num_classes=4: task=classification needs it, other tasks have none"),
+        ({"model": TextModel.gpt2}, "task=classification does not fit model=gpt2; use causal_lm"),
+        ({"task": Task.causal_lm}, "task=causal_lm does not fit model=bert; use classification or masked_lm"),
+        ({"num_classes": None}, "task=classification needs num_classes; add it"),
+        ({"task": Task.masked_lm}, "num_classes=4 has no effect with task=masked_lm; leave it out"),
         ({"sequence_tokens": 2}, "leaves no token of a text"),
         ({"sequence_tokens": 0}, "sequence_tokens=0 must be at least 1"),
         ({"source": DataSource.synthetic_files}, "is for images; use synthetic_host or synthetic_device"),
@@ -115,7 +115,7 @@ def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
     config("a", "b").complete().refuse_missing_data()
     assert "holds 0 folders of text files" in refused(config())
     assert "holds 1 folders of text files" in refused(config("a"))
-    assert "holds 3 classes: num_classes=2 is too few" in refused(config("a", "b", "c", num_classes=2))
+    assert "holds 3 classes; num_classes=2 is too few" in refused(config("a", "b", "c", num_classes=2))
 
 
 @pytest.mark.torch

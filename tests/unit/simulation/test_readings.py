@@ -16,8 +16,8 @@ from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.simulation import dcgmi
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import Gpu, GpuInstance, StateFile
-from pipeline.simulation.smi import program as nvidia_smi
+from pipeline.simulation.machine.state_file import Gpu, GpuInstance, StateFile
+from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 from tests.support.recordings import recording
 
 # What the recorded nvidia-smi says of an idle H100 (tests/data/h100/query_nounits.txt).

@@ -23,9 +23,9 @@ from pipeline.simulation import dcgmi
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import Fault, StateFile
+from pipeline.simulation.machine.state_file import Fault, StateFile
 from pipeline.simulation.nvml.library import NvmlLibrary
-from pipeline.simulation.smi import program as nvidia_smi
+from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 from tests.conftest import DATA
 from tests.support.listener_contract import Collected, OneDevice
 

@@ -19,11 +19,19 @@ from pipeline.base.domain import mig_table
 from pipeline.base.domain.mig_table import GiProfile, Model
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.mig import partitions, profiles
-from pipeline.simulation.machine import codes, placement, queries, state
-from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine import codes, placement, queries
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import Fault, Gpu, GpuInstance, StateFile, mig_uuid
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import (
+    MAX_GPUS,
+    Fault,
+    Gpu,
+    GpuInstance,
+    StateFile,
+    is_made_for_study,
+    mig_uuid,
+)
 
 EVERY_MODEL = sorted(mig_table.models())
 
@@ -268,8 +276,8 @@ def test_a_client_leaves_the_mode_of_an_ampere_pending_until_a_reset(state_file:
 
 def test_nvml_in_another_process_is_a_client_on_ampere_and_none_on_hopper(state_file: StateFile) -> None:
     script = (
-        "import sys; from pathlib import Path; from pipeline.simulation.machine.clients import Clients;"
-        "from pipeline.simulation.machine.state import StateFile;"
+        "import sys; from pathlib import Path; from pipeline.simulation.machine.gpu_clients import Clients;"
+        "from pipeline.simulation.machine.state_file import StateFile;"
         "Clients(StateFile(Path(sys.argv[1]))).open_session(); print(flush=True); sys.stdin.read()"
     )
     driver = _driver(state_file, "a100_40gb", "h100_80gb", mig=False)
@@ -403,7 +411,7 @@ def test_a_restart_of_the_computer_ends_what_a_gpu_does_not_keep(
     driver.set_compute_mode(3, 3)
     driver.set_timeslice(3, 1)
     before = driver.state()
-    monkeypatch.setattr(state, "boot_id", lambda: "another")
+    monkeypatch.setattr("pipeline.simulation.machine.state_file.boot_id", lambda: "another")
     gpus = driver.state().gpus
     assert [(gpu.mig_current, gpu.mig_pending) for gpu in gpus] == [(True, True)] * 2 + [(False, False)] * 2
     assert not any(gpu.instances or gpu.processes or gpu.compute_mode or gpu.timeslice for gpu in gpus)
@@ -455,10 +463,10 @@ def test_a_pipe_is_no_machine_and_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_machine_of_a_study_is_known_by_each_of_its_gpus(state_file: StateFile) -> None:
-    every = [name for name in EVERY_MODEL for _ in range(state.MAX_GPUS)]
-    assert all(state.goes_with_its_study(gpu.uuid) for gpu in state_file.create(every).gpus)
+    every = [name for name in EVERY_MODEL for _ in range(MAX_GPUS)]
+    assert all(is_made_for_study(gpu.uuid) for gpu in state_file.create(every).gpus)
     state_file.path.unlink()
-    assert not any(state.goes_with_its_study(gpu.uuid) for gpu in state_file.keep(["a100_40gb"]).gpus)
+    assert not any(is_made_for_study(gpu.uuid) for gpu in state_file.keep(["a100_40gb"]).gpus)
 
 
 def test_gpus_differ_by_uuid_and_address(state_file: StateFile) -> None:

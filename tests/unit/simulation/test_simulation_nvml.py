@@ -17,9 +17,9 @@ from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.mig import profiles
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes, placement, queries
-from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import Fault, Settings, StateFile
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import Fault, Settings, StateFile
 from pipeline.simulation.nvml.library import NvmlLibrary
 from tests.conftest import DATA
 

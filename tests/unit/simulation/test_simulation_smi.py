@@ -22,9 +22,9 @@ from pipeline.base.system.command import run
 from pipeline.prepare.device import nvml
 from pipeline.simulation.install import installed, write_programs
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.clients import Clients
-from pipeline.simulation.machine.state import Fault, StateFile
-from pipeline.simulation.smi import program as nvidia_smi
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import Fault, StateFile
+from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 from tests.support.recordings import RECORDINGS, masked, recording
 
 PROCESSES = ((538, "python3", 744, "M+C"), (539, "python3", 744, "M+C"), (577, "nvidia-cuda-mps-server", 66, "C"))
@@ -463,7 +463,7 @@ def note(event, arguments):
 sys.addaudithook(note)
 from pathlib import Path
 from pipeline.simulation import dcgmi, install
-from pipeline.simulation.smi import program as nvidia_smi
+from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 mig = (["-mig", "1"], ["mig", "-cgi", "19", "-C"], ["mig", "-dci"], ["mig", "-dgi"])
 for arguments in (["-L"], *mig, ["-c", "DEFAULT"]):
     assert nvidia_smi.main(["--state-file", sys.argv[1], *arguments]) == 0

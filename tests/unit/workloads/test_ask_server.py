@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
-from workloads import ask_server
+from workloads import ask_server, program
 from workloads.client import NullJob
-from workloads.serving import sender
+from workloads.serving import request_sender
+from workloads.serving.options import Server
 
 SERVER = f"{sys.executable} {PROJECT_DIR / 'tests/toys/json_server.py'} {{port}}"
 
@@ -49,7 +50,7 @@ def ask(tmp_path):
     def run(*argv: str, server: str = SERVER, **how: Any) -> Notebook:
         job = Notebook(**how)
         common = ["--command", server, "--requests-file", str(asked), "--warmup-requests", "2"]
-        ask_server.run(ask_server.parse([*common, *argv]), job)
+        ask_server.run(program.parse(Server, [*common, *argv]), job)
         return job
 
     return run
@@ -78,7 +79,7 @@ def test_a_server_is_asked_once_it_is_ready_and_until_the_stop(ask):
 
 @pytest.mark.parametrize(("path", "server"), [("/slow", SERVER), ("/late", f"sh -c 'trap \"\" TERM; exec {SERVER}'")])
 def test_what_is_not_answered_a_while_after_the_stop_is_recorded_so(ask, monkeypatch, tmp_path, path, server):
-    monkeypatch.setattr(sender, "DRAIN_S", 0.1)
+    monkeypatch.setattr(request_sender, "DRAIN_S", 0.1)
     monkeypatch.setattr(ask_server, "_TERM_S", 1.0)
     monkeypatch.setattr(ask_server.RunningServer, "ask", lambda *_: None)
     monkeypatch.setattr(ask_server.RunningServer, "wait_until_it_answers", _wait_until_it_listens)
@@ -100,7 +101,7 @@ def _wait_until_it_listens(server, *_):
     end_s = time.monotonic() + 60
     while time.monotonic() < end_s:
         with contextlib.suppress(OSError):
-            server._said("/", None, 10)
+            server._request("/", None, 10)
             return
         time.sleep(0.02)
 
@@ -120,7 +121,7 @@ def test_a_server_that_does_not_answer_is_an_error_with_its_words(ask, server, o
 
 
 def test_a_request_that_the_server_refuses_is_an_error_with_its_words(tmp_path):
-    args = ask_server.parse(["--command", SERVER, "--path", "/models"])
+    args = program.parse(Server, ["--command", SERVER, "--path", "/models"])
     with pytest.raises(RuntimeError, match="refuses /models: status 405: "):
         ask_server.run(args, Notebook())
 
@@ -150,6 +151,6 @@ def test_a_server_that_dies_is_an_error_and_nobody_records_any_more(ask):
 )
 def test_wrong_arguments_end_with_status_2(capsys, flags, message):
     with pytest.raises(SystemExit) as ended:
-        ask_server.parse(flags)
+        program.parse(Server, flags)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err

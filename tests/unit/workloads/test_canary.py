@@ -87,7 +87,7 @@ def test_right_convolutions_pass_and_wrong_ones_do_not(spoil, name):
     torch.manual_seed(0)
     layer, images = LAYERS[name], torch.randn(6, 8, 15, 17)
     right = Canary(limit_s=60)
-    with right.watching():
+    with right.watch():
         layer(images)
     assert (right.num_checked, right.wrong) == (1, [])
     wrong = Canary(limit_s=60)
@@ -106,7 +106,7 @@ def test_a_training_step_is_watched_in_both_directions_and_comes_out_as_it_would
         if watched is None:
             model(images).sum().backward()
         else:
-            with watched.watching():
+            with watched.watch():
                 model(images).sum().backward()
         return model[2].weight.grad
 
@@ -179,7 +179,7 @@ def factors(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 def test_right_attention_passes(mask, dtype):
     options = {key: v.to(dtype) if getattr(v, "dtype", None) == torch.float32 else v for key, v in MASKS[mask].items()}
     checked = Canary(limit_s=60)
-    with checked.watching():
+    with checked.watch():
         torch.nn.functional.scaled_dot_product_attention(*factors(dtype), **options)
     assert (checked.num_checked, checked.wrong) == (1, [])
 
@@ -188,7 +188,7 @@ def test_right_attention_passes(mask, dtype):
 def test_attention_whose_heads_share_keys_is_checked(num_keys):
     query, key, value = factors()
     checked = Canary(limit_s=60)
-    with checked.watching():
+    with checked.watch():
         shared = key[:, :num_keys], value[:, :num_keys]
         torch.nn.functional.scaled_dot_product_attention(query, *shared, enable_gqa=True)
     assert (checked.num_checked, checked.wrong) == (1, [])

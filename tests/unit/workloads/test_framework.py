@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
-from workloads import client, framework
-from workloads.frameworks.computing import CPU, GPU, NotInstalledError, Seen, importing
+from workloads import client, framework, program
+from workloads.frameworks.computing import CPU, GPU, NotInstalledError, Seen, require_module
+from workloads.frameworks.options import Framework
 from workloads.frameworks.task import Matrix, Task
 
 TWO = "MIG-1,MIG-2"
@@ -38,7 +39,7 @@ class Answering:
         self.computed += 1
         if self.raises is not None:
             raise self.raises
-        product = [row[:] for row in Task.of(len(left)).product]
+        product = [row[:] for row in Task.make(len(left)).product]
         product[0][0] += position == self.broken
         return product, sum(map(sum, product))
 
@@ -60,7 +61,7 @@ def ask(monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if given is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-        args = framework.parse(["--framework", "jax", "--rows", "4", "--rounds", "3"])
+        args = program.parse(Framework, ["--framework", "jax", "--rows", "4", "--rounds", "3"])
         return framework.run(args, client.NullJob())
 
     return probed
@@ -106,19 +107,19 @@ def test_a_wrong_product_is_a_wrong_result_and_says_where(ask):
 
 
 def test_every_partial_sum_of_the_task_is_exact_in_fp32():
-    task = Task.of()
+    task = Task.make()
     assert sum(abs(each) for row in task.product for each in row) < 2**24
-    assert task.difference(task.product, task.total) == ""
-    assert "the sum is" in task.difference(task.product, task.total + 1)
-    assert "rows" in task.difference(task.product[:-1], task.total)
+    assert task.describe_difference(task.product, task.total) == ""
+    assert "the sum is" in task.describe_difference(task.product, task.total + 1)
+    assert "rows" in task.describe_difference(task.product[:-1], task.total)
 
 
 def test_what_is_missing_within_a_framework_is_no_missing_framework(tmp_path, monkeypatch):
     (tmp_path / "half_installed.py").write_text("import not_there_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"), importing("half_installed"):
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"), require_module("half_installed"):
         import half_installed  # noqa: F401
-    with pytest.raises(NotInstalledError, match="no_such_framework"), importing("no_such_framework"):
+    with pytest.raises(NotInstalledError, match="no_such_framework"), require_module("no_such_framework"):
         import no_such_framework.part  # noqa: F401
 
 

@@ -21,29 +21,21 @@ from PIL import Image
 from pipeline.base.system.paths import PROJECT_DIR
 from workloads.data.batches import TrainingData
 from workloads.images import image_data, synthetic_files
+from workloads.images.data_sets import FACTS, Dataset
 from workloads.images.image_files import read_cifar10, read_digits, read_imagenet64
-from workloads.images.request import FACTS, DataRequest
+from workloads.images.options import Tiny
+from workloads.model_options import DataSource
+from workloads.options import Device
 
 CPU = torch.device("cpu")
 OPENED: list[TrainingData] = []
-DIGITS = DataRequest(
-    dataset="digits",
-    source="disk",
-    data_root=None,
-    cache_root=None,
-    image_px=8,
-    num_classes=10,
-    samples=None,
-    batch_size=100,
-    loader_workers=0,
-    channels_last=False,
-    seed=1,
-)
+DIGITS = Tiny(image_px=8, batch_size=100)
 
 
-def open_data(request: DataRequest, device: torch.device = CPU) -> TrainingData:
-    """Open the data; `close_data` closes it."""
-    OPENED.append(image_data.open_data(request, device))
+def open_data(options: Tiny, device: torch.device = CPU, seed: int = 1) -> TrainingData:
+    """Check the options and open the data; `close_data` closes it."""
+    options.check(Device(name="the CPUs", is_gpu=False))
+    OPENED.append(image_data.open_data(options, seed, device))
     return OPENED[-1]
 
 
@@ -74,9 +66,11 @@ def write_imagenet64(root: Path) -> None:
     write_batch(root / "imagenet64" / "val_data", 64, [1, 2, 3])
 
 
-def to_bytes(images: torch.Tensor, dataset: str) -> torch.Tensor:
+def to_bytes(images: torch.Tensor, name: str) -> torch.Tensor:
     """Undo the normalisation."""
-    mean, std = (torch.tensor(figures).view(1, 3, 1, 1) for figures in (FACTS[dataset].mean, FACTS[dataset].std))
+    mean, std = (
+        torch.tensor(figures).view(1, 3, 1, 1) for figures in (FACTS[Dataset[name]].mean, FACTS[Dataset[name]].std)
+    )
     return ((images * std + mean) * 255).round().to(torch.uint8)
 
 
@@ -104,13 +98,13 @@ def test_cifar10(tmp_path, protocol):
 def test_missing_files_are_named_with_the_layout(tmp_path):
     write_cifar10(tmp_path)
     (tmp_path / "cifar-10-batches-py" / "data_batch_4").unlink()
-    with pytest.raises(FileNotFoundError, match=r"data_batch_4: .* must hold data_batch_1 to data_batch_5"):
+    with pytest.raises(FileNotFoundError, match=r"data_batch_4 not found; .* must hold data_batch_1 to data_batch_5"):
         read_cifar10(tmp_path)
     with pytest.raises(FileNotFoundError, match="train_data_batch_1 to train_data_batch_10 and val_data"):
         read_imagenet64(tmp_path, None)
-    request = replace(DIGITS, dataset="imagenet", data_root=tmp_path)
+    options = replace(DIGITS, dataset=Dataset.imagenet, data_root=tmp_path)
     with pytest.raises(FileNotFoundError, match="train/CLASS"):
-        open_data(request, CPU)
+        open_data(options, CPU)
 
 
 class RunsCode:
@@ -209,9 +203,7 @@ def test_an_epoch_is_a_function_of_seed_and_number():
     begun = data.epoch(1)
     next(begun)  # an epoch that was begun and left, as in a warm-up
     labels = {
-        (seed, number): torch.cat(
-            [batch[1] for batch in open_data(replace(DIGITS, seed=seed), CPU).train.epoch(number)]
-        )
+        (seed, number): torch.cat([batch[1] for batch in open_data(DIGITS, CPU, seed).train.epoch(number)])
         for seed in (1, 2)
         for number in (1, 2)
     }
@@ -222,8 +214,8 @@ def test_an_epoch_is_a_function_of_seed_and_number():
 
 def test_loader_processes_change_nothing(tmp_path):
     write_cifar10(tmp_path)
-    request = replace(DIGITS, dataset="cifar10", data_root=tmp_path, image_px=32, batch_size=16)
-    alone, helped = (open_data(replace(request, loader_workers=workers), CPU).train for workers in (0, 1))
+    options = replace(DIGITS, dataset=Dataset.cifar10, data_root=tmp_path, image_px=32, batch_size=16)
+    alone, helped = (open_data(replace(options, loader_workers=workers), CPU).train for workers in (0, 1))
     next(helped.epoch(1))
     for number in (1, 2):
         pairs = list(zip(alone.epoch(number), helped.epoch(number), strict=True))
@@ -235,8 +227,8 @@ def test_loader_processes_change_nothing(tmp_path):
 def test_photos_are_mirrored_at_random_and_only_in_training(tmp_path):
     write_cifar10(tmp_path)
     files = read_cifar10(tmp_path)
-    request = replace(DIGITS, dataset="cifar10", data_root=tmp_path, image_px=32, batch_size=20)
-    data = open_data(request, CPU)
+    options = replace(DIGITS, dataset=Dataset.cifar10, data_root=tmp_path, image_px=32, batch_size=20)
+    data = open_data(options, CPU)
     originals = {image.tobytes() for image in files.train.images}
     mirrored = {np.ascontiguousarray(image[:, :, ::-1]).tobytes() for image in files.train.images}
     seen = [image.numpy().tobytes() for images, _ in data.train.epoch(1) for image in to_bytes(images, "cifar10")]
@@ -248,18 +240,18 @@ def test_photos_are_mirrored_at_random_and_only_in_training(tmp_path):
 
 def test_images_are_scaled_up_to_the_nearest_pixel(tmp_path):
     write_cifar10(tmp_path)
-    request = replace(DIGITS, dataset="cifar10", data_root=tmp_path, image_px=96, batch_size=20)
-    images, _ = next(iter(open_data(request, CPU).validation.epoch(0)))
+    options = replace(DIGITS, dataset=Dataset.cifar10, data_root=tmp_path, image_px=96, batch_size=20)
+    images, _ = next(iter(open_data(options, CPU).validation.epoch(0)))
     expected = read_cifar10(tmp_path).validation.images[:20].repeat(3, axis=2).repeat(3, axis=3)
     assert np.array_equal(to_bytes(images, "cifar10").numpy(), expected)
-    with pytest.raises(ValueError, match="32 px"):
-        open_data(replace(request, image_px=16), CPU)
+    with pytest.raises(ValueError, match="32 pixels"):
+        open_data(replace(options, image_px=16), CPU)
 
 
 @pytest.mark.parametrize("source", ["synthetic_host", "synthetic_device"])
 def test_synthetic_images_of_a_small_data_set_are_scaled_up_too(source):
-    request = replace(DIGITS, dataset="cifar10", source=source, image_px=96, batch_size=4, samples=8)
-    assert [images.shape for images, _ in open_data(request, CPU).train.epoch(1)] == [(4, 3, 96, 96)] * 2
+    options = replace(DIGITS, dataset=Dataset.cifar10, source=DataSource[source], image_px=96, batch_size=4, samples=8)
+    assert [images.shape for images, _ in open_data(options, CPU).train.epoch(1)] == [(4, 3, 96, 96)] * 2
 
 
 def test_every_image_validates():
@@ -276,8 +268,8 @@ def test_image_folders(tmp_path):
                 pixels = np.full((6, 4, 3), (index * 200, number * 100, 50), dtype=np.uint8)
                 pixels[3:] = 255
                 Image.fromarray(pixels).save(tmp_path / "imagenet" / split / name / f"{number}.png")
-    request = replace(DIGITS, dataset="imagenet", data_root=tmp_path, image_px=2, num_classes=2, batch_size=4)
-    ((images, labels),) = open_data(request, CPU).validation.epoch(0)
+    options = replace(DIGITS, dataset=Dataset.imagenet, data_root=tmp_path, image_px=2, num_classes=2, batch_size=4)
+    ((images, labels),) = open_data(options, CPU).validation.epoch(0)
     assert labels.tolist() == [0, 0, 1, 1]
     assert to_bytes(images, "imagenet")[3].tolist() == [
         [[200] * 2, [255] * 2],
@@ -285,13 +277,15 @@ def test_image_folders(tmp_path):
         [[50] * 2, [255] * 2],
     ]
     with pytest.raises(ValueError, match="2 classes"):
-        open_data(replace(request, num_classes=1), CPU)
+        open_data(replace(options, num_classes=1), CPU)
 
 
 @pytest.mark.parametrize("source", ["synthetic_host", "synthetic_device"])
 def test_synthetic_data_has_the_shape_of_the_real(source):
-    request = replace(DIGITS, dataset="imagenet64", source=source, image_px=64, num_classes=1000, samples=350)
-    data = open_data(replace(request, channels_last=True), CPU)
+    options = replace(
+        DIGITS, dataset=Dataset.imagenet64, source=DataSource[source], image_px=64, num_classes=1000, samples=350
+    )
+    data = open_data(replace(options, channels_last=True), CPU)
     batches = list(data.train.epoch(1))
     assert data.validation is None
     assert len(batches) == data.train.num_batches == 3
@@ -300,13 +294,13 @@ def test_synthetic_data_has_the_shape_of_the_real(source):
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert labels.dtype == torch.int64 and labels.min() >= 0 and labels.max() > 500
     assert abs(to_bytes(batches[0][0], "imagenet64").float().mean() - 127.5) < 2
-    same, other = (next(open_data(replace(request, seed=seed), CPU).train.epoch(1))[1] for seed in (1, 2))
+    same, other = (next(open_data(options, CPU, seed).train.epoch(1))[1] for seed in (1, 2))
     assert torch.equal(same, batches[0][1]) and not torch.equal(other, same)
-    assert open_data(replace(request, samples=None), CPU).train.num_batches == 1_281_167 // 100
+    assert open_data(replace(options, samples=None), CPU).train.num_batches == 1_281_167 // 100
 
 
 def test_batches_on_the_device_take_turns():
-    data = open_data(replace(DIGITS, source="synthetic_device", samples=600), CPU).train
+    data = open_data(replace(DIGITS, source=DataSource.synthetic_device, samples=600), CPU).train
     pointers = [images.data_ptr() for images, _ in data.epoch(1)]
     assert pointers[:2] == pointers[4:] and len(set(pointers)) == 4
 
@@ -315,12 +309,12 @@ def test_batches_on_the_device_take_turns():
     ("change", "message"),
     [
         ({"batch_size": 1501}, "less than one batch"),
-        ({"source": "synthetic_device", "samples": 99}, "less than one batch"),
-        ({"source": "synthetic_host", "samples": 99}, "less than one batch"),
+        ({"source": DataSource.synthetic_device, "samples": 99}, "less than one batch"),
+        ({"source": DataSource.synthetic_host, "samples": 99}, "less than one batch"),
         ({"num_classes": 9}, "10 classes"),
-        ({"dataset": "cifar10", "image_px": 16}, "32 px"),
-        ({"dataset": "imagenet64", "image_px": 32, "source": "synthetic_device"}, "64 px"),
-        ({"dataset": "cifar10", "image_px": 32}, "--data-root"),
+        ({"dataset": Dataset.cifar10, "image_px": 16}, "32 pixels"),
+        ({"dataset": Dataset.imagenet64, "image_px": 32, "source": DataSource.synthetic_device}, "64 pixels"),
+        ({"dataset": Dataset.cifar10, "image_px": 32}, "--data-root"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(change, message):
@@ -335,8 +329,14 @@ def few_files(monkeypatch):
     monkeypatch.setattr(synthetic_files, "KINDS", few)
 
 
-def of_files(cache: Path, **changes) -> DataRequest:
-    common = {"dataset": "cifar10", "source": "synthetic_files", "image_px": 32, "batch_size": 8, "samples": 40}
+def of_files(cache: Path, **changes) -> Tiny:
+    common = {
+        "dataset": Dataset.cifar10,
+        "source": DataSource.synthetic_files,
+        "image_px": 32,
+        "batch_size": 8,
+        "samples": 40,
+    }
     return replace(DIGITS, cache_root=cache, **(common | changes))
 
 
@@ -347,7 +347,7 @@ def of_files(cache: Path, **changes) -> DataRequest:
 def test_made_up_files_have_the_pixels_and_bytes_of_the_real_ones(
     few_files, tmp_path, dataset, long_px, least_bytes, most_bytes
 ):
-    folder = synthetic_files.folder_of(dataset, tmp_path)
+    folder = synthetic_files.find_or_make(Dataset[dataset], tmp_path)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     assert len(files) == 12
     assert len(list(folder.iterdir())) == 6
@@ -356,13 +356,15 @@ def test_made_up_files_have_the_pixels_and_bytes_of_the_real_ones(
         with Image.open(file) as image:
             assert (max(image.size), image.mode) == (long_px, "RGB")
     before = [file.stat().st_mtime_ns for file in files]
-    assert synthetic_files.folder_of(dataset, tmp_path) == folder
+    assert synthetic_files.find_or_make(Dataset[dataset], tmp_path) == folder
     assert [file.stat().st_mtime_ns for file in files] == before
 
 
 def test_files_go_to_the_users_cache_if_no_other_folder_is_given(few_files, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert synthetic_files.folder_of("cifar10", None).parent == tmp_path / "gpu-collocation" / "synthetic-files"
+    assert (
+        synthetic_files.find_or_make(Dataset.cifar10, None).parent == tmp_path / "gpu-collocation" / "synthetic-files"
+    )
 
 
 def test_an_epoch_of_files_is_a_function_of_seed_and_number_whoever_reads_them(few_files, tmp_path):
@@ -380,7 +382,7 @@ def test_an_epoch_of_files_is_a_function_of_seed_and_number_whoever_reads_them(f
         epochs.append(torch.cat([images for (images, _), _ in pairs]))
     assert not torch.equal(*epochs)
     assert torch.equal(torch.get_rng_state(), drawn)  # models draw from it
-    other = torch.cat([images for images, _ in open_data(of_files(tmp_path, seed=2)).train.epoch(1)])
+    other = torch.cat([images for images, _ in open_data(of_files(tmp_path), CPU, 2).train.epoch(1)])
     assert not torch.equal(other, epochs[0])
 
 
@@ -401,26 +403,26 @@ def test_files_of_a_data_set_are_read_by_class(tmp_path):
             folder.mkdir(parents=True)
             for number in range(count):
                 Image.new("RGB", (40, 40), (shade * 255,) * 3).save(folder / f"{number}.png")
-    request = of_files(tmp_path, source="files", data_root=tmp_path, samples=None, num_classes=1000)
-    data = open_data(request)
+    options = of_files(tmp_path, source=DataSource.files, data_root=tmp_path, samples=None, num_classes=1000)
+    data = open_data(options)
     assert not data.is_made_up
     ((images, labels),) = data.train.epoch(1)
     assert sorted(labels.tolist()) == [0] * 4 + [1] * 4
     assert [bool(image.max() > 0) for image in images] == [bool(label) for label in labels]
     assert [labels.tolist() for _, labels in data.validation.epoch(0)] == [[0, 0, 0, 1, 1, 1]]
     with pytest.raises(ValueError, match="2 classes"):
-        open_data(replace(request, num_classes=1))
+        open_data(replace(options, num_classes=1))
     (tmp_path / "cifar10" / "val" / "bee").rename(tmp_path / "cifar10" / "val" / "cat")
     with pytest.raises(ValueError, match="different classes"):
-        open_data(request)
+        open_data(options)
     with pytest.raises(FileNotFoundError, match="must hold train/CLASS"):
-        open_data(replace(request, dataset="imagenet64"))
+        open_data(replace(options, dataset=Dataset.imagenet64))
 
 
 @pytest.mark.parametrize("source", ["synthetic_host", "synthetic_files"])
 def test_loader_processes_end_at_once_even_if_they_hang(few_files, tmp_path, source, monkeypatch):
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 300.0)  # PyTorch waits so long for each
-    data = open_data(of_files(tmp_path, source=source, loader_workers=2))
+    data = open_data(of_files(tmp_path, source=DataSource[source], loader_workers=2))
     next(data.train.epoch(1))
     workers = multiprocessing.active_children()
     assert len(workers) == 2

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from tests.support.training import Notebook
-from workloads import infer
+from workloads import infer, program
 from workloads.program import UsageError
-from workloads.serving import answers
+from workloads.serving import inference
 from workloads.serving.arrivals import Request
+from workloads.serving.options import Infer
 
 DIGITS = ["--source", "digits", "--image-px", "8", "--num-classes", "10", "--no-channels-last"]
 NETWORK = ["--model", "resnetv2_50", "--model-args", "layers=[1,1]", "channels=[8,16]", "stem_chs=8", "stem_type="]
@@ -48,7 +49,7 @@ class Asked(Notebook):
 def ask(*flags: str) -> Asked:
     job, threads = Asked(), torch.get_num_threads()
     try:
-        infer.run(infer.parse([*BY_HAND, *flags]), job)
+        infer.run(program.parse(Infer, [*BY_HAND, *flags]), job)
     finally:
         torch.set_num_threads(threads)
     return job
@@ -77,8 +78,8 @@ def test_every_request_is_answered_rightly(flags):
     assert [number for number, *_ in job.epochs] == [1, 2]
     for intended, sent, begun, done, *_ in job.requests:
         assert 0 < intended <= sent <= begun < done
-    assert len(job.outputs) == answers.NUM_INPUTS
-    assert len(set(job.outputs)) == answers.NUM_INPUTS, "requests differ"
+    assert len(job.outputs) == inference.NUM_INPUTS
+    assert len(set(job.outputs)) == inference.NUM_INPUTS, "requests differ"
 
 
 def test_a_model_sees_requests_of_any_number_in_one_kind_of_tensor():
@@ -90,12 +91,12 @@ def test_a_model_sees_requests_of_any_number_in_one_kind_of_tensor():
         return asked
 
     values = torch.arange(8.0).reshape(8, 1)
-    inputs = answers.Inputs.of(values, 1, 3, torch.device("cpu"))
-    service = answers.Answers(forward, inputs, values, torch.device("cpu"))
+    inputs = inference.Inputs.arrange(values, 1, 3, torch.device("cpu"))
+    service = inference.Inference(forward, inputs, values, torch.device("cpu"))
     for count in (1, 3, 2, 3, 1):
         service.wait(service.issue([Request(0, 0)] * count))
     assert seen == [(1, 0), (3, 0), (2, 0), (3, 0), (1, 0)]
-    assert service.wrong("fp32") == []
+    assert service.describe_wrong_answers("fp32") == []
 
 
 def test_a_decoder_has_a_first_token_and_others(monkeypatch):
@@ -116,9 +117,9 @@ def test_a_decoder_has_a_first_token_and_others(monkeypatch):
     ],
 )
 def test_only_what_several_clients_asked_is_issued_before_the_answer_before_is_there(flags, ahead):
-    args = infer.parse([*NETWORK[:2], *flags])
-    assert infer._ahead(args, torch.device("cuda", 0)) == ahead
-    assert infer._ahead(args, torch.device("cpu")) == 1
+    args = program.parse(Infer, [*NETWORK[:2], *flags])
+    assert infer._limit_ahead(args, torch.device("cuda", 0)) == ahead
+    assert infer._limit_ahead(args, torch.device("cpu")) == 1
 
 
 def test_equal_jobs_say_the_same():
@@ -127,17 +128,17 @@ def test_equal_jobs_say_the_same():
 
 
 def test_an_answer_that_goes_wrong_in_the_run_is_reported(monkeypatch):
-    calls, issue = 0, answers.Answers.issue
+    calls, issue = 0, inference.Inference.issue
 
     def spoiled(self, batch):
         nonlocal calls
         calls += 1
         issued = issue(self, batch)
         if calls == 40:  # of the run, after 20 of the warm-up and one more
-            self._said[(self._next - 1) % answers.NUM_INPUTS] *= 1.1
+            self._answers[(self._next - 1) % inference.NUM_INPUTS] *= 1.1
         return issued
 
-    monkeypatch.setattr(answers.Answers, "issue", spoiled)
+    monkeypatch.setattr(inference.Inference, "issue", spoiled)
     job = ask(*NETWORK, *DIGITS)
     assert len(job.wrongs) == 1
     assert "is off by 0.1 of its norm" in job.wrongs[0]
@@ -150,13 +151,13 @@ def test_an_answer_that_goes_wrong_in_the_run_is_reported(monkeypatch):
         (["--rate-per-s", "5"], "rate_per_s=5 needs an arrival process"),
         (["--arrival", "poisson", "--rate-per-s", "0"], "needs a rate above 0, and rate_per_s is 0"),
         (["--arrival", "poisson", "--rate-per-s", "inf"], "needs a rate above 0, and rate_per_s is inf"),
-        (["--output-tokens", "4"], "needs library=transformers"),
+        (["--output-tokens", "4"], "use library=transformers"),
         (["--step-mode", "cuda_graph", "--max-batch", "2", "--outstanding", "2"], "replays one shape"),
     ],
 )
 def test_wrong_arguments_end_with_status_2(flags, message, capsys):
     with pytest.raises(SystemExit) as caught:
-        infer.parse([*NETWORK, *flags])
+        program.parse(Infer, [*NETWORK, *flags])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -165,7 +166,7 @@ def test_wrong_arguments_end_with_status_2(flags, message, capsys):
     ("flags", "error", "why"),
     [
         ([*BERT, "max_position_embeddings=8"], UsageError, "13 are more than the 8 positions of the model"),
-        (GEMMA, ValueError, "gemma3 has 12 positions, too few for 13 tokens"),
+        (GEMMA, ValueError, "gemma3 has 12 positions, too few for --sequence-tokens 13"),
     ],
 )
 def test_a_text_longer_than_the_model_has_positions_is_an_error(flags, error, why):

@@ -12,9 +12,9 @@ import torch
 
 from pipeline.base.system.paths import PROJECT_DIR
 from workloads import client, micro, particles, program
-from workloads.rates import operations, tracking
-from workloads.rates.options import Operation
-from workloads.rates.tracking import Tracking
+from workloads.rates import operations, particle_tracking
+from workloads.rates.options import Micro, Operation, Particles
+from workloads.rates.particle_tracking import Tracking
 
 CPU = torch.device("cpu")
 SIZE = operations.Size(elements=8192, rounds=1, rows=64, array_mib=1, transfer_mib=1)
@@ -81,11 +81,11 @@ def test_particles_keep_their_invariants_and_their_volume(is_6d, dtype):
 
 def test_a_turn_is_symplectic():
     """Jacobian of a turn, J^T S J = S: what makes volumes stay."""
-    lattice = tracking.Lattice()
+    lattice = particle_tracking.Lattice()
 
     def turn(start):
         state = start[:, None].clone()
-        tracking.track(state, lattice, 1, is_6d=True)
+        particle_tracking.track(state, lattice, 1, is_6d=True)
         return state[:, 0]
 
     start = torch.tensor([1e-3, -2e-3, 5e-4, 1e-3, 0.3, 0.02], dtype=torch.float64)
@@ -97,17 +97,17 @@ def test_a_turn_is_symplectic():
 
 def test_a_program_counts_its_work_and_reports_what_is_wrong(monkeypatch):
     argv = ["--operation", "fp16_tensor", "--rows", "64", "--steps", "4", "--calls", "3", "--epochs", "2"]
-    told, args = Told(), micro.parse([*argv, "--device", "cpu"])
+    told, args = Told(), program.parse(Micro, [*argv, "--device", "cpu"])
     micro.run(args, told)
     assert told.work == pytest.approx([3 * 2 * 64**3 / 1e12] * 8)
     assert (told.epochs, told.found_wrong) == (2, [])
     monkeypatch.setattr(operations.Product, "call", lambda self: None)
     micro.run(args, told)
-    assert "results of fp16_tensor are not what they must be" in told.found_wrong[0]
+    assert "results of fp16_tensor are wrong" in told.found_wrong[0]
 
 
 def test_particles_that_the_cpu_tracks_elsewhere_are_wrong(monkeypatch):
-    args = particles.parse(["--device", "cpu", "--particles", "50", "--steps", "2"])
+    args = program.parse(Particles, ["--device", "cpu", "--particles", "50", "--steps", "2"])
     told = Told()
     particles.run(args, told)
     assert (sum(told.work), told.found_wrong) == (2 * 2 * 5 * 50, [])
@@ -125,7 +125,7 @@ def test_a_gpu_without_triton_is_refused_in_one_line(monkeypatch, capsys):
 
 _INTERPRETED = """
 import torch
-from workloads.rates import operations, tracking
+from workloads.rates import operations, particle_tracking
 cpu = torch.device("cpu")
 for precision in ("fp32", "fp64"):
     size = operations.Size(elements=4096, rounds=1, rows=64, array_mib=1, transfer_mib=1)
@@ -133,10 +133,10 @@ for precision in ("fp32", "fp64"):
     chain._on_gpu()
     assert int(chain.count_wrong()) == 0
 for is_6d in (False, True):
-    particles = tracking.Tracking(300, 10, torch.float64, cpu, is_6d=is_6d)
+    particles = particle_tracking.Tracking(300, 10, torch.float64, cpu, is_6d=is_6d)
     particles._on_gpu()
     expected = particles._start.clone()
-    tracking.track(expected, particles._lattice, 10, is_6d=is_6d)
+    particle_tracking.track(expected, particles._lattice, 10, is_6d=is_6d)
     assert torch.allclose(particles._state, expected, rtol=1e-9, atol=1e-15)
     assert particles._done.tolist() == [10, 10]
 """

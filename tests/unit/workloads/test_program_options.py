@@ -60,7 +60,7 @@ def test_flags_have_the_types_of_the_fields():
     assert (args.options.colour, args.options.budget) == (Colour.blue, None)
     assert (args.seed, args.device, args.epochs) == (0, "auto", 1)
     assert not hasattr(args, "budget")
-    assert program.recorded(args) == {"colour": "blue", "layers": [4, 5], "metres": 3, "seed": 0}
+    assert program.record_options(args) == {"colour": "blue", "layers": [4, 5], "metres": 3, "seed": 0}
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import pytest
 
 from tests.support.job_server import is_alive, wait_until
 from workloads import client
-from workloads.serving import server as serving
-from workloads.serving.arrivals import Answer, ClosedLoop, OpenLoop, Request, seed_of_instants
-from workloads.serving.generator import due
+from workloads.serving import batch_server as serving
+from workloads.serving.arrivals import Answer, ArrivalProcess, ClosedLoop, OpenLoop, Request, derive_seed
+from workloads.serving.batch_server import Batching, BatchServer
+from workloads.serving.generator import arrival_times
 from workloads.serving.http_client import _REST_S, Client
-from workloads.serving.server import Batching, Server
 
 MS = 1_000_000
 
@@ -64,7 +64,7 @@ class Planned(ClosedLoop):
     """Requests at given instants, whatever is answered."""
 
     def __init__(self, job: Notebook, clock: Clock, *at_ns: int) -> None:
-        super().__init__(job, 0, 0)
+        super().__init__(job, ArrivalProcess(kind="closed", outstanding=0))
         self.clock, self.at_ns = clock, list(at_ns)
 
     def take(self, timeout_s: float = 0.0) -> list[Request]:
@@ -79,18 +79,18 @@ class Planned(ClosedLoop):
 
 def test_each_client_sends_when_it_has_its_answer(monkeypatch):
     clock, job = Clock(monkeypatch), Notebook()
-    loop = ClosedLoop(job, 2, 5)
+    loop = ClosedLoop(job, ArrivalProcess(kind="closed", outstanding=2, count=5))
     loop.begin(0)
-    Server(job, loop, Service(clock, 10 * MS), Batching()).serve(5)
+    BatchServer(job, loop, Service(clock, 10 * MS), Batching()).serve(5)
     intended_ms, begun_ms, done_ms = ([request[i] // MS for request in job.requests] for i in (0, 2, 3))
     assert (intended_ms, begun_ms, done_ms) == ([0, 0, 10, 20, 30], [0, 10, 20, 30, 40], [10, 20, 30, 40, 50])
 
 
 def test_what_is_issued_ahead_begins_when_the_one_before_is_done(monkeypatch):
     clock, job = Clock(monkeypatch), Notebook()
-    loop = ClosedLoop(job, 2, 4)
+    loop = ClosedLoop(job, ArrivalProcess(kind="closed", outstanding=2, count=4))
     loop.begin(0)
-    Server(job, loop, Service(clock, 10 * MS), Batching(ahead=2)).serve(4)
+    BatchServer(job, loop, Service(clock, 10 * MS), Batching(ahead=2)).serve(4)
     assert [(begun // MS, done // MS) for _, _, begun, done, *_ in job.requests] == [
         (0, 10),
         (10, 20),
@@ -103,7 +103,7 @@ def test_a_batch_waits_for_others_until_it_is_full_or_its_oldest_has_waited_enou
     clock, job = Clock(monkeypatch), Notebook()
     loop = Planned(job, clock, 0, 2 * MS, 100 * MS, 101 * MS, 102 * MS, 103 * MS, 104 * MS)
     service = Service(clock, 10 * MS)
-    Server(job, loop, service, Batching(max_batch=4, max_delay_ns=5 * MS)).serve(7)
+    BatchServer(job, loop, service, Batching(max_batch=4, max_delay_ns=5 * MS)).serve(7)
     assert service.sizes == [2, 4, 1]
     assert [request[2] // MS for request in job.requests[:2]] == [5, 5]
     assert [request[-1] for request in job.requests] == [2, 2, 4, 4, 4, 4, 1]
@@ -112,7 +112,7 @@ def test_a_batch_waits_for_others_until_it_is_full_or_its_oldest_has_waited_enou
 def test_after_the_stop_requests_are_answered_for_a_while_and_the_others_recorded(monkeypatch):
     clock, job = Clock(monkeypatch), Notebook(stop_after=1)
     loop = Planned(job, clock, *[0] * 10, 10**15)
-    server = Server(job, loop, Service(clock, int(serving.DRAIN_S * 1e9 / 4)), Batching())
+    server = BatchServer(job, loop, Service(clock, int(serving.DRAIN_S * 1e9 / 4)), Batching())
     server.serve(0)
     server.drain()
     done = [request[3] > 0 for request in job.requests]
@@ -120,30 +120,34 @@ def test_after_the_stop_requests_are_answered_for_a_while_and_the_others_recorde
 
 
 def test_arrivals_have_their_rate_and_their_own_instants_for_each_seed():
-    poisson = list(itertools.islice(due("poisson", 100.0, 0), 20_000))
+    poisson = list(itertools.islice(arrival_times("poisson", 100.0, 0), 20_000))
     gaps_ms = [(b - a) / MS for a, b in itertools.pairwise(poisson)]
     assert sum(gaps_ms) / len(gaps_ms) == pytest.approx(10, rel=0.02)
     assert sum(gap > 10 for gap in gaps_ms) / len(gaps_ms) == pytest.approx(0.368, abs=0.01)
-    constant = list(itertools.islice(due("constant", 100.0, 0), 1000))
+    constant = list(itertools.islice(arrival_times("constant", 100.0, 0), 1000))
     assert {round((b - a) / MS, 3) for a, b in itertools.pairwise(constant)} == {10}
     assert 0 <= constant[0] < 10 * MS
-    assert constant[0] != next(due("constant", 100.0, 1))
-    assert poisson[:5] == list(itertools.islice(due("poisson", 100.0, 0), 5))
+    assert constant[0] != next(arrival_times("constant", 100.0, 1))
+    assert poisson[:5] == list(itertools.islice(arrival_times("poisson", 100.0, 0), 5))
 
 
 def test_each_job_is_asked_at_other_instants_in_each_block_and_in_a_block_at_the_same():
     def first_ns(seed: int, block: int, index: int) -> int:
         job = Notebook()
         job.block, job.index = block, index
-        return next(due("poisson", 100.0, seed_of_instants(seed, job)))
+        return next(arrival_times("poisson", 100.0, derive_seed(seed, job)))
 
     every = list(itertools.product((0, 1), (1, 2, 3), range(7)))
     assert len({first_ns(*each) for each in every}) == len(every)
     assert first_ns(1, 2, 3) == first_ns(1, 2, 3)
 
 
+def open_loop(kind: str, rate_per_s: float, count: int = 0) -> OpenLoop:
+    return OpenLoop(Notebook(), ArrivalProcess(kind=kind, rate_per_s=rate_per_s, count=count))
+
+
 def test_a_generator_sends_at_its_instants_whatever_is_answered_and_ends_with_its_owner():
-    with OpenLoop(Notebook(), "constant", 500.0, 0, 0) as loop:
+    with open_loop("constant", 500.0) as loop:
         pid = loop._process.pid
         start_ns = time.monotonic_ns()
         loop.begin(start_ns)
@@ -151,11 +155,11 @@ def test_a_generator_sends_at_its_instants_whatever_is_answered_and_ends_with_it
         requests: list[Request] = []
         assert wait_until(lambda: bool(requests.extend(loop.take(timeout_s=0.1))) or len(requests) >= 100, 60)
         intended = [request.intended_ns - start_ns for request in requests]
-        assert intended == list(itertools.islice(due("constant", 500.0, 0), len(intended)))
+        assert intended == list(itertools.islice(arrival_times("constant", 500.0, 0), len(intended)))
         assert all(request.sent_ns >= request.intended_ns for request in requests)
         assert len(loop.take(timeout_s=60)) >= 1
     assert not is_alive(pid)
-    orphan = OpenLoop(Notebook(), "poisson", 500.0, 0, 0).__enter__()
+    orphan = open_loop("poisson", 500.0).__enter__()
     orphan._input.close()
     assert wait_until(lambda: not is_alive(orphan._process.pid))
     orphan._output.close()
@@ -163,7 +167,7 @@ def test_a_generator_sends_at_its_instants_whatever_is_answered_and_ends_with_it
 
 
 def test_a_generator_that_cannot_keep_its_rate_ends_with_its_owner():
-    loop = OpenLoop(Notebook(), "poisson", 1e9, 0, 0).__enter__()
+    loop = open_loop("poisson", 1e9).__enter__()
     loop.begin(time.monotonic_ns())
     assert loop.take(timeout_s=60)
     loop._input.close()
@@ -175,7 +179,7 @@ def test_a_generator_that_cannot_keep_its_rate_ends_with_its_owner():
 
 
 def test_a_generator_of_a_fixed_number_sends_these_and_no_more():
-    with OpenLoop(Notebook(), "poisson", 5000.0, 0, 50) as loop:
+    with open_loop("poisson", 5000.0, count=50) as loop:
         loop.begin(time.monotonic_ns())
         requests: list[Request] = []
         assert wait_until(lambda: bool(requests.extend(loop.take())) or len(requests) >= 50)
@@ -183,7 +187,7 @@ def test_a_generator_of_a_fixed_number_sends_these_and_no_more():
 
 
 def test_a_generator_that_dies_ends_its_job():
-    with OpenLoop(Notebook(), "poisson", 100.0, 0, 0) as loop:
+    with open_loop("poisson", 100.0) as loop:
         loop.begin(time.monotonic_ns())
         loop._process.kill()
         with pytest.raises(RuntimeError, match="sends requests ended with status -9"):
@@ -197,8 +201,8 @@ def over_http():
     from workloads.serving.over_http import HttpLoop
 
     def ask(job, count, **how):
-        defaults = {"arrival": "closed", "rate_per_s": 0.0, "seed": 0, "outstanding": 1}
-        return HttpLoop(job, [b"x", b"y" * 300_000], count=count, **(defaults | how))
+        process = ArrivalProcess(**({"kind": "closed", "count": count} | how))
+        return HttpLoop(job, [b"x", b"y" * 300_000], process)
 
     return ask
 
@@ -213,12 +217,12 @@ class Lengths:
         return Answer(0, issued)
 
 
-@pytest.mark.parametrize("how", [{"outstanding": 3}, {"arrival": "poisson", "rate_per_s": 500.0}])
+@pytest.mark.parametrize("how", [{"outstanding": 3}, {"kind": "poisson", "rate_per_s": 500.0}])
 def test_what_is_asked_over_http_arrives_and_whoever_asks_says_when_it_was_answered(over_http, how):
     job = Notebook()
     with over_http(job, 20, **how) as loop:
         loop.begin(time.monotonic_ns())
-        Server(job, loop, Lengths(), Batching()).serve(20)
+        BatchServer(job, loop, Lengths(), Batching()).serve(20)
     assert len(job.requests) == 20
     for intended, sent, begun, done, *_ in job.requests:
         assert intended <= sent < begun < done
@@ -234,8 +238,8 @@ def test_after_the_stop_what_is_on_its_way_over_http_is_answered_and_the_rest_re
             time.sleep(0.05)
             return super().wait(issued)
 
-    with over_http(job, 0, arrival="constant", rate_per_s=200.0) as loop:
-        server = Server(job, loop, Slow(), Batching())
+    with over_http(job, 0, kind="constant", rate_per_s=200.0) as loop:
+        server = BatchServer(job, loop, Slow(), Batching())
         start_ns = time.monotonic_ns()
         loop.begin(start_ns)
         while server.num_answered < 10:
@@ -246,15 +250,15 @@ def test_after_the_stop_what_is_on_its_way_over_http_is_answered_and_the_rest_re
     assert 10 <= len(answered) < len(job.requests)
     assert len(answered) * 0.05 <= took_s
     intended = sorted(request[0] - start_ns for request in job.requests)
-    assert intended == list(itertools.islice(due("constant", 200.0, 0), len(intended)))
+    assert intended == list(itertools.islice(arrival_times("constant", 200.0, 0), len(intended)))
     assert {request[2] for request in job.requests if request not in answered} == {0}
 
 
 def test_whoever_cannot_send_at_the_rate_over_http_takes_answers_meanwhile_and_ends(over_http):
     job = Notebook()
-    with over_http(job, 0, arrival="constant", rate_per_s=1e9) as loop:
+    with over_http(job, 0, kind="constant", rate_per_s=1e9) as loop:
         loop.begin(time.monotonic_ns())
-        server = Server(job, loop, Lengths(), Batching())
+        server = BatchServer(job, loop, Lengths(), Batching())
         has_answers = wait_until(lambda: server._turn() or any(request[3] > 0 for request in job.requests), 60)
         if not has_answers:
             loop._sender._process.kill()
@@ -272,10 +276,10 @@ def test_a_request_that_the_server_refuses_is_recorded_as_not_answered_and_the_j
     job = Notebook()
     with (
         pytest.raises(RuntimeError, match="3 of 3 requests were not answered with status 200"),
-        over_http(job, 3, arrival="constant", rate_per_s=500.0) as loop,
+        over_http(job, 3, kind="constant", rate_per_s=500.0) as loop,
     ):
         loop.begin(time.monotonic_ns())
-        Server(job, loop, Lengths(), Batching()).serve(3)
+        BatchServer(job, loop, Lengths(), Batching()).serve(3)
     assert [(begun, done) for _, _, begun, done, *_ in job.requests] == [(0, 0)] * 3
 
 
@@ -323,7 +327,7 @@ def test_a_client_that_gets_no_connection_asks_again_after_a_rest(http_client, m
     with socket.create_server(("127.0.0.1", 0)) as gone:
         asking = http_client(gone.getsockname()[1])
     if not has_connections:
-        monkeypatch.setattr(asking, "_connected", lambda: None)
+        monkeypatch.setattr(asking, "_connect", lambda: None)
     began_s = time.monotonic()
     asking.run_closed(2, 6)
     assert time.monotonic() - began_s >= 2 * _REST_S

@@ -13,11 +13,11 @@ import torch
 
 from pipeline.plan import read
 from tests.support.training import Notebook, train_on_text
-from workloads import program, train_text
-from workloads.data.batches import PASSED_OVER
+from workloads import program
+from workloads.data.batches import IGNORED, TrainingData
 from workloads.model_options import DataSource
 from workloads.text import models, text_data
-from workloads.text.request import TextRequest
+from workloads.text.options import Task, TextModel, TrainText
 
 _BERT = ["hidden_size=32", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=64"]
 _COMMON = ["--loader-workers", "0", "--threads", "1", "--device", "cpu", "--warmup-steps", "2"]
@@ -48,15 +48,15 @@ def language_flags(cache: Path, model: str, task: str) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["--model", "gpt2"], "task=classification is not for model=gpt2"),
-        (["--task", "masked_lm"], "task=classification needs it, other tasks have none"),
+        (["--model", "gpt2"], "task=classification does not fit model=gpt2"),
+        (["--task", "masked_lm"], "has no effect with task=masked_lm; leave it out"),
         (["--source", "files"], "pydoc comes with Python; use source=disk"),
         (["--step-mode", "cuda_graph"], "needs a GPU"),
     ],
 )
 def test_wrong_arguments_end_with_status_2(flags, changes, message):
     with pytest.raises(SystemExit) as caught:
-        train_text.parse([*flags, *changes])
+        program.parse(TrainText, [*flags, *changes])
     assert caught.value.code == 2 and message in str(caught.value)
 
 
@@ -93,8 +93,7 @@ def test_the_data_of_published_text_workloads_fill_many_batches(compose, overrid
     ]
     flags += ["--source", wanted.source.name, "--sequence-tokens", str(wanted.sequence_tokens)]
     flags += ["--batch-size", str(wanted.batch_size), *(["--samples", str(wanted.samples)] if wanted.samples else [])]
-    request = program.request_of(TextRequest, train_text.parse(flags))
-    data = text_data.open_data(request, 30522, torch.device("cpu")).batches
+    data, _ = text_data.open_data(program.parse(TrainText, flags).options, 0, 30522, torch.device("cpu"))
     assert data.train.num_batches > 10
     data.close()
 
@@ -147,17 +146,17 @@ def test_attention_is_an_option_that_changes_little(flags):
     assert losses("sdpa") == pytest.approx(losses("eager"), rel=1e-4)
 
 
-def request(cache: Path, **changes: object) -> TextRequest:
-    values = {"dataset": "pydoc", "source": "disk", "data_root": None, "cache_root": cache, "weights": None}
-    values |= {"task": "masked_lm", "sequence_tokens": 16, "num_classes": None, "samples": None}
-    values |= {"batch_size": 8, "loader_workers": 0, "seed": 0}
-    return TextRequest(**(values | changes))  # type: ignore[arg-type]
+def open_text(cache: Path, **changes: object) -> TrainingData:
+    """Open passages of pydoc, or another data set, as the changes say."""
+    values = {"model": TextModel.bert, "task": Task.masked_lm, "sequence_tokens": 16, "batch_size": 8}
+    options = TrainText(**(values | {"cache_root": cache, "loader_workers": 0} | changes))  # type: ignore[arg-type]
+    return text_data.open_data(options, 0, 512, torch.device("cpu"))[0]
 
 
 def test_masked_tokens_are_to_be_said_and_others_are_passed_over(cache):
-    data = text_data.open_data(request(cache, batch_size=64), 512, torch.device("cpu")).batches
+    data = open_text(cache, batch_size=64)
     hidden, wanted = next(data.train.epoch(1))
-    said = wanted != PASSED_OVER
+    said = wanted != IGNORED
     assert 0.1 < said.float().mean() < 0.2 and said.any(1).all()
     assert 0.7 < (hidden[said] == 3).float().mean() < 0.9, "the mask of our own tokeniser"
     again, _ = next(data.train.epoch(1))
@@ -167,7 +166,7 @@ def test_masked_tokens_are_to_be_said_and_others_are_passed_over(cache):
 
 
 def test_the_next_token_is_wanted(cache):
-    data = text_data.open_data(request(cache, task="causal_lm"), 512, torch.device("cpu")).batches
+    data = open_text(cache, task=Task.causal_lm)
     ids, wanted = next(data.train.epoch(1))
     assert ids.shape == wanted.shape == (8, 16) and torch.equal(ids[:, 1:], wanted[:, :-1])
     data.close()
@@ -176,7 +175,7 @@ def test_the_next_token_is_wanted(cache):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "classification", "num_classes": 1000}, "--num-classes 1000 is too many"),
+        ({"task": Task.classification, "num_classes": 1000}, "--num-classes 1000 is too many"),
         ({"samples": 10_000_000}, "--samples 10000000 is too many"),
         ({"sequence_tokens": 1_000_000}, "--sequence-tokens is too long"),
         ({"batch_size": 10_000_000}, "less than one batch"),
@@ -184,7 +183,7 @@ def test_the_next_token_is_wanted(cache):
 )
 def test_what_the_text_cannot_give_is_refused(cache, changes, message):
     with pytest.raises(ValueError, match=message):
-        text_data.open_data(request(cache, **changes), 512, torch.device("cpu"))
+        open_text(cache, **changes)
 
 
 def test_a_sequence_longer_than_the_positions_is_refused(flags):
@@ -227,7 +226,9 @@ def news(tmp_path: Path) -> Path:
 def test_a_trained_model_classifies_articles_that_one_with_random_weights_does_not(trained, news):
     random = news / "random"
     torch.manual_seed(0)
-    models.build(models.ModelRequest(model="bert", weights=trained)).model.bert.apply(_forget).save_pretrained(random)
+    models.build(
+        models.read_config("bert", {}, weights=trained), Task.classification, weights=trained
+    ).model.bert.apply(_forget).save_pretrained(random)
     shutil.copy(trained / "tokenizer.json", random)
     data = ["--source", "files", "--dataset", "news", "--data-root", str(news), "--sequence-tokens", "16"]
     task = ["--model", "bert", "--task", "classification", "--num-classes", "5", "--batch-size", "16"]

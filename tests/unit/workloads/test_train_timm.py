@@ -13,18 +13,20 @@ import torch
 
 from tests.support.job_server import JobServer, wait_until
 from tests.support.training import DATA, SMALL, TRAIN, train
-from workloads import train_timm
+from workloads import program, train_timm
 from workloads.images import synthetic_files
+from workloads.images.data_sets import Dataset
+from workloads.images.options import TrainTimm
 from workloads.model_options import Precision
 from workloads.training import canary, recipes
 from workloads.training.epochs import NonFiniteLossError
-from workloads.training.steps import LossRecord, compiled_step
+from workloads.training.training_steps import LossRecord, make_compiled_step
 
 
 def test_tuning_by_itself_is_for_strict_fp32_and_decided_before_the_program_starts():
     def autotune(**options: str) -> str:
         flags = [f"--{name}={value}" for name, value in options.items()]
-        return train_timm.parse([*DATA, "--model", "m", *flags]).autotune
+        return program.parse(TrainTimm, [*DATA, "--model", "m", *flags]).autotune
 
     assert {precision.name: autotune(precision=precision.name) for precision in Precision} == {
         "default": "off", "tf32": "off", "fp32": "in_turn", "bf16": "off", "fp16": "off",
@@ -34,9 +36,9 @@ def test_tuning_by_itself_is_for_strict_fp32_and_decided_before_the_program_star
 
 def test_model_arguments_are_json_or_text():
     flags = ["--model-args", "layers=[1,2]", "act_layer=silu", "x=", 'y=""', "--model-args", "bias=false", "z=null"]
-    args = train_timm.parse([*DATA, "--model", "m", *flags])
+    args = program.parse(TrainTimm, [*DATA, "--model", "m", *flags])
     assert args.model_args == {"layers": [1, 2], "act_layer": "silu", "x": "", "y": "", "bias": False, "z": None}
-    assert train_timm.parse([*DATA, "--model", "m"]).model_args == {}
+    assert program.parse(TrainTimm, [*DATA, "--model", "m"]).model_args == {}
 
 
 @pytest.mark.parametrize(
@@ -45,14 +47,14 @@ def test_model_arguments_are_json_or_text():
         (["--model-args", "layers"], "'layers' is not KEY=VALUE"),
         (["--step-mode", "cuda_graph", "--precision", "fp16"], "cannot be combined with precision=fp16"),
         (["--step-mode", "cuda_graph", "--device", "cpu"], "needs a GPU"),
-        (["--samples", "100"], "samples is for synthetic data"),
+        (["--samples", "100"], "samples=100 is for synthetic data"),
         (["--source", "synthetic_files"], "the digits come with scikit-learn"),
         (["--batch-size", "0"], "batch_size=0 must be at least 1"),
     ],
 )
 def test_wrong_arguments_end_with_status_2(flags, message, capsys):
     with pytest.raises(SystemExit) as caught:
-        train_timm.parse([*DATA, "--model", "m", *flags])
+        program.parse(TrainTimm, [*DATA, "--model", "m", *flags])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
     assert message in str(caught.value)
@@ -69,7 +71,7 @@ def test_a_missing_gpu_is_refused(flags, capsys):
 
 @pytest.mark.parametrize(
     ("flags", "status", "said"),
-    [([*SMALL, "--epochs", "0"], 2, "--epochs 0 goes on until told to stop"), (["--help"], 0, "--warmup-steps")],
+    [([*SMALL, "--epochs", "0"], 2, "--epochs 0 runs until the orchestrator"), (["--help"], 0, "--warmup-steps")],
 )
 def test_by_hand_an_endless_run_is_refused_and_help_answers_before_torch_is_imported(flags, status, said):
     command = [sys.executable, "-X", "importtime", TRAIN, *flags]
@@ -204,7 +206,7 @@ def test_the_recipe_of_timm_reads_each_loss_and_lets_the_learning_rate_fall(monk
 
 def test_a_learning_rate_that_a_captured_graph_reads_is_a_tensor_and_falls_the_same():
     model = torch.nn.Linear(2, 2)
-    recipe = recipes.timm(model, None, batch_size=256, num_epochs=0, rate_on=torch.device("cpu"))
+    recipe = recipes.make_timm(model, None, batch_size=256, num_epochs=0, rate_on=torch.device("cpu"))
     rates = [group["lr"] for group in recipe.optimizer.param_groups]
     for number, share in ((1, 1.0), (151, 0.5), (301, 0.0), (400, 0.0)):
         recipe.begin_epoch(number)
@@ -217,8 +219,8 @@ def test_a_learning_rate_that_a_captured_graph_reads_is_a_tensor_and_falls_the_s
 
 
 def test_made_up_files_are_validated_for_the_time_that_it_takes_and_not_at_a_stop(tmp_path, monkeypatch):
-    kind = dataclasses.replace(synthetic_files.KINDS["cifar10"], count=20)
-    monkeypatch.setitem(synthetic_files.KINDS, "cifar10", kind)
+    kind = dataclasses.replace(synthetic_files.KINDS[Dataset.cifar10], count=20)
+    monkeypatch.setitem(synthetic_files.KINDS, Dataset.cifar10, kind)
     flags = ["--dataset", "cifar10", "--source", "synthetic_files", "--cache-root", str(tmp_path), "--image-px", "32"]
     flags += ["--samples", "20", "--batch-size", "10", "--no-canary", "--warmup-steps", "1", "--validate"]
     job = train(*flags, "--epochs", "2", "--recipe", "timm", "--loader-workers", "1")
@@ -228,8 +230,8 @@ def test_made_up_files_are_validated_for_the_time_that_it_takes_and_not_at_a_sto
 
 
 def test_compiling_does_not_ask_the_model_for_its_length():
-    training = train_timm._build(train_timm.parse(SMALL), torch.device("cpu"))
-    assert callable(compiled_step(training))
+    training = train_timm._build(program.parse(TrainTimm, SMALL), torch.device("cpu"))
+    assert callable(make_compiled_step(training))
 
 
 def test_as_a_job_it_runs_until_told_to_stop():

@@ -10,8 +10,8 @@ import pytest
 from pipeline.base.domain import mig_table
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.mig import control
-from pipeline.simulation.machine.state import Gpu
-from pipeline.simulation.smi import output
+from pipeline.simulation.machine.state_file import Gpu
+from pipeline.simulation.smi import smi_tables
 from tests.support.mig_listings import LISTINGS, parse_placements, parse_profiles
 
 # Model by listing. Of a model's listings, the memory of the first is the table's.
@@ -64,7 +64,7 @@ def test_the_table_has_the_values_of_a_listing(listing: str) -> None:
 
 def test_what_a_simulated_gpu_lists_is_read_by_the_same_reader() -> None:
     gpu = Gpu(uuid="GPU-1", model="h200_141gb", bus_id="00000000:01:00.0")
-    simulated = list(parse_profiles("\n".join(output.profile_table([(0, gpu)]))))
+    simulated = list(parse_profiles("\n".join(smi_tables.profile_table([(0, gpu)]))))
     assert simulated == list(parse_profiles(read("lgip_h200_gpu6")))
 
 

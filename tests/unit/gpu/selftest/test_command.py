@@ -15,8 +15,8 @@ from pipeline.gpu.__main__ import main
 from pipeline.gpu.selftest import command, measure, rehearsed
 from pipeline.gpu.selftest.steps import Step, plan
 from pipeline.prepare.device import gpu_reader, lease, nvml
-from pipeline.simulation.machine.clients import Clients
-from pipeline.simulation.machine.state import Health
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import Health
 from tests.support import simulated
 
 Told = tuple[int, Any]

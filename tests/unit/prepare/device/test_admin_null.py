@@ -24,7 +24,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import plan_text
 from pipeline.simulation.install import installed
-from pipeline.simulation.machine.state import Gpu
+from pipeline.simulation.machine.state_file import Gpu
 from tests.support import fast_programs, simulated
 
 SCENARIOS = sorted(path.stem for path in (PROJECT_DIR / "conf/scenario").glob("*.yaml"))

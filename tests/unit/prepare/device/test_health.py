@@ -14,7 +14,7 @@ from pipeline.prepare.device import health, nvml
 from pipeline.prepare.device.health import Health, Xid
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.state import Health as SimulatedHealth
+from pipeline.simulation.machine.state_file import Health as SimulatedHealth
 from tests.support import simulated
 
 # As the kernel has them: of this GPU, of another one, and of a switch.

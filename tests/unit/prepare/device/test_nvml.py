@@ -14,7 +14,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.device.chosen import choose
 from pipeline.prepare.device.gpu_reader import GpuProcess
-from pipeline.simulation.machine.state import ComputeInstance, GpuInstance, Process
+from pipeline.simulation.machine.state_file import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill
 from tests.support.nvml_library import MIB, OTHER_UUID, PROCESSES, UUID, NvmlLibrary, installed
 

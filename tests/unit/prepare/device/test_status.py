@@ -29,10 +29,10 @@ from pipeline.prepare.mig import control as mig_control
 from pipeline.prepare.mps import daemon
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.queries import mig_devices
-from pipeline.simulation.machine.state import Fault, StateFile, mig_uuid
-from pipeline.simulation.mps.control import write_program
+from pipeline.simulation.machine.state_file import Fault, StateFile, mig_uuid
+from pipeline.simulation.mps.control_program import write_program
 from tests.support import simulated
 
 PROFILE_2G = 14

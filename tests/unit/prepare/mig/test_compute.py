@@ -11,7 +11,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.mig import compute, partitions, profiles
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 from pipeline.simulation.machine import placement
-from pipeline.simulation.machine.state import ComputeInstance
+from pipeline.simulation.machine.state_file import ComputeInstance
 
 A100, A30, H100 = (profiles.load_model(name) for name in ("a100_40gb", "a30_24gb", "h100_80gb"))
 

@@ -28,8 +28,8 @@ from pipeline.prepare.mig.state import read_state
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import placement
-from pipeline.simulation.machine.state import GpuInstance, State, StateFile
-from pipeline.simulation.smi import program as nvidia_smi
+from pipeline.simulation.machine.state_file import GpuInstance, State, StateFile
+from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 from tests.support.simulated import Machine
@@ -85,7 +85,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(StateFile, "read", lambda self: states[self.path])
     monkeypatch.setattr(StateFile, "faults", lambda self: states[self.path].faults)
     monkeypatch.setattr(StateFile, "_write", lambda self, state: states.update({self.path: state}))
-    monkeypatch.setattr(StateFile, "_locked", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(StateFile, "_lock_file", lambda self: contextlib.nullcontext())
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     machine = Machine.make(tmp_path)
 

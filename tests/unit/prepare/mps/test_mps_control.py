@@ -24,16 +24,16 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.queries import mig_devices, used_memory_mib
-from pipeline.simulation.machine.state import StateFile, mig_uuid
-from pipeline.simulation.mps import control
-from pipeline.simulation.mps.control import connect, write_program
+from pipeline.simulation.machine.state_file import StateFile, mig_uuid
+from pipeline.simulation.mps import control_program
+from pipeline.simulation.mps.control_program import connect, write_program
 from tests.conftest import DATA
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 RECORDED = DATA / "h100_mps"
 CLIENT = """
 import os, time
-from pipeline.simulation.mps.control import connect
+from pipeline.simulation.mps.control_program import connect
 connection = connect(os.environ)
 os.close(1)
 time.sleep(600)
@@ -324,6 +324,6 @@ def test_a_daemon_that_is_killed_before_it_answers_is_not_there(capsys) -> None:
 
         thread = threading.Thread(target=die)
         thread.start()
-        assert control._ask(Path(folder), "get_server_list") == 1
+        assert control_program._ask(Path(folder), "get_server_list") == 1
         thread.join()
     assert capsys.readouterr().out == "Cannot find MPS control daemon process\n"

@@ -29,7 +29,7 @@ from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.clients import Clients
+from pipeline.simulation.machine.gpu_clients import Clients
 from tests.support import fast_programs, simulated
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group

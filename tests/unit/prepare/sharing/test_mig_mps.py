@@ -16,9 +16,9 @@ from pipeline.clean.journal import Journal
 from pipeline.prepare.mps import clients
 from pipeline.prepare.sharing.mig_mps import MigMps
 from pipeline.simulation.install import installed
-from pipeline.simulation.machine.clients import Clients
-from pipeline.simulation.machine.state import StateFile
-from pipeline.simulation.mps import control
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import StateFile
+from pipeline.simulation.mps import control_program
 from tests.support import fast_programs
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
@@ -62,7 +62,7 @@ def gpu_of(folder: Path):
 
 def join(folder: Path, slot, pid: int) -> None:
     """What a CUDA program does in its slot: it takes memory there, and becomes a client of the daemon it finds."""
-    connection = control.connect(dict(slot.environ), on_behalf_of=pid)
+    connection = control_program.connect(dict(slot.environ), on_behalf_of=pid)
     assert connection is not None
     connection.close()
     Clients(StateFile(folder / "machine.json")).hold(slot.visible_devices, pid, "job", 100, "M+C")

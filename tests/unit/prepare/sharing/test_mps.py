@@ -35,7 +35,7 @@ from pipeline.prepare.mps import daemon
 from pipeline.prepare.mps.clients import MpsSlots
 from pipeline.prepare.mps.control import Control
 from pipeline.prepare.sharing.mps import Mps, MpsPercent
-from pipeline.simulation.mps.control import connect, write_program
+from pipeline.simulation.mps.control_program import connect, write_program
 from tests.conftest import GPU
 from tests.support import fast_programs
 from tests.support.rows import gpu_settings, workload
@@ -45,7 +45,7 @@ H100 = dataclasses.replace(GPU, details=(("compute_capability", "9.0"), ("multip
 LOGS, environ = "CUDA_MPS_LOG_DIRECTORY", Control.environ
 CLIENT = """
 import os, sys, time
-from pipeline.simulation.mps.control import connect
+from pipeline.simulation.mps.control_program import connect
 time.sleep(float(sys.argv[1]))
 connection = connect(os.environ)
 print("bypassed" if connection is None else "connected", flush=True)
@@ -76,7 +76,7 @@ def daemons(folder: Path) -> list[int]:
         except OSError:
             continue
         is_below = any(item.startswith(f"CUDA_MPS_PIPE_DIRECTORY={folder}".encode()) for item in environ)
-        if is_below and b"pipeline.simulation.mps.control" in line:
+        if is_below and b"pipeline.simulation.mps.control_program" in line:
             found.append(int(process.name))
     return sorted(found)
 
@@ -628,7 +628,7 @@ def test_ending_the_jobs_of_a_group_does_not_end_its_daemon(folder, monkeypatch)
 JOB = f"""
 import os, sys, time
 sys.path.insert(0, {str(PROJECT_DIR)!r})
-from pipeline.simulation.mps.control import connect
+from pipeline.simulation.mps.control_program import connect
 from workloads import client
 with client.attach() as job:
     connection = connect(os.environ)

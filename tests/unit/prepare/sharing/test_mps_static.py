@@ -18,8 +18,8 @@ from pipeline.prepare.sharing import mps_static
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.mps_static import MpsStatic
 from pipeline.simulation.install import installed
-from pipeline.simulation.mps.control import connect
-from pipeline.simulation.mps.partitions import Device, Partitions
+from pipeline.simulation.mps.control_program import connect
+from pipeline.simulation.mps.sm_partitions import Device, Partitions
 from tests.support import fast_programs, simulated
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group

@@ -1,4 +1,4 @@
-"""Who uses the simulated GPUs: processes that have NVML open, and processes with a context and memory on a GPU."""
+"""Clients of the simulated GPUs: processes that have NVML open, and processes with a context and memory on a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipeline.simulation.machine.codes import IN_USE, MEMORY, NOT_FOUND, DriverError
 from pipeline.simulation.machine.queries import memory_capacity_mib, mig_devices
-from pipeline.simulation.machine.state import Gpu, Process, Session, State, StateFile, mig_uuid, start_ticks
+from pipeline.simulation.machine.state_file import Gpu, Process, Session, State, StateFile, mig_uuid, start_ticks
 
 EXCLUSIVE_PROCESS, PROHIBITED = 3, 2  # Source: nvml.h, nvmlComputeMode_t
 
@@ -19,17 +19,17 @@ class Clients:
         self._file = state_file
 
     def open_session(self) -> None:
-        """This process opens NVML, unless a fault says otherwise: from now on it is a client of every GPU."""
+        """Open NVML for this process, unless a fault prevents it: it is then a client of every GPU."""
         with self._file.changing() as cell:
             cell.meet("nvmlInitWithFlags", None)
             pid = os.getpid()
-            others = tuple(session for session in cell.state.sessions if session.pid != pid)
+            other_sessions = tuple(session for session in cell.state.sessions if session.pid != pid)
             num_open = 1 + sum(session.num_open for session in cell.state.sessions if session.pid == pid)
-            ours = Session(pid=pid, num_open=num_open, start_ticks=start_ticks(pid))
-            cell.state = replace(cell.state, sessions=(*others, ours))
+            session = Session(pid=pid, num_open=num_open, start_ticks=start_ticks(pid))
+            cell.state = replace(cell.state, sessions=(*other_sessions, session))
 
     def close_session(self) -> None:
-        """This process closes NVML as often as it had opened it, once less."""
+        """Close one of the sessions of this process."""
         with self._file.changing() as cell:
             sessions = (
                 replace(session, num_open=session.num_open - (session.pid == os.getpid()))
@@ -40,15 +40,13 @@ class Clients:
     def hold(
         self, device_uuid: str, pid: int, name: str, memory_mib: int, kind: str = "C", *, never_ends: bool = False
     ) -> None:
-        """A process has a context and this much memory on a GPU or MIG device from now on, until it ends.
+        """Give a process a context and this much memory on a GPU or MIG device until it ends, or another amount.
 
-        Called again it sets the new amount. A whole GPU is a device without MIG only. A process that `never_ends` is
-        made up: none has to be there.
+        A whole GPU is a device without MIG only. A process that `never_ends` is made up and need not exist.
 
         Raises:
             DriverError: there is no such device or process (NOT_FOUND), its compute mode keeps the process out
-                (IN_USE), or the memory of the GPU or GPU instance is too small for all who hold some (MEMORY).
-                Nothing changed.
+                (IN_USE), or the memory of the GPU or GPU instance is too small (MEMORY).
         """
         began = None if never_ends else start_ticks(pid)
         if began is None and not never_ends:
@@ -65,25 +63,24 @@ class Clients:
                 compute_instance_id=ci_id,
                 start_ticks=began,
             )
-            cell.state = cell.state.with_gpu(index, _with_process(gpu, process))
+            cell.state = cell.state.with_gpu(index, _add_process(gpu, process))
 
     def release(self, pid: int) -> None:
-        """A process gives up its contexts."""
         with self._file.changing() as cell:
             gpus = (replace(g, processes=tuple(p for p in g.processes if p.pid != pid)) for g in cell.state.gpus)
             cell.state = replace(cell.state, gpus=tuple(gpus))
 
 
-def _with_process(gpu: Gpu, process: Process) -> Gpu:
+def _add_process(gpu: Gpu, process: Process) -> Gpu:
     is_taken = any(other.kind == "C" and other.pid != process.pid for other in gpu.processes) and process.kind == "C"
     if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE_PROCESS and is_taken):
         raise DriverError(IN_USE)
     # A process may have contexts on several MIG devices of one GPU, and holds memory on each.
-    others = [other for other in gpu.processes if _context(other) != _context(process)]
-    beside_mib = sum(other.memory_mib for other in others if other.gpu_instance_id == process.gpu_instance_id)
+    other_processes = [other for other in gpu.processes if _context(other) != _context(process)]
+    beside_mib = sum(other.memory_mib for other in other_processes if other.gpu_instance_id == process.gpu_instance_id)
     if beside_mib + process.memory_mib > memory_capacity_mib(gpu, process.gpu_instance_id):
         raise DriverError(MEMORY)
-    if len(others) == len(gpu.processes):
+    if len(other_processes) == len(gpu.processes):
         return replace(gpu, processes=(*gpu.processes, process))
     held = (process if _context(other) == _context(process) else other for other in gpu.processes)
     return replace(gpu, processes=tuple(held))
@@ -94,7 +91,7 @@ def _context(process: Process) -> tuple[int, int | None, int | None]:
 
 
 def _device(state: State, uuid: str) -> tuple[int, tuple[int | None, int | None]]:
-    """Index of the GPU and, for a MIG device, its two ids."""
+    """Return the index of the GPU and, for a MIG device, its two ids."""
     for index, gpu in enumerate(state.gpus):
         # A GPU in MIG mode cannot be computed on as a whole.
         if gpu.uuid == uuid and not gpu.mig_current:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 _DASHES_SINCE = 13040
 _FAILED = "Failed to fulfill the requested SM partition of {} chunks, error CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
-# Chunks of GPUs with so many multiprocessors, as they were told: they depend on how these lie on the chip. Of others
-# as many as could be at most.
-_CHUNKS_TOLD = {132: 15, 92: 10}
+# Chunks of GPUs by their multiprocessors, as reported: they depend on the layout of the chip. Others have the most
+# that fit.
+_RECORDED_CHUNKS = {132: 15, 92: 10}
 
 
 @dataclass(slots=True)
 class Device:
-    """A GPU of the daemon: its multiprocessors, how many a chunk has, and the chunks of each partition, by its id.
+    """A GPU of the daemon: its multiprocessors, those of a chunk, and the chunks of each partition by its id.
 
     `pci` is its bus id as the daemon prints it, `0000:00.06.00`.
     """
@@ -30,58 +30,60 @@ class Device:
     chunk: int
     name: str = ""
     pci: str = ""
-    made: dict[str, int] = field(default_factory=dict)
+    partitions: dict[str, int] = field(default_factory=dict)
 
     @property
     def free(self) -> int:
         """Chunks in no partition."""
         most = self.multiprocessors // self.chunk
-        return _CHUNKS_TOLD.get(self.multiprocessors, most) - sum(self.made.values())
+        return _RECORDED_CHUNKS.get(self.multiprocessors, most) - sum(self.partitions.values())
 
     def multiprocessors_of(self, partition: str) -> int:
-        """Of the partition that took the last chunk, also those that fill no chunk."""
-        is_last = not self.free and partition == list(self.made)[-1]
-        return self.made[partition] * self.chunk + (self._left_over if is_last else 0)
+        """Return the multiprocessors of a partition; one with the last chunk has those that fill no chunk as well."""
+        is_last = not self.free and partition == list(self.partitions)[-1]
+        return self.partitions[partition] * self.chunk + (self._spare if is_last else 0)
 
     @property
-    def _left_over(self) -> int:
-        return self.multiprocessors - (self.free + sum(self.made.values())) * self.chunk
+    def _spare(self) -> int:
+        return self.multiprocessors - (self.free + sum(self.partitions.values())) * self.chunk
 
     @property
     def free_multiprocessors(self) -> int:
-        return self.free * self.chunk + self._left_over if self.free else 0
+        return self.free * self.chunk + self._spare if self.free else 0
 
 
 class Partitions:
-    """Those of all GPUs of a daemon; `version` is that of the control program."""
+    """The partitions of all GPUs of a daemon; `version` is that of the control program."""
 
     def __init__(self, devices: Collection[Device], version: int) -> None:
         self._devices, self._version = devices, version
         self._num_made = 0
 
     def find(self, name: str) -> str | None:
-        """The id of the partition that `CUDA_MPS_SM_PARTITION` names; `None` if there is none."""
+        """Return the id of the partition that `CUDA_MPS_SM_PARTITION` names; `None` if there is none."""
         uuid, _, partition = name.partition("/")
         device = self._device(uuid)
-        return partition if device is not None and partition in device.made else None
+        return partition if device is not None and partition in device.partitions else None
 
     def answer(self, words: list[str], in_use: Collection[str]) -> list[str] | None:
-        """The lines for a command, where clients are in these partitions; `None` for one that is none of ours."""
+        """Return the answer to a command, where clients are in these partitions; `None` if it is another one's."""
         match words:
             case ["lspart"]:
-                return self._listed(in_use)
+                return self._list(in_use)
             case ["sm_partition", "add", uuid, chunks] if chunks.isdecimal() and (device := self._device(uuid)):
                 return [self._add(device, int(chunks))]
-            case ["sm_partition", "rm", uuid, partition] if (device := self._device(uuid)) and partition in device.made:
+            case ["sm_partition", "rm", uuid, partition] if (
+                device := self._device(uuid)
+            ) and partition in device.partitions:
                 if partition in in_use:
                     return [f"Partition {partition} in use. Terminate all clients before removing."]
-                del device.made[partition]
+                del device.partitions[partition]
                 return []
         return None
 
     def _device(self, uuid: str) -> Device | None:
-        found = [device for device in self._devices if uuid and device.uuid.startswith(uuid)]
-        return found[0] if len(found) == 1 else None
+        devices = [device for device in self._devices if uuid and device.uuid.startswith(uuid)]
+        return devices[0] if len(devices) == 1 else None
 
     def _add(self, device: Device, chunks: int) -> str:
         if not 0 < chunks <= device.free:
@@ -89,21 +91,21 @@ class Partitions:
         # Ids are base64: slashes belong to them.
         partition = base64.b64encode(bytes([0x0F, 0xFE, 0xFD, self._num_made % 256]) + bytes(23)).decode()
         self._num_made += 1
-        device.made[partition] = chunks
+        device.partitions[partition] = chunks
         name = f"{device.uuid}/{partition}"
         return name if self._version >= _DASHES_SINCE else f"Partition {name} created"
 
-    def _listed(self, in_use: Collection[str]) -> list[str]:
+    def _list(self, in_use: Collection[str]) -> list[str]:
         dash, unit = ("-", "chunk") if self._version >= _DASHES_SINCE else ("", "chunks")
         rows: list[tuple[str, ...]] = [
             ("GPU", "Partition", "free", "used", "free", "used", "clients"),
             ("", "", unit, unit, "SM", "SM", ""),
         ]
         for device in self._devices:
-            gpu, used = device.uuid[:12], sum(device.made.values())
+            gpu, used = device.uuid[:12], sum(device.partitions.values())
             counts = (device.free, used, device.free_multiprocessors, used * device.chunk)
             rows.append((gpu, dash, *map(str, counts), dash))
-            for partition, chunks in device.made.items():
+            for partition, chunks in device.partitions.items():
                 is_used = "Yes" if partition in in_use else dash or "No"
                 multiprocessors = str(device.multiprocessors_of(partition))
                 rows.append((gpu, partition, dash, str(chunks), dash, multiprocessors, is_used))

@@ -1,4 +1,4 @@
-"""What the simulated programs have in common: whose machine they show, how they refuse, a reader that is gone."""
+"""The common part of the simulated programs: their machine, refusals, and a reader that is gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.simulation.machine.state import StateFile
+from pipeline.simulation.machine.state_file import StateFile
 
 
 class RefusedError(Exception):
@@ -23,17 +23,13 @@ class RefusedError(Exception):
 def run(
     body: Callable[[StateFile, Sequence[str]], None], arguments: Sequence[str], *, without_machine: int, is_apart: bool
 ) -> int:
-    """Run a program and return its exit status.
+    """Run a program with `--state-file FILE` and its own arguments; return its exit status.
 
-    Args:
-        body: the program; gets the machine and its own arguments.
-        arguments: `--state-file FILE`, then those of the real program.
-        without_machine: exit status where the file holds no machine.
-        is_apart: whether a refusal goes to stderr, not to stdout.
+    `without_machine` is the status where the file holds no machine; with `is_apart`, a refusal goes to stderr.
     """
-    _, state_file, *own = arguments
+    _, state_file, *program_arguments = arguments
     try:
-        body(StateFile(Path(state_file)), own)
+        body(StateFile(Path(state_file)), program_arguments)
     except ConfigError as error:
         say(str(error))
         return without_machine
@@ -49,7 +45,7 @@ def run(
     return 0
 
 
-def say(line: str) -> None:
-    """Print a line at once: whoever reads a loop waits for its lines."""
-    sys.stdout.write(line + "\n")
+def say(*lines: str) -> None:
+    """Print lines at once: the reader of a loop waits for them."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()

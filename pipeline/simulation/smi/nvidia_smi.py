@@ -1,4 +1,4 @@
-"""The program nvidia-smi of the simulated driver: `python -m pipeline.simulation.smi.program --state-file FILE ...`.
+"""The program nvidia-smi of the simulated driver: `python -m pipeline.simulation.smi.nvidia_smi --state-file FILE ...`.
 
 It prints and does what the real one prints and does, as far as this project needs it, and says so about an option that
 it does not know. It starts no program and looks at nothing but the state file.
@@ -12,16 +12,16 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from pipeline.simulation import program
+from pipeline.simulation import simulated_program
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.clients import Clients
 from pipeline.simulation.machine.codes import DriverError, text_of
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.state import Gpu, StateFile
-from pipeline.simulation.program import RefusedError, say
-from pipeline.simulation.smi import compute_policy, mig, output
-from pipeline.simulation.smi.output import Numbered
+from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.state_file import Gpu, StateFile
+from pipeline.simulation.simulated_program import RefusedError, say
+from pipeline.simulation.smi import compute_policy, mig_commands, smi_tables
 from pipeline.simulation.smi.query import Query
+from pipeline.simulation.smi.smi_tables import Numbered
 
 _DRIVER_NOT_LOADED = 9
 _NO_DRIVER = (
@@ -35,16 +35,17 @@ _HELD = (
 )
 _COMPUTE_MODES = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 
-_WITH_VALUE = frozenset({"-i", "-lms", "-mig", "-c", "-gi", "-ci", "-cgi", "--query-gpu", "--format"})
-_OF_COMPUTE_POLICY = {"-i": True, "--id": True, "-l": False, "--list": False, compute_policy.SET: True}
+# Whether options take a value.
+_OPTIONS = dict.fromkeys(("-i", "-lms", "-mig", "-c", "-gi", "-ci", "-cgi", "--query-gpu", "--format"), True)
+_OPTIONS |= dict.fromkeys(("-L", "--gpu-reset"), False)
+_MIG_OPTIONS = dict.fromkeys((*mig_commands.COMMANDS, "-C"), False) | {"-cgi": True}
+_POLICY_OPTIONS = {"-i": True, "--id": True, "-l": False, "--list": False, compute_policy.SET: True}
 _WITH_OPTIONAL_VALUE = "-cci"
-_WITHOUT_VALUE = frozenset({"-L", "--gpu-reset"})
-_MIG_FLAGS = frozenset(mig.COMMANDS) | {"-C"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program with `--state-file FILE` and the arguments of nvidia-smi; returns the exit status."""
-    return program.run(_run, arguments, without_machine=_DRIVER_NOT_LOADED, is_apart=False)
+    """Run the program with `--state-file FILE` and the arguments of nvidia-smi; return the exit status."""
+    return simulated_program.run(_run, arguments, without_machine=_DRIVER_NOT_LOADED, is_apart=False)
 
 
 def _run(state_file: StateFile, arguments: Sequence[str]) -> None:
@@ -67,14 +68,14 @@ class _Program:
 
     def run(self, arguments: Sequence[str]) -> None:
         if list(arguments[:1]) == ["compute-policy"]:
-            options = _parse_own(arguments[1:], _OF_COMPUTE_POLICY)
-            selected = self._gpus(self._selected(options.get("-i", options.get("--id"))))
+            options = _parse(arguments[1:], _POLICY_OPTIONS)
+            selected = self._gpus(self._select(options.get("-i", options.get("--id"))))
             return compute_policy.run(self._driver, options, selected)
         is_mig = bool(arguments) and arguments[0] == "mig"
-        options = _parse(arguments[1:] if is_mig else arguments, is_mig=is_mig)
-        indices = self._selected(options.get("-i"))
+        options = _parse(arguments[1:] if is_mig else arguments, _OPTIONS | (_MIG_OPTIONS if is_mig else {}))
+        indices = self._select(options.get("-i"))
         if is_mig:
-            return mig.run(self._driver, options, self._gpus(indices))
+            return mig_commands.run(self._driver, options, self._gpus(indices))
         if "-mig" in options:
             return self._set_mig_mode(options["-mig"], indices)
         if "-c" in options:
@@ -95,11 +96,10 @@ class _Program:
             if query is not None:
                 lines = query.lines(gpus, now, self._driver.state())
             elif "-L" in options:
-                lines = output.device_list(gpus)
+                lines = smi_tables.device_list(gpus)
             else:
-                lines = output.overview(gpus, now, self._driver.state().release)
-            for line in lines:
-                say(line)
+                lines = smi_tables.overview(gpus, now, self._driver.state().release)
+            say(*lines)
             if not period_s:
                 return
             next_s = max(next_s + period_s, time.monotonic())
@@ -145,8 +145,8 @@ class _Program:
             try:
                 self._driver.reset(index)
             except DriverError as error:
-                said = f"The following GPUs could not be reset:\n  GPU {gpu.bus_id}: {error}"
-                raise RefusedError(said, error.code) from error
+                message = f"The following GPUs could not be reset:\n  GPU {gpu.bus_id}: {error}"
+                raise RefusedError(message, error.code) from error
             say(f"GPU {gpu.bus_id} was successfully reset.")
         say("All done.")
 
@@ -154,7 +154,7 @@ class _Program:
         gpus = self._driver.state().gpus
         return [(index, gpus[index]) for index in indices]
 
-    def _selected(self, text: str | None) -> tuple[int, ...]:
+    def _select(self, text: str | None) -> tuple[int, ...]:
         gpus = list(enumerate(self._driver.state().gpus))
         if text is not None:
             names = {name.strip() for name in text.split(",")}
@@ -165,18 +165,12 @@ class _Program:
 
 
 def _refusal(what: str, gpu: Gpu, error: DriverError) -> RefusedError:
-    said = f"Unable to {what} for GPU {gpu.bus_id}: {error}\nTerminating early due to previous errors."
-    return RefusedError(said, error.code)
+    message = f"Unable to {what} for GPU {gpu.bus_id}: {error}\nTerminating early due to previous errors."
+    return RefusedError(message, error.code)
 
 
-def _parse(arguments: Sequence[str], *, is_mig: bool) -> dict[str, str | None]:
-    """Options with their values: `-i 0` and `-i=0` are the same."""
-    without_value = _WITHOUT_VALUE | (_MIG_FLAGS if is_mig else frozenset())
-    return _parse_own(arguments, dict.fromkeys(without_value, False) | dict.fromkeys(_WITH_VALUE, True))
-
-
-def _parse_own(arguments: Sequence[str], known: Mapping[str, bool]) -> dict[str, str | None]:
-    """Options with their values, of those that are known; of each, whether it takes a value."""
+def _parse(arguments: Sequence[str], known: Mapping[str, bool]) -> dict[str, str | None]:
+    """Return options with their values, `-i 0` like `-i=0`; `known` tells whether they take one."""
     options: dict[str, str | None] = {}
     rest = list(arguments)
     while rest:
@@ -195,7 +189,7 @@ def _parse_own(arguments: Sequence[str], known: Mapping[str, bool]) -> dict[str,
 
 
 def _period_s(text: str | None) -> float:
-    """After how long to print again; 0 for never."""
+    """Return after how long to print again; 0 for never."""
     if text is None:
         return 0.0
     if re.fullmatch("[1-9][0-9]{0,8}", text) is None:

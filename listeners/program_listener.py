@@ -1,4 +1,4 @@
-"""A listener whose source is one helper program that prints lines for as long as it samples, and never outlives us."""
+"""A listener whose source is a helper program that prints lines while it samples, and never outlives this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Program:
         self._process = process
 
     def lines(self, stop: StopSignal, silence_s: float) -> Iterator[tuple[int, str]]:
-        """Lines of both its streams, each with the monotonic instant of its arrival in ns.
+        """Yield the lines of both its streams, with the monotonic instant of their arrival in ns.
 
         Ends when the output ends, `stop` is set, or nothing came for `silence_s` seconds.
         """
@@ -51,13 +51,13 @@ class Program:
                     return
 
     def status(self) -> int | None:
-        """The exit status once its output has ended; `None` if it goes on all the same."""
+        """Return the exit status once its output has ended; `None` if it goes on all the same."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(_END_LIMIT_S)
         return None
 
     def end(self) -> None:
-        """End it, and its whole process group if it does not obey."""
+        """End its process group, by SIGKILL if it does not obey SIGTERM."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.returncode is not None:
                 return
@@ -68,7 +68,7 @@ class Program:
 
 
 class TextTable:
-    """What a program prints: rows, which a subclass reads, and complaints."""
+    """The output of a program: rows, which a subclass reads, and complaints."""
 
     def __init__(self, listener: str) -> None:
         self.complaints: deque[str] = deque(maxlen=5)
@@ -76,18 +76,17 @@ class TextTable:
         self._warned: set[str] = set()
 
     @property
-    def said(self) -> str:
+    def last_complaints(self) -> str:
         """The last lines that belong to no table."""
         return " ".join(self.complaints) or "nothing"
 
     def warn(self, column: str, message: str) -> None:
-        """Warn of a column, once."""
         if column not in self._warned:
             self._warned.add(column)
             _log.warning("listener %s: %s", self._listener, message)
 
     def number(self, column: str, cell: str) -> float | None:
-        """The finite number in a cell; for anything else, a warning and `None`."""
+        """Return the finite number in a cell; warn and return `None` of anything else."""
         with suppress(ValueError):
             if math.isfinite(value := float(cell)):
                 return value
@@ -101,17 +100,12 @@ class ProgramListener(ThreadedListener):
     _running: tuple[int, ...] = ()
 
     def pids(self) -> tuple[int, ...]:
-        """The program, while it runs; what it asks, such as the host engine of DCGM, is not ours and not counted."""
+        """Return the program, while it runs; a service behind it, such as DCGM's host engine, is not counted."""
         return self._running
 
     @contextmanager
-    def started(self, argv: Sequence[str]) -> Iterator[Program]:
-        """Run a program until the context ends, and no longer.
-
-        Raises:
-            OSError: it could not be started.
-        """
-        # One pipe for both streams: nobody has to drain a second one, and complaints stay in order. If this process is
+    def run_program(self, argv: Sequence[str]) -> Iterator[Program]:
+        # One pipe for both streams: there is no second one to drain, and complaints stay in order. If this process is
         # killed, the pipe has no reader any more and the program's next line ends it by SIGPIPE.
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -125,10 +119,10 @@ class ProgramListener(ThreadedListener):
                 program.end()
 
     def rows(self, program: Program, read: Callable[[str], Row | None], stop: StopSignal) -> Iterator[tuple[int, Row]]:
-        """What `read` makes of lines that are rows, with the instants of their arrival.
+        """Yield the rows that `read` finds in the lines, with the instants of their arrival.
 
-        Ends when `stop` is set, when the program's output ends, and when there was no row for too long, although it
-        may go on complaining, as about a GPU that is lost.
+        Ends when `stop` is set, when the output ends, and when no row came for too long, whatever else is printed, as
+        about a GPU that is lost.
         """
         last_ns = time.monotonic_ns()
         for t_ns, line in program.lines(stop, self._silence_s):
@@ -139,10 +133,10 @@ class ProgramListener(ThreadedListener):
             elif t_ns - last_ns > self._silence_s * 1e9:
                 return
 
-    def failure(self, argv: Sequence[str], status: int | None, said: str) -> ListenerError:
-        """What it means that the rows ended before the listener was told to stop."""
+    def failure(self, argv: Sequence[str], status: int | None, complaints: str) -> ListenerError:
+        """Return the error of rows that ended before the listener was stopped."""
         outcome = f"gave no row for {self._silence_s:g} s" if status is None else f"ended with status {status}"
-        return ListenerError(f"listener {self.name}: `{' '.join(argv)}` {outcome}; it said: {said}")
+        return ListenerError(f"listener {self.name}: `{' '.join(argv)}` {outcome}; its output: {complaints}")
 
     @property
     def _silence_s(self) -> float:

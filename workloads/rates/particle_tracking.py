@@ -49,10 +49,9 @@ class Lattice:
         return _invariant(horizontal), _invariant(vertical), _invariant(along)
 
 
-def _times(left: tuple[float, ...], right: tuple[float, ...]) -> tuple[float, float, float, float]:
-    """Return the product of two matrices of two rows."""
-    a, b, c, d = left
-    e, f, g, h = right
+def _times(first: tuple[float, ...], second: tuple[float, ...]) -> tuple[float, float, float, float]:
+    a, b, c, d = first
+    e, f, g, h = second
     return a * e + b * g, a * f + b * h, c * e + d * g, c * f + d * h
 
 
@@ -81,7 +80,7 @@ def track(state: Tensor, lattice: Lattice, turns: int, *, is_6d: bool) -> None:
 
 
 class Tracking:
-    """Particles that go round, a call so many turns. Work: particle turns.
+    """Particles that go round the ring, some turns a call. Work: particle turns.
 
     A particle is wrong if an invariant of it has changed since the start, or if its kernel did not count every turn.
     """
@@ -111,7 +110,7 @@ class Tracking:
 
     def call(self) -> None:
         if self._state.is_cuda:
-            self._on_gpu()
+            self._run_on_gpu()
         else:
             track(self._state, self._lattice, self._turns, is_6d=self._is_6d)
             self._done += self._turns
@@ -137,7 +136,6 @@ class Tracking:
         return self._must_be + self._must_be.mean(dim=1, keepdim=True)
 
     def _invariants(self, state: Tensor) -> Tensor:
-        """Return those of the first particles, [planes, particles]."""
         planes = [
             a * q * q + 2 * b * q * p + c * p * p
             for (a, b, c), (q, p) in zip(
@@ -146,7 +144,7 @@ class Tracking:
         ]
         return torch.stack(planes if self._is_6d else planes[:2])
 
-    def _on_gpu(self) -> None:
+    def _run_on_gpu(self) -> None:
         from workloads.rates import kernels
 
         kernels.track[(len(self._done),)](

@@ -1,4 +1,4 @@
-"""What the simulated machine remembers: one JSON file, changed under a lock, shared by every process.
+"""The state of the simulated machine: one JSON file, changed under a lock, shared by every process.
 
 This module owns the file and knows no rule of the driver. Processes and NVML sessions that have ended are not in what
 it returns, as the kernel would have closed what they held; nor is what a restart of the computer has ended.
@@ -97,7 +97,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Makes a call of the driver fail.
+    """A failure of a call of the driver.
 
     Attributes:
         function: name of the C function, as `nvmlGpuInstanceDestroy`. What nvidia-smi changes goes through the same
@@ -117,7 +117,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What is wrong with a GPU: nothing, unless somebody writes it into the file.
+    """The faults of a GPU: none, unless somebody writes them into the file.
 
     Attributes:
         ecc_uncorrected_now, ecc_uncorrected_ever: errors since the driver was loaded, and since the GPU was made.
@@ -140,9 +140,7 @@ class Health:
 class Settings:
     """The settings by an administrator that a GPU's speed depends on: factory settings, unless the file has others.
 
-    Attributes:
-        power_limit_w, graphics_clock_mhz, memory_clock_mhz: `None` where the driver does not tell. The clocks are those
-            that `nvidia-smi -ac` sets.
+    `None` where the driver does not tell. The clocks are those that `nvidia-smi -ac` sets.
     """
 
     power_limit_w: int | None = None
@@ -176,7 +174,7 @@ class State:
     """The whole simulated machine; a GPU's index is its position.
 
     Attributes:
-        mps_faults: of `simulation.mps.control.FAULTS`, and `bypass`: the first job of a group runs without MPS.
+        mps_faults: of `simulation.mps.control_program.FAULTS`, and `bypass`: the first job of a group runs without MPS.
         dcgm_is_paused: whether DCGM's host engine was told to leave the profiling counters alone.
         sources: classes that answer for sensors and counters (`simulation.machine.readings`), by precedence.
         branch: of `RELEASES`, which driver it has.
@@ -197,7 +195,6 @@ class State:
         return RELEASES[self.branch]
 
     def with_gpu(self, index: int, gpu: Gpu) -> State:
-        """The same machine with another GPU at this index."""
         return replace(self, gpus=(*self.gpus[:index], gpu, *self.gpus[index + 1 :]))
 
 
@@ -232,15 +229,13 @@ class StateFile:
         self._lock = self.path.with_name(self.path.name + ".lock")
 
     def read(self) -> State:
-        """The machine as it is now."""
-        return _without_the_dead(_in_this_boot(self._read_all()))
+        return _remove_dead(_end_earlier_boots(self._read_all()))
 
     def faults(self) -> tuple[Fault, ...]:
-        """Its faults; whatever asks the driver looks at them, and no process needs to be looked for."""
+        """Return its faults, which every call of the driver needs, without a look at processes."""
         return self._read_all().faults
 
     def _read_all(self) -> State:
-        """What the file holds, the dead as well."""
         # Files are replaced as a whole, so a reader needs no lock.
         try:
             return _from_json(regular_files.read_text(self.path))
@@ -255,8 +250,8 @@ class StateFile:
 
     @contextmanager
     def changing(self) -> Iterator[Cell]:
-        """The machine, for one change that no other process can come between."""
-        with self._locked():
+        """Yield the machine, for one change that no other process can come between."""
+        with self._lock_file():
             cell = Cell(self.read())
             try:
                 yield cell
@@ -274,27 +269,27 @@ class StateFile:
             branch=branch,
             boot=boot_id(),
         )
-        with self._locked():
+        with self._lock_file():
             self._write(state)
         return state
 
     def keep(self, model_names: Iterable[str], branch: str = RECORDED) -> State:
-        """The machine that the file holds or, if there is no file, a new one whose GPUs have UUIDs of their own."""
+        """Return the machine of the file or, if there is none, a new one whose GPUs have UUIDs of their own."""
         new = [mig_table.find(name) for name in model_names]
         if self.path.exists():
             return self.read()  # without the lock: what is no machine gets no lock file beside it
-        with self._locked():
+        with self._lock_file():
             if self.path.exists():
                 return self.read()
             # Locks and journals are found by UUID, and those of another machine are no business of this one.
-            its_own = uuid.uuid4().hex
-            gpus = tuple(_new_gpu(index, model, its_own) for index, model in enumerate(new))
+            machine = uuid.uuid4().hex
+            gpus = tuple(_new_gpu(index, model, machine) for index, model in enumerate(new))
             state = State(gpus=gpus, branch=branch, boot=boot_id())
             self._write(state)
         return state
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock_file(self) -> Iterator[None]:
         try:
             descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -317,19 +312,19 @@ class StateFile:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process began, in the kernel's clock ticks; `None` if there is no such process, or only its zombie."""
+    """Return when a process began, in the kernel's clock ticks; `None` if it does not exist, or is a zombie."""
     process = read_process(pid)
     return None if process is None or process.is_zombie else process.start_ticks
 
 
 def mig_uuid(gpu: Gpu, instance: GpuInstance, ci: ComputeInstance) -> str:
-    """The UUID of a MIG device: of the same ids and profiles on the same GPU, the same one again."""
+    """Return the UUID of a MIG device, the same for the same ids and profiles on the same GPU."""
     identity = f"{gpu.uuid}/{instance.id}/{instance.profile_id}/{ci.id}/{ci.profile_id}"
     return f"MIG-{uuid.uuid5(_NAMESPACE, identity)}"
 
 
-def goes_with_its_study(gpu_uuid: str) -> bool:
-    """Whether a GPU with this UUID is of a machine that is made for a study; kept machines have UUIDs of their own."""
+def is_made_for_study(gpu_uuid: str) -> bool:
+    """Tell whether a GPU is of a machine that is made for a study; kept machines have UUIDs of their own."""
     return gpu_uuid in _uuids_of_studies()
 
 
@@ -351,17 +346,17 @@ def _new_gpu(index: int, model: mig_table.Model, machine: str = "") -> Gpu:
     )
 
 
-def _in_this_boot(state: State) -> State:
-    """The machine after what restarts of this computer have ended since it was last changed."""
+def _end_earlier_boots(state: State) -> State:
+    """Return the machine without what restarts of this computer have ended since it was last changed."""
     boot = boot_id()
     if state.boot == boot:
         return state
     if not state.boot or not boot:
         return replace(state, boot=boot)
-    return replace(state, boot=boot, gpus=tuple(map(_restarted, state.gpus)), sessions=(), dcgm_is_paused=False)
+    return replace(state, boot=boot, gpus=tuple(map(_restart, state.gpus)), sessions=(), dcgm_is_paused=False)
 
 
-def _restarted(gpu: Gpu) -> Gpu:
+def _restart(gpu: Gpu) -> Gpu:
     is_on = gpu.mig_pending and mig_table.find(gpu.model).architecture in _KEEPS_MIG_MODE
     return Gpu(
         model=gpu.model,
@@ -374,18 +369,18 @@ def _restarted(gpu: Gpu) -> Gpu:
     )
 
 
-def _without_the_dead(state: State) -> State:
+def _remove_dead(state: State) -> State:
     return replace(
         state,
-        sessions=tuple(session for session in state.sessions if _lives(session.pid, session.start_ticks)),
+        sessions=tuple(session for session in state.sessions if _is_alive(session.pid, session.start_ticks)),
         gpus=tuple(
-            replace(gpu, processes=tuple(p for p in gpu.processes if _lives(p.pid, p.start_ticks)))
+            replace(gpu, processes=tuple(p for p in gpu.processes if _is_alive(p.pid, p.start_ticks)))
             for gpu in state.gpus
         ),
     )
 
 
-def _lives(pid: int, began: int | None) -> bool:
+def _is_alive(pid: int, began: int | None) -> bool:
     return began is None or start_ticks(pid) == began
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from pipeline.simulation.machine.releases import RELEASES
-from pipeline.simulation.mps.answers import Answers, Limits, Server
 from pipeline.simulation.mps.branches import CONTROL_PROGRAMS
-from pipeline.simulation.mps.partitions import Device
+from pipeline.simulation.mps.command_answers import Answers, Limits, Server
+from pipeline.simulation.mps.sm_partitions import Device
 from tests.conftest import DATA
 
 H100 = Device("GPU-11111111-2222-3333-4444-555555555555", 132, 8, "NVIDIA H100 80GB HBM3", "0000:00.06.00")

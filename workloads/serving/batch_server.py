@@ -1,4 +1,4 @@
-"""Answers requests in the order in which they come, several at once where that is asked for, and records each.
+"""A server that answers requests in the order in which they come, in batches if configured, and records each.
 
 Knows no torch: a service computes the answers.
 """
@@ -16,14 +16,14 @@ from workloads.serving.arrivals import Answer, AnyRequest, Arrivals
 
 _LOOK_S = 0.05
 DRAIN_S = 2.0
-"""After the stop, requests that had been sent are answered for so long; those left are recorded as not answered."""
+"""How long requests are still answered after the stop; the remaining ones are recorded as not answered."""
 
 
 class Service(Protocol):
-    """Computes answers."""
+    """The computation of answers."""
 
     def issue(self, batch: Sequence[AnyRequest]) -> Any:
-        """Begin to compute the answers to these requests, together; return what `wait` takes."""
+        """Begin to compute the answers to these requests, together; return a handle for `wait`."""
         ...
 
     def wait(self, issued: Any) -> Answer:
@@ -36,8 +36,8 @@ class Batching:
     """Which requests are computed together.
 
     Attributes:
-        max_batch: at most so many.
-        max_delay_ns: with fewer, wait until the oldest was sent so long ago.
+        max_batch: their largest number.
+        max_delay_ns: with fewer, wait until the oldest has this age.
         ahead: batches that are issued before the oldest of them is there, so that a device need not wait for its host.
     """
 
@@ -46,8 +46,8 @@ class Batching:
     ahead: int = 1
 
 
-class Server:
-    """Answers what comes, for a number of requests or until told to stop. Who asks records."""
+class BatchServer:
+    """A loop that answers requests, a number of them or until told to stop; their source records them."""
 
     def __init__(self, job: client.NullJob, arrivals: Arrivals, service: Service, batching: Batching) -> None:
         self._job, self._arrivals, self._service, self._batching = job, arrivals, service, batching
@@ -57,7 +57,7 @@ class Server:
         self.last_ns = 0
 
     def serve(self, count: int) -> None:
-        """Answer until so many requests were answered, since it was made; or, with 0, until told to stop."""
+        """Answer until this number of requests was answered in all or, with 0, until told to stop."""
         while not self._job.stopping and (count == 0 or self.num_answered < count):
             self._turn()
 
@@ -72,23 +72,23 @@ class Server:
         while self._issued:
             self._complete()
         for request in self._waiting:
-            self._arrivals.unanswered(request)
+            self._arrivals.record_failure(request)
 
     def _turn(self, *, is_last: bool = False) -> None:
         """Issue what may be issued, else wait for an answer, else for requests."""
         self._waiting += self._arrivals.take()
-        left_ns = 0 if is_last else self._left_ns()
-        if self._waiting and left_ns <= 0 and len(self._issued) < self._batching.ahead:
+        delay_ns = 0 if is_last else self._delay_ns()
+        if self._waiting and delay_ns <= 0 and len(self._issued) < self._batching.ahead:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._batching.max_batch))]
             begun_ns = time.monotonic_ns()
             self._issued.append((batch, begun_ns, self._service.issue(batch)))
         elif self._issued:
             self._complete()
         else:
-            self._waiting += self._arrivals.take(min(_LOOK_S, left_ns / 1e9) if self._waiting else _LOOK_S)
+            self._waiting += self._arrivals.take(min(_LOOK_S, delay_ns / 1e9) if self._waiting else _LOOK_S)
 
-    def _left_ns(self) -> int:
-        """Return how long the requests that wait are still to wait for others."""
+    def _delay_ns(self) -> int:
+        """Return how long the waiting requests still wait for others."""
         if not self._waiting or len(self._waiting) >= self._batching.max_batch or not self._batching.max_delay_ns:
             return 0
         return self._waiting[0].sent_ns + self._batching.max_delay_ns - time.monotonic_ns()
@@ -100,5 +100,5 @@ class Server:
         # What is issued ahead begins when what was issued before it is done.
         begun_ns, self.last_ns = max(begun_ns, self.last_ns), done_ns
         for request in batch:
-            self._arrivals.answered(request, begun_ns, done_ns, answer, len(batch))
+            self._arrivals.record_answer(request, begun_ns, done_ns, answer, len(batch))
         self.num_answered += len(batch)

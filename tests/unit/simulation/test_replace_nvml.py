@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 
-from pipeline.simulation.install import nvml_answered_by
+from pipeline.simulation.install import replace_nvml
 
 
 class _Library:
@@ -15,8 +15,8 @@ class _Library:
 
 
 def test_nvml_is_answered_by_another_library_and_then_as_before():
-    with nvml_answered_by(_Library(3)):
+    with replace_nvml(_Library(3)):
         assert pynvml.nvmlDeviceGetCount() == 3
-        with nvml_answered_by(_Library(5)):
+        with replace_nvml(_Library(5)):
             assert pynvml.nvmlDeviceGetCount() == 5
         assert pynvml.nvmlDeviceGetCount() == 3

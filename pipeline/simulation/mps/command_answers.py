@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pipeline.simulation.mps.branches import ControlProgram
-from pipeline.simulation.mps.partitions import Device, Partitions
+from pipeline.simulation.mps.sm_partitions import Device, Partitions
 
 if TYPE_CHECKING:
     import socket
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _NO_SUCH_CLIENT = "201"  # of 580.159.04
 # A number as C reads it from the beginning of a word.
 _WHOLE, _DECIMAL = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?")
+_LIMIT_COMMAND = re.compile("(get|set)_(default_)?(active_thread_percentage|device_pinned_mem_limit)")
 _LIMIT = re.compile(r"(\d+)([GM])")
 
 
@@ -53,8 +54,8 @@ class Server:
     clients: list[Client] = field(default_factory=list)
 
 
-class Deeds(Protocol):
-    """The daemon, as far as commands make it do something."""
+class ServerControl(Protocol):
+    """The part of the daemon that commands use."""
 
     @property
     def server(self) -> Server | None: ...
@@ -77,11 +78,11 @@ class Answers:
         program: ControlProgram,
         devices: Sequence[Device],
         partitions: Partitions | None,
-        deeds: Deeds,
+        control: ServerControl,
         log: Callable[[str], None],
     ) -> None:
         self._program, self._devices, self._partitions = program, devices, partitions
-        self._deeds, self._log = deeds, log
+        self._control, self._log = control, log
         self.defaults = Limits()
         self._priority = 0
 
@@ -90,6 +91,8 @@ class Answers:
         if name in self._program.commands:
             if name in ("sm_partition", "lspart"):
                 answer = self._answer_on_partitions(list(words))
+            elif match := _LIMIT_COMMAND.fullmatch(name):
+                answer = self._answer_on_limits(match, rest)
             else:
                 answer = getattr(self, f"_{name}")(rest)
             if answer is not None:
@@ -99,56 +102,55 @@ class Answers:
     def _answer_on_partitions(self, words: list[str]) -> list[str] | None:
         if self._partitions is None:
             return None
-        clients = self._deeds.server.clients if self._deeds.server else []
+        clients = self._control.server.clients if self._control.server else []
         return self._partitions.answer(words, {client.partition or "" for client in clients})
 
     def _find(self, rest: Sequence[str]) -> Server | None:
-        """The server with the PID that comes first."""
-        server = self._deeds.server
-        return server if server is not None and server.pid == _whole(rest) else None
+        server = self._control.server
+        return server if server is not None and server.pid == _read_number(rest) else None
 
     def _get_server_list(self, rest: list[str]) -> list[str]:
-        return [str(self._deeds.server.pid)] if self._deeds.server else []
+        return [str(self._control.server.pid)] if self._control.server else []
 
     def _get_server_status(self, rest: list[str]) -> list[str]:
         if not rest or _WHOLE.match(rest[0]) is None:
             return ["A server PID is required"]
         server = self._find(rest)
-        return [server.status] if server else _not_found(rest)
+        return [server.status] if server else _report_absence(rest)
 
     def _start_server(self, rest: list[str]) -> list[str]:
         if rest[:1] != ["-uid"] or _WHOLE.match("".join(rest[1:2])) is None:
             return ["A user id (UID) is required to start a new server"]
-        if self._deeds.server is None:
-            self._deeds.start_server(_whole(rest[1:]))
+        if self._control.server is None:
+            self._control.start_server(_read_number(rest[1:]))
         return []
 
     def _shutdown_server(self, rest: list[str]) -> list[str]:
         if (server := self._find(rest)) is None:
-            return _not_found(rest)
+            return _report_absence(rest)
         if server.clients and "-f" not in rest:
             self._log(f"Server {server.pid} has {len(server.clients)} active worker threads. Server will not shutdown.")
         else:
-            self._deeds.shut_down_server()
+            self._control.shut_down_server()
         return []
 
     def _get_client_list(self, rest: list[str]) -> list[str]:
         server = self._find(rest)
-        return [str(client.pid) for client in server.clients] if server else _not_found(rest)
+        return [str(client.pid) for client in server.clients] if server else _report_absence(rest)
 
     def _get_device_client_list(self, rest: list[str]) -> list[str]:
         if rest and _WHOLE.match(rest[0]) and self._find(rest) is None:
-            return _not_found(rest)
-        if (server := self._deeds.server) is None:
+            return _report_absence(rest)
+        if (server := self._control.server) is None:
             return []
         clients = [f"{client.pid}.1" for client in server.clients]  # which context of the process it is
         lines = ([f"[{index}] 00:00.0, {device.name}", *clients] for index, device in enumerate(self._devices))
-        return [line for of_device in lines for line in of_device]
+        return [line for device_lines in lines for line in device_lines]
 
     def _ps(self, rest: list[str]) -> list[str]:
         if rest[:1] == ["-p"] and self._find(rest[1:]) is None:
-            return [*_not_found(rest[1:]), *_not_found(rest[1:]), ""]
-        if (server := self._deeds.server) is None:
+            return [*_report_absence(rest[1:]), *_report_absence(rest[1:]), ""]
+        if (server := self._control.server) is None:
             return ["Server not found"]
         rows = [("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND")] if server.clients else []
         uuid = self._devices[0].uuid[:22] if self._devices else ""
@@ -158,35 +160,32 @@ class Answers:
         return [f"{a:<10}{b:<10}{c:<15}{d:<26}{e:<15}{f:<15}" for a, b, c, d, e, f in rows]
 
     def _device_query(self, rest: list[str]) -> list[str]:
-        wanted = [word for word in rest if _WHOLE.match(word)]
-        if wanted and self._find(wanted) is None:
-            return _not_found(wanted)
-        of = [] if wanted else ["Default"]
-        of += [f"Server {self._deeds.server.pid}"] if self._deeds.server else []
+        pids = [word for word in rest if _WHOLE.match(word)]
+        if pids and self._find(pids) is None:
+            return _report_absence(pids)
+        titles = [] if pids else ["Default"]
+        titles += [f"Server {self._control.server.pid}"] if self._control.server else []
         table = [_device_row("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")]
         for index, device in enumerate(self._devices):
             table.append(_device_row(str(index), device.pci, device.uuid, device.name, "N/A"))
-        lines = [line for title in of for line in ("", title, *table)]
+        lines = [line for title in titles for line in ("", title, *table)]
         return lines[1:]
 
     def _terminate_client(self, rest: list[str]) -> list[str]:
         if self._find(rest) is None:
-            return [*_not_found(rest), f"{_not_found(rest)[0]}!", "1"]
-        return ["0" if self._deeds.disconnect_clients(_whole(rest[1:])) else _NO_SUCH_CLIENT]
+            return [*_report_absence(rest), f"{_report_absence(rest)[0]}!", "1"]
+        return ["0" if self._control.disconnect_clients(_read_number(rest[1:])) else _NO_SUCH_CLIENT]
 
-    def _get_default_active_thread_percentage(self, rest: list[str]) -> list[str]:
-        return [f"{self.defaults.percentage:.1f}"]
-
-    def _set_default_active_thread_percentage(self, rest: list[str]) -> list[str]:
-        return self._set_percentage(self.defaults, rest)
-
-    def _get_active_thread_percentage(self, rest: list[str]) -> list[str]:
-        server = self._find(rest)
-        return [f"{server.limits.percentage:.1f}"] if server else _not_found(rest)
-
-    def _set_active_thread_percentage(self, rest: list[str]) -> list[str]:
-        server = self._find(rest)
-        return self._set_percentage(server.limits, rest[1:]) if server else _not_found(rest)
+    def _answer_on_limits(self, command: re.Match[str], rest: list[str]) -> list[str]:
+        verb, scope, quantity = command.groups()
+        limits = self.defaults
+        if scope is None:
+            if (server := self._find(rest)) is None:
+                return _report_absence(rest)
+            limits, rest = server.limits, rest[1:]
+        if quantity == "device_pinned_mem_limit":
+            return _set_memory(limits, rest) if verb == "set" else self._memory(limits, rest)
+        return self._set_percentage(limits, rest) if verb == "set" else [f"{limits.percentage:.1f}"]
 
     def _set_percentage(self, limits: Limits, rest: list[str]) -> list[str]:
         number = _DECIMAL.match("".join(rest[:1]))
@@ -197,22 +196,8 @@ class Answers:
             self._log("Invalid percentage, expected between (0.0, 100.0]")
         return [f"{limits.percentage:.1f}"]
 
-    def _get_default_device_pinned_mem_limit(self, rest: list[str]) -> list[str]:
-        return self._memory(self.defaults, rest)
-
-    def _set_default_device_pinned_mem_limit(self, rest: list[str]) -> list[str]:
-        return _set_memory(self.defaults, rest)
-
-    def _get_device_pinned_mem_limit(self, rest: list[str]) -> list[str]:
-        server = self._find(rest)
-        return self._memory(server.limits, rest[1:]) if server else _not_found(rest)
-
-    def _set_device_pinned_mem_limit(self, rest: list[str]) -> list[str]:
-        server = self._find(rest)
-        return _set_memory(server.limits, rest[1:]) if server else _not_found(rest)
-
     def _memory(self, limits: Limits, rest: list[str]) -> list[str]:
-        if (limit := limits.memory.get(_whole(rest))) is None:
+        if (limit := limits.memory.get(_read_number(rest))) is None:
             self._log("No default pinned memory limit set for the device!")
             return []
         return [limit]
@@ -222,29 +207,29 @@ class Answers:
 
     def _set_default_client_priority(self, rest: list[str]) -> list[str]:
         if rest and _WHOLE.match(rest[0]):
-            if _whole(rest) not in (0, 1):
+            if _read_number(rest) not in (0, 1):
                 return ["Invalid priority value - must be 0 or 1!"]
-            self._priority = _whole(rest)
+            self._priority = _read_number(rest)
         return []
 
 
-def _whole(words: Sequence[str]) -> int:
-    """The number at the beginning of the first word, as C's atoi reads it."""
+def _read_number(words: Sequence[str]) -> int:
+    """Return the number at the beginning of the first word, as C's atoi reads it."""
     number = _WHOLE.match("".join(words[:1]))
     return int(number[0]) if number else 0
 
 
-def _not_found(rest: Sequence[str]) -> list[str]:
-    return [f"Server {_whole(rest)} not found"]
+def _report_absence(rest: Sequence[str]) -> list[str]:
+    return [f"Server {_read_number(rest)} not found"]
 
 
 def _set_memory(limits: Limits, rest: list[str]) -> list[str]:
-    """A limit that cannot be read takes away the one that there is; whole gigabytes are shown without the rest."""
+    """Set a limit; one that cannot be read removes it, and gigabytes are rounded down."""
     if len(rest) > 1:
-        limits.memory.pop(_whole(rest), None)
+        limits.memory.pop(_read_number(rest), None)
         if limit := _LIMIT.match(rest[1]):
             amount_mib = int(limit[1]) * (1024 if limit[2] == "G" else 1)
-            limits.memory[_whole(rest)] = f"{amount_mib}M" if amount_mib < 1024 else f"{amount_mib // 1024}G"
+            limits.memory[_read_number(rest)] = f"{amount_mib}M" if amount_mib < 1024 else f"{amount_mib // 1024}G"
     return []
 
 
@@ -253,7 +238,7 @@ def _device_row(ordinal: str, pci: str, uuid: str, name: str, attributes: str) -
 
 
 def _namespace_and_name(pid: int) -> tuple[str, str]:
-    """The number of the PID namespace of a process and its name; empty if it has ended."""
+    """Return the PID namespace of a process and its name; empty if it has ended."""
     process = Path(f"/proc/{pid}")
     namespace = name = ""
     with suppress(OSError):

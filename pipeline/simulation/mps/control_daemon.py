@@ -1,7 +1,7 @@
 """The daemon and the server of a simulated MPS: real processes, with the files and logs of the real ones.
 
-Recorded on one H100 80GB HBM3 (driver 580.159.04, MPS control binary 13000); what other branches write otherwise is in
-`branches`. What it answers is in `answers`. Every command of this project is unknown to it where the command syntax of
+Recorded on one H100 80GB HBM3 (driver 580.159.04, MPS control binary 13000); the differences of other branches are in
+`branches`, its answers in `command_answers`. Every command of this project is unknown to it where the command syntax of
 release 615 (MPS v3) was chosen. Standard library only.
 """
 
@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.simulation.mps.answers import Answers, Client, Limits, Server
 from pipeline.simulation.mps.branches import CONTROL_PROGRAMS, ControlProgram
-from pipeline.simulation.mps.partitions import Partitions
+from pipeline.simulation.mps.command_answers import Answers, Client, Limits, Server
+from pipeline.simulation.mps.sm_partitions import Partitions
 
 _LOOK_S = 0.02
-_SPEAKS_WITHIN_S = 2.0  # whoever connects; meanwhile nobody else is answered
+_SPEAKS_WITHIN_S = 2.0  # a client; meanwhile no other is answered
 _OF_V3 = ControlProgram(commands=frozenset())
 _SERVER_MIB = 66  # of an H100 80GB, driver 580.159.04
 
@@ -43,13 +43,13 @@ class Daemon:
         self._uuids: list[str] = settings["visible"]
         self._program = CONTROL_PROGRAMS[settings["branch"]]
         known = self._program if self._is_legacy else _OF_V3
-        own = [device for device in settings["devices"] if device.uuid in self._uuids]
-        self._partitions = Partitions(own, self._version) if settings["is_static"] else None
-        self._answers = Answers(known, own, self._partitions, self, partial(self._log, "Control"))
+        devices = [device for device in settings["devices"] if device.uuid in self._uuids]
+        self._partitions = Partitions(devices, self._version) if settings["is_static"] else None
+        self._answers = Answers(known, devices, self._partitions, self, partial(self._log, "Control"))
         self.server: Server | None = None
-        self._ends_server: int | None = None  # what tells that its process has ended
+        self._server_pidfd: int | None = None
         self._pending: list[Client] = []
-        # Connections of whoever speaks for another process, and what tells the end of that process.
+        # Connections of processes that speak for another one, and the pidfd of that one.
         self._stand_ins: dict[socket.socket, int] = {}
         self._quitting: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
@@ -110,8 +110,8 @@ class Daemon:
         with suppress(OSError, UnicodeDecodeError):
             words = connection.makefile("r", encoding="utf-8").readline().split()
         match words:
-            case ["CLIENT", whom, partition]:
-                self._greet(Client(pid, connection), uid, whom, partition)
+            case ["CLIENT", other_pid, partition]:
+                self._greet(Client(pid, connection), uid, other_pid, partition)
             case ["UI", *command]:
                 self._log("Control", "NEW UI")
                 self._log("Control", f"Cmd:{' '.join(command)}")
@@ -131,15 +131,15 @@ class Daemon:
         connection.close()
         self._log("Control", "UI closed")
 
-    def _greet(self, client: Client, uid: int, whom: str, partition: str) -> None:
-        """Take a client, or the process for which it speaks, into the partition that it names."""
+    def _greet(self, client: Client, uid: int, pid: str, partition: str) -> None:
+        """Accept a client, or the process for which it speaks, into the partition that it names."""
         if self._partitions is not None:
             client.partition = self._partitions.find(partition)
             if client.partition is None:
                 self._refuse(client, b"no such partition\n")
                 return
-        if whom != "-":
-            client.pid = int(whom)
+        if pid != "-":
+            client.pid = int(pid)
             try:
                 self._stand_ins[client.connection] = os.pidfd_open(client.pid)
             except ProcessLookupError:  # it has just ended
@@ -187,32 +187,30 @@ class Daemon:
         self._forget(connection)
 
     def _forget(self, connection: socket.socket) -> None:
-        """A client has ended."""
         self._disconnect([connection])
         if (server := self.server) is None:
             return
         for client in [client for client in server.clients if client.connection is connection]:
             self._log("Server", f"Client process {client.pid} disconnected")
-            self._take_out(server, client)
+            self._remove(server, client)
 
     @staticmethod
-    def _take_out(server: Server, client: Client) -> None:
-        """A server recovers from a fault when its last client is gone."""
+    def _remove(server: Server, client: Client) -> None:
+        """Remove a client; a server recovers from a fault when its last client is gone."""
         server.clients.remove(client)
         if not server.clients and server.status == "FAULT":
             server.status = "ACTIVE"
 
     def start_server(self, uid: int) -> None:
-        """Start the server, for whoever has this UID."""
         pid = os.fork()
         if pid == 0:
-            _be_server(dies=not {"server_dies", "server_fails"}.isdisjoint(self._faults))
+            _serve_until_ended(dies=not {"server_dies", "server_fails"}.isdisjoint(self._faults))
         limits = Limits(self._answers.defaults.percentage, dict(self._answers.defaults.memory))
         self.server = Server(pid, uid, time.monotonic() + self._init_s, limits)
-        self._ends_server = os.pidfd_open(pid)
-        self._selector.register(self._ends_server, selectors.EVENT_READ, "server")
-        whose = pid if self._program.server_logs_its_start else os.getpid()
-        self._log("Control", f"Starting new server {pid} for user {uid}", whose)
+        self._server_pidfd = os.pidfd_open(pid)
+        self._selector.register(self._server_pidfd, selectors.EVENT_READ, "server")
+        writer = pid if self._program.server_logs_its_start else os.getpid()
+        self._log("Control", f"Starting new server {pid} for user {uid}", writer)
         if "server_fails" in self._faults:  # in the words of a public report
             self._log("Other", "Startup")
             self._log("Other", "Initializing server process")
@@ -222,7 +220,7 @@ class Daemon:
             self._take_memory(pid, self._machine)
 
     def shut_down_server(self) -> None:
-        """Tell the server to end; who is its client loses it."""
+        """Tell the server to end; its clients lose it."""
         if self.server is not None:
             self._log("Control", f"Try shutting down server {self.server.pid}, backoff is disabled")
             self._log("Server", "Server has been notified to shutdown")
@@ -230,20 +228,20 @@ class Daemon:
                 os.kill(self.server.pid, signal.SIGTERM)
 
     def disconnect_clients(self, pid: int) -> bool:
-        """Disconnect a process; returns whether it was a client."""
+        """Disconnect a process; return whether it was a client."""
         if (server := self.server) is None:
             return False
         clients = [client for client in server.clients if client.pid == pid]
         self._disconnect([client.connection for client in clients])
         for client in clients:
-            self._take_out(server, client)
+            self._remove(server, client)
         return bool(clients)
 
     def _take_memory(self, server: int, machine: str) -> None:
-        """Let the server hold what it holds on the device; it ends where it cannot."""
-        from pipeline.simulation.machine.clients import Clients
+        """Let the server hold memory on its devices; it ends where it cannot."""
         from pipeline.simulation.machine.codes import DriverError
-        from pipeline.simulation.machine.state import StateFile
+        from pipeline.simulation.machine.gpu_clients import Clients
+        from pipeline.simulation.machine.state_file import StateFile
 
         try:
             for uuid in self._uuids:
@@ -274,10 +272,10 @@ class Daemon:
         code = 0 if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
         self._log("Control", f"Server {server.pid} exited with status {code}")
         self.server = None
-        if self._ends_server is not None:
-            self._selector.unregister(self._ends_server)
-            os.close(self._ends_server)
-            self._ends_server = None
+        if self._server_pidfd is not None:
+            self._selector.unregister(self._server_pidfd)
+            os.close(self._server_pidfd)
+            self._server_pidfd = None
         self._disconnect([client.connection for client in (*self._pending, *server.clients)])
         self._pending = []
 
@@ -301,20 +299,20 @@ class Daemon:
         assert self._quitting is not None
         self._quitting.close()
 
-    def _log(self, who: str, text: str, pid: int | None = None) -> None:
+    def _log(self, author: str, text: str, pid: int | None = None) -> None:
         """Write a line into the log of the daemon, or in the server's name into that of its server."""
         if pid is None:
-            pid = os.getpid() if who == "Control" or self.server is None else self.server.pid
+            pid = os.getpid() if author == "Control" or self.server is None else self.server.pid
         now_s = time.time()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s)) + f".{int(now_s * 1000) % 1000:03}"
-        name = "control" if who == "Control" else "server"
-        # As the real one: a log that cannot be written (its folder was removed) stops nobody.
+        name = "control" if author == "Control" else "server"
+        # As the real one: a log that cannot be written (its folder was removed) is no error.
         with suppress(OSError), (self._logs / f"{name}.log").open("a", encoding="utf-8") as file:
-            file.write(f"[{stamp} {who:<7} {pid:>5}] {text}\n")
+            file.write(f"[{stamp} {author:<7} {pid:>5}] {text}\n")
 
 
-def _be_server(*, dies: bool) -> None:
-    """The server process: it lives until it is told to end, also when its daemon was killed."""
+def _serve_until_ended(*, dies: bool) -> None:
+    """Live until told to end, also when the daemon was killed."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.closerange(3, 4096)  # or clients of a killed daemon would never learn that it is gone
     if dies:

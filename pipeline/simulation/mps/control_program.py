@@ -1,11 +1,10 @@
 """`nvidia-cuda-mps-control` without hardware: daemon and server are real processes, a client is an open connection.
 
-Texts and exit statuses are those of real programs, status 0 for rejected commands included; `branches` says of which
-drivers, and what each knows. It imports only the standard library, so that it starts quickly; it looks for no other
-program, and without `CUDA_MPS_PIPE_DIRECTORY` it refuses to run, because the default folder may be that of a real
-daemon.
+Texts and exit statuses are those of real programs, status 0 for rejected commands included; `branches` has their
+drivers and the commands of each. It imports only the standard library, so that it starts quickly; it starts no other
+program, and refuses to run without `CUDA_MPS_PIPE_DIRECTORY`, because the default folder may be that of a real daemon.
 
-`write_program` makes the executable. `connect` is what the CUDA library does in a client.
+`write_program` makes the executable. `connect` does what the CUDA library does in a client.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.simulation.machine.releases import RECORDED, RELEASES
 from pipeline.simulation.mps.branches import CONTROL_PROGRAMS
-from pipeline.simulation.mps.partitions import Device
+from pipeline.simulation.mps.sm_partitions import Device
 
 if TYPE_CHECKING:
-    from pipeline.simulation.machine.state import Gpu
+    from pipeline.simulation.machine.state_file import Gpu
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _SETTINGS = "SIMULATED_MPS"
@@ -36,7 +35,7 @@ _SETTINGS = "SIMULATED_MPS"
 _MOST_CLIENTS = ((13010, 60), (0, 48))
 # Of 580.159.04, which goes on with all its options and commands.
 _USAGE = f"Unrecognized option \0\nCUDA MPS Control for Linux/Unix/QNX.\n\n{MPS_CONTROL} [options] [command]"
-# What a client is told by CUDA where the daemon answers so; where it answers nothing, that the server is not ready.
+# Errors of CUDA in a client by the answer of the daemon; without an answer the server is not ready.
 _REFUSALS = {
     b"no such partition\n": "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION",
     b"too many clients\n": "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
@@ -54,29 +53,28 @@ def write_program(
     machine: Path | None = None,
     branch: str = RECORDED,
 ) -> Path:
-    """Write the executable `nvidia-cuda-mps-control` into the folder; returns its absolute path.
+    """Write the executable `nvidia-cuda-mps-control` into the folder; return its absolute path.
 
     Args:
         folder: where it goes.
-        init_s: how long a server is INITIALIZING, in seconds; 0.3 s on the H100 with persistence mode.
-        faults: of `FAULTS`: the daemon does not start; answers nobody; its server dies at once, without a word or with
-            a reason in its log; its server is never ready; it does not quit; a client puts its server into the state
-            FAULT until all clients are gone.
-        machine: state file of the simulated machine, which exists, and on whose GPUs servers then hold memory; the
-            program is that of its driver, and a daemon also has the faults that are in it when it starts.
+        init_s: how long a server is INITIALIZING; 0.3 s on the H100 with persistence mode.
+        faults: of `FAULTS`; a server that fails names its reason in the log, one that dies does not, and a client puts
+            its server into the state FAULT until all clients are gone.
+        machine: state file of the simulated machine, on whose GPUs servers hold memory; it decides on the branch, and a
+            daemon has its faults at the start as well.
         branch: of the driver, where there is no machine.
     """
     unknown = set(faults) - FAULTS
     if unknown:
         raise ValueError(f"no such fault: {', '.join(sorted(unknown))}")
     if machine is not None:
-        from pipeline.simulation.machine.state import StateFile  # for the reason given in _read_machine
+        from pipeline.simulation.machine.state_file import StateFile  # for the reason given in _read_machine
 
         branch = StateFile(machine).read().branch
     state_file = None if machine is None else str(machine.absolute())
     settings = json.dumps({"init_s": init_s, "faults": sorted(faults), "machine": state_file, "branch": branch})
     assignments = f"PYTHONPATH={shlex.quote(str(PROJECT_DIR))} {_SETTINGS}={shlex.quote(settings)}"
-    command = shlex.join([sys.executable, "-S", "-P", "-m", "pipeline.simulation.mps.control"])
+    command = shlex.join([sys.executable, "-S", "-P", "-m", "pipeline.simulation.mps.control_program"])
     path = folder.resolve() / MPS_CONTROL
     write_executable(path, f"{assignments} exec {command}")
     return path
@@ -96,13 +94,9 @@ def write_executable(path: Path, command: str) -> None:
 def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> socket.socket | None:
     """Become a client of the daemon that the environment names, as a CUDA program does when it initialises CUDA.
 
-    Gives the connection, which is to be kept open; or `None` where no daemon listens: the program then runs without
-    MPS, and nothing says so. `on_behalf_of` is the PID of another process, which is the client until it ends.
-
-    Raises:
-        RuntimeError: the server does not accept clients (CUDA_ERROR_MPS_SERVER_NOT_READY), has as many as it can have
-            (CUDA_ERROR_MPS_MAX_CLIENTS_REACHED), or has static partitions and the environment names none of them
-            (CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION).
+    Return the connection, to be kept open; or `None` where no daemon listens: the program then runs without MPS, and
+    nothing tells. `on_behalf_of` is the PID of another process, which is the client until it ends. A refusal is a
+    `RuntimeError` with the error of CUDA.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -134,9 +128,9 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
     most = next(most for since, most in _MOST_CLIENTS if settings["version"] >= since)
     # How a share of a client is rounded is not documented.
     settings["most_clients"] = math.ceil(most * settings["share"])
-    asked = options[options.index("-p") + 1] if "-p" in options else "2"
+    protocol_option = options[options.index("-p") + 1] if "-p" in options else "2"
     # The environment takes precedence over the option. Source: MPS documentation, release 615, mpsv3-interface.
-    protocol = os.environ.get("CUDA_MPS_PROTOCOL_VERSION", asked)
+    protocol = os.environ.get("CUDA_MPS_PROTOCOL_VERSION", protocol_option)
     settings["is_legacy"] = protocol != "3" or "-p" not in program.options
     settings["is_static"] = "-S" in options
     if "start_fails" in settings["faults"]:
@@ -156,7 +150,7 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)
-    from pipeline.simulation.mps.daemon import Daemon  # for the same reason
+    from pipeline.simulation.mps.control_daemon import Daemon  # for the same reason
 
     daemon = Daemon(pipes, logs, settings)
     daemon.listen()
@@ -167,14 +161,10 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
 
 
 def _read_machine(settings: dict[str, Any]) -> None:
-    """Add what the machine says.
-
-    That is its faults, the UUIDs of what is visible, which part of a GPU the smallest of them
-    is, and of each GPU the name, the multiprocessors and chunks.
-    """
+    """Add the machine's faults, GPUs, UUIDs of visible devices, and the share of a GPU of the smallest of these."""
     # Imported only here: it takes a third of the time that the program needs for a command.
     from pipeline.simulation.machine.queries import mig_devices, model_of
-    from pipeline.simulation.machine.state import StateFile, mig_uuid
+    from pipeline.simulation.machine.state_file import StateFile, mig_uuid
 
     state = StateFile(Path(settings["machine"])).read()
     settings["faults"] += state.mps_faults
@@ -192,7 +182,7 @@ def _read_machine(settings: dict[str, Any]) -> None:
 
 
 def _visible(gpus: Sequence[Gpu]) -> list[str]:
-    """The UUIDs of the devices that the environment names, or without that of all GPUs that are no MIG devices."""
+    """Return the UUIDs of the devices that the environment names, or else of all GPUs that are not in MIG mode."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
         return [gpu.uuid for gpu in gpus if not gpu.mig_current]
@@ -201,7 +191,7 @@ def _visible(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def _ask(pipes: Path, command: str | None) -> int:
-    """Send a command, if any, and print the answer. Status 1 if nobody is there to answer, or to end the answer."""
+    """Send a command, if any, and print the answer; return status 1 if no daemon answers to the end."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(pipes / "control"))
@@ -209,16 +199,16 @@ def _ask(pipes: Path, command: str | None) -> int:
             if command is None:
                 return 0
             connection.sendall(f"UI {command}\n".encode())
-            said = answer.read()
+            text = answer.read()
     except OSError:
         print("Cannot find MPS control daemon process")  # noqa: T201
         return 1
-    sys.stdout.write(said)
+    sys.stdout.write(text)
     return 0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The program. Commands come as arguments or, one a line, on stdin."""
+    """Run the program: commands come as arguments or, one a line, on stdin."""
     folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
     if not folder:
         print("a simulated MPS needs CUDA_MPS_PIPE_DIRECTORY: its default may belong to a real daemon")  # noqa: T201

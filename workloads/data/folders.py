@@ -1,4 +1,4 @@
-"""Folders of data that the first of several processes makes."""
+"""Folders of data that the first of several processes makes, and where they lie."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+def cache_folder(root: str | Path | None, name: str) -> Path:
+    """Return the root of a cache; if not given, the folder of this name in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return Path(root) if root else cache / "gpu-collocation" / name
+
+
+def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Return a folder that `make` fills, unless it is there; it appears complete or not at all.
 
     One process of the machine makes it, under a lock, and the others wait.

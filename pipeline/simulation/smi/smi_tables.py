@@ -1,7 +1,7 @@
 """The tables of nvidia-smi: the overview, the list of devices, and what `nvidia-smi mig` lists. Text only.
 
 Source of the formats: recordings of an H100 80GB (driver 580.159.04); of the MIG tables that need MIG mode, public
-transcripts of drivers 570 to 580. A figure that nobody knows prints as N/A, as the real program does.
+transcripts of drivers 570 to 580. An unknown figure prints as N/A, as the real program does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import datetime
 
 from pipeline.simulation.machine import placement, queries
 from pipeline.simulation.machine.releases import Release
-from pipeline.simulation.machine.state import (
+from pipeline.simulation.machine.state_file import (
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -71,7 +71,7 @@ _COMPUTE_HEADER = (
 
 
 def overview(gpus: Sequence[Numbered], now: datetime, release: Release) -> list[str]:
-    """What nvidia-smi prints without arguments."""
+    """Return the lines of nvidia-smi without arguments."""
     cuda = f"{release.cuda_version // 1000}.{release.cuda_version % 1000 // 10}"
     driver = release.driver_version
     versions = f"| NVIDIA-SMI {driver:<22} Driver Version: {driver:<14} CUDA Version: {cuda:<9}|"
@@ -89,7 +89,7 @@ def overview(gpus: Sequence[Numbered], now: datetime, release: Release) -> list[
 
 
 def device_list(gpus: Iterable[Numbered]) -> list[str]:
-    """What `nvidia-smi -L` prints."""
+    """Return the lines of `nvidia-smi -L`."""
     lines = []
     for index, gpu in gpus:
         lines.append(f"GPU {index}: {queries.model_of(gpu).product} (UUID: {gpu.uuid})")
@@ -100,7 +100,7 @@ def device_list(gpus: Iterable[Numbered]) -> list[str]:
 
 
 def profile_table(gpus: Iterable[Numbered]) -> list[str]:
-    """What `nvidia-smi mig -lgip` prints."""
+    """Return the lines of `nvidia-smi mig -lgip`."""
     rows = []
     for index, gpu in gpus:
         model = queries.model_of(gpu)
@@ -117,7 +117,7 @@ def profile_table(gpus: Iterable[Numbered]) -> list[str]:
 
 
 def instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
-    """What `nvidia-smi mig -lgi` prints."""
+    """Return the lines of `nvidia-smi mig -lgi`."""
     lines = []
     for index, gpu, instance in rows:
         profile = queries.profile_of(gpu, instance)
@@ -127,7 +127,7 @@ def instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
 
 
 def compute_instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance, ComputeInstance]]) -> list[str]:
-    """What `nvidia-smi mig -lci` prints."""
+    """Return the lines of `nvidia-smi mig -lci`."""
     lines = []
     for index, gpu, instance, ci in rows:
         name, place = f"MIG {queries.mig_device_name(gpu, instance, ci)}", f"{ci.start}:{ci.size}"
@@ -164,7 +164,7 @@ def _mig_rows(index: int, gpu: Gpu) -> list[str]:
         used_mib = queries.used_memory_mib(gpu, instance.id)
         memory = f"{used_mib:>16}MiB /{profile.capacity_mib:>6}MiB    ", f"{'N/A':>19} / {'N/A':>8}    "
         if instance is previous:
-            # Compute instances share the memory of their GPU instance, which is told once.
+            # Compute instances share the memory of their GPU instance, which is printed once.
             memory = " " * _MEMORY_WIDTH, " " * _MEMORY_WIDTH
             lines[-1] = _MIG_RULE_WITHIN
         previous = instance

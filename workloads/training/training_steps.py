@@ -26,7 +26,7 @@ _STEPS_BEFORE_CAPTURE = 3
 
 
 class StepClock:
-    """Reports samples, epoch and CLOCK_MONOTONIC nanoseconds of each step as the device completes it.
+    """A report of samples, epoch and CLOCK_MONOTONIC nanoseconds of each step as the device completes it.
 
     A step that runs ahead has an event that is waited for two steps later, by a blocking wait that leaves the core to
     others. Any other is complete when it is reported.
@@ -38,8 +38,8 @@ class StepClock:
         self._pending: deque[tuple[torch.cuda.Event, float, int]] = deque()
         self.last_ns = time.monotonic_ns()
 
-    def issued(self, samples: float, epoch: int) -> None:
-        """Take note of a step just issued; report the one issued two steps before it."""
+    def note_issued(self, samples: float, epoch: int) -> None:
+        """Note a step that was issued just now; report the one issued two steps before it."""
         if not self._runs_ahead:
             self._complete(samples, epoch)
             return
@@ -48,9 +48,9 @@ class StepClock:
         self._pending.append((event, samples, epoch))
         self.drain(_STEPS_AHEAD)
 
-    def drain(self, left: int = 0) -> None:
-        """Wait for and report the oldest steps, until so many are left."""
-        while len(self._pending) > left:
+    def drain(self, num_pending: int = 0) -> None:
+        """Wait for and report the oldest steps, until `num_pending` remain."""
+        while len(self._pending) > num_pending:
             event, samples, epoch = self._pending.popleft()
             event.synchronize()
             self._complete(samples, epoch)
@@ -61,7 +61,7 @@ class StepClock:
 
 
 class LossRecord:
-    """Sums losses on the device, and keeps each of the first ten."""
+    """The sum of losses on the device, and the first ten of them."""
 
     def __init__(self, device: torch.device) -> None:
         self._sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -93,7 +93,7 @@ class LossRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a step changes: the model, its optimiser, and the scaler of fp16 losses (disabled for the others)."""
+    """The objects that a step changes: the model, its optimiser, and the scaler of fp16 losses (else disabled)."""
 
     model: nn.Module
     recipe: Recipe
@@ -107,7 +107,7 @@ class Training:
             return model(inputs)
 
 
-def eager_step(training: Training, forward: Forward | None = None) -> Step:
+def make_eager_step(training: Training, forward: Forward | None = None) -> Step:
     """Return a step that issues its operators one by one, or with another forward pass of the same model."""
     model, scaler = training.model if forward is None else forward, training.scaler
     optimizer, loss_of = training.recipe.optimizer, training.recipe.loss
@@ -123,42 +123,42 @@ def eager_step(training: Training, forward: Forward | None = None) -> Step:
     return step
 
 
-def compiled_step(training: Training) -> Step:
+def make_compiled_step(training: Training) -> Step:
     """Return a step whose model is compiled at its first call."""
-    return eager_step(training, torch.compile(training.model))
+    return make_eager_step(training, torch.compile(training.model))
 
 
-def graph_step(training: Training, inputs: Tensor, labels: Tensor) -> Step:
+def capture_step(training: Training, inputs: Tensor, labels: Tensor) -> Step:
     """Capture forward, backward and optimiser as one CUDA graph; return a step that replays it.
 
     Trains a few steps on the batch given. Every later batch must have its shape. The loss returned is overwritten by
     the next step.
     """
-    held_inputs, held_labels = inputs.clone(), labels.clone()
-    step = eager_step(training)
+    inputs_buffer, labels_buffer = inputs.clone(), labels.clone()
+    step = make_eager_step(training)
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(_STEPS_BEFORE_CAPTURE):
-            step(held_inputs, held_labels)
+            step(inputs_buffer, labels_buffer)
     torch.cuda.current_stream().wait_stream(side)
     # The gradients must be made inside the capture: those made before it would be added to at every replay.
     training.recipe.optimizer.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        held_loss = step(held_inputs, held_labels)
+        loss = step(inputs_buffer, labels_buffer)
 
     def replay(inputs: Tensor, labels: Tensor) -> Tensor:
-        held_inputs.copy_(inputs, non_blocking=True)
-        held_labels.copy_(labels, non_blocking=True)
+        inputs_buffer.copy_(inputs, non_blocking=True)
+        labels_buffer.copy_(labels, non_blocking=True)
         graph.replay()
-        return held_loss
+        return loss
 
     return replay
 
 
 @contextmanager
-def undone(training: Training) -> Iterator[None]:
+def undo(training: Training) -> Iterator[None]:
     """Put back weights, optimiser, scaler and random numbers on leaving, for a warm-up that leaves no trace.
 
     The optimiser must be fresh. Tensors keep their places, because a captured graph works on them where they lie:
@@ -173,9 +173,9 @@ def undone(training: Training) -> Iterator[None]:
         for name, tensor in training.model.state_dict().items():
             tensor.copy_(weights[name])
         for state in training.recipe.optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
+            for tensor in state.values():
+                if isinstance(tensor, Tensor):
+                    tensor.zero_()
     training.scaler.load_state_dict(scaler)
     torch.set_rng_state(host)
     if gpu is not None:

@@ -1,6 +1,6 @@
 """The GPM functions of the library beneath pynvml: samples are taken, counters read what a source of readings says.
 
-Without a source nobody could know what the units of a GPU do that is not there: each metric is not supported.
+Without a source, no metric is supported.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pynvml
 from pipeline.simulation.machine import codes, queries, readings
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state import Gpu, State
-from pipeline.simulation.nvml.calls import Calls, answers, number, pointee
+from pipeline.simulation.machine.state_file import Gpu, State
+from pipeline.simulation.nvml.calls import Calls, number, pointee
 
 # Source: nvml.h: plain numbers, unlike the versions of most structures, which have the size in them.
 _SUPPORT_VERSION, _METRICS_VERSION = 1, 1
@@ -45,7 +45,7 @@ _METRICS = {
 
 @dataclass(slots=True)
 class _Sample:
-    """Room for one reading: when it was taken, and of what; `None` as long as nothing was."""
+    """Room for one sample: its instant and its subject; `None` as long as none was taken."""
 
     structure: Any = field(default_factory=pynvml.struct_c_nvmlGpmSample_t)
     taken_ns: int | None = None
@@ -53,40 +53,34 @@ class _Sample:
 
 
 class GpmCalls(Calls):
-    """What NVML offers on GPM."""
+    """The functions of GPM."""
 
     def __init__(self, state_file: Path) -> None:
         super().__init__(state_file)
         self._samples: dict[int, _Sample] = {}
 
-    @answers("nvmlGpmQueryDeviceSupport")
-    def _has_counters(self, handle: Any, support: Any) -> None:
+    def _nvmlGpmQueryDeviceSupport(self, handle: Any, support: Any) -> None:
         target = pointee(support)
         if target.version != _SUPPORT_VERSION:
             raise DriverError(codes.VERSION_MISMATCH)
         target.isSupportedDevice = int(_has_gpm(self.gpu(handle)))
 
-    @answers("nvmlGpmSampleAlloc")
-    def _allocate_sample(self, sample: Any) -> None:
+    def _nvmlGpmSampleAlloc(self, sample: Any) -> None:
         room = _Sample()
         self._samples[ctypes.addressof(room.structure)] = room
         pointee(sample).contents = room.structure
 
-    @answers("nvmlGpmSampleFree")
-    def _free_sample(self, sample: Any) -> None:
+    def _nvmlGpmSampleFree(self, sample: Any) -> None:
         del self._samples[ctypes.addressof(self._sample(sample).structure)]
 
-    @answers("nvmlGpmSampleGet")
-    def _take_sample(self, handle: Any, sample: Any) -> None:
+    def _nvmlGpmSampleGet(self, handle: Any, sample: Any) -> None:
         self._take(self.gpu(handle), sample, self.meaning(handle, "gpu", "mig"))
 
-    @answers("nvmlGpmMigSampleGet")
-    def _take_instance_sample(self, handle: Any, instance_id: Any, sample: Any) -> None:
+    def _nvmlGpmMigSampleGet(self, handle: Any, instance_id: Any, sample: Any) -> None:
         index, gpu = self.whole_gpu(handle)
         self._take(gpu, sample, ("gi", index, queries.instance_of(gpu, number(instance_id)).id))
 
-    @answers("nvmlGpmMetricsGet")
-    def _metrics(self, request: Any) -> None:
+    def _nvmlGpmMetricsGet(self, request: Any) -> None:
         query = pointee(request)
         if query.version != _METRICS_VERSION:
             raise DriverError(codes.VERSION_MISMATCH)
@@ -116,22 +110,21 @@ class GpmCalls(Calls):
 
 
 def _value(state: State, metric_id: int, sample: _Sample) -> float | None:
-    """What a counter reads, in NVML's units, of what a sample was taken of and when; `None` if nobody knows."""
+    """Return a counter, in NVML's units, for the subject and instant of a sample; `None` if no source knows it."""
     if metric_id not in _METRICS or sample.subject is None:
         return None
     quantity, scale = _METRICS[metric_id]
     kind, index, *ids = sample.subject
-    if kind == "mig" and not _is_whole(state.gpus[index], *ids):
+    if kind == "mig" and not _has_whole_instance(state.gpus[index], *ids):
         return None
     value = readings.read(state, index, quantity, ids[0] if ids else None, sample.taken_ns)
     return None if value is None else value * scale
 
 
-def _is_whole(gpu: Gpu, instance_id: int, ci_id: int) -> bool:
-    """Whether a compute instance has all of its GPU instance, whose counters are then its own as well."""
+def _has_whole_instance(gpu: Gpu, instance_id: int, ci_id: int) -> bool:
     instance = queries.instance_of(gpu, instance_id)
-    whole = queries.profile_of(gpu, instance).compute_slices
-    return any(ci.id == ci_id and ci.size == whole for ci in instance.compute_instances)
+    slices = queries.profile_of(gpu, instance).compute_slices
+    return any(ci.id == ci_id and ci.size == slices for ci in instance.compute_instances)
 
 
 def _has_gpm(gpu: Gpu) -> bool:

@@ -13,27 +13,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workloads import client
+from workloads.serving.arrivals import ArrivalProcess
+from workloads.serving.batch_server import DRAIN_S
 from workloads.serving.generator import START
 from workloads.serving.http_client import READY
-from workloads.serving.server import DRAIN_S
 
 _CLIENT = Path(__file__).with_name("http_client.py")
 _log = logging.getLogger(__name__)
 
 
 class Sender:
-    """Sends these requests, again and again in their order, to a port of this machine. A context, which ends it.
+    """A process that sends these requests, in turn, to a port of this machine. A context, which ends it.
 
     Args:
         job: gets the records.
-        server: `ours` or `other`, as `http_client.py` has it, and so
-        arrival, rate_per_s, seed, count, outstanding: how requests come.
-        requests: each as it is sent, with its head.
-        epoch_requests: requests an epoch, if the job is to be told of epochs.
-
-    Attributes:
-        num_over: requests that were answered, or never will be,
-        num_failed: and of these, those that never will be.
+        server: `ours` or `other`, as `http_client.py` has it.
+        port: of the server.
+        requests: with their heads.
+        process: how they come.
+        epoch_requests: requests an epoch, if epochs are to be reported.
     """
 
     def __init__(
@@ -42,19 +40,15 @@ class Sender:
         server: str,
         port: int,
         requests: Sequence[bytes],
-        *,
-        arrival: str,
-        rate_per_s: float,
-        seed: int,
-        count: int,
-        outstanding: int,
+        process: ArrivalProcess,
         epoch_requests: int = 0,
     ) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each request that waits has a connection
         self._epoch_requests, self._epoch_began_ns = epoch_requests, 0
-        self._job, self._count, self.num_over, self.num_failed = job, count, 0, 0
-        argv = [server, str(port), arrival, repr(rate_per_s), str(seed), str(count), str(outstanding), repr(DRAIN_S)]
+        self._job, self._count, self.num_over, self.num_failed = job, process.count, 0, 0
+        arrivals = (process.kind, repr(process.rate_per_s), process.seed, process.count, process.outstanding)
+        argv = list(map(str, (server, port, *arrivals, DRAIN_S)))
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(_CLIENT), *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -64,7 +58,9 @@ class Sender:
         for request in requests:
             self._input.write(START.pack(len(request)) + request)
         self._input.flush()
-        self._wait_until_it_is_there()
+        assert self._process.stdout is not None
+        if self._process.stdout.read(client.REQUEST.size) != READY:
+            raise RuntimeError(f"the process that sends requests ended with status {self._process.wait()}")
         self._recording = threading.Thread(target=self._record, name="requests", daemon=True)
         self._recording.start()
 
@@ -75,13 +71,7 @@ class Sender:
         self.stop()
         self.join()
 
-    def _wait_until_it_is_there(self) -> None:
-        assert self._process.stdout is not None
-        if self._process.stdout.read(client.REQUEST.size) != READY:
-            raise RuntimeError(f"the process that sends requests ended with status {self._process.wait()}")
-
     def begin(self, start_ns: int) -> None:
-        """Let requests come from an instant on."""
         self._epoch_began_ns = start_ns
         self._input.write(START.pack(start_ns))
         self._input.flush()
@@ -92,20 +82,15 @@ class Sender:
             self._input.close()
 
     def is_over(self, timeout_s: float) -> bool:
-        """Wait so long until all of its records were passed on; return whether they were."""
+        """Wait for the last of its records up to the timeout; return whether all were passed on."""
         self._recording.join(timeout_s)
         return not self._recording.is_alive()
 
     def is_waiting(self) -> bool:
-        """Return whether it still waits for answers, or sends."""
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Look whether it goes on, or has done its work.
-
-        Raises:
-            RuntimeError: it has ended, and nobody has stopped it, or some of a fixed number were not answered.
-        """
+        """Raise `RuntimeError` if it has ended unasked, or if some of a fixed number of requests were not answered."""
         if self._input.closed or self._recording.is_alive():
             return
         status = self._process.wait()
