@@ -250,7 +250,7 @@ class _Reader:
     def _param(self, event: dict[str, Any]) -> None:
         params = {str(name): str(value) for name, value in event["params"].items()}
         known = self._events.params
-        # A figure is made of such a one (`units.second_units`).
+        # A figure is made of such a one (`units.list_second_units`).
         if any("_per_" in name and known.get(name, value) != value for name, value in params.items()):
             raise DamagedError("a param with another value than before")
         if len(known | params) > _MOST_PARAMS:
