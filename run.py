@@ -5,13 +5,13 @@ import sys
 from typing import NoReturn
 
 from pipeline.base.system import startup
-from pipeline.record import invocation, sender
+from pipeline.record import invocation, tracking_sender
 
 if __name__ == "__main__":
     gc.set_threshold(100_000)  # nearly all that is imported and composed stays: looking for garbage took a tenth of it
     startup.begin()
     invocation.begin()
-    sender.start_early(sys.argv[1:])
+    tracking_sender.start_early(sys.argv[1:])
 
 from pipeline.plan import help_text as explained  # below, because the sender imports MLflow meanwhile
 
@@ -61,5 +61,5 @@ if __name__ == "__main__":
     try:
         sys.exit(startup.check_output(command_line.run(_run)))
     finally:
-        sender.end_early()
+        tracking_sender.end_early()
         gc.freeze()  # the process ends: nobody needs what a last search for garbage would free

@@ -25,8 +25,8 @@ from typing import Any
 import yaml
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.planner import parvagpu, profile
-from pipeline.planner.profile import Profile, Row
+from pipeline.planner import parvagpu, profile_table
+from pipeline.planner.profile_table import Profile, Row
 from pipeline.prepare.mig import partitions, profiles
 
 PARVAGPU = PROJECT_DIR / "tests/data/parvagpu"
@@ -102,7 +102,7 @@ def time_call(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
 
 def time_parvagpu(folder: Path) -> None:
     """The four scenarios."""
-    profile.write(folder / "profile.csv", parvagpu.read(PARVAGPU))
+    profile_table.write(folder / "profile.csv", parvagpu.read(PARVAGPU))
     begin = time.monotonic()
     for number in range(4):
         plan, took = time_command("serve", folder, scenario(number))
@@ -113,7 +113,7 @@ def time_parvagpu(folder: Path) -> None:
 def time_services(folder: Path, num_services: int, seed: int, methods: bool) -> None:
     """Services that are made up: the exact plan, and what other methods find."""
     demand, made = make_profile(num_services, seed)
-    profile.write(folder / "profile.csv", made)
+    profile_table.write(folder / "profile.csv", made)
     plan, took = time_command("serve", folder, demand)
     print(f"{num_services} services, {len(made.rows)} rows: {_planned(plan)}, {took}")
     if methods:
@@ -130,7 +130,7 @@ def time_services(folder: Path, num_services: int, seed: int, methods: bool) -> 
 def time_change(folder: Path, num_services: int, seed: int) -> None:
     """The plan that changes least, after every rate has changed by up to a tenth."""
     demand, made = make_profile(num_services, seed)
-    profile.write(folder / "profile.csv", made)
+    profile_table.write(folder / "profile.csv", made)
     today = folder / "today.json"
     time_command("serve", folder, demand, "--out", str(today))
     chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
@@ -148,7 +148,7 @@ def time_change(folder: Path, num_services: int, seed: int) -> None:
 def time_transition(folder: Path, num_services: int, seed: int) -> None:
     """From the plan of made-up services to the one for other rates, which shares nothing with it on purpose."""
     demand, made = make_profile(num_services, seed)
-    profile.write(folder / "profile.csv", made)
+    profile_table.write(folder / "profile.csv", made)
     plans = [str(folder / "today.json"), str(folder / "tomorrow.json")]
     chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
     num_gpus = []

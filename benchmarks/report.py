@@ -30,8 +30,8 @@ from listeners.nvml import NvmlListener
 from pipeline.base.domain.layout import DATABASE, FIELDS
 from pipeline.observe.fields import Fields
 from pipeline.record.group_folder import Clock
-from pipeline.record.series import About, Series, SeriesKey, write_table
-from pipeline.record.store.local import open_store
+from pipeline.record.sample_series import About, Series, SeriesKey, write_table
+from pipeline.record.store.local_store import open_store
 
 EXPERIMENT = "scale"
 _SETTINGS = {"device": "NVIDIA H100 80GB HBM3", "window": "steady, 5 s after 1 s", "seed": "0", "pinned CPUs": "false"}
@@ -69,7 +69,7 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
         num_samples: of each of four series of a group.
         machine: runs of another one have other ids.
     """
-    experiment_id = int(open_store(root).experiment_id(EXPERIMENT))
+    experiment_id = int(open_store(root).open_experiment(EXPERIMENT))
     artifacts = root.absolute() / "artifacts" / EXPERIMENT
     fields = Fields([DcgmListener(1000).table, GpmListener(1000).table, NvmlListener(1000).table]).as_json()
     runs: list[tuple[Any, ...]] = []

@@ -102,8 +102,8 @@ def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int
             server.drain()
         share = (_children_s() - before) / seconds
         found = job.read_requests(folder)
-        figures = latency.figures(found, window, is_rate_given=True)
-        if late := latency.late_generator(found, window):
+        figures = latency.compute_figures(found, window, is_rate_given=True)
+        if late := latency.describe_lateness(found, window):
             print(f"flagged: {late}")
         return Served(figures, share, found, window)
 
@@ -141,7 +141,7 @@ def queue(options: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|")
     for load in (0.5, 0.8):
         figures, _, found, window = serve(load / 0.005, 0.005, options.seconds, "poisson", options.seed)
-        perfect = latency.figures(_perfect(found, 5_000_000), window)
+        perfect = latency.compute_figures(_perfect(found, 5_000_000), window)
         theory = {"latency_mean_ms": 5 + 5 * load / (2 * (1 - load))}
         theory |= {f"latency_p{each}_ms": 5 + 5 * waiting_quantile(load, each / 100) for each in (50, 95, 99)}
         for name, wanted in (("the same arrivals", perfect), ("M/D/1", theory)):

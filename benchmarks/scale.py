@@ -37,8 +37,8 @@ import psutil
 
 from pipeline.base.domain import layout
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.record.sender import Sender
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
+from pipeline.record.tracking_sender import Sender
 
 RUN = [sys.executable, str(PROJECT_DIR / "run.py")]
 SLEEP_S, BLOCKS, GPUS = 5, 8, 4
@@ -75,7 +75,7 @@ def status(folder: Path) -> list[str]:
     store = open_store(folder)
     tags = {fact_tag(f"fact{each}"): "x" * 20 for each in range(30)}
     params = {f"param{each}": "1" for each in range(12)}
-    template = store.client.create_run(store.experiment_id("e"), tags={Tag.ROLE: GROUP}).info.run_id
+    template = store.client.create_run(store.open_experiment("e"), tags={Tag.ROLE: GROUP}).info.run_id
     size = GROUPS // UNITS
     with closing(sqlite3.connect(folder / DATABASE)) as database, database:
         columns = [row[1] for row in database.execute("PRAGMA table_info(runs)")]
@@ -186,7 +186,7 @@ def _send(
     known: dict[str, Any] = json.loads((group / layout.RECORD).read_text())
     with Sender() as sender:
         sender.open(experiment, root, uri, 500)
-        sender.store()
+        sender.wait_for_store()
         are_ready.wait()
         first_end_s = time.monotonic() + chance.uniform(0, EVERY_S)  # groups end at any time, and so the workers' do
         for number in range(ROUNDS):

@@ -36,7 +36,7 @@ from pipeline.base.system import override_values, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, small_workloads
 from pipeline.record import invocation
-from pipeline.scale.options import SlurmOptions
+from pipeline.scale.launcher_options import SlurmOptions
 
 _NOT_SWEPT = ("experiment", "rehearse")
 """Groups whose files decide over what is swept, and cannot be swept themselves."""
@@ -61,7 +61,7 @@ class StudySweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.launcher is not None
         jobs = self.expand(arguments)
-        if not invocation.current().has_launcher:  # else that has said it
+        if not invocation.get_current().has_launcher:  # else that has said it
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
         with hydra_errors.restore_environment():
@@ -210,24 +210,24 @@ class GpusLauncher(StudyLauncher):
         self.devices = devices
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
-        from pipeline.scale import gpus
+        from pipeline.scale import local_gpus
 
-        return self.run_with_workers(configs, gpus.run)
+        return self.run_with_workers(configs, local_gpus.run)
 
     def run_with_workers(self, configs: Sequence[DictConfig], engine: Callable[..., int]) -> int:
         """Run the study by an engine that starts workers on the GPUs."""
         from pipeline.study.execution import execute
 
-        return execute(configs, is_sweep=True, engine=functools.partial(engine, wanted=self.devices))
+        return execute(configs, is_sweep=True, engine=functools.partial(engine, devices_option=self.devices))
 
 
 class BesideLauncher(GpusLauncher):
     """A launcher that measures the shards of a study on one GPU of this host, alone and beside others."""
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
-        from pipeline.scale import beside
+        from pipeline.scale import interference
 
-        return self.run_with_workers(configs, beside.run)
+        return self.run_with_workers(configs, interference.run)
 
 
 class WorkerLauncher(GpusLauncher):

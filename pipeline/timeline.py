@@ -21,7 +21,7 @@ from pipeline.base.system.errors import CollocationError, TrackingError
 from pipeline.base.system.words import counted
 from pipeline.record import trace
 from pipeline.record.store import results
-from pipeline.record.store.existing import open_named
+from pipeline.record.store.store_access import open_named
 
 
 def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
@@ -48,14 +48,14 @@ def of_experiment(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, A
             if path is not None:
                 try:
                     one = json.loads(path.read_text(encoding="utf-8"))
-                    trace.merged([one])
+                    trace.merge([one])
                 except Exception as error:  # noqa: BLE001  a damaged file may raise anything
                     sys.stderr.write(f"left out: {layout.TIMELINE} of run {group.run_id} is damaged: {error}\n")
                 else:
                     traces.append(one)
     if not traces:
         raise TrackingError(f"none of the {len(groups)} groups of experiment {experiment!r} has a {layout.TIMELINE}")
-    return trace.merged(traces), len(groups) - len(traces)
+    return trace.merge(traces), len(groups) - len(traces)
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:

@@ -15,13 +15,13 @@ from pipeline.base.domain import layout
 from pipeline.base.system import entry_points, squeue, startup
 from pipeline.base.system.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
-from pipeline.record.owner import close_command
-from pipeline.record.server import RequestHandler, sentence, serve
+from pipeline.record.owner import spell_close_command
 from pipeline.record.shards.orphaned_runs import close_silent
-from pipeline.record.shards.overview import overview
-from pipeline.record.store.existing import open_named
-from pipeline.record.store.local import is_server, set_mlflow_defaults, upgrade
+from pipeline.record.shards.overview import read_overview
+from pipeline.record.store.local_store import is_server, set_mlflow_defaults, upgrade
 from pipeline.record.store.relocate import relocate
+from pipeline.record.store.store_access import open_named
+from pipeline.record.tracking_server import RequestHandler, format_error, serve
 
 WATCH_S, SILENT_S = 10.0, 3600.0
 
@@ -29,21 +29,21 @@ log = logging.getLogger(__name__)
 
 
 def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = False) -> int:
-    """Send everything that lies in the spool and has no living owner; 1 if something could not be sent.
+    """Send everything in the spool that has no living owner; return 1 if something could not be sent.
 
-    Groups that another machine left open are not sent, unless `closes_lost`: it may be at work.
+    Groups that another machine left open are sent only with `closes_lost`: it may be at work.
 
     Raises:
-        StoreError: the local store, for which there is something, cannot be used as it is.
+        StoreError: the local store cannot be used, and a group or amendment is for it.
     """
-    found = group_folder.survey(spool_root, closes_lost=closes_lost)
-    paths = (*found.ready, *group_folder.amendments(spool_root))
+    spooled = group_folder.survey(spool_root, closes_lost=closes_lost)
+    paths = (*spooled.ready, *group_folder.list_amendments(spool_root))
     handler.refuse_unusable(paths)
-    failures = [f"{folder}: {reason}" for folder, reason in found.unreadable.items()]
+    failures = [f"{folder}: {reason}" for folder, reason in spooled.unreadable.items()]
     for path in paths:
         try:
-            if path in found.ready:
-                where = handler.where(path) if path.exists() else ""
+            if path in spooled.ready:
+                where = handler.describe_target(path) if path.exists() else ""
                 runs = handler.send(path)
                 _say(f"sent {path}" + (f" to {where} as run {runs.parent}" if runs else " (by another process)"))
             else:
@@ -51,51 +51,50 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
                 _say(f"sent {path}")
         except Exception as error:  # noqa: BLE001  what fails, however it does, must not keep the others back
             if path.exists():
-                failures.append(f"{path}: {sentence(error)}")
+                failures.append(f"{path}: {format_error(error)}")
             else:
                 _say(f"sent {path} (by another process)")
     handler.tidy()
-    for folder in found.busy:
+    for folder in spooled.busy:
         _say(f"left {folder}: it is being written")
-    for folder, owner in found.elsewhere.items():
+    for folder, owner in spooled.elsewhere.items():
         if closes_lost:
-            _say(f"left {folder}: somebody writes it, as host {owner} would; end that study there")
+            _say(f"left {folder}: it is being written, perhaps by host {owner}; end its study first")
         else:
-            _say(
-                f"left {folder}: host {owner} may be at work on it; if that is gone: {close_command(spool_root.parent)}"
-            )
-    if not (found.ready or found.busy or found.elsewhere or failures):
+            command = spell_close_command(spool_root.parent)
+            _say(f"left {folder}: host {owner} may still write it; if that host is lost: {command}")
+    if not (spooled.ready or spooled.busy or spooled.elsewhere or failures):
         _say(f"nothing to send in {spool_root}")
     for failure in failures:
         log.error("not sent: %s", failure)
-    return 1 if failures or found.elsewhere else 0
+    return 1 if failures or spooled.elsewhere else 0
 
 
 def status(options: argparse.Namespace) -> int:
-    """Show how far a study is; with `--watch` until all of its units are done. 0 only if they are."""
+    """Show the progress of a study, with `--watch` until its end; return 0 only if all of it is done."""
     if options.uri is not None and not is_server(options.uri):
-        raise ConfigError(f"--uri {options.uri} is no address of a tracking server, which is http://HOST:PORT")
+        raise ConfigError(f"--uri {options.uri} is no tracking server; give http://HOST:PORT")
     where = options.uri or options.root
     if options.close_lost:
         for name in close_silent(open_named(where), options.experiment, SILENT_S):
             _say(f"closed as interrupted: {name}")
     while True:
         try:
-            found = overview(where, options.experiment, squeue.states_on)
+            progress = read_overview(where, options.experiment, squeue.states_on)
         except TrackingError as error:
             if not options.watch:
                 raise
             log.warning("%s; looked at again in %g s", error, WATCH_S)  # nothing has begun, or the server is away
         else:
-            _say(json.dumps(found.as_dict(), indent=2) if options.json else found.as_text(time.time()))
-            if found.is_done or not options.watch:
-                return 0 if found.is_done else 1
+            _say(json.dumps(progress.as_dict(), indent=2) if options.json else progress.as_text(time.time()))
+            if progress.is_done or not options.watch:
+                return 0 if progress.is_done else 1
             _say("")
         time.sleep(WATCH_S)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status."""
+    """Run one command and return the exit status."""
     options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     set_mlflow_defaults()
@@ -129,7 +128,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
-    """Return the parser of the command, whatever is typed."""
+    """Return the parser of the command."""
     parser = argparse.ArgumentParser(prog=entry_points.spell("tracking"), description="Spool folders to MLflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (

@@ -1,1 +1,1 @@
-"""What was seen of a group: phases, samples, figures, endings, and how it is shown while it runs."""
+"""Observation of groups: phases, samples, figures, outcomes, and the view while they run."""

@@ -1,4 +1,4 @@
-"""Why a program failed, from what it printed: its exception or its last error, and not the footer of a wrapper.
+"""The cause of a program's failure in its output: its exception or its last error, not a wrapper's footer.
 
 Pure, but for reading the end of the output.
 """
@@ -68,13 +68,7 @@ _KILLED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a program failed.
-
-    Attributes:
-        text: in one line; empty if nothing tells.
-        is_oom: whether memory ran out.
-        has_kill: whether SIGKILL ended a process of it.
-    """
+    """A cause in one line, empty if unknown; whether memory ran out, and whether SIGKILL ended a process."""
 
     text: str = ""
     is_oom: bool = False
@@ -82,7 +76,7 @@ class Cause:
 
 
 def judge_output(stderr: Path, stdout: Path) -> Cause:
-    """Find why a program failed, in what it wrote last: to its error output, or else to its output."""
+    """Find why a program failed in the end of its error output, or else of its output."""
     errors, output = output_lines.read_end(stderr), output_lines.read_end(stdout)
     has_kill = _has_match(_KILLED, errors) or _has_match(_KILLED, output)
     is_killed_for_memory = _has_match(_KILLED_FOR_MEMORY, errors) or _has_match(_KILLED_FOR_MEMORY, output)
@@ -95,7 +89,7 @@ def judge_output(stderr: Path, stdout: Path) -> Cause:
 
 
 def judge_exception(kind: str, message: str, trace: str = "") -> Cause:
-    """Find why a job failed that reported an exception; `trace` is its traceback, as Python prints it."""
+    """Find why a job failed that reported an exception; `trace` is its traceback as Python prints it."""
     raised = Raised(kind, [line.strip() for line in message.splitlines() if line.strip()], 0, 0, 0)
     if exceptions := tracebacks.find_exceptions(output_lines.split_lines(trace)):
         raised.before, raised.members = exceptions[-1].before, exceptions[-1].members
@@ -108,7 +102,7 @@ def _has_match(pattern: re.Pattern[str], lines: Sequence[Line]) -> bool:
 
 
 def _judge_exceptions(lines: Sequence[Line]) -> Cause | None:
-    """Judge by the exception that ended the program; `None` if there is none, or the program went on after each."""
+    """Judge by the exception that ended the program; `None` if there is none, or the program went on."""
     exceptions = tracebacks.find_exceptions(lines)
     links = [link for raised in exceptions for link in raised.iterate_chain()]
     taken = {number for link in links for number in range(link.first, link.end + 1)}
@@ -134,12 +128,9 @@ def _is_telling(line: Line) -> bool:
 
 
 def _has_continued(raised: Raised, telling: Sequence[tuple[int, Line]], taken: set[int]) -> bool:
-    """Whether the program went on after an exception, by what it printed then.
+    """Return whether the program went on after an exception, by the lines that it printed then.
 
-    Args:
-        raised: the exception.
-        telling: numbers and lines that may tell.
-        taken: numbers of the lines of exceptions.
+    `taken` has the numbers of the lines of exceptions.
     """
     after = [(number, line.text) for number, line in telling if number > raised.last and line.source == raised.source]
     printed = [text for number, text in after if number not in taken or number <= raised.end]
@@ -149,7 +140,7 @@ def _has_continued(raised: Raised, telling: Sequence[tuple[int, Line]], taken: s
 
 
 def _select_root(candidates: Sequence[Raised]) -> Raised:
-    """Select the exception that others come from: out of memory before others, of several ranks the first to fail."""
+    """Select the exception that caused the others: out of memory first, of several ranks the first to fail."""
     last_by_source = {raised.source: raised for raised in candidates}
     primary = [raised for raised in candidates if not _SECONDARY.search(" ".join(raised.message))]
     if len(last_by_source) == 1:
@@ -158,7 +149,7 @@ def _select_root(candidates: Sequence[Raised]) -> Raised:
 
 
 def _describe_ranks(raised: Raised, lines: Sequence[Line]) -> str:
-    """Describe how a rank ended of which torchrun says nothing else."""
+    """Describe the exit of a rank of which torchrun says nothing else."""
     if raised.name not in _WRAPPERS:
         return ""
     ends = [match[1] for line in lines[raised.last :] if (match := _EXIT_OF_RANK.match(line.text))]
@@ -166,7 +157,6 @@ def _describe_ranks(raised: Raised, lines: Sequence[Line]) -> str:
 
 
 def _describe(raised: Raised) -> str:
-    """Describe an exception, what is in it, and what it came from, in one line."""
     text, root = _describe_alone(raised), raised
     while root.before is not None:
         root = root.before
@@ -181,7 +171,7 @@ def _describe(raised: Raised) -> str:
 
 
 def _describe_alone(raised: Raised, depth: int = 2) -> str:
-    """Describe an exception by its message, up to the first line that says something, and by its members."""
+    """Describe an exception by its message, up to the first complete line, and by its members."""
     message = raised.message
     length = next((number for number, line in enumerate(message, 1) if not line.endswith(":")), len(message))
     words = " ".join([f"{raised.kind}:", *message[:length]]) if message else raised.kind
@@ -195,7 +185,7 @@ def _is_oom(raised: Raised) -> bool:
 
 
 def _judge_lines(lines: Sequence[Line]) -> Cause:
-    """Judge by the last lines that say anything of a program itself; an empty cause if none does."""
+    """Judge by the last lines of the program itself; an empty cause without any."""
     unfooted = [line for line in lines if not line.is_blank and not line.is_footer]
     telling = [line.text.strip() for line in unfooted if not line.is_indented or _WHAT.search(line.text)]
     telling = (telling or [line.text.strip() for line in unfooted])[-_MOST_LOOKED_AT:]
@@ -214,13 +204,12 @@ def _judge_lines(lines: Sequence[Line]) -> Cause:
 
 
 def _judge_footers(lines: Sequence[Line]) -> Cause:
-    """Judge by what wrappers say, where nobody else says anything."""
     texts = [line.text.strip() for line in lines if re.search(r"\w", line.text) and not line.is_indented]
     return Cause(next((text for text in reversed(texts) if _ERROR.search(text)), texts[-1] if texts else ""))
 
 
 def _judge_last_lines(telling: Sequence[str]) -> Cause:
-    """Judge by the last line, or by the one above it of which it says the consequence."""
+    """Judge by the last line, or by the line above it if the last one only states the consequence."""
     end = len(telling)
     while end > max(1, len(telling) - 2) and _GOODBYE.match(telling[end - 1]):
         end -= 1

@@ -1,8 +1,8 @@
-"""Files below the working directory that were changed while jobs ran, and which job wrote one where that is known.
+"""Files below the working directory that changed while jobs ran, and the job that wrote each, if that is known.
 
-The kernel does not keep who wrote a file. So it is looked for what changed, once the jobs are gone: only a TensorBoard
-file, which has the number of its process in its name, and a file changed when one job ran alone, are known to be one
-job's. The nearest files are looked at first, and no more than some thousand, for seconds.
+The kernel does not record who wrote a file, so changes are searched after the jobs have ended. Only a TensorBoard
+file, which has a process id in its name, and a file that changed while one job ran alone, have a known writer. The
+search begins at the nearest files, and ends after some thousand files or seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.workload import Workload
+from pipeline.base.system.words import list_first
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
 from pipeline.observe.clock import ClockRecord
@@ -31,13 +32,10 @@ _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
-    """What changed below a folder.
+class Changes:
+    """Files that changed below a folder, with their modification times in ns since the epoch.
 
-    Attributes:
-        folder: the folder.
-        files: each with the time of its last change, in ns since the epoch.
-        is_whole: whether all files were looked at.
+    `is_whole` tells whether all files were looked at.
     """
 
     folder: Path
@@ -45,26 +43,26 @@ class Changed:
     is_whole: bool
 
 
-def since(
+def find_changes(
     folder: Path,
     t_ns: int,
     clock: ClockRecord,
     *,
     without: Collection[Path],
     inodes: Collection[tuple[int, int]] = (),
-) -> Changed:
-    """Find what changed below a folder since a monotonic instant; hidden entries, links and other disks are left out.
+) -> Changes:
+    """Find what changed below a folder since a monotonic instant, without hidden files, links and other disks.
 
-    So are `without`, and files with one of these devices and inodes.
+    Also without the paths in `without`, and files with one of these devices and inodes.
     """
     files: dict[Path, int] = {}
     until_s = time.monotonic() + _MAX_S
-    left, seen, device = deque([folder]), 0, folder.stat().st_dev
-    while left:
-        for entry in _entries(left.popleft()):
+    folders, seen, device = deque([folder]), 0, folder.stat().st_dev
+    while folders:
+        for entry in _scan(folders.popleft()):
             seen += 1
             if seen > _MAX_ENTRIES or time.monotonic() > until_s:
-                return Changed(folder=folder, files=files, is_whole=False)
+                return Changes(folder=folder, files=files, is_whole=False)
             try:
                 status = entry.stat(follow_symlinks=False)
             except OSError:
@@ -74,26 +72,26 @@ def since(
                 continue
             if entry.is_dir(follow_symlinks=False):
                 if entry.name not in _PASSED_OVER and status.st_dev == device:
-                    left.append(path)
-            elif entry.is_file(follow_symlinks=False) and clock.instants_ns(status.st_mtime_ns)[-1] >= t_ns:
+                    folders.append(path)
+            elif entry.is_file(follow_symlinks=False) and clock.find_instants_ns(status.st_mtime_ns)[-1] >= t_ns:
                 files[path] = status.st_mtime_ns
-    return Changed(folder=folder, files=files, is_whole=True)
+    return Changes(folder=folder, files=files, is_whole=True)
 
 
-def owners(
-    changed: Changed | None, states: Sequence[JobState], logs: Mapping[int, Events], clock: ClockRecord
+def find_owners(
+    changed: Changes | None, states: Sequence[JobState], logs: Mapping[int, Events], clock: ClockRecord
 ) -> dict[Path, int | None]:
     """Map each file to the index of the job that wrote it, if only one can have; `logs` goes by that index."""
     return {
-        path: _owner(path, clock.instants_ns(wall_ns), states, logs)
+        path: _find_owner(path, clock.find_instants_ns(wall_ns), states, logs)
         for path, wall_ns in (changed.files.items() if changed is not None else ())
     }
 
 
-def shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
-    """Name the files below the folder that several jobs may have written, in words; empty if there are none.
+def describe_shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
+    """Describe the files below the folder that several jobs may have written; empty if there are none.
 
-    Copies of a program write files of the same names. Different programs do where both name the file.
+    Copies of a program write files of the same names; different programs do where both name the file.
     """
     programs = [state.job.workload for state in states if not state.job.workload.is_in_own_folder]
     by_script = {program.script: program for program in programs}
@@ -101,46 +99,44 @@ def shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobS
     files = sorted(
         path
         for path, index in whose.items()
-        if index is None and (have_copies or sum(_names(program, path.name) for program in by_script.values()) > 1)
+        if index is None and (have_copies or sum(_has_name(program, path.name) for program in by_script.values()) > 1)
     )
     if not files or len(programs) < 2:
         return ""
     names = [os.path.relpath(path, folder) for path in files]
-    further = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"changed while {len(programs)} jobs ran: {', '.join(names[:_MAX_NAMES])}{further}"
+    return f"changed while {len(programs)} jobs ran: {list_first(names, _MAX_NAMES)}"
 
 
-def _names(program: Workload, name: str) -> bool:
-    """Tell whether the arguments or the code of a program hold the name of a file, but for the digits in it."""
+def _has_name(program: Workload, name: str) -> bool:
+    """Return whether arguments or code of a program contain a file's name, apart from its digits."""
     parts = [part for part in re.split(r"\d+", name) if part]
-    return any(all(part in text for part in parts) for text in ("\0".join(program.argv), *_texts(program)))
+    return any(all(part in text for part in parts) for text in ("\0".join(program.argv), *_read_sources(program)))
 
 
-def _texts(program: Workload) -> Iterator[str]:
+def _read_sources(program: Workload) -> Iterator[str]:
     for source in program.sources:
         with suppress(OSError):  # a job may have removed it
             yield Path(source.path).read_text(encoding="utf-8", errors="replace")
 
 
-def _owner(
+def _find_owner(
     path: Path, instants_ns: Sequence[int], states: Sequence[JobState], logs: Mapping[int, Events]
 ) -> int | None:
-    """Find the job that changed a file at one of some instants; `None` if several can have."""
     if path.name.startswith(_EVENT_FILE):
         numbers = set(map(int, _NUMBER.findall(path.name)))
         named = [state for state in states if numbers & {state.working_pid, *logs[state.job.index].processes}]
         if len(named) == 1:
             return named[0].job.index
-    ran = [state.job.index for state in states if any(_ran(state, t_ns) for t_ns in instants_ns)]
+    ran = [state.job.index for state in states if any(_is_running(state, t_ns) for t_ns in instants_ns)]
     return ran[0] if len(ran) == 1 else None
 
 
-def _ran(state: JobState, t_ns: int) -> bool:
+def _is_running(state: JobState, t_ns: int) -> bool:
     is_over = state.ended.at_ns is not None and t_ns > state.ended.at_ns
     return state.started is not None and t_ns >= state.started.at_ns - _CLOCK_NS and not is_over
 
 
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+def _scan(folder: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             yield from (entry for entry in entries if not entry.name.startswith("."))

@@ -1,7 +1,7 @@
-"""The clocks of the machine while a group runs: steps of the wall clock, and times in which this program stood still.
+"""The clocks of the machine while a group runs: steps of the wall clock, and times in which this process stood still.
 
-Durations are monotonic. What comes in wall time (metrics of MLflow and TensorBoard, modification times) is placed by
-the offset of the two clocks at its own instant: NTP, a user or a resumed virtual machine may have set the wall clock.
+Durations are monotonic. Instants in wall time (metrics of MLflow and TensorBoard, modification times) are converted
+by the offset of the two clocks at that time: NTP, a user or a resumed virtual machine may set the wall clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.observe.sampled import Window
+from pipeline.observe.sample_figures import Window
 
 _TICK_NS = 100_000_000
 _DRIFT_NS = 1_000_000  # a clock that is slewed changes its offset by less than this in a tick
@@ -29,12 +29,12 @@ _READ_NS = 20_000  # reading both clocks takes a fraction of this, if nothing co
 
 @dataclass(frozen=True, slots=True)
 class ClockRecord:
-    """What happened to the clocks.
+    """Offsets and pauses of the clocks of a group.
 
     Attributes:
-        offsets: monotonic instants, each with what is added to a monotonic instant for the wall clock from then on.
-        pauses: monotonic instants between which this program stood still.
-        end_ns: until when they were read.
+        offsets: monotonic instants, with the wall clock's offset from each on.
+        pauses: monotonic instants between which this process stood still.
+        end_ns: end of the record.
     """
 
     offsets: Sequence[Window] = ((0, 0),)
@@ -46,31 +46,31 @@ class ClockRecord:
         before = [offset_ns for since_ns, offset_ns in self.offsets if since_ns <= t_ns]
         return t_ns + (before[-1] if before else self.offsets[0][1])
 
-    def instants_ns(self, wall_ns: int) -> list[int]:
-        """Find the monotonic instants at which the wall clock showed this: several where it was set back.
+    def find_instants_ns(self, wall_ns: int) -> list[int]:
+        """Find the monotonic instants of a wall time: several where the clock was set back.
 
-        For a time that was skipped, that is when the clock was set forward.
+        A wall time that was skipped has the instant at which the clock was set forward.
         """
         begins = [-math.inf, *(since_ns for since_ns, _ in self.offsets[1:])]
-        found = [
+        instants = [
             wall_ns - offset_ns
             for begin_ns, end_ns, (_, offset_ns) in zip(begins, [*begins[1:], self.end_ns], self.offsets, strict=True)
             if begin_ns <= wall_ns - offset_ns < end_ns
         ]
         skipped = (since_ns for since_ns, offset_ns in self.offsets[1:] if wall_ns < since_ns + offset_ns)
-        return found or [next(skipped, wall_ns - self.offsets[-1][1])]
+        return instants or [next(skipped, wall_ns - self.offsets[-1][1])]
 
-    def in_order_ns(self, wall_ns: Iterable[int]) -> list[int]:
+    def convert_in_order_ns(self, wall_ns: Iterable[int]) -> list[int]:
         """Convert wall times that were taken one after another to monotonic instants."""
         instants: list[int] = []
         for stamp_ns in wall_ns:
-            candidates = self.instants_ns(stamp_ns)
+            candidates = self.find_instants_ns(stamp_ns)
             last_ns = instants[-1] if instants else candidates[0]
             instants.append(next((t_ns for t_ns in candidates if t_ns >= last_ns), candidates[-1]))
         return instants
 
-    def step_s(self, window: Window) -> float:
-        """Measure the largest step of the wall clock in a window, in seconds; 0 without any."""
+    def find_step_s(self, window: Window) -> float:
+        """Return the largest step of the wall clock in a window, in seconds; 0 without any."""
         steps = [
             (after_ns - before_ns) / 1e9
             for (_, before_ns), (t_ns, after_ns) in itertools.pairwise(self.offsets)
@@ -78,8 +78,8 @@ class ClockRecord:
         ]
         return max(steps, key=abs, default=0.0)
 
-    def pause_s(self, window: Window) -> float:
-        """Measure how long this program stood still in a window, in seconds."""
+    def sum_pauses_s(self, window: Window) -> float:
+        """Return how long this process stood still in a window, in seconds."""
         shares = (min(end_ns, window[1]) - max(begin_ns, window[0]) for begin_ns, end_ns in self.pauses)
         return sum(max(0, share_ns) for share_ns in shares) / 1e9
 
@@ -88,7 +88,7 @@ class ClockWatch:
     """A context in which a thread reads the clocks ten times a second."""
 
     def __init__(self) -> None:
-        self._offsets: list[Window] = [(time.monotonic_ns(), _offset_ns())]
+        self._offsets: list[Window] = [(time.monotonic_ns(), _read_offset_ns())]
         self._pauses: list[Window] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clock", daemon=True)
@@ -119,13 +119,13 @@ class ClockWatch:
                 before_ns, explained_ns = now_ns, now_explained_ns
 
     def _note_offset(self, now_ns: int) -> None:
-        offset_ns = _offset_ns()
+        offset_ns = _read_offset_ns()
         if abs(offset_ns - self._offsets[-1][1]) > _DRIFT_NS:
             self._offsets.append((now_ns, offset_ns))
 
 
 class _CpuWait:
-    """The time for which this thread waited for a CPU or for other threads of this process, as far as that is known."""
+    """The time for which this thread waited for a CPU or for other threads of this process, as far as known."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._file: int | None = None
@@ -138,13 +138,12 @@ class _CpuWait:
         return self._file is not None
 
     def read_ns(self) -> int:
-        """Read it, in ns since some instant."""
         waited_ns = int(os.pread(self._file, 128, 0).split()[1]) if self._file is not None else 0
         return waited_ns + time.process_time_ns()
 
 
-def _offset_ns() -> int:
-    """Read what is added to a monotonic instant for the wall clock; again if something came between the readings."""
+def _read_offset_ns() -> int:
+    """Read the wall clock's offset; again if something came between the readings."""
     readings = []
     for _ in range(5):
         before_ns, wall_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()

@@ -1,6 +1,6 @@
-"""How a job and a group ended, decided here and nowhere else: each gets a result and, if it is not `ok`, a reason.
+"""Result and reason of a job and a group; decided here and nowhere else.
 
-Pure, but for the end of a job's output, which tells why it failed (`causes.py`).
+Pure, but for reading the end of a job's output, which tells why it failed (`causes.py`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _BY_SIGNAL = Ending(Result.INTERRUPTED, "interrupted by a signal")
 _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 
 
-def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
-    """How a job ended, from what is known of it and what it reported; `interrupted` says that the user ended it."""
-    ending = _end(state, log, interrupted)
+def judge_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
+    """Return how a job ended; `interrupted` says that the user ended it."""
+    ending = _judge_end(state, log, interrupted)
     if ending.reason:
-        ending = dataclasses.replace(ending, reason=secrets.mask_text(ending.reason, _known_secrets(state)))
+        ending = dataclasses.replace(ending, reason=secrets.mask_text(ending.reason, _collect_secrets(state)))
     diverged = bool(log.errors) and log.errors[-1].get("type") == "NonFiniteLossError"
     if log.wrong and (ending.result is Result.OK or diverged):
         further = f" (and {log.num_wrong - 1} more)" if log.num_wrong > 1 else ""
@@ -42,13 +42,8 @@ def of_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
     return ending
 
 
-def of_measurement(absence: str) -> Ending:
-    """How a job ended that finished its work: as failed, if there are words for why it shows none (`work.absence`)."""
-    return Ending(Result.FAILED, absence) if absence else Ending(Result.OK)
-
-
-def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool, expected: int) -> Ending:
-    """How a group of as many jobs as expected ended; `reason` says why it ended early, if that was no job."""
+def judge_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool, expected: int) -> Ending:
+    """Return how a group ended; `reason` says why it ended early, if no job was the reason."""
     if interrupted:
         return _BY_SIGNAL
     for result in _SEVERITY:
@@ -64,29 +59,24 @@ def of_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool
     return Ending(Result.OK)
 
 
-def without_owner() -> Ending:
-    """How a group and its running jobs ended whose orchestrator died and could not say."""
-    return Ending(Result.INTERRUPTED)
-
-
-def of_absent_job(group: Result) -> Ending:
-    """How a job ended that was never started, from how its group did."""
+def judge_absent_job(group: Result) -> Ending:
+    """Return how a job ended that was never started."""
     return Ending(Result.FAILED if group is Result.OK else group, "did not run")
 
 
-def skipped(group: Group) -> GroupResult | None:
-    """The row of a group that the plan skips; `None` if it is to run."""
+def make_skipped_row(group: Group) -> GroupResult | None:
+    """Return the row of a group that the plan skips; `None` if it is to run."""
     if group.skip_reason is None:
         return None
     return GroupResult(group=group, result=Result.SKIPPED, reason=group.skip_reason)
 
 
-def not_judged(group: Group, error: Exception | None, states: Sequence[JobState] = ()) -> GroupResult:
-    """Return the row of a group without figures: they could not be computed, or the user did not wait for them.
+def make_row_without_figures(group: Group, error: Exception | None, states: Sequence[JobState] = ()) -> GroupResult:
+    """Return the row of a group without figures.
 
     Args:
         group: whose row it is.
-        error: why there are none; `None` if a signal ended it.
+        error: that prevented the figures; `None` if a signal did.
         states: of the jobs that were started.
     """
     ending = _BY_SIGNAL if error is None else Ending(Result.FAILED, f"no figures: {type(error).__name__}: {error}")
@@ -99,17 +89,12 @@ def not_judged(group: Group, error: Exception | None, states: Sequence[JobState]
     return GroupResult(group=group, result=ending.result, reason=ending.reason, jobs=tuple(jobs))
 
 
-def with_wrong_results(row: GroupResult, difference: str) -> GroupResult:
-    """The row of a group that ended well, after a comparison found its results wrong."""
-    return dataclasses.replace(row, result=Result.WRONG_RESULTS, reason=difference)
-
-
-def _end(state: JobState, log: Events, interrupted: bool) -> Ending:
+def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
     noticed, ended = state.ended.noticed, state.ended
     if noticed is not None and noticed.result is not Result.FAILED:
         return noticed
     if log.errors and not _is_our_signal(state, log):
-        return _of_error(log.errors[-1], state)
+        return _judge_error(log.errors[-1], state)
     if noticed is not None:  # what the job itself says of a failure, above, tells more
         return noticed
     if state.ended_well:
@@ -127,7 +112,7 @@ def _end(state: JobState, log: Events, interrupted: bool) -> Ending:
     return _describe_failure(f"ended with {how}", cause, state, was_killed=ended.status in _KILLED)
 
 
-def _of_error(error: dict[str, str], state: JobState) -> Ending:
+def _judge_error(error: dict[str, str], state: JobState) -> Ending:
     kind, message = str(error.get("type")), str(error.get("message"))
     if kind in _OF_PROGRAMS:
         cause = causes.judge_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
@@ -139,7 +124,7 @@ def _of_error(error: dict[str, str], state: JobState) -> Ending:
 
 
 def _describe_failure(how: str, cause: Cause, state: JobState, *, was_killed: bool) -> Ending:
-    """Describe how a program failed; `was_killed` says that SIGKILL ended it, which was not ours."""
+    """Describe a failed program; `was_killed` says that a SIGKILL of others ended it."""
     if (was_killed or cause.has_kill) and state.num_oom_kills:
         return _report_oom_kill(how, state)
     return Ending(Result.OOM if cause.is_oom else Result.FAILED, _join_cause(how, cause))
@@ -154,24 +139,23 @@ def _join_cause(how: str, cause: Cause) -> str:
 
 
 def _is_our_signal(state: JobState, log: Events) -> bool:
-    """Whether what a script died of is the signal by which we ended it, as when another job had failed.
+    """Return whether a script died of our signal, as when another job had failed.
 
-    What its runner ended with does not tell: that may have been killed before it came to its end.
+    The exit status of its runner does not tell: that may have been killed first.
     """
     return state.ended.was_signalled and log.errors[-1].get("status") in _OF_OUR_SIGNALS
 
 
-def error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
-    """The last lines of a job's error output that say anything; none of one that ended well, or that we ended."""
+def read_error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
+    """Return the last telling lines of a job's error output; none if it ended well or was ended by us."""
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
     lines = [line for line in output_lines.read_end(state.folder / layout.STDERR) if not line.is_blank]
     telling = [line for line in lines if line.is_telling] or lines
     shown = "\n".join(f"{line.source} {line.text}" if line.source else line.text for line in telling[-_TAIL_LINES:])
-    return tuple(line[:_MAX_LENGTH] for line in secrets.mask_text(shown, _known_secrets(state)).split("\n") if line)
+    return tuple(line[:_MAX_LENGTH] for line in secrets.mask_text(shown, _collect_secrets(state)).split("\n") if line)
 
 
-def _known_secrets(state: JobState) -> frozenset[str]:
-    """Collect the secrets that a job was given, which it may have written without their names."""
+def _collect_secrets(state: JobState) -> frozenset[str]:
     workload = state.job.workload
     return secrets.collect_secrets(workload.argv, os.environ | dict(workload.environ))

@@ -1,4 +1,4 @@
-"""What a study says of its failed groups beside the table: what their jobs wrote last, and which others ended well."""
+"""Lines on failed groups below the table: the last output of their jobs, and the jobs that ended well."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pipeline.observe.group_result import GroupResult
 _MAX_ERROR_OUTPUTS = 3
 
 
-def in_words(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], str]) -> Iterator[str]:
-    """Line by line, each error output once; `log_of` names the whole of it, by row and index of the job."""
+def describe(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], str]) -> Iterator[str]:
+    """Yield the lines, each error output once; `log_of` returns the place of the whole output of a job."""
     for row in rows:
         if row.result not in (Result.OK, Result.WRONG_RESULTS):
-            yield from _others(row)
-    yield from _error_outputs(rows, log_of)
+            yield from _describe_others(row)
+    yield from _quote_error_outputs(rows, log_of)
 
 
-def _others(row: GroupResult) -> Iterator[str]:
+def _describe_others(row: GroupResult) -> Iterator[str]:
     for job in row.jobs:
         if job.result is Result.OK:
             unit = job.job.workload.unit
@@ -28,7 +28,7 @@ def _others(row: GroupResult) -> Iterator[str]:
             yield f"{row.group.name}: job {job.job.name} ended well: {', '.join(figures)}".rstrip(": ")
 
 
-def _error_outputs(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], str]) -> Iterator[str]:
+def _quote_error_outputs(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], str]) -> Iterator[str]:
     shown: set[tuple[str, ...]] = set()
     for row in rows:
         for job in row.jobs:

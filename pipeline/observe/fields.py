@@ -1,4 +1,4 @@
-"""The quantities of a group's listeners, and the file that keeps them beside its samples for whoever shows those."""
+"""The quantities of a group's listeners, and their file beside the samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from pipeline.base.domain.samples import Chart, Field, FieldTable, Sample, Summary
+from pipeline.base.domain.samples import Field, FieldTable, Sample, Summary
+from pipeline.base.system import json_decoder
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +20,8 @@ POWER, ENERGY = "power_mean_w", "energy_j"
 _UNIT = re.compile(r"_([a-z]+_per_s|[a-z]+)$")
 
 
-def figure_of(field: Field) -> str | None:
-    """The name of a quantity in the row: `power_w` becomes `power_mean_w`; `None` if the row has nothing of it."""
+def name_figure(field: Field) -> str | None:
+    """Return the figure of a quantity in the row: `power_mean_w` of `power_w`; `None` without one."""
     if field.summary is None:
         return None
     if field.summary in (Summary.RATE, Summary.GROWTH):
@@ -29,7 +30,7 @@ def figure_of(field: Field) -> str | None:
 
 
 class Fields:
-    """The field tables of the listeners of a group, those of the highest rank first."""
+    """The field tables of a group's listeners, highest rank first."""
 
     def __init__(self, tables: Iterable[FieldTable] = ()) -> None:
         self.tables = tuple(sorted(tables, key=lambda table: (-table.rank, table.source)))
@@ -38,18 +39,18 @@ class Fields:
     def __iter__(self) -> Iterator[tuple[str, Field]]:
         return ((table.source, field) for table in self.tables for field in table.fields)
 
-    def interval_ns(self, source: str) -> int:
-        """Return the time between two samples of a listener, as it was asked for; 0 if it is not known."""
+    def get_interval_ns(self, source: str) -> int:
+        """Return the configured time between two samples of a listener; 0 if unknown."""
         return next((table.interval_ms for table in self.tables if table.source == source), 0) * 1_000_000
 
     def is_of_device(self, source: str, job: int | None) -> bool:
-        """Whether a sample of a listener, of a job if not `None`, is of the device or one of its GPU instances."""
+        """Return whether a listener's sample, of a job or none, is of the device or a GPU instance."""
         return job is None and source not in self._of_machine
 
-    def live_memory_mib(self, samples: Iterable[Sample], job: int) -> float | None:
-        """The memory of a job, from the last of the samples that has it, by the best listener.
+    def read_live_memory_mib(self, samples: Iterable[Sample], job: int) -> float | None:
+        """Return the newest memory of a job by the best listener with a live quantity.
 
-        Of another one it is other memory: that of the host is not shown for that of the GPU until this is known.
+        Other listeners do not stand in for it: they read other memory, such as the host's.
         """
         latest = {
             (sample.source, name): value
@@ -60,35 +61,25 @@ class Fields:
         live = [(source, field.name) for source, field in self if field.is_live]
         return next((latest[key] for key in live if key in latest and key[0] == live[0][0]), None)
 
-    def titled(self, figures: Collection[str]) -> str:
-        """Title, unit and summary of those figures that the report's tables show, by name, as JSON; empty if none."""
-        found = {
+    def describe_titled(self, figures: Collection[str]) -> str:
+        """Return title, unit and summary of the figures with a title, by name, as JSON; empty without any."""
+        by_figure = {
             name: {"title": field.title, "unit": field.unit, "summary": field.summary}
             for _, field in reversed(list(self))
-            if field.title and (name := figure_of(field)) in figures
+            if field.title and (name := name_figure(field)) in figures
         }
-        return json.dumps(dict(reversed(found.items()))) if found else ""
+        return json.dumps(dict(reversed(by_figure.items()))) if by_figure else ""
 
     def as_json(self) -> str:
         return json.dumps([dataclasses.asdict(table) for table in self.tables], indent=1) + "\n"
 
 
 def read(path: Path) -> Fields:
-    """The fields that a file holds; none if it is not there, or was torn when its writer was killed."""
+    """Read the fields in a file; none if it is absent or damaged."""
     try:
-        tables = json.loads(path.read_text(encoding="utf-8"))
-        return Fields(FieldTable(**{**table, "fields": tuple(map(_field, table["fields"]))}) for table in tables)
+        return Fields(json_decoder.decode(list[FieldTable], json.loads(path.read_text(encoding="utf-8"))))
     except FileNotFoundError:
         return Fields()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         log.warning("%s holds no tables of fields: %s", path, error)
         return Fields()
-
-
-def _field(raw: dict[str, object]) -> Field:
-    summary, chart = raw["summary"], raw["chart"]
-    made = {
-        "summary": None if summary is None else Summary(str(summary)),
-        "chart": Chart(**chart) if isinstance(chart, dict) else None,
-    }
-    return Field(**{**raw, **made})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""How long a study will take before any of it has run: from groups like its own that ran before, else from limits."""
+"""The duration of a study before it starts, from groups like its own that ran before, else from limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.records import Group, WindowKind
 from pipeline.base.system.words import duration
-from pipeline.observe.progress import Likeness, Progress, Ran
+from pipeline.observe.study_progress import Likeness, PastGroup, Progress
 
 _MOST_NAMES = 3
 
@@ -17,13 +17,12 @@ class Forecast:
     """Seconds that a study will take.
 
     Attributes:
-        of_each: of its groups, by number; of those alone of which the like has run before.
-        least_s: with the windows of the other groups; `most_s`: with their limits.
-        num_unknown: how many groups those are, of `num_groups`: skipped ones are not counted.
-        num_other_packages: how many are estimated from the same group with other packages.
-        other_programs: from which others are estimated, each once, with their arguments: the same scripts with other
-            ones, or before they were changed.
-        num_other_programs: how many are estimated from these.
+        of_each: by number of the group; only groups with a similar one in the past.
+        least_s, most_s: with the windows, and with the limits, of the other groups.
+        num_unknown: number of those others among `num_groups`, which leave out skipped ones.
+        num_other_packages: number of groups estimated from the same group with other packages.
+        other_programs, num_other_programs: programs with other arguments or code that groups are estimated from, and
+            the number of those groups.
     """
 
     of_each: dict[int, float]
@@ -37,15 +36,14 @@ class Forecast:
 
     @property
     def words(self) -> str:
-        """In a line."""
+        """The forecast in a line."""
         if not self.num_unknown:
-            return f"takes about {duration(self.least_s)}, as groups like these did before{self._loosely}"
+            return f"takes about {duration(self.least_s)}, as similar groups did before{self._basis}"
         bounds = f"at least {duration(self.least_s)} (the windows) and at most {duration(self.most_s)} (limits.*)"
-        return f"takes {bounds}: {self.num_unknown} of {self.num_groups} groups have no like yet{self._loosely}"
+        return f"takes {bounds}: {self.num_unknown} of {self.num_groups} groups have no similar run yet{self._basis}"
 
     @property
-    def _loosely(self) -> str:
-        """What the groups differ in that the estimate is taken from; empty if they do not."""
+    def _basis(self) -> str:
         parts = []
         if self.num_other_packages:
             parts.append(f"; {self.num_other_packages} of {self.num_groups} with other packages")
@@ -57,16 +55,16 @@ class Forecast:
         return "".join(parts)
 
 
-def forecast(groups: Sequence[Group], past: Iterable[Ran]) -> Forecast:
-    """What groups will take, from others that ran before."""
+def forecast(groups: Sequence[Group], past: Iterable[PastGroup]) -> Forecast:
+    """Estimate the duration of groups from others that ran before."""
     progress = Progress(groups, past=past)
     expected = {group.number: progress.expect(group) for group in groups}
     unknown = [group for group in groups if expected[group.number] is None]
     known = {number: estimate for number, estimate in expected.items() if estimate is not None}
     of_each = {number: estimate.seconds for number, estimate in known.items()}
     loose = [estimate.source for estimate in known.values() if estimate.likeness is Likeness.OTHER_PROGRAM]
-    least_s, _ = progress.left_s()
-    most_s = sum(of_each.values()) + sum(map(_most_s, unknown))
+    least_s, _ = progress.estimate_left_s()
+    most_s = sum(of_each.values()) + sum(map(_compute_limit_s, unknown))
     num_groups = sum(group.skip_reason is None for group in groups)
     return Forecast(
         of_each=of_each,
@@ -80,7 +78,7 @@ def forecast(groups: Sequence[Group], past: Iterable[Ran]) -> Forecast:
     )
 
 
-def _most_s(group: Group) -> float:
+def _compute_limit_s(group: Group) -> float:
     window, limits = group.window, group.limits
     work_s = window.settle_s + window.seconds if window.kind is WindowKind.STEADY else limits.group_s
     return (len(group.jobs) if group.sequential else 1) * (limits.ready_s + work_s + limits.stop_s)

@@ -1,4 +1,4 @@
-"""How a group and its jobs ended: their figures and their phases. Instants are CLOCK_MONOTONIC in nanoseconds."""
+"""Rows of a group and its jobs. Instants are CLOCK_MONOTONIC in nanoseconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.base.domain.records import Group, Job, Result
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One phase, from and to monotonic instants; of one job, or of the group if `job` is `None`."""
+    """One phase between monotonic instants; of one job, or of the group if `job` is `None`."""
 
     name: str
     start_ns: int
@@ -25,16 +25,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """How one job ended, with its own metrics and series.
+    """The result of one job.
 
     Attributes:
-        metrics: name to value (units in names).
-        series: name to points `(step, monotonic ns, value)`.
-        params: what the job said of itself (torch version, parameters of the model, ...).
+        metrics: values by name; units in names.
+        series: points `(step, monotonic ns, value)` by name.
+        params: reported by the job (torch version, parameters of the model, ...).
         place: where it ran.
-        spans: its phases.
         error_output: the last lines of its error output, if it failed.
-        start_ns, end_ns: first and last instant of its measured work, if it got there.
+        start_ns, end_ns: first and last instant of its measured work.
     """
 
     job: Job
@@ -54,12 +53,12 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """The row that a group ends in.
+    """The row of a group.
 
     Attributes:
         spans: the phases of the group and of its jobs.
-        spool_id: names it in the store.
-        origin: the state of the machine in which an earlier start ran it; `None` of a row of this start.
+        spool_id: its name in the store.
+        origin: machine state of the earlier start that ran it; `None` for this start.
     """
 
     group: Group
@@ -74,12 +73,12 @@ class GroupResult:
 
     @property
     def machine_state(self) -> MachineState:
-        """The state of the machine in which it ran."""
+        """The state of the machine that it ran on."""
         return MachineState.read(self.group.device) if self.origin is None else self.origin
 
     @property
     def gpu_uuid(self) -> str:
-        """The device that it ran on; of a group that an earlier start ran, another one than planned, perhaps."""
+        """The device that it ran on; an earlier start may have used another one than planned."""
         return dict(self.machine_state.facts).get("gpu_uuid", self.group.device.uuid)
 
     @property
@@ -88,5 +87,5 @@ class GroupResult:
 
     @property
     def measured(self) -> tuple[JobResult, ...]:
-        """The jobs that are no neighbours."""
+        """The jobs that are no co-runners."""
         return tuple(job for job in self.jobs if not job.job.is_neighbour)

@@ -1,19 +1,18 @@
-"""What the requests of a job say: latencies, what was answered in time, and whether the queue grew.
+"""Figures from the requests of a job: latencies, goodput, and whether the queue grew.
 
-Pure. A request belongs to the window in which it was to be sent, whenever it was answered. One that never was counts as
-slower than all others: figures that depend on how slow it was are missing.
+Pure. A request belongs to the window in which it was to be sent. One without an answer counts as slower than all
+others; figures that depend on how slow it was are missing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain import services, units
 from pipeline.base.domain.workload import Objective
 from pipeline.launch.requests import Requests
-from pipeline.observe.sampled import Window
+from pipeline.observe.sample_figures import Window
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,86 +29,91 @@ half of whose requests left late, by more than both this time and this share of 
 SERIES_POINTS = 200
 
 
-def figures(
+def compute_figures(
     requests: Requests, window: Window, *, is_rate_given: bool = False, objective: Objective | None = None
 ) -> dict[str, float]:
-    """The figures of a job in a window; none if nothing was answered in it.
+    """Return the figures of a job in a window; none if nothing was answered in it.
 
     Args:
         requests: of the job.
-        window: from when to when.
-        is_rate_given: the requests came at a rate that the user chose, whether or not they were answered.
+        window: from and to monotonic instants.
+        is_rate_given: whether the user chose the offered load.
         objective: the latency that counts as good, and for what share of the requests.
     """
     import numpy as np
 
     seconds = (window[1] - window[0]) / 1e9
-    answered = requests.where(_inside(requests["done_ns"], window))
-    mine = requests.where(_inside(requests["intended_ns"], window))
-    if not len(answered) or not len(mine) or seconds <= 0:
+    answered = requests.where(_is_inside(requests["done_ns"], window))
+    due = requests.where(_is_inside(requests["intended_ns"], window))
+    if not len(answered) or not len(due) or seconds <= 0:
         return {}
-    found = {
+    metrics = {
         units.rate_of(REQUESTS): len(answered) / seconds,
-        units.number_of(REQUESTS): float(len(mine)),
-        **_latencies(mine),
+        units.number_of(REQUESTS): float(len(due)),
+        **_compute_latencies(due),
     }
     if objective is not None:
-        found[services.GOODPUT] = int(np.count_nonzero(_latency_ms(answered) <= objective.latency_ms)) / seconds
+        metrics[services.GOODPUT] = (
+            int(np.count_nonzero(_compute_latency_ms(answered) <= objective.latency_ms)) / seconds
+        )
         percentile = objective.percentile
-        if percentile is not None and len(mine) >= services.min_requests(percentile):
-            value_ms = _rank(np.sort(_latency_ms(mine)), percentile)
-            found[services.OBJECTIVE_MET] = float(value_ms <= objective.latency_ms)
+        if percentile is not None and len(due) >= services.min_requests(percentile):
+            value_ms = _select_rank(np.sort(_compute_latency_ms(due)), percentile)
+            metrics[services.OBJECTIVE_MET] = float(value_ms <= objective.latency_ms)
     if is_rate_given:
-        found[services.SUSTAINED] = _sustained(requests, mine, len(answered), window)
-        late = np.sort(_ms(mine, "intended_ns", "sent_ns"))
-        found |= {"send_late_p50_ms": _rank(late, 50), "send_late_p99_ms": _rank(late, 99)}
+        metrics[services.SUSTAINED] = _compute_sustained(requests, due, len(answered), window)
+        late = np.sort(_subtract_ms(due, "intended_ns", "sent_ns"))
+        metrics |= {"send_late_p50_ms": _select_rank(late, 50), "send_late_p99_ms": _select_rank(late, 99)}
     if tokens := int(answered["tokens"].sum()):
-        found[units.rate_of("tokens")] = tokens / seconds
-    return found
+        metrics[units.rate_of("tokens")] = tokens / seconds
+    return metrics
 
 
-def _latencies(requests: Requests) -> dict[str, float]:
-    """Latencies of requests: whole, before and during their computation, and of tokens."""
+def _compute_latencies(requests: Requests) -> dict[str, float]:
     import numpy as np
 
-    found = _spread("latency", _latency_ms(requests))
+    metrics = _compute_spread("latency", _compute_latency_ms(requests))
     begun = requests["begun_ns"] > 0
     if begun.all():
-        found["queue_mean_ms"] = float(_ms(requests, "intended_ns", "begun_ns").mean())
+        metrics["queue_mean_ms"] = float(_subtract_ms(requests, "intended_ns", "begun_ns").mean())
         if requests.is_answered.all():
-            found["service_mean_ms"] = float(_ms(requests, "begun_ns", "done_ns").mean())
-            found["batch_mean_requests"] = float(requests["batch"].mean())
+            metrics["service_mean_ms"] = float(_subtract_ms(requests, "begun_ns", "done_ns").mean())
+            metrics["batch_mean_requests"] = float(requests["batch"].mean())
     has_spoken = requests["first_token_ns"] > 0
     if has_spoken.any():
-        asked = requests.where(has_spoken | ~requests.is_answered)
-        first_ms = np.where(asked["first_token_ns"] > 0, _ms(asked, "intended_ns", "first_token_ns"), np.inf)
-        found |= _spread("first_token", first_ms)
+        streamed = requests.where(has_spoken | ~requests.is_answered)
+        first_ms = np.where(
+            streamed["first_token_ns"] > 0, _subtract_ms(streamed, "intended_ns", "first_token_ns"), np.inf
+        )
+        metrics |= _compute_spread("first_token", first_ms)
         several = requests.where(has_spoken & requests.is_answered & (requests["tokens"] > 1))
         if len(several):
-            found |= _spread("per_token", _ms(several, "first_token_ns", "done_ns") / (several["tokens"] - 1))
-    return found
+            metrics |= _compute_spread(
+                "per_token", _subtract_ms(several, "first_token_ns", "done_ns") / (several["tokens"] - 1)
+            )
+    return metrics
 
 
-def late_generator(requests: Requests, window: Window) -> str | None:
-    """In words, how far a generator of requests at a given rate stayed behind it; `None` if it kept it."""
+def describe_lateness(requests: Requests, window: Window) -> str | None:
+    """Describe how far a generator stayed behind the offered load; `None` if it kept up."""
     import numpy as np
 
-    mine = requests.where(_inside(requests["intended_ns"], window))
-    sent = int(np.count_nonzero(_inside(requests["sent_ns"], window)))
-    due = len(mine) + _never_sent(requests, window)
+    intended = requests.where(_is_inside(requests["intended_ns"], window))
+    sent = int(np.count_nonzero(_is_inside(requests["sent_ns"], window)))
+    due = len(intended) + _count_never_sent(requests, window)
     if due - sent > max(LEAST_SHORT, SHORT_SHARE * due):
         return f"its generator sent {sent} of the {due} requests that were due in the window"
-    if not len(mine):
+    if not len(intended):
         return None
-    late_ms = _rank(np.sort(_ms(mine, "intended_ns", "sent_ns")), 50)
-    latency_ms = _rank(np.sort(_latency_ms(mine)), 50)
+    late_ms = _select_rank(np.sort(_subtract_ms(intended, "intended_ns", "sent_ns")), 50)
+    latency_ms = _select_rank(np.sort(_compute_latency_ms(intended)), 50)
     if late_ms > max(LATE_MS, LATE_SHARE * latency_ms):
         return f"its generator sent half of its requests more than {late_ms:.3g} ms late (latency: {latency_ms:.3g} ms)"
     return None
 
 
-def _never_sent(requests: Requests, window: Window) -> int:
-    """How many more were due in a window than a generator came to before it ended, by the rate of those before."""
+def _count_never_sent(requests: Requests, window: Window) -> int:
+    """Estimate the requests due in a window after the last one that the generator sent, by its previous rate."""
     if len(requests) < 2:
         return 0
     intended = requests["intended_ns"]
@@ -118,8 +122,8 @@ def _never_sent(requests: Requests, window: Window) -> int:
     return int((late_ns - 1) / distance_ns) if late_ns > 0 and distance_ns > 0 else 0
 
 
-def series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
-    """Over time, in equal intervals: mean latency of the requests due then, answers a second, and those waiting."""
+def make_series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
+    """Return series in equal intervals: mean latency of the requests due, answers a second, requests waiting."""
     import numpy as np
 
     if not len(requests):  # none of its records can be
@@ -131,30 +135,30 @@ def series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
     edges = np.linspace(first_ns, last_ns, count + 1).astype(np.int64)
     due, done = requests["intended_ns"], np.sort(requests["done_ns"][requests.is_answered])
     due_before, done_before = np.searchsorted(due, edges), np.searchsorted(done, edges)
-    latency_ms = _latency_ms(requests)
+    latency_ms = _compute_latency_ms(requests)
     answered_per_s = np.diff(done_before) / (np.diff(edges) / 1e9)
     waiting = (due_before - done_before)[1:]
     means = [float(part.mean()) if len(part) else math.inf for part in np.split(latency_ms, due_before[1:-1])]
-    each = {
+    curves = {
         "latency_ms": means,
         "answered_requests_per_s": answered_per_s.tolist(),
         "waiting_requests": waiting.tolist(),
     }
     return {
         name: [(step, int(edges[step + 1]), float(v)) for step, v in enumerate(values) if math.isfinite(v)]
-        for name, values in each.items()
+        for name, values in curves.items()
     }
 
 
-def _sustained(requests: Requests, mine: Requests, num_answered: int, window: Window) -> float:
-    """1 where the queue did not grow and every request was answered at last, else answers over arrivals, below 1."""
-    if mine.is_answered.all() and not _grew(requests, window):
+def _compute_sustained(requests: Requests, due: Requests, num_answered: int, window: Window) -> float:
+    """Return 1 if the queue did not grow and every request was answered, else answers over arrivals, below 1."""
+    if due.is_answered.all() and not _has_grown(requests, window):
         return 1.0
-    return min(num_answered / len(mine), math.nextafter(1.0, 0.0))
+    return min(num_answered / len(due), math.nextafter(1.0, 0.0))
 
 
-def _grew(requests: Requests, window: Window) -> bool:
-    """Whether in the last quarter of a window more requests were waiting at all times than ever in the first.
+def _has_grown(requests: Requests, window: Window) -> bool:
+    """Return whether in the last quarter of a window more requests always waited than ever did in the first.
 
     A queue that is worked off becomes short again and again, however long it is at times.
     """
@@ -166,54 +170,50 @@ def _grew(requests: Requests, window: Window) -> bool:
     def waiting(instants: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.searchsorted(due, instants, "right") - np.searchsorted(done, instants, "right")
 
-    early = due[_inside(due, (window[0], window[0] + quarter_ns))]
-    late = done[_inside(done, (window[1] - quarter_ns, window[1]))]
+    early = due[_is_inside(due, (window[0], window[0] + quarter_ns))]
+    late = done[_is_inside(done, (window[1] - quarter_ns, window[1]))]
     if not len(early) or not len(late):
         return bool(waiting(np.array([window[1]])) > waiting(np.array([window[0]])))
     return bool(waiting(late).min() > waiting(early).max())
 
 
-def _spread(name: str, values: Values) -> dict[str, float]:
-    """Mean, standard deviation and percentiles in ms, those that the number of values bears."""
+def _compute_spread(name: str, values: Values) -> dict[str, float]:
+    """Return mean, standard deviation and percentiles, as far as the number of values allows."""
     import numpy as np
 
-    found = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": float(_std(values))}
+    metrics = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": float(_compute_std(values))}
     values = np.sort(values)
-    found |= {
-        f"{name}_p{text}_ms": _rank(values, percent)
+    metrics |= {
+        f"{name}_p{text}_ms": _select_rank(values, percent)
         for text, percent, least in services.PERCENTILES
         if len(values) >= least
     }
-    return dict(_finite(found))
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _std(values: Values) -> float:
+def _compute_std(values: Values) -> float:
     import numpy as np
 
     return float(np.std(values)) if np.isfinite(values).all() else math.inf
 
 
-def _finite(found: dict[str, float]) -> Iterator[tuple[str, float]]:
-    return ((name, value) for name, value in found.items() if math.isfinite(value))
-
-
-def _rank(ordered: Values, percent: float) -> float:
+def _select_rank(ordered: Values, percent: float) -> float:
     return float(ordered[math.ceil(percent / 100 * len(ordered)) - 1])
 
 
-def _latency_ms(requests: Requests) -> Values:
-    """From the intended instant to the answer; infinite of what was not answered."""
+def _compute_latency_ms(requests: Requests) -> Values:
+    """Return the times from intended instant to answer; infinite without an answer."""
     import numpy as np
 
-    latency: Values = np.where(requests.is_answered, _ms(requests, "intended_ns", "done_ns"), np.inf)
+    latency: Values = np.where(requests.is_answered, _subtract_ms(requests, "intended_ns", "done_ns"), np.inf)
     return latency
 
 
-def _ms(requests: Requests, since: str, until: str) -> Values:
+def _subtract_ms(requests: Requests, since: str, until: str) -> Values:
     times: Values = (requests[until] - requests[since]) / 1e6
     return times
 
 
-def _inside(instants: NDArray[np.int64], window: Window) -> NDArray[np.bool_]:
+def _is_inside(instants: NDArray[np.int64], window: Window) -> NDArray[np.bool_]:
     inside: NDArray[np.bool_] = (instants >= window[0]) & (instants < window[1])
     return inside

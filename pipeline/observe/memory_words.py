@@ -1,7 +1,7 @@
-"""How programs say that they ran out of memory: of a device or of the host, in whatever language they are written.
+"""Texts by which programs of any language say that they ran out of memory, of a device or of the host.
 
-No such case, although it reads like one, is a disk or a quota that is full, shared memory of a multiprocessor, a
-message that is too long for its channel, or a line that says how the program went on.
+Full disks and quotas, shared memory of multiprocessing, messages too long for a channel, and lines that say how the
+program went on, do not count.
 """
 
 from __future__ import annotations
@@ -73,17 +73,12 @@ _SENTENCE_END = re.compile(r"(?<=[.;!])\s+")
 
 
 def has_memory_type(kind: str) -> bool:
-    """Whether an exception is about memory by its name, with or without that of its module."""
+    """Return whether an exception is about memory by its name, with or without its module."""
     return kind.rpartition(".")[2].rpartition("::")[2] in _TYPES
 
 
 def is_memory_error(kind: str, message: str) -> bool:
-    """Whether an exception says that memory ran out.
-
-    Args:
-        kind: its name, as Python prints it.
-        message: its text, of several lines or none.
-    """
+    """Return whether an exception says that memory ran out, by its printed name and its text."""
     name = kind.rpartition(".")[2]
     if name in _NEVER or _OTHERWISE.search(message):
         return False
@@ -91,7 +86,7 @@ def is_memory_error(kind: str, message: str) -> bool:
 
 
 def is_memory_line(line: str) -> bool:
-    """Whether a line of output says that memory ran out, and neither that the program goes on nor what one could do."""
+    """Return whether a line of output says that memory ran out, without recovery or mere advice."""
     if _OTHERWISE.search(line) or is_recovery(line):
         return False
     sentences = _SENTENCE_END.split(line)
@@ -99,7 +94,7 @@ def is_memory_line(line: str) -> bool:
 
 
 def is_recovery(line: str) -> bool:
-    """Whether a line of output says that the program goes on after a failure."""
+    """Return whether a line of output says that the program continues after a failure."""
     return bool(_DEALT_WITH.search(line))
 
 

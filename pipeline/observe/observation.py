@@ -1,4 +1,4 @@
-"""What is seen of a group: while it runs (`Watched`), and when it is over (`Observation`)."""
+"""Observations of a group: while it runs (`Watched`), and when it is over (`Observation`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.base.domain.records import Device, Slot
 from pipeline.base.domain.samples import FieldTable, Sample
 from pipeline.launch.jobs import JobGroup
 from pipeline.launch.state import JobState
-from pipeline.observe.changed_files import Changed
+from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import Span
@@ -18,7 +18,7 @@ from pipeline.observe.group_result import Span
 
 @dataclass(slots=True)
 class Watched:
-    """What listeners, the live view and exporters see of the running group (`pipeline.base.domain.protocols.Live`)."""
+    """The running group, for listeners, the live view and exporters (`pipeline.base.domain.protocols.Live`)."""
 
     device: Device
     slots: Sequence[Slot]
@@ -42,10 +42,9 @@ class Observation:
     Attributes:
         batches: jobs that ran at the same time: all of a collocated group, one at a time of a sequential one.
         places: where each job ran, if it got that far.
-        reason: why the group ended early, in words, if that was no job.
-        idle_w: power of the device with nothing on it, if it was read.
-        changed: files below the working directory that changed meanwhile, if it was looked for them.
-        clock: what happened to the clocks of the machine meanwhile.
+        reason: why the group ended early, if no job was the reason.
+        idle_w: power of the idle device, if it was read.
+        changed: files below the working directory that changed meanwhile, if searched.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
     """
 
@@ -60,5 +59,5 @@ class Observation:
     idle_w: float | None = None
     spans: Sequence[Span] = ()
     tags: tuple[tuple[str, str], ...] = ()
-    changed: Changed | None = None
+    changed: Changes | None = None
     clock: ClockRecord = field(default_factory=ClockRecord)

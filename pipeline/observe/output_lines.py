@@ -1,4 +1,4 @@
-"""The end of what a job printed, as lines that can be read: without colours, progress bars and prefixes of ranks."""
+"""The end of a job's output as readable lines: without colours, progress bars and prefixes of ranks."""
 
 from __future__ import annotations
 
@@ -59,12 +59,7 @@ _FOOTERS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of output.
-
-    Attributes:
-        text: without what stands before each line of its source, and blanks at its end.
-        source: the rank or process that it comes from, as it stood before the text; empty if nothing did.
-    """
+    """A line of output, without its prefix and trailing blanks; `source` is the rank or process in the prefix."""
 
     text: str
     source: str = ""
@@ -79,23 +74,23 @@ class Line:
 
     @property
     def is_footer(self) -> bool:
-        """Whether it tells nothing of an error: a wrapper's, a ruler, a progress bar, a warning."""
+        """True if it tells nothing of an error: a wrapper's line, a ruler, a progress bar, a warning."""
         text = self.text.strip()
         return bool(_PROGRESS.match(text) or _RULER.match(text) or _FOOTERS.match(text))
 
     @property
     def is_telling(self) -> bool:
-        """Whether it may tell something of an error; what is indented belongs to the line above."""
+        """True if it may tell something of an error; an indented line belongs to the line above."""
         return not self.is_footer or (self.is_indented and not _PROGRESS.match(self.text))
 
 
 def read_end(path: Path) -> list[Line]:
-    """Read the lines at the end of a file; none of one that cannot be read."""
+    """Read the lines at the end of a file; none if it cannot be read."""
     return split_lines(b"\n".join(last_lines(path, _TAIL_BYTES)[-_MAX_LINES:]).decode(errors="replace"))
 
 
 def split_lines(text: str) -> list[Line]:
-    """Split output into lines. What a carriage return had overwritten is a line of its own."""
+    """Split output into lines. Text that a carriage return had overwritten is a line of its own."""
     cleaned = _ESCAPES.sub(b"", text.encode(errors="replace")).decode()
     return [_parse_line(piece) for piece in re.split(r"\r*\n|\r+", cleaned)] if cleaned else []
 

@@ -1,7 +1,8 @@
-"""Where the time of a group went: its phases, those of its jobs, and what share of a study was measurement.
+"""Phases of a group and of its jobs, and the share of a study that was measurement.
 
-A group is set up (GPU and listeners), launched (from the first process to the last one that is ready), measured, ended
-(from the word to stop to the last exit), and cleaned up. A sequential group goes through the middle three once a job.
+A group is set up (GPU and listeners), launched (from the first process to the last one that is ready), measured,
+ended (from the word to stop to the last exit), and cleaned up. A sequential group repeats the middle three for each
+job.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Phases:
         self._since_ns = 0
 
     def begin(self, name: str, at_ns: int | None = None) -> None:
-        """End the phase that runs, if one does, and begin another; now, if it is not said when."""
+        """End the running phase and begin another one, now or at an instant."""
         self.finish(at_ns)
         self._name, self._since_ns = name, time.monotonic_ns() if at_ns is None else at_ns
 
@@ -40,8 +41,8 @@ class Phases:
         self._name = None
 
 
-def of_job(state: JobState, log: Events) -> list[Span]:
-    """The phases of one job: `process` until it speaks to us, then what it says that it does, until it has ended."""
+def list_job_phases(state: JobState, log: Events) -> list[Span]:
+    """Return the phases of a job: `process` until it speaks, then those that it reports, until its end."""
     ends_ns = state.ended.at_ns
     if state.started is None or ends_ns is None:
         return []
@@ -50,43 +51,43 @@ def of_job(state: JobState, log: Events) -> list[Span]:
     return [Span(name=name, start_ns=begin, end_ns=max(begin, end), job=index) for (name, begin), (_, end) in pairs]
 
 
-def group_metrics(spans: Iterable[Span]) -> dict[str, float]:
-    """Seconds of each phase of a group, as `time_<phase>_s`."""
-    found: dict[str, float] = {}
+def compute_group_metrics(spans: Iterable[Span]) -> dict[str, float]:
+    """Return the seconds of each phase of a group, as `time_<phase>_s`."""
+    metrics: dict[str, float] = {}
     for span in spans:
         if span.job is None:
             key = f"time_{span.name}_s"
-            found[key] = found.get(key, 0.0) + span.seconds
-    return found
+            metrics[key] = metrics.get(key, 0.0) + span.seconds
+    return metrics
 
 
-def job_metrics(spans: Sequence[Span]) -> dict[str, float]:
-    """Seconds of each phase of a job before it stood at the barrier, as `startup_<phase>_s`, and of all of them."""
-    found: dict[str, float] = {}
+def compute_job_metrics(spans: Sequence[Span]) -> dict[str, float]:
+    """Return the seconds of a job's phases before it is ready, as `startup_<phase>_s`, and their sum."""
+    metrics: dict[str, float] = {}
     for span in spans:
         if span.name == "ready":
-            found["startup_s"] = (span.start_ns - spans[0].start_ns) / 1e9
-            return found
+            metrics["startup_s"] = (span.start_ns - spans[0].start_ns) / 1e9
+            return metrics
         key = f"startup_{span.name}_s"
-        found[key] = found.get(key, 0.0) + span.seconds
+        metrics[key] = metrics.get(key, 0.0) + span.seconds
     return {}  # it never got there
 
 
 def as_json(spans: Sequence[Span], wall_offset_ns: int) -> str:
-    """Format the spans as a file: monotonic instants, and what must be added to them for the wall clock."""
+    """Format the spans as a file, with the offset of the wall clock."""
     content = {"wall_offset_ns": wall_offset_ns, "spans": [dataclasses.asdict(span) for span in spans]}
     return json.dumps(content, indent=1) + "\n"
 
 
-def share_in_words(metrics: Iterable[dict[str, float]], elapsed_s: float) -> str:
-    """What a study spent its time on, largest share first, from the metrics of its groups; empty if on no window."""
-    every = list(metrics)
-    spent = {name: sum(row.get(f"time_{name}_s", 0.0) for row in every) for name in _IN_WORDS}
+def describe_shares(metrics: Iterable[dict[str, float]], elapsed_s: float) -> str:
+    """Describe how a study spent its time, by the metrics of its groups; empty without any window."""
+    rows = list(metrics)
+    spent = {name: sum(row.get(f"time_{name}_s", 0.0) for row in rows) for name in _IN_WORDS}
     if not spent[WINDOW] or elapsed_s <= 0:
         return ""
     spent_on = {_IN_WORDS[name]: seconds for name, seconds in spent.items()}
     spent_on["the rest"] = max(0.0, elapsed_s - sum(spent.values()))
     measuring = spent_on.pop(_IN_WORDS[WINDOW])
-    others = sorted(spent_on.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{name} {100 * seconds / elapsed_s:.0f} %" for name, seconds in others)
+    shares_of_rest = sorted(spent_on.items(), key=lambda share: -share[1])
+    shares = ", ".join(f"{name} {100 * seconds / elapsed_s:.0f} %" for name, seconds in shares_of_rest)
     return f"measuring took {100 * measuring / elapsed_s:.0f} % of the time; {shares}"

@@ -1,7 +1,7 @@
-"""The marks of a row, from what was observed: why its figures are invalid, and what is noted beside them.
+"""Marks of a row, from observations: why its figures are invalid, and notes beside them.
 
-A row is invalid if something else than collocation decided its figures. What is only an outcome, such as a clock that
-power held down, is a note.
+A row is invalid if something other than collocation decided its figures. A mere outcome, such as a clock held down
+by power, is a note.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pipeline.base.system.words import counted
 from pipeline.launch import steps
 from pipeline.launch.events import Events
 from pipeline.launch.state import JobState
-from pipeline.observe import host, latency, throughput, work
+from pipeline.observe import host_load, latency, throughput, work
 from pipeline.observe.group_result import JobResult
-from pipeline.observe.logged.metric import Logged
 from pipeline.observe.observation import Observation
-from pipeline.observe.sampled import Window
+from pipeline.observe.program_rates.logged_rate import LoggedRate
+from pipeline.observe.sample_figures import Window, measure_seconds
 
 MIN_OVERLAP_RATIO = 0.95
 """Below this share of common running time, a steady row does not show collocation but its edges."""
@@ -35,23 +35,20 @@ MOST_PAUSED_RATIO = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Measured jobs that ran at the same time.
-
-    Attributes:
-        states, logs, logged: of each job.
-        window: in which they were measured; `None` if there is none.
-    """
+    """Measured jobs that ran at the same time; `window` is `None` without a measured one."""
 
     states: Sequence[JobState]
     logs: Sequence[Events]
-    logged: Sequence[Logged | None]
+    logged: Sequence[LoggedRate | None]
     window: Window | None
 
     @property
     def logged_spans(self) -> list[Window]:
-        """The times of which the values that jobs logged tell; of those that logged any."""
+        """The time spans of logged values, of the jobs that logged any."""
         return [
-            throughput.logged_span(logged.points, logged.points[0][0] if log.started_ns is None else log.started_ns)
+            throughput.find_logged_span(
+                logged.points, logged.points[0][0] if log.started_ns is None else log.started_ns
+            )
             for log, logged in zip(self.logs, self.logged, strict=True)
             if logged is not None and logged.points
         ]
@@ -60,43 +57,45 @@ class Batch:
 def find_marks(
     group: Group, seen: Observation, batches: Sequence[Batch], jobs: Sequence[JobResult], metrics: Mapping[str, float]
 ) -> Marks:
-    """Find the marks of a group with these jobs, those beside the measured ones among them, and these figures."""
+    """Find the marks of a group; `jobs` includes co-runners."""
     invalid, notes = list[str](), list[str]()
     for batch in batches:
-        notes += _doubts(group, batch)
+        notes += _find_doubts(group, batch)
         if batch.window is not None:
-            invalid += [*_stalls(group, batch, batch.window), *_clock_faults(group, seen, batch, batch.window)]
-            notes += [*_late_generators(batch, batch.window), *_short_windows(group, batch, batch.window)]
-    if overlap := _low_overlap(group, batches, metrics):
+            invalid += [
+                *_find_stalls(group, batch, batch.window),
+                *_find_clock_faults(group, seen, batch, batch.window),
+            ]
+            notes += [*_find_late_generators(batch, batch.window), *_find_short_windows(group, batch, batch.window)]
+    if overlap := _describe_low_overlap(group, batches, metrics):
         invalid.append(overlap)
-    if load := host.foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
+    if load := host_load.describe_foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
         (notes if group.is_load_noted else invalid).append(load)
     if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
         notes.append(f"power or heat held the clocks down for {100 * metrics[THROTTLED]:.0f} % of the window")
     return Marks(join(invalid), join(notes))
 
 
-def _stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
+def _find_stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
     """Name the jobs that stood still at an edge of a steady window, or until it was nearly over."""
     if group.window.kind is not WindowKind.STEADY:
         return
-    seconds = _seconds(window)
+    seconds = measure_seconds(window)
     for state, log in zip(batch.states, batch.logs, strict=True):
-        if seconds < MIN_WINDOW_SHARE * group.window.seconds and list(work.instants_ns(log)[:1]) == [window[0]]:
+        if seconds < MIN_WINDOW_SHARE * group.window.seconds and list(work.list_instants_ns(log)[:1]) == [window[0]]:
             yield f"job {state.job.name} began to work when {seconds:.3g} s of the window were left"
-        if (stall := throughput.stall(log, window)) is not None:
+        if (stall := throughput.describe_stall(log, window)) is not None:
             yield f"job {state.job.name} {stall}"
 
 
-def _clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
-    """Say what happened to the clocks that the figures of a window rest on."""
-    paused_s = seen.clock.pause_s(window)
-    if paused_s > MOST_PAUSED_RATIO * _seconds(window):
+def _find_clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
+    paused_s = seen.clock.sum_pauses_s(window)
+    if paused_s > MOST_PAUSED_RATIO * measure_seconds(window):
         yield f"everything was suspended for {paused_s:.3g} s of the window, as when a container is paused"
     if group.window.kind is not WindowKind.LOGGED:
         return
     # The values that a program logs may rest on the wall clock, whatever tells when it logged them.
-    if step_s := seen.clock.step_s(window):
+    if step_s := seen.clock.find_step_s(window):
         yield f"the wall clock was set by {step_s:+.3g} s while the jobs logged how fast they are"
     for state, logged in zip(batch.states, batch.logged, strict=True):
         if logged is not None and logged.num_misplaced:
@@ -104,23 +103,22 @@ def _clock_faults(group: Group, seen: Observation, batch: Batch, window: Window)
             yield f"job {state.job.name} logged {values} with times at which it did not run"
 
 
-def _late_generators(batch: Batch, window: Window) -> Iterator[str]:
-    """Name the jobs that were not sent requests at the rate that the user chose."""
+def _find_late_generators(batch: Batch, window: Window) -> Iterator[str]:
     for state, log in zip(batch.states, batch.logs, strict=True):
         requests = log.requests if state.job.workload.is_rate_given else None
-        if requests is not None and (late := latency.late_generator(requests, window)) is not None:
+        if requests is not None and (late := latency.describe_lateness(requests, window)) is not None:
             yield f"job {state.job.name}: {late}"
 
 
-def _short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
-    """Name the jobs that tell their rate by few steps or values."""
+def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
+    """Name the jobs whose rate rests on few steps or values."""
     few_steps = dict[str, int]()
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if group.window.kind is WindowKind.LOGGED and logged is not None:
-            num_values = throughput.num_values(logged.points, window)
-            if num_values < MIN_VALUES or _seconds(window) < MIN_LOGGED_S:
+            num_values = throughput.count_values(logged.points, window)
+            if num_values < MIN_VALUES or measure_seconds(window) < MIN_LOGGED_S:
                 values = counted(num_values, "value")
-                yield f"job {state.job.name} was measured by {values} in {_seconds(window):.3g} s; train longer"
+                yield f"job {state.job.name} was measured by {values} in {measure_seconds(window):.3g} s; train longer"
         elif group.window.kind is WindowKind.STEADY and len(log.steps.t_ns):
             num_steps = bisect_right(log.steps.t_ns, window[1]) - bisect_right(log.steps.t_ns, window[0])
             if num_steps < MIN_STEPS:
@@ -131,20 +129,19 @@ def _short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
         yield f"{jobs} made {counted(few_steps[fewest], 'step')} in the window; raise window.seconds"
 
 
-def _doubts(group: Group, batch: Batch) -> Iterator[str]:
-    """Say what is known of the figures of jobs that reported very much, or at unequal times."""
+def _find_doubts(group: Group, batch: Batch) -> Iterator[str]:
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if log.steps.per_entry > 1:
             yield f"job {state.job.name} reported more than {steps.MOST_STEPS} steps: their times are not known"
         if logged is not None:
             yield from (f"job {state.job.name}: {doubt}" for doubt in logged.doubts)
             window = batch.window if group.window.kind is WindowKind.LOGGED else None
-            if window is not None and (long := throughput.long_value(logged.points, window)) is not None:
+            if window is not None and (long := throughput.describe_long_value(logged.points, window)) is not None:
                 yield f"job {state.job.name}: {long}"
 
 
-def _low_overlap(group: Group, batches: Sequence[Batch], metrics: Mapping[str, float]) -> str:
-    """Say that jobs hardly ran at the same time; empty if they did, or end by themselves and may differ in length."""
+def _describe_low_overlap(group: Group, batches: Sequence[Batch], metrics: Mapping[str, float]) -> str:
+    """Say that jobs hardly ran at the same time; empty if they did, or may differ in length."""
     is_whole_run = any(logged is not None and len(logged.points) == 1 for batch in batches for logged in batch.logged)
     overlap = metrics.get("overlap_ratio")
     if overlap is None or overlap >= MIN_OVERLAP_RATIO:
@@ -152,7 +149,3 @@ def _low_overlap(group: Group, batches: Sequence[Batch], metrics: Mapping[str, f
     if group.window.kind is WindowKind.STEADY or (group.window.kind is WindowKind.LOGGED and is_whole_run):
         return f"overlap {overlap:.3f} is below {MIN_OVERLAP_RATIO}"
     return ""
-
-
-def _seconds(window: Window) -> float:
-    return (window[1] - window[0]) / 1e9

@@ -1,4 +1,4 @@
-"""Where the samples of a group go: into memory and into a file (`pipeline.base.domain.protocols.Sink`)."""
+"""The samples of a group in memory and in a file (`pipeline.base.domain.protocols.Sink`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from pipeline.base.domain.samples import Sample
 
 
 class SampleLog:
-    """Samples in the order of their arrival, as `samples`, and one JSON object a line in a file.
-
-    The file is there so that a killed orchestrator loses none.
-    """
+    """Samples in the order of arrival, also as JSON lines in a file, so that a killed orchestrator loses none."""
 
     def __init__(self, path: Path) -> None:
         self.samples: list[Sample] = []

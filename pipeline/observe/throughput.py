@@ -1,18 +1,17 @@
-"""What the steps of a job say: its rate in the window, its step times, and whether it stood still at an edge."""
+"""Figures from the steps of a job: its rate in the window, its step times, and stalls at an edge."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 
 from pipeline.base.domain import units
 from pipeline.base.domain.records import WindowKind
 from pipeline.launch.events import Events
 from pipeline.launch.steps import Steps
-from pipeline.observe.logged.metric import Points
-from pipeline.observe.sampled import Window
+from pipeline.observe.program_rates.logged_rate import Points
+from pipeline.observe.sample_figures import Window
 
 STALL_STEPS = 5
 STALL_SHARE = 0.05
@@ -22,21 +21,21 @@ LEAST_GAPS, LONG_TIMES, LONG_SHARE = 2, 4, 0.1
 """A logged value stands for too long that does so for so many times the median, and this share of the window."""
 
 
-def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[str, float]:
-    """The rate in the unit that the steps count, and step times, in the window; none if no step was completed in it."""
+def compute_figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[str, float]:
+    """Return the rate of the steps, and step times, in the window; none if no step was completed in it."""
     steps = log.steps
     if not steps.t_ns or log.started_ns is None:
         return {}
     if kind is WindowKind.WORK:
-        if (whole := _rate_of_epochs(log)) is None:
+        if (epoch_rate := _compute_epoch_rate(log)) is None:
             return {}
-        rate, inside = whole, range(1, len(steps))
+        rate, inside = epoch_rate, range(1, len(steps))
     else:
         begin, end = window
         first, last = bisect_right(steps.t_ns, begin) - 1, bisect_right(steps.t_ns, end) - 1
         if last <= first or first < 0:
             return {}
-        rate = (_done(steps, end) - _done(steps, begin)) / ((end - begin) / 1e9)
+        rate = (_interpolate_work(steps, end) - _interpolate_work(steps, begin)) / ((end - begin) / 1e9)
         inside = range(first + 1, last + 1)
     metrics = {units.rate_of(unit): rate, units.number_of(unit): float(steps.total[-1])}
     times_ms = steps.sorted_times_ms(inside.start, inside.stop)
@@ -46,25 +45,18 @@ def figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[st
     return metrics
 
 
-def common_window(spans: Sequence[Window]) -> Window | None:
-    """Return the time in which all of several jobs logged how fast they are; `None` if there is none."""
-    begin, end = max(begin for begin, _ in spans), min(end for _, end in spans)
-    return (begin, end) if begin < end else None
+def find_logged_span(points: Points, begin_ns: int) -> Window:
+    """Return the time that a job's values tell of: from its first value on, before which is start-up.
 
-
-def logged_span(points: Points, begin_ns: int) -> Window:
-    """Return the time that the values of a job tell of, given its begin.
-
-    That is from its first value on: what a job does before it is its start-up, and part of that value. A single value
-    is the mean of the whole run.
+    A single value is the mean of the whole run, from `begin_ns` on.
     """
     return (points[0][0] if len(points) > 1 else min(begin_ns, points[0][0]), points[-1][0])
 
 
-def logged_rate(points: Points, window: Window | None) -> float:
-    """The rate that a job logged: the mean over the window, each value for the time since the one before.
+def average_logged_rate(points: Points, window: Window | None) -> float:
+    """Return the mean of the logged values over the window, each for the time since the value before.
 
-    Without a window, its last value is that of its whole run, as the program understands it.
+    Without a window, the last value counts, as the program's own figure of its whole run.
     """
     if window is None:
         return points[-1][1]
@@ -76,16 +68,16 @@ def logged_rate(points: Points, window: Window | None) -> float:
     return sum(ns * value for ns, value in weighted) / total_ns if total_ns else points[-1][1]
 
 
-def num_values(points: Points, window: Window) -> int:
-    """Count the values that tell of a window: those in it, and one that came after it and tells of its end."""
+def count_values(points: Points, window: Window) -> int:
+    """Count the values that tell of a window: those in it, and the next one after it."""
     inside = sum(window[0] < t_ns < window[1] for t_ns, _ in points)
     return inside + any(t_ns >= window[1] for t_ns, _ in points)
 
 
-def long_value(points: Points, window: Window) -> str | None:
+def describe_long_value(points: Points, window: Window) -> str | None:
     """Say that a logged value stands for much longer than the others in a window; `None` if none does.
 
-    Others of that time were not logged, or not found, and may have been different.
+    Other values of that time were not logged, or not found, and may have been different.
     """
     begin, end = window
     gaps_ns = sorted(
@@ -101,8 +93,8 @@ def long_value(points: Points, window: Window) -> str | None:
     return f"one value stands for {longest_ns / 1e9:.3g} s of the window, and others for {usual_ns / 1e9:.3g} s"
 
 
-def stall(log: Events, window: Window) -> str | None:
-    """In words, where at an edge of the window a job made no step for several of its step times; `None` if nowhere.
+def describe_stall(log: Events, window: Window) -> str | None:
+    """Describe a pause of several step times at an edge of the window; `None` without one.
 
     The first step of an epoch may take longer, as validation and the start of a loader do.
     """
@@ -122,8 +114,8 @@ def stall(log: Events, window: Window) -> str | None:
     return None
 
 
-def _done(steps: Steps, t_ns: int) -> float:
-    """Work done by an instant after the first step; of a step under way, as much as of its time has passed."""
+def _interpolate_work(steps: Steps, t_ns: int) -> float:
+    """Return the work done by an instant, with a share of the step under way."""
     following = bisect_right(steps.t_ns, t_ns)
     if not following:
         return 0.0
@@ -134,15 +126,15 @@ def _done(steps: Steps, t_ns: int) -> float:
     return before + share * (steps.total[following] - before)
 
 
-def _rate_of_epochs(log: Events) -> float | None:
-    """Return the rate over the time of all epochs, else from the start to the last step; `None` if that is none."""
+def _compute_epoch_rate(log: Events) -> float | None:
+    """Return the rate over the time of all epochs, else from the start to the last step."""
     steps, started_ns = log.steps, log.started_ns or 0
     if not log.epochs:
         seconds, work = (steps.t_ns[-1] - started_ns) / 1e9, steps.total[-1]
     elif log.lacks_epochs:
         # Only what was done in those that there are is of their time.
         spans = [(epoch.t_ns - int(epoch.whole_s * 1e9), epoch.t_ns) for epoch in log.epochs]
-        work = sum(_done(steps, end) - _done(steps, begin) for begin, end in spans)
+        work = sum(_interpolate_work(steps, end) - _interpolate_work(steps, begin) for begin, end in spans)
         seconds = sum(epoch.seconds for epoch in log.epochs)
     else:
         # Steps may follow the last epoch that was reported: its time is not theirs.

@@ -1,7 +1,7 @@
-"""The exceptions of Python in the output of a job: of which type, with what message, and what each came from.
+"""Python's exceptions in the output of a job: type, message, and the exceptions that each came from.
 
-As the interpreter prints them, and rich, IPython, loguru, torchrun, torch's data loaders and Ray: in boxes, in groups,
-behind prefixes, within the messages of others.
+Reads the formats of the interpreter, rich, IPython, loguru, torchrun, torch's data loaders and Ray: in boxes, in
+groups, behind prefixes, within the messages of others.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Raised:
     """An exception that was printed with its traceback.
 
     Attributes:
-        kind: its type, as it was printed.
-        message: its lines, without those that are blank.
-        source: the rank or process that printed it, where that is told.
-        first, last, end: the numbers of the lines with which its traceback begins, of its own, and of its message.
-        is_aside: whether it was raised where it ends nothing: in a thread, a destructor, a callback, at exit.
-        before: the one that it was raised from, or while that was handled.
-        members: of a group, what is in it.
+        kind: its printed type.
+        message: its lines, without blank ones.
+        source: the rank or process that printed it, if known.
+        first, last, end: line numbers of the traceback's begin, the exception's own line, and its message's end.
+        is_aside: whether it ended nothing: in a thread, a destructor, a callback, at exit.
+        before: its cause or context.
+        members: of an exception group.
     """
 
     kind: str
@@ -61,17 +61,17 @@ class Raised:
         return self.kind.partition("(")[0].rpartition(".")[2]
 
     def iterate_chain(self) -> Iterator[Raised]:
-        """Iterate over it, what is in it, and what it came from, the latest first."""
-        left = [self]
-        while left:
-            raised = left.pop()
+        """Yield it, its members, and its causes, the latest first."""
+        pending = [self]
+        while pending:
+            raised = pending.pop()
             yield raised
-            left += [raised.before] if raised.before is not None else []
-            left += reversed(raised.members)
+            pending += [raised.before] if raised.before is not None else []
+            pending += reversed(raised.members)
 
 
 def find_exceptions(lines: Sequence[Line]) -> list[Raised]:
-    """Find the exceptions in lines, in the order in which they stand there; what one came from is in it."""
+    """Find the exceptions in lines, in their order, each with its causes."""
     readers = {line.source: _Reader(line.source) for line in lines}
     for number, line in enumerate(lines):
         readers[line.source].read(number, line.text)
@@ -85,9 +85,8 @@ class _Open:
 
     Attributes:
         first: the number of its first line.
-        before: what stood before the words of its header.
+        before: the text before its header.
         has_header: whether it had one; else it began with a frame, in a message or where the output is cut off.
-        is_aside: as of what is raised.
         num_read: lines after the first.
     """
 
@@ -98,7 +97,7 @@ class _Open:
     num_read: int = 0
 
     def strip_prefix(self, text: str) -> str:
-        """Return a line without what stands before each line; that is none if it stood before the first only."""
+        """Remove the prefix of each line, unless only the first line has one."""
         prefix = self.before.rstrip()
         if self.num_read == 0 and prefix and not text.startswith(prefix):  # of a progress bar, or IPython's type
             self.before = self.before[: len(self.before) - len(self.before.lstrip())]
@@ -106,14 +105,11 @@ class _Open:
         return text.removeprefix(self.before.rstrip()).removeprefix(" ") if self.before.strip() else text
 
     def is_within(self, text: str) -> bool:
-        """Whether a line belongs to the frames."""
         indent = len(self.before) - len(self.before.lstrip())
         return not text.strip() or len(text) - len(text.lstrip()) > indent or bool(_IN_BOX.match(text))
 
 
 class _Reader:
-    """Reads the lines of one source, one after another."""
-
     def __init__(self, source: str) -> None:
         self._source = source
         self._exceptions: list[Raised] = []
@@ -123,7 +119,6 @@ class _Reader:
         self._was_aside = False
 
     def read(self, number: int, text: str) -> None:
-        """Read a line."""
         bar = _BAR.match(text)
         depth = len(bar[1]) // 2 if bar else 0
         text = text[bar.end() :] if bar else text
@@ -143,18 +138,17 @@ class _Reader:
             self._was_aside = bool(_ASIDE.match(text.strip()))
 
     def list_exceptions(self) -> list[Raised]:
-        """Return the exceptions, with one of which it is told only that another came from it."""
+        """Return the exceptions, with a cause whose effect has not been printed."""
         return [*self._exceptions, self._before] if self._before is not None else self._exceptions
 
     def _select_siblings(self, depth: int) -> list[Raised]:
-        """Return those beside an exception that is behind so many bars: a group is behind one itself."""
+        """Return the exceptions beside one behind so many bars; a group is behind one itself."""
         siblings = self._exceptions
         for _ in range(depth - 1):
             siblings = siblings[-1].members if siblings else siblings
         return siblings
 
     def _read_traceback(self, traceback: _Open, number: int, text: str, depth: int) -> None:
-        """Read a line of a traceback, or the exception at its end."""
         text = traceback.strip_prefix(text)
         if traceback.is_within(text):
             return
@@ -170,7 +164,7 @@ class _Reader:
             self._speaks, self._before, self._open = new, None, None
 
     def _read_message(self, number: int, text: str) -> None:
-        """Read a line that may belong to a message; a blank one ends that, unless it says nothing yet."""
+        """Read a line that may belong to a message; a blank one ends a complete message."""
         if self._speaks is None:
             return
         message = self._speaks.message

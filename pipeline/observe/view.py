@@ -1,4 +1,4 @@
-"""What the user sees while groups run: a live table on a terminal, plain lines elsewhere."""
+"""The terminal while groups run: a live table, or plain lines if it is no terminal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pipeline.base.domain import layout, units
 from pipeline.base.domain.records import Group, Result, WindowKind
 from pipeline.base.system.words import duration, say
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.live import LiveJobs
+from pipeline.observe.live_progress import LiveJobs
 from pipeline.observe.observation import Watched
-from pipeline.observe.progress import Progress
-from pipeline.observe.table import in_one_line
+from pipeline.observe.study_progress import Progress
+from pipeline.observe.table import format_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +36,7 @@ class PlainView:
 
     @contextmanager
     def watch(self, group: Group, watched: Watched) -> Iterator[None]:
-        if logs := _logs(group, watched):
+        if logs := _describe_logs(group, watched):
             say(f"    {logs}")
         yield
 
@@ -48,7 +48,7 @@ class PlainView:
                 reason = f"as {self._skipped[reason]}"
             else:
                 self._skipped[reason] = row.group.name
-        say(f"    {in_one_line(row.result, reason, row.metrics, marks=row.marks)} ({self.progress.summary()})")
+        say(f"    {format_line(row.result, reason, row.metrics, marks=row.marks)} ({self.progress.summary()})")
 
     def _announce(self, group: Group) -> None:
         say(f"{self.progress.position(group)} {group.name}")
@@ -64,12 +64,12 @@ class LiveView(PlainView):
 
         drawer = _Drawer(group, watched, self.progress)
         console = Console(stderr=True)
-        with Live(get_renderable=drawer.shown, refresh_per_second=1, console=console, transient=True) as live:
+        with Live(get_renderable=drawer.draw, refresh_per_second=1, console=console, transient=True) as live:
             live.refresh()
             yield
 
     def _announce(self, group: Group) -> None:
-        """Nothing: the live table says it."""
+        """Print nothing: the live table says it."""
 
     def done(self, row: GroupResult) -> None:
         super()._announce(row.group)
@@ -77,23 +77,21 @@ class LiveView(PlainView):
 
 
 class _Drawer:
-    """Builds the live table."""
-
     def __init__(self, group: Group, watched: Watched, progress: Progress) -> None:
         self.group, self.watched, self.progress = group, watched, progress
         self.jobs = LiveJobs(group, watched)
         self.begin_s = time.monotonic()
 
-    def shown(self) -> Table | Text:
-        """The table; why there is none, if there is none: what is shown never fails what is measured."""
+    def draw(self) -> Table | Text:
+        """Return the table, or the error that prevented it: the view never fails a measurement."""
         from rich.text import Text
 
         try:
-            return self._table()
+            return self._make_table()
         except Exception as error:  # noqa: BLE001  jobs may have written, and removed, anything
             return Text(f"no live table: {type(error).__name__}: {error}")
 
-    def _table(self) -> Table:
+    def _make_table(self) -> Table:
         from rich.table import Table
         from rich.text import Text
 
@@ -101,7 +99,9 @@ class _Drawer:
         aim = f"{window.seconds:g} s window" if window.kind is WindowKind.STEADY else "until the jobs end"
         spent = duration(time.monotonic() - self.begin_s)
         title = f"{self.progress.position(self.group)} {self.group.name}: {spent}, {aim}"
-        caption = "\n".join(filter(None, [_logs(self.group, self.watched), f"study: {self.progress.summary()}"]))
+        caption = "\n".join(
+            filter(None, [_describe_logs(self.group, self.watched), f"study: {self.progress.summary()}"])
+        )
         table = Table(title=Text(title), title_justify="left", caption=Text(caption))
         table.caption_justify = "left"
         counted = dict.fromkeys(units.per_second(job.workload.unit) for job in self.group.jobs)
@@ -110,17 +110,17 @@ class _Drawer:
         for now in self.jobs.read():
             epoch = "-" if now.epoch is None else str(now.epoch)
             rate = "-" if now.per_s is None else units.format_rate(now.per_s)
-            cells = (now.job.name, now.phase, epoch, rate, self._memory(now.job.index))
+            cells = (now.job.name, now.phase, epoch, rate, self._format_memory(now.job.index))
             table.add_row(*map(Text, cells))  # a plain string would be read as markup
         return table
 
-    def _memory(self, index: int) -> str:
-        memory_mib = self.watched.fields.live_memory_mib(self.watched.samples[-200:], index)
+    def _format_memory(self, index: int) -> str:
+        memory_mib = self.watched.fields.read_live_memory_mib(self.watched.samples[-200:], index)
         return "-" if memory_mib is None else f"{memory_mib:.0f}"
 
 
-def _logs(group: Group, watched: Watched) -> str:
-    """Where the output of users' scripts can be read while they run."""
+def _describe_logs(group: Group, watched: Watched) -> str:
+    """Name the output files of users' scripts."""
     if not any(job.workload.ends_by_itself for job in group.jobs):
         return ""
     folder = watched.folder / layout.JOBS
@@ -129,5 +129,5 @@ def _logs(group: Group, watched: Watched) -> str:
 
 
 def make_view(progress: Progress) -> PlainView:
-    """The live view on a terminal, plain lines elsewhere."""
+    """Return the live view on a terminal, plain lines elsewhere."""
     return (LiveView if sys.stderr.isatty() else PlainView)(progress)

@@ -1,4 +1,4 @@
-"""Plans which jobs share which GPU, and how: from measured profiles to deployments, and from one to the next.
+"""Planning of jobs on shared GPUs, from measured profiles to deployments, and from one deployment to the next.
 
 Reads results and writes plans. Only `replay` touches a GPU.
 """

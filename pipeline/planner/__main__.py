@@ -11,7 +11,7 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Any
 
 from pipeline.base.domain.answer import Answer
 from pipeline.base.system import entry_points, startup
@@ -29,25 +29,15 @@ COMMANDS = {
     "replay": "carry the steps of a transition out on a simulated machine, or go on with what was killed",
     "train": "which training jobs run together, in which mode and order, for the least makespan, completion or energy",
 }
-"""What each is for. Its file has the same name."""
-
-
-class CommandFile(Protocol):
-    """What a file of `commands/` offers."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """What the command takes, besides `--json`."""
-
-    def answer(self, arguments: argparse.Namespace) -> Answer:
-        """Do it; CollocationError for input that cannot be used, before anything is written."""
+"""What each is for. Its file is `NAME_command.py`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer one command; returns the exit status."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = make_parser(*given).parse_args(given)
+    """Answer one command and return the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = make_parser(*words).parse_args(words)
     try:
-        answer = _file_of(arguments.command).answer(arguments)
+        answer: Answer = _load(arguments.command).answer(arguments)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return exit_status(error)
@@ -65,15 +55,15 @@ def make_parser(*words: str) -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, about in COMMANDS.items():
-        each = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-        each.add_argument("--json", action="store_true", help="print JSON")
+        command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        command.add_argument("--json", action="store_true", help="print JSON")
         if words[:1] == (name,):
-            _file_of(name).add_arguments(each)
+            _load(name).add_arguments(command)
     return parser
 
 
-def _file_of(command: str) -> CommandFile:
-    return cast(CommandFile, importlib.import_module(f"pipeline.planner.commands.{command}"))
+def _load(command: str) -> Any:
+    return importlib.import_module(f"pipeline.planner.commands.{command}_command")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What runs on which GPU: deployments, and plans, which are deployments with what they are for. And their file.
+"""Deployments: the services on each GPU; plans, which are deployments with their purpose; and the file of a plan.
 
 A deployment is legal when every GPU can be divided as it says and the memory suffices; whether it serves anybody well
 is the matter of whoever plans. Starts are those of `pipeline.prepare.mig.partitions`: first memory slices.
@@ -16,7 +16,7 @@ from pipeline.base.domain import mig_table
 from pipeline.base.domain.modes import PlannedAs
 from pipeline.base.system import entry_points, json_decoder
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import files
+from pipeline.planner import input_files
 from pipeline.prepare.mig import partitions, profiles
 from pipeline.prepare.mig.profiles import MigGpu
 
@@ -68,6 +68,15 @@ class Gpu:
     driver_branch: int | None = None
 
 
+def total_per_s(gpus: Iterable[Gpu]) -> dict[str, float]:
+    """Return what each service gets from all its instances; those whose figure is missing add nothing."""
+    total: dict[str, float] = defaultdict(float)
+    for gpu in gpus:
+        for instance in gpu.instances:
+            total[instance.service] += instance.throughput_per_s or 0.0
+    return dict(total)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """GPUs and what runs on them."""
@@ -75,17 +84,13 @@ class Deployment:
     gpus: tuple[Gpu, ...]
 
     def throughput_per_s(self) -> dict[str, float]:
-        """What each service gets from all its instances together; those whose figure is missing add nothing."""
-        total: dict[str, float] = defaultdict(float)
-        for gpu in self.gpus:
-            for instance in gpu.instances:
-                total[instance.service] += instance.throughput_per_s or 0.0
-        return dict(total)
+        """Return what each service gets from all its instances; those whose figure is missing add nothing."""
+        return total_per_s(self.gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What a service must get. `latency_share` is the part of the objective that a configuration may use up."""
+    """A service's rate and objective; a configuration may use up the `latency_share` of the objective."""
 
     name: str
     rate_per_s: float
@@ -118,18 +123,14 @@ class Plan:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """The plan as its file holds it."""
+    """Return the plan as its file holds it."""
     content: dict[str, Any] = json_decoder.encode(plan)
     content["gpus"] = content.pop("deployment")["gpus"]
     return {"version": content.pop("version"), "num_gpus": len(plan.deployment.gpus)} | content
 
 
 def from_json(content: Mapping[str, Any], where: str) -> Plan:
-    """The plan that a file holds, which is legal.
-
-    Args:
-        content: the object of the file.
-        where: its name, for errors.
+    """Return the plan that a file holds, which is legal.
 
     Raises:
         ConfigError: it is of another version, something is missing or of another type, or it is not legal.
@@ -138,28 +139,28 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
         raise ConfigError(f"{where}: version is {version!r}, but this program reads version {VERSION}; plan again")
     if "gpus" not in content:
         raise ConfigError(
-            f"{where}: it has no gpus, so this is not a plan as `{entry_points.spell('planner')}` writes it"
+            f"{where}: key 'gpus' is missing; make a plan with `{entry_points.spell('planner', 'serve')}`"
         )
     rest = dict(content)
     gpus = rest.pop("gpus")
     num_gpus = rest.pop("num_gpus", None)
-    deployment = Deployment(gpus=files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus"))
-    if num_gpus is not None and num_gpus != len(deployment.gpus):
-        raise ConfigError(f"{where}: num_gpus is {num_gpus!r}, but gpus lists {len(deployment.gpus)}")
-    plan = files.decode(Plan, rest | {"deployment": {"gpus": gpus}}, where)
+    decoded = input_files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus")  # for itself, as errors name the key
+    if num_gpus is not None and num_gpus != len(decoded):
+        raise ConfigError(f"{where}: num_gpus is {num_gpus!r}, but gpus lists {len(decoded)}")
+    plan = input_files.decode(Plan, rest | {"deployment": {"gpus": gpus}}, where)
     _check_services(plan.services, where)
-    check(deployment, where)
+    check(plan.deployment, where)
     return plan
 
 
 def read(path: Path) -> Plan:
-    """The plan in a file; ConfigError if there is none that can be used."""
-    return from_json(files.read_json(path), str(path))
+    """Read the plan in a file; ConfigError if there is none that can be used."""
+    return from_json(input_files.read_json(path), str(path))
 
 
 def write(plan: Plan, path: Path) -> None:
     """Write a plan; ConfigError if the file cannot be written."""
-    files.write_json(path, to_json(plan))
+    input_files.write_json(path, to_json(plan))
 
 
 def check(deployment: Deployment, where: str) -> None:
@@ -177,7 +178,7 @@ def check(deployment: Deployment, where: str) -> None:
 
 
 def check_gpu(gpu: Gpu, where: str) -> None:
-    """As `check`, for one GPU."""
+    """Refuse a GPU as `check` does."""
     for number, instance in enumerate(gpu.instances):
         if instance.processes == 0 or instance.batch == 0:
             raise ConfigError(f"{where}.instances[{number}]: processes and batch must be at least 1")
@@ -193,12 +194,12 @@ def check_gpu(gpu: Gpu, where: str) -> None:
 
 
 def mig_gpu(gpu: Gpu) -> MigGpu:
-    """How MIG divides the GPU; ConfigError if its model is not known or cannot be divided."""
+    """Return how MIG divides the GPU; ConfigError if its model is not known or cannot be divided."""
     return profiles.load_model(gpu.model, gpu.driver_branch)
 
 
-def placed(gpu: Gpu) -> partitions.Placed:
-    """The profiles and starts of a divided GPU; ConfigError if it has no such profile."""
+def list_placed(gpu: Gpu) -> partitions.Placed:
+    """Return the profiles and starts of a divided GPU; ConfigError if it has no such profile."""
     model = mig_gpu(gpu)
     return tuple(
         (partitions.resolve(model, instance.profile), instance.start)
@@ -209,12 +210,14 @@ def placed(gpu: Gpu) -> partitions.Placed:
 
 def _check_layout(gpu: Gpu, where: str) -> None:
     try:
-        model, there = mig_gpu(gpu), placed(gpu)
+        model, placed = mig_gpu(gpu), list_placed(gpu)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    if (reason := partitions.why_misplaced(model, there)) is not None:
-        raise ConfigError(f"{where}: {_listed(there)} is not legal on {model.name}: {reason}. {_legal(model, there)}")
-    for number, (instance, (profile, _)) in enumerate(zip(gpu.instances, there, strict=True)):
+    if (reason := partitions.why_misplaced(model, placed)) is not None:
+        raise ConfigError(
+            f"{where}: {_format_layout(placed)} is not legal on {model.name}: {reason}. {_suggest(model, placed)}"
+        )
+    for number, (instance, (profile, _)) in enumerate(zip(gpu.instances, placed, strict=True)):
         if (instance.memory_mib or 0) > (profile.memory_mib or float("inf")):
             raise ConfigError(
                 f"{where}.instances[{number}]: {instance.service} needs {instance.memory_mib:g} MiB, but "
@@ -224,27 +227,24 @@ def _check_layout(gpu: Gpu, where: str) -> None:
 
 def _check_undivided(gpu: Gpu, where: str) -> None:
     needed = sum(instance.memory_mib or 0 for instance in gpu.instances)
-    try:
-        capacity_mib = mig_table.find(gpu.model).capacity_mib
-    except ConfigError:
-        return  # a GPU that cannot be divided may well be used undivided, and what memory it has is not known
-    if needed > capacity_mib:
-        raise ConfigError(f"{where}: those on it need {needed:g} MiB together, but {gpu.model} has {capacity_mib}")
+    known = mig_table.models().get(mig_table.model_called(gpu.model))  # one that cannot be divided is not in it
+    if known is not None and needed > known.capacity_mib:
+        raise ConfigError(f"{where}: its services need {needed:g} MiB, but {gpu.model} has {known.capacity_mib}")
 
 
-def _legal(model: MigGpu, there: partitions.Placed) -> str:
-    """What could be asked for instead: the same profiles elsewhere, or the nearest that fit together."""
-    asked = [profile for profile, _ in there]
-    layout = partitions.place(model, asked)
+def _suggest(model: MigGpu, placed: partitions.Placed) -> str:
+    """Suggest the same profiles elsewhere, or the nearest that fit together."""
+    requested = [profile for profile, _ in placed]
+    layout = partitions.place(model, requested)
     if layout is not None:
-        return f"Legal: {_listed((instance.profile, instance.start) for instance in layout.instances)}"
-    near = [[partitions.resolve(model, name) for name in names] for names in partitions.nearest(model, asked)]
-    layouts = [partitions.plan_layout(model, each).instances for each in near]
-    return f"Nearest: {'; '.join(_listed((i.profile, i.start) for i in layout) for layout in layouts)}"
+        return f"Legal: {_format_layout((instance.profile, instance.start) for instance in layout.instances)}"
+    near = [[partitions.resolve(model, name) for name in names] for names in partitions.nearest(model, requested)]
+    layouts = [partitions.plan_layout(model, combination).instances for combination in near]
+    return f"Nearest: {'; '.join(_format_layout((i.profile, i.start) for i in layout) for layout in layouts)}"
 
 
-def _listed(there: Iterable[tuple[profiles.Profile, int]]) -> str:
-    return f"[{','.join(f'{profile.name}@{start}' for profile, start in there)}]"
+def _format_layout(placed: Iterable[tuple[profiles.Profile, int]]) -> str:
+    return f"[{','.join(f'{profile.name}@{start}' for profile, start in placed)}]"
 
 
 def _check_services(services: tuple[Service, ...], where: str) -> None:

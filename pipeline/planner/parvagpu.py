@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pipeline.base.domain import mig_table, modes
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import files
-from pipeline.planner.profile import Profile, Row, count, number
+from pipeline.planner import input_files
+from pipeline.planner.profile_table import Profile, Row, read_count, read_number
 from pipeline.prepare.mig import partitions, profiles
 
 GPU_MODEL = "a100_80gb"
@@ -31,7 +31,7 @@ _SCENARIOS = "slo_"
 
 
 def read(folder: Path) -> Profile:
-    """The tables of a folder as one profile, a workload a file.
+    """Read the tables of a folder as one profile, a workload a file.
 
     Raises:
         ConfigError: there is no table, or a field cannot be used; names file, row and column.
@@ -46,7 +46,7 @@ def read(folder: Path) -> Profile:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    reader = csv.DictReader(io.StringIO(files.read(path)))
+    reader = csv.DictReader(io.StringIO(input_files.read(path)))
     if reader.fieldnames != _COLUMNS:
         raise ConfigError(f"{path} row 1: no table of ParvaGPU, whose columns are {', '.join(_COLUMNS)}")
     gpu = profiles.load_model(mig_table.find(GPU_MODEL).name)
@@ -54,9 +54,9 @@ def _rows(path: Path) -> Iterator[Row]:
     for cells in reader:
         where = f"{path} row {reader.line_num}"
         if None in cells or None in cells.values():
-            raise ConfigError(f"{where}: it has not as many fields as there are columns")
-        slices, batch, processes = (count(f"{where}, {key}", cells[key]) for key in (_SLICES, _BATCH, _PROCESSES))
-        throughput_per_s, latency_s = (number(f"{where}, {key}", cells[key]) for key in (_THROUGHPUT, _LATENCY))
+            raise ConfigError(f"{where}: the number of fields differs from that of columns")
+        slices, batch, processes = (read_count(f"{where}, {key}", cells[key]) for key in (_SLICES, _BATCH, _PROCESSES))
+        throughput_per_s, latency_s = (read_number(f"{where}, {key}", cells[key]) for key in (_THROUGHPUT, _LATENCY))
         if slices not in names:
             raise ConfigError(f"{where}, {_SLICES}: an A100 has no instance of {slices} compute slices")
         if throughput_per_s == 0 or latency_s == 0:

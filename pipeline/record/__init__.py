@@ -1,1 +1,1 @@
-"""What is kept of a group: the spool on disk, its samples and provenance, and what a later start reads."""
+"""Records of groups: the spool on disk, samples and provenance, and what a later start has of them."""

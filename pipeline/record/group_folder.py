@@ -1,4 +1,4 @@
-"""The spool folder of a group (`layout`): reading and writing its record, and closing what a dead owner left.
+"""The spool folder of a group (`layout`): its record, and closing a record whose owner died.
 
 Must not import MLflow: the orchestrator uses this module while it measures.
 """
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.base.domain import layout
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system import json_decoder, locks, secrets
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.host import boot_id, machine_id
 from pipeline.clean import leftovers
 from pipeline.launch.events import last_lines
-from pipeline.observe import endings
 from pipeline.record.owner import Owner, Standing, find_written
 
 VERSION = 4
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """One instant on both clocks: gives monotonic instants their wall-clock labels, since the epoch."""
+    """One instant on both clocks; converts monotonic instants to wall time since the epoch."""
 
     wall_ns: int
     monotonic_ns: int
@@ -57,7 +57,7 @@ class Clock:
 class RunRecord:
     """One MLflow run. `status` is MLflow's; instants are monotonic ns; `end_ns` is `None` while it runs.
 
-    A param that was once written keeps its value: MLflow refuses another one.
+    A param keeps its first value: MLflow refuses another one.
     """
 
     name: str
@@ -71,12 +71,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildRecord(RunRecord):
-    """The run of one job.
-
-    Attributes:
-        gi_id: its GPU instance; `None` without MIG.
-        series: name to points `(step, monotonic ns, value)`.
-    """
+    """The run of one job; `gi_id` is `None` without MIG, `series` has points `(step, monotonic ns, value)`."""
 
     index: int
     gi_id: int | None
@@ -85,7 +80,6 @@ class ChildRecord(RunRecord):
 
     @property
     def folder(self) -> str:
-        """Relative to the spool folder."""
         return layout.job_path(self.index)
 
 
@@ -95,7 +89,7 @@ class Record:
 
     Attributes:
         uri: tracking server that it is for; `None` for the local store beside the spool.
-        host, boot_id, machine_id: of the machine whose orchestrator owns it; empty where that does not tell.
+        host, boot_id, machine_id: of the orchestrator's machine; empty if unknown.
     """
 
     spool_id: str
@@ -112,20 +106,12 @@ class Record:
 
     @property
     def owner(self) -> Owner:
-        """The machine whose orchestrator owns the folder."""
         return Owner(host=self.host, boot_id=self.boot_id, machine_id=self.machine_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a spool holds.
-
-    Attributes:
-        ready: what can be sent, oldest first.
-        busy: whose owner lives.
-        elsewhere: whose owner may live on another machine, by the name of that.
-        unreadable: by the folder, why.
-    """
+    """Contents of a spool: `ready` can be sent, oldest first; `busy` has a living owner, `elsewhere` may have one."""
 
     ready: tuple[Path, ...]
     busy: tuple[Path, ...]
@@ -135,7 +121,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amendment:
-    """What became known of a group after its record was closed, by comparison with a baseline; `uri` as of a record."""
+    """Figures and result of a group that became known after its record was closed, by comparison with a baseline."""
 
     experiment: str
     spool_id: str
@@ -149,21 +135,20 @@ AnyRun = TypeVar("AnyRun", bound=RunRecord)
 
 
 def write_json(path: Path, content: object) -> None:
-    """Replace a file by the JSON of `content`, in one step: a reader sees the old one or the new one."""
-    text = json.dumps(content, default=fields_of)
+    """Replace a file atomically by the JSON of `content`."""
+    text = json.dumps(content, default=read_fields)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)
 
 
 def write(folder: Path, record: Record) -> None:
-    """Replace the record of a spool folder, without the secrets in its params and tags."""
-    parent, children = _masked(record.parent), tuple(map(_masked, record.children))
+    """Replace the record of a spool folder, with secrets masked."""
+    parent, children = _mask(record.parent), tuple(map(_mask, record.children))
     write_json(folder / layout.RECORD, dataclasses.replace(record, parent=parent, children=children))
 
 
-def _masked(run: AnyRun) -> AnyRun:
-    """Mask params by their names and values, and tags, whose names are ours, by their values alone."""
+def _mask(run: AnyRun) -> AnyRun:
     params = {key: str(secrets.mask(value, key)) for key, value in run.params.items()}
     return dataclasses.replace(
         run, params=params, tags={key: secrets.mask_text(value) for key, value in run.tags.items()}
@@ -171,10 +156,10 @@ def _masked(run: AnyRun) -> AnyRun:
 
 
 def read(folder: Path) -> Record:
-    """The record of a spool folder.
+    """Read the record of a spool folder.
 
     Raises:
-        TrackingError: it is absent, damaged, or of a version that this code does not know.
+        TrackingError: it is absent, damaged, or of an unknown version.
     """
     file = folder / layout.RECORD
     try:
@@ -191,12 +176,12 @@ def read(folder: Path) -> Record:
     except (OSError, ValueError, RecursionError) as error:
         raise TrackingError(f"could not read {file}: {error}") from error
     if not _ID.fullmatch(record.spool_id):  # it names a folder that is removed
-        raise TrackingError(f"{file} is not one of ours: spool_id {record.spool_id!r}")
+        raise TrackingError(f"{file} is no record of this project: spool_id {record.spool_id!r}; remove the folder")
     return record
 
 
 def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
-    """Keep an amendment until the store has it, with the figures of one that still waits; gives its file."""
+    """Merge an amendment with one that still waits, write it, and return its file."""
     folder = spool_root / layout.AMENDMENTS
     file = folder / f"{amendment.spool_id}.json"
     amendment = dataclasses.replace(amendment, reason=secrets.mask_text(amendment.reason))
@@ -209,12 +194,12 @@ def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
                 known = read_amendment(file).metrics
             write_json(file, dataclasses.replace(amendment, metrics=known | amendment.metrics))
 
-    below_spool(add)
+    create_below_spool(add)
     return file
 
 
-def below_spool(make: Callable[[], None]) -> None:
-    """Make something in a folder below the spool, which whoever has sent the last of it removes, perhaps just now."""
+def create_below_spool(make: Callable[[], None]) -> None:
+    """Create something below the spool, whose empty folders a sender may be removing at the same time."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError, FileExistsError):
             return make()
@@ -222,51 +207,43 @@ def below_spool(make: Callable[[], None]) -> None:
 
 
 def remove_amendment(file: Path, sent: Amendment) -> None:
-    """Remove an amendment that the store has, unless more was added to it meanwhile."""
+    """Remove an amendment that the store has, unless its file has changed since."""
     with locks.held(file.parent), suppress(TrackingError):
         if read_amendment(file) == sent:
             file.unlink()
 
 
 def read_amendment(file: Path) -> Amendment:
-    """The amendment in a file.
-
-    Raises:
-        TrackingError: it cannot be read.
-    """
+    """Read an amendment; TrackingError if that fails."""
     try:
         return json_decoder.decode(Amendment, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
         raise TrackingError(f"could not read {file}: {error}") from error
 
 
-def amendments(spool_root: Path) -> list[Path]:
-    """The amendments that the store does not have yet."""
+def list_amendments(spool_root: Path) -> list[Path]:
+    """List the amendments that the store does not have yet."""
     return sorted((spool_root / layout.AMENDMENTS).glob("*.json"))
 
 
 def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
-    """Close what dead owners left open, and say what can be sent.
+    """Close the records of dead owners, and list what can be sent.
 
-    Folders whose owner lives, or may live on another machine, are left alone; those that cannot be read are named in
-    the log. What a disk that was full left without a record holds nothing to send, and goes.
-
-    Args:
-        spool_root: the spool's folder.
-        closes_lost: whether what another machine left open is closed as well, unless somebody writes it.
+    Folders of living owners, and of other machines, stay as they are. A folder without a record, as a full disk leaves
+    it, is removed. With `closes_lost`, records of other machines are closed too, unless something still writes there.
     """
     _remove_abandoned(spool_root)
     ready: list[tuple[int, Path]] = []
     busy: list[Path] = []
     elsewhere: dict[Path, str] = {}
     unreadable: dict[Path, str] = {}
-    written = find_written(_doubtful(spool_root, closes_lost=closes_lost))
-    for folder in _folders_with(layout.RECORD, spool_root):
+    written = find_written(_find_doubtful(spool_root, closes_lost=closes_lost))
+    for folder in _list_folders(layout.RECORD, spool_root):
         if folder.name.startswith(layout.SENT_PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
             continue
         try:
-            with _claimed(folder) as free:
+            with _claim(folder) as free:
                 record = read(folder)
                 may_live = folder in written or (not closes_lost and not _is_over(record))
                 if not free:
@@ -274,77 +251,71 @@ def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
                 elif record.state != "closed" and may_live:
                     elsewhere[folder] = record.host
                 else:
-                    ready.append((_closed(folder, record).clock.wall_ns, folder))
+                    ready.append((_close(folder, record).clock.wall_ns, folder))
         except (TrackingError, OSError) as error:
             log.warning("skipped a spool folder: %s", error)
             unreadable[folder] = str(error)
-    found = tuple(folder for _, folder in sorted(ready))
-    return Survey(ready=found, busy=tuple(busy), elsewhere=elsewhere, unreadable=unreadable)
+    sendable = tuple(folder for _, folder in sorted(ready))
+    return Survey(ready=sendable, busy=tuple(busy), elsewhere=elsewhere, unreadable=unreadable)
 
 
 def _remove_abandoned(spool_root: Path) -> None:
-    for folder in _folders_with(layout.LOCK, spool_root):
+    for folder in _list_folders(layout.LOCK, spool_root):
         with suppress(OSError):
             # A young one may just have been made.
             is_old = time.time() - (folder / layout.LOCK).stat().st_mtime > _ABANDONED_S
             if is_old and not (folder / layout.RECORD).exists():
-                with _claimed(folder) as free:
+                with _claim(folder) as free:
                     if free:
                         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
-    """The open folders that would be closed though no lock says that their owner is dead."""
+def _find_doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
+    """Yield the open folders that would be closed although no lock proves that their owner is dead."""
     standings = {Standing.BEFORE_BOOT, *([Standing.ELSEWHERE] if closes_lost else [])}
-    for folder in _folders_with(layout.RECORD, spool_root):
+    for folder in _list_folders(layout.RECORD, spool_root):
         with suppress(TrackingError, OSError):
             record = read(folder)
             if record.state != "closed" and record.owner.standing in standings:
                 yield folder
 
 
-def ended(spool_root: Path) -> list[Record]:
-    """The groups that have ended and wait to be sent, those of dead owners as `survey` would close them.
-
-    Changes nothing.
-    """
-    found = []
-    for folder in _folders_with(layout.RECORD, spool_root):
+def read_ended(spool_root: Path) -> list[Record]:
+    """Read the groups that have ended and wait to be sent, dead owners' included. Changes nothing."""
+    records = []
+    for folder in _list_folders(layout.RECORD, spool_root):
         if folder.name.startswith(layout.SENT_PREFIX):
             continue
         try:
             if not locks.is_free(folder / layout.LOCK):  # first, or its owner may close it in between
                 continue
             if _is_over(record := read(folder)):
-                found.append(record if record.state == "closed" else _interrupted_record(folder, record))
+                records.append(record if record.state == "closed" else _interrupt_record(folder, record))
         except (TrackingError, OSError) as error:
             if folder.exists():  # else it was sent meanwhile
                 log.warning("not counted: %s", error)
-    return found
+    return records
 
 
-def _folders_with(name: str, spool_root: Path) -> list[Path]:
-    """The folders of groups that hold such a file. What a link leads to is none: it may be anybody's."""
-    found = [path.parent for path in sorted(spool_root.glob(f"*/*/{name}"))]
-    return [folder for folder in found if not folder.is_symlink() and not folder.parent.is_symlink()]
+def _list_folders(name: str, spool_root: Path) -> list[Path]:
+    """List the group folders that hold such a file; never follow a link, which may lead to another user's files."""
+    folders = [path.parent for path in sorted(spool_root.glob(f"*/*/{name}"))]
+    return [folder for folder in folders if not folder.is_symlink() and not folder.parent.is_symlink()]
 
 
 def _is_over(record: Record) -> bool:
-    """Whether a group of which nobody holds the lock has ended. An open one of another machine may not have.
-
-    That machine shares the file system of the spool, and its locks may mean nothing here.
-    """
+    """Return whether a group has ended whose lock is free: locks of another machine may not be visible here."""
     return record.state == "closed" or record.owner.standing is not Standing.ELSEWHERE
 
 
-def fields_of(record: Any) -> dict[str, Any]:
-    """Shallow, unlike `dataclasses.asdict`, which would copy every point of every series."""
-    return {item.name: getattr(record, item.name) for item in dataclasses.fields(record)}
+def read_fields(record: Any) -> dict[str, Any]:
+    """Convert a record to a dict, without copying every point of every series as `dataclasses.asdict` would."""
+    return {attribute.name: getattr(record, attribute.name) for attribute in dataclasses.fields(record)}
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[bool]:
-    """Hold the owner's lock, so that nobody else closes the folder at the same time; false if it is taken."""
+def _claim(folder: Path) -> Iterator[bool]:
+    """Try to hold the owner's lock, so that nobody else closes the folder at the same time."""
     handle = locks.open_file(folder / layout.LOCK)
     try:
         yield locks.try_take(handle)
@@ -352,8 +323,7 @@ def _claimed(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def _closed(folder: Path, record: Record) -> Record:
-    """The record of a folder that nobody owns, closed as interrupted if its owner died before it did so."""
+def _close(folder: Path, record: Record) -> Record:
     if record.state == "closed":
         return record
     # Of another user's folder nobody knows that the processes that it names are that user's.
@@ -361,34 +331,34 @@ def _closed(folder: Path, record: Record) -> Record:
     if ended:
         what = "1 process" if ended == 1 else f"{ended} processes"
         log.warning("ended %s that a killed orchestrator had left in %s", what, folder.name)
-    record = _interrupted_record(folder, record)
+    record = _interrupt_record(folder, record)
     write(folder, record)
     return record
 
 
-def _interrupted_record(folder: Path, record: Record) -> Record:
-    """An open record, closed at the last sign of life of what it is of."""
+def _interrupt_record(folder: Path, record: Record) -> Record:
+    """Close an open record at the last sign of life of each of its runs."""
     modified_ns = (folder / layout.RECORD).stat().st_mtime_ns
     alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
     children = tuple(
-        _interrupted(child, _last_instant(folder / child.folder / layout.EVENTS, record) or alive_ns)
+        _interrupt(child, _find_last_instant(folder / child.folder / layout.EVENTS, record) or alive_ns)
         if child.status == "RUNNING"
         else child
         for child in record.children
     )
-    ends = (alive_ns, _last_instant(folder / layout.SAMPLES, record), *(child.end_ns for child in children))
-    parent = _interrupted(record.parent, max(end for end in ends if end is not None))
+    ends = (alive_ns, _find_last_instant(folder / layout.SAMPLES, record), *(child.end_ns for child in children))
+    parent = _interrupt(record.parent, max(end for end in ends if end is not None))
     return dataclasses.replace(record, state="closed", parent=parent, children=children)
 
 
-def _interrupted(run: AnyRun, end_ns: int) -> AnyRun:
-    result = endings.without_owner().result
+def _interrupt(run: AnyRun, end_ns: int) -> AnyRun:
+    result = Result.INTERRUPTED
     tags = {**run.tags, Tag.RESULT: result.value, Tag.DESCRIPTION: result.value}
     return dataclasses.replace(run, status=result.mlflow_status, end_ns=max(end_ns, run.start_ns), tags=tags)
 
 
-def _last_instant(path: Path, record: Record) -> int | None:
-    """The `t_ns` of the last whole line of a JSON-lines file, if there is one that can be: a job may write anything."""
+def _find_last_instant(path: Path, record: Record) -> int | None:
+    """Return the newest plausible `t_ns` of a JSON-lines file; a job may have written anything there."""
     with suppress(OSError):
         written_ns = record.clock.monotonic_ns + path.stat().st_mtime_ns - record.clock.wall_ns
         for line in reversed(last_lines(path, TAIL_BYTES)):

@@ -1,4 +1,4 @@
-"""How this process was started and for which study: what it was given once, and no study of it changes."""
+"""How this process was started and for which study; read once at the start."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STUDY, TASK, OUTPUTS = "COLLOCATION_STUDY", "COLLOCATION_TASK", "COLLOCATION_OUT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """The start of a program.
+    """The command line of this process, and of the launcher that started it.
 
     Attributes:
-        words: the command line as typed, where that of `sys.argv` is another: Hydra understands no `--`.
-        words_of_launcher: the command line that the launcher was given, where this is its worker.
-        slurm_task: cluster, job array and number of the Slurm task that this worker is, `CLUSTER/12_3`; empty if none.
-        outputs: device and inode of each file to which this process, and its launcher, write their messages.
+        words: as typed; `sys.argv` may differ, as Hydra understands no `--`.
+        words_of_launcher: of the launcher, if this process is its worker.
+        slurm_task: `CLUSTER/ARRAY_TASK` of the Slurm task that this process is; empty if none.
+        outputs: device and inode of each file that holds messages of this process or its launcher.
     """
 
     words: Sequence[str]
@@ -37,24 +37,24 @@ class Invocation:
 
     @property
     def has_launcher_here(self) -> bool:
-        """Whether a launcher on this host speaks to the user."""
+        """True if a launcher on this host speaks to the user."""
         return self.has_launcher and not self.slurm_task
 
     @property
-    def masked(self) -> str:
-        """The command line of the study as it is recorded: without secrets."""
+    def masked_command(self) -> str:
+        """The recorded command line of the study, without secrets."""
         words = secrets.mask_words(list(self.words_of_launcher or self.words))
         is_by_command = entry_points.is_by_command()
         return entry_points.spell(entry_points.RUN, *words[1:]) if is_by_command else shlex.join(words)
 
     @property
-    def masked_to_resume(self) -> str:
-        """The command line that runs what is left, without secrets; it says so where one must be given again."""
-        command = shlex.join(secrets.mask_words(shlex.split(command_to_resume(self.words))))
+    def masked_resume_command(self) -> str:
+        """The command line that runs the missing groups, without secrets."""
+        command = shlex.join(secrets.mask_words(shlex.split(spell_resume_command(self.words))))
         return f"{command} (with your own values for {secrets.HIDDEN})" if secrets.HIDDEN in command else command
 
-    def variables_of_workers(self) -> dict[str, str]:
-        """Return the environment that a worker on this host gets beside that of this process."""
+    def make_worker_variables(self) -> dict[str, str]:
+        """Return the variables that a worker on this host gets in addition."""
         outputs = " ".join(f"{device}:{inode}" for device, inode in sorted(self.outputs))
         return {STUDY: shlex.join(self.words), OUTPUTS: outputs}
 
@@ -63,7 +63,7 @@ _current: Invocation | None = None
 
 
 def begin() -> None:
-    """Read the command line, and what a launcher handed over; that leaves the environment: no job is its worker."""
+    """Read the command line and a launcher's variables, and remove these, so that jobs do not inherit them."""
     global _current
     launcher = None
     if handed := os.environ.pop(STUDY, ""):
@@ -86,16 +86,18 @@ def begin() -> None:
     )
 
 
-def current() -> Invocation:
-    """Return how this process was started."""
+def get_current() -> Invocation:
+    """Return the invocation of this process."""
     return _current or Invocation(words=tuple(sys.argv))
 
 
-def command_to_resume(words: Sequence[str]) -> str:
-    """Return the command line that runs the groups of another one which have no result yet."""
+def spell_resume_command(words: Sequence[str]) -> str:
+    """Return the command line that runs the groups of another one that have no result yet."""
     start, options = entry_points.divide(words)
     end = options.index("--") if "--" in options else len(options)
-    ours, theirs = options[:end], options[end:]
-    resume = next((option for option in ours if option.lstrip("+") == "resume=accept_environment"), "resume=true")
-    kept = [option for option in ours if option.partition("=")[0].lstrip("+") != "resume"]
-    return entry_points.spell_again(start, *kept, resume, *theirs)
+    words_of_hydra, words_of_program = options[:end], options[end:]
+    resume = next(
+        (option for option in words_of_hydra if option.lstrip("+") == "resume=accept_environment"), "resume=true"
+    )
+    overrides = [option for option in words_of_hydra if option.partition("=")[0].lstrip("+") != "resume"]
+    return entry_points.spell_again(start, *overrides, resume, *words_of_program)

@@ -1,4 +1,4 @@
-"""Where a row comes from: machine, software, source and command line, enough to run it again."""
+"""Provenance of a row: machine, software, source and command line, enough to run it again."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MOST_BYTES = 1 << 20  # of an artifact that every group keeps
 
 
 def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) -> dict[str, str]:
-    """The facts that hold for a whole study, by name; what cannot be known is absent."""
+    """Collect the facts that hold for a whole study, by name; unknown ones are absent."""
     facts = {
-        "command_line": invocation.masked,
+        "command_line": invocation.masked_command,
         "user": host.user_name(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),
@@ -37,7 +37,7 @@ def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) ->
         **host.describe_machine(),
         "boot_id": boot_id(),
         "python": platform.python_version(),
-        **_git(),
+        **_read_git(),
     }
     for number, interpreter in enumerate(interpreters.values()):
         facts[f"environment_{number}_digest"] = interpreter.lock_digest
@@ -45,21 +45,24 @@ def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) ->
     return {key: value for key, value in facts.items() if value}
 
 
-def _git() -> dict[str, str]:
-    """Return the commit of the project's own source, and whether files differ from it."""
+def _read_git() -> dict[str, str]:
+    """Return the commit of the project's own clone, and whether files differ from it."""
     is_clone = (PROJECT_DIR / "pyproject.toml").is_file()  # an installed package may lie in a repository of its user's
-    found = git.read(PROJECT_DIR) if is_clone else None
-    return {} if found is None else {"git_commit": found.commit, "git_changed": str(found.is_changed).lower()}
+    repository = git.read(PROJECT_DIR) if is_clone else None
+    return (
+        {}
+        if repository is None
+        else {"git_commit": repository.commit, "git_changed": str(repository.is_changed).lower()}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where the code of a program comes from.
+    """Origin of a program's code.
 
     Attributes:
-        repository: the one that its script lies in; `None` without one.
-        uncommitted: what no commit tells: the changes of the repository, and each file of the program that git does
-            not track.
+        repository: of its script; `None` without one.
+        uncommitted: diffs of what no commit holds: changes of the repository, and untracked files of the program.
     """
 
     repository: git.Repository | None
@@ -76,19 +79,21 @@ class Origin:
         }
 
 
-def origin_of(workload: Workload) -> Origin:
-    """Where the code of a program comes from now. A script without a repository is kept itself, its modules here."""
+def find_origin(workload: Workload) -> Origin:
+    """Find the origin of a program's code; without a repository, of its modules, as the script is an artifact."""
     script = Path(workload.script)
     repository = git.read(script)
     root = script.parent if repository is None else repository.root
     # A link may lead to what somebody keeps elsewhere, and would not want to see here.
-    files = [path for path in map(Path, sorted({each.path for each in workload.sources})) if _lies_in(path, root)]
+    paths = map(Path, sorted({source.path for source in workload.sources}))
+    files = [path for path in paths if path.resolve().is_relative_to(root.resolve())]
     if repository is None:
         return Origin(
-            repository=None, uncommitted=tuple(mask_diff(_as_new(path, root)) for path in files if path != script)
+            repository=None,
+            uncommitted=tuple(mask_diff(_format_new_file(path, root)) for path in files if path != script),
         )
     try:
-        parts = [_as_new(path, root) for path in git.list_untracked(repository, files)]
+        parts = [_format_new_file(path, root) for path in git.list_untracked(repository, files)]
         if repository.is_changed:
             changes = git.read_difference(repository)
             replaced = "# bytes that are no UTF-8 are \ufffd here\n" if "\ufffd" in changes else ""
@@ -98,21 +103,17 @@ def origin_of(workload: Workload) -> Origin:
     return Origin(repository=repository, uncommitted=tuple(map(mask_diff, parts)))
 
 
-def uncommitted(origins: Iterable[Origin]) -> str:
-    """What no commit tells of several programs, as `git apply` takes it; what is too long is cut, and says so."""
+def join_uncommitted(origins: Iterable[Origin]) -> str:
+    """Join the uncommitted code of several programs as `git apply` takes it; cut it, with a note, if too long."""
     text = escape_to_utf8("".join(dict.fromkeys(part for origin in origins for part in origin.uncommitted)))
     if (size := len(text.encode())) <= _MOST_BYTES:
         return text
-    kept = text.encode()[:_MOST_BYTES].decode(errors="ignore")
-    return f"{kept}\n# cut: the first {_MOST_BYTES} of {size} bytes\n"
+    beginning = text.encode()[:_MOST_BYTES].decode(errors="ignore")
+    return f"{beginning}\n# cut: the first {_MOST_BYTES} of {size} bytes\n"
 
 
-def _lies_in(path: Path, root: Path) -> bool:
-    return path.resolve().is_relative_to(root.resolve())
-
-
-def _as_new(path: Path, root: Path) -> str:
-    """A file as a diff that makes it."""
+def _format_new_file(path: Path, root: Path) -> str:
+    """Format a file as a diff that creates it."""
     name = path.relative_to(root)
     begin = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
     try:

@@ -1,4 +1,4 @@
-"""The requests of a job as a table, one row a request. Knows no MLflow, and no numpy, which the sender does without."""
+"""The requests of a job as a table, one row each. Needs no MLflow, and no numpy, which the tracking process lacks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ _WORDS = RECORD_BYTES // 8
 
 
 def write(path: Path, clock: Clock, folder: Path) -> Path | None:
-    """Write every whole record of a file, and when each was to be sent by the wall clock; return the table's path.
+    """Write every complete record of a file as a table, with its intended wall time; return the table's path.
 
-    An instant that never came is missing: the request was not begun or not answered, or its answer has no tokens.
-    `None` of a file that holds no record, or cannot be read.
+    An instant that never came is missing. Returns `None` if the file holds no record or cannot be read.
     """
     try:
         num_records = regular_files.size_of(path) // RECORD_BYTES
@@ -38,20 +37,20 @@ def write(path: Path, clock: Clock, folder: Path) -> Path | None:
 
 
 def _write(file: BinaryIO, num_records: int, clock: Clock, table: Path) -> Path:
-    """Write so many records in portions, as there may be more than fit into memory."""
+    """Write the records in portions: there may be more than fit into memory."""
     import pyarrow.parquet as pq
 
     with ExitStack() as stack:
         writer: pq.ParquetWriter | None = None
         while num_records > 0 and (data := file.read(min(num_records, _AT_ONCE) * RECORD_BYTES)):
-            portion = _columns(data[: len(data) // RECORD_BYTES * RECORD_BYTES], clock)
+            portion = _make_columns(data[: len(data) // RECORD_BYTES * RECORD_BYTES], clock)
             writer = writer or stack.enter_context(pq.ParquetWriter(table, portion.schema))
             writer.write_table(portion)
             num_records -= portion.num_rows
     return table
 
 
-def _columns(data: bytes, clock: Clock) -> pa.Table:
+def _make_columns(data: bytes, clock: Clock) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""Which groups of a plan are left to run, given what the store already holds."""
+"""The groups of a plan that still have to run, given the results in the store."""
 
 from __future__ import annotations
 
@@ -12,115 +12,115 @@ from pipeline.base.domain.tags import Tag
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import counted
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.record.original import FinishedGroup
+from pipeline.record.stored_group import FinishedGroup
 
 
-def remaining(
+def select_remaining(
     plan: Plan, finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = (), accept_environment: bool = False
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
-    """The groups to run, and the rows of those that need not be.
+    """Return the groups to run, and the rows of those that have a result.
 
-    A unit is compared within itself, so it must come from one state of the machine: one that was begun before a reboot,
-    on another GPU, or with another driver or power limit begins again; one that is complete stays.
+    Groups of a shard are compared with each other, so they must come from one state of the machine. A complete shard
+    counts; an incomplete one starts again after a reboot, on another GPU, or with another driver or power limit.
 
     Args:
         plan: the whole study; its devices are as this machine has them now.
         finished: groups with a result in the store.
-        gpus: those on which what is left of a unit may be run; that of the plan if there are none.
-        accept_environment: whether a result counts that was measured with other packages.
+        gpus: those that may run the missing groups; the plan's device if empty.
+        accept_environment: whether results count that were measured with other packages.
 
     Raises:
-        ConfigError: results cannot be told apart without the packages.
+        ConfigError: groups of the plan differ in their packages alone.
     """
-    keys = _keys(plan, accept_environment=accept_environment)
+    keys = _make_keys(plan, accept_environment=accept_environment)
     can_run = {keys[group.digest] for group in plan.groups if group.skip_reason is None}
     now = {device: MachineState.read(device) for device in (*gpus, *(group.device for group in plan.groups))}
-    states = merge_same([*now.values(), *(each.machine_state for each in finished)])
-    found: dict[str, dict[MachineState, FinishedGroup]] = {}
+    states = merge_same([*now.values(), *(stored.machine_state for stored in finished)])
+    stored_by_key: dict[str, dict[MachineState, FinishedGroup]] = {}
     # What was measured with the very packages comes last, and wins.
-    for each in sorted(finished, key=lambda each: each.digest in keys):
-        key = each.program_digest if accept_environment else each.digest
-        was_in_the_way = each.result is Result.SKIPPED and key in can_run  # what no longer is
-        if each.result.is_finding and key is not None and not was_in_the_way:
-            found.setdefault(key, {})[states[each.machine_state]] = each
+    for stored in sorted(finished, key=lambda stored: stored.digest in keys):
+        key = stored.program_digest if accept_environment else stored.digest
+        was_in_the_way = stored.result is Result.SKIPPED and key in can_run  # what no longer is
+        if stored.result.is_finding and key is not None and not was_in_the_way:
+            stored_by_key.setdefault(key, {})[states[stored.machine_state]] = stored
     units: dict[tuple[int, str], list[Group]] = {}
     for group in plan.groups:
         units.setdefault((group.unit, group.device.uuid), []).append(group)
     done: dict[str, FinishedGroup] = {}
     for groups in units.values():
         members = [keys[group.digest] for group in groups]
-        origin = _origin(members, found, [states[now[device]] for device in gpus or (groups[0].device,)])
-        done |= {key: found[key][origin] for key in members if origin in found.get(key, {})}
-    left = tuple(group for group in plan.groups if keys[group.digest] not in done)
-    return left, [_row(group, done[key]) for group in plan.groups if (key := keys[group.digest]) in done]
+        origin = _choose_state(members, stored_by_key, [states[now[device]] for device in gpus or (groups[0].device,)])
+        done |= {key: stored_by_key[key][origin] for key in members if origin in stored_by_key.get(key, {})}
+    missing = tuple(group for group in plan.groups if keys[group.digest] not in done)
+    return missing, [_make_row(group, done[key]) for group in plan.groups if (key := keys[group.digest]) in done]
 
 
-def _keys(plan: Plan, *, accept_environment: bool) -> dict[str, str]:
-    """What tells each group from others in the store, by its digest."""
+def _make_keys(plan: Plan, *, accept_environment: bool) -> dict[str, str]:
+    """Map the digest of each group to the key that its stored results are found by."""
     keys = {group.digest: group.program_digest if accept_environment else group.digest for group in plan.groups}
     if len(set(keys.values())) < len(keys):
         raise ConfigError(
-            "resume=accept_environment: groups of this plan differ in their environment alone, so that it cannot be "
-            "left out of account; use resume=true"
+            "resume=accept_environment cannot tell groups apart that differ in their environment alone; use resume=true"
         )
     return keys
 
 
-def _origin(
-    members: Sequence[str], found: Mapping[str, Mapping[MachineState, FinishedGroup]], here: Sequence[MachineState]
+def _choose_state(
+    members: Sequence[str],
+    stored_by_key: Mapping[str, Mapping[MachineState, FinishedGroup]],
+    present: Sequence[MachineState],
 ) -> MachineState:
-    """The state whose results count for a unit, which has these members.
-
-    A complete unit of any state counts; of an incomplete one, only what was found in a state that this machine is in.
-    """
+    """Choose the machine state whose results count for a shard: a complete one, else the best of this machine."""
     began_ms: dict[MachineState, list[int]] = defaultdict(list)
-    for state, each in (pair for key in members for pair in found.get(key, {}).items()):
-        began_ms[state].append(each.start_ms)
-    in_order = sorted(began_ms, key=lambda state: (state not in here, -max(began_ms[state]), state))
+    for state, stored in (pair for key in members for pair in stored_by_key.get(key, {}).items()):
+        began_ms[state].append(stored.start_ms)
+    in_order = sorted(began_ms, key=lambda state: (state not in present, -max(began_ms[state]), state))
     complete = (state for state in in_order if len(began_ms[state]) == len(members))
-    return next(complete, max(here, key=lambda state: len(began_ms[state])))
+    return next(complete, max(present, key=lambda state: len(began_ms[state])))
 
 
-def begun_again(left: Sequence[Group], finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = ()) -> list[str]:
-    """Say, in a line for each change of the machine, how many findings of groups that are left count no more."""
+def describe_restarts(
+    missing: Sequence[Group], finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = ()
+) -> list[str]:
+    """Describe, in a line per change of the machine, how many results of unfinished shards no longer count."""
     counts: Counter[str] = Counter()
-    by_digest = {group.digest: group for group in left}
-    for each in finished:
-        if each.result.is_finding and (group := by_digest.get(each.digest)) is not None:
+    by_digest = {group.digest: group for group in missing}
+    for stored in finished:
+        if stored.result.is_finding and (group := by_digest.get(stored.digest)) is not None:
             states = [MachineState.read(device) for device in gpus or (group.device,)]
-            if not any(state.is_same(each.machine_state) for state in states):
-                counts[states[0].changes(each.machine_state)] += 1
+            if not any(state.is_same(stored.machine_state) for state in states):
+                counts[states[0].changes(stored.machine_state)] += 1
     return [
-        f"resume: {counted(number, 'result')} of unfinished blocks not used, these begin again: {change}"
+        f"resume: unfinished blocks start again, without {counted(number, 'earlier result')}: {change}"
         for change, number in counts.items()
     ]
 
 
-def latest(groups: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[GroupResult]:
-    """The row of each of some groups that began last and ended, whatever its result; none of a group without one."""
-    newest = {each.digest: each for each in finished}
-    return [_row(group, newest[group.digest]) for group in groups if group.digest in newest]
+def select_latest(groups: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[GroupResult]:
+    """Return the newest stored row of each group, whatever its result."""
+    newest = {stored.digest: stored for stored in finished}
+    return [_make_row(group, newest[group.digest]) for group in groups if group.digest in newest]
 
 
-def unused(plan: Plan, left: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[FinishedGroup]:
-    """The stored results, newest first, of another plan: with other settings, or of a group that is to be run anew.
+def find_unused(plan: Plan, missing: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[FinishedGroup]:
+    """List stored results of other plans, newest first, with other settings or of groups that run again.
 
-    What the plan lacks for another reason (one more degree, another workload) is not among them: it belongs beside it.
+    Results that this plan simply does not ask for, such as another degree, are not listed.
     """
     digests = {group.digest for group in plan.groups}
     settings = {None, *(group.settings_digest for group in plan.groups)}
-    again = {(group.name, str(group.block)) for group in left}
+    again = {(group.name, str(group.block)) for group in missing}
     return [
-        each
-        for each in reversed(finished)
-        if each.result.is_finding
-        and each.digest not in digests
-        and (each.settings not in settings or (each.name, each.block) in again)
+        stored
+        for stored in reversed(finished)
+        if stored.result.is_finding
+        and stored.digest not in digests
+        and (stored.settings not in settings or (stored.name, stored.block) in again)
     ]
 
 
-def _row(group: Group, stored: FinishedGroup) -> GroupResult:
-    """A stored row, as far as comparisons and the table need it."""
+def _make_row(group: Group, stored: FinishedGroup) -> GroupResult:
+    """Return a stored row with what comparisons and the table need."""
     rates = json.loads(stored.tags.get(Tag.RATES, "{}"))
     return GroupResult(
         group=group,

@@ -1,4 +1,4 @@
-"""The record of a group on disk while it runs. MLflow is told from it, by `record/sender.py`, outside the window."""
+"""The record of a group on disk while it runs; `sender` passes it to MLflow outside the window."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from pipeline.clean import leftovers
 from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.sinks import SampleLog
-from pipeline.observe.table import in_one_line
+from pipeline.observe.table import format_line
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Amendment, ChildRecord, Clock, Record, RunRecord
-from pipeline.record.original import script_files
-from pipeline.record.provenance import Origin, uncommitted
-from pipeline.record.sender import Sender
+from pipeline.record.provenance import Origin, join_uncommitted
+from pipeline.record.stored_group import name_script_artifacts
+from pipeline.record.tracking_sender import Sender
 
 _MASKED = (layout.GROUP, layout.UNCOMMITTED)
 """Artifacts of which each part was masked as what it is."""
@@ -54,11 +54,11 @@ class SpoolRun:
 
     @property
     def spool_id(self) -> str:
-        """Names the group in the store; every process of it carries it as its mark."""
+        """Name of the group in the store; every process of it carries it as its mark."""
         return self.record.spool_id
 
     def place(self, slots: Sequence[Slot]) -> None:
-        """Note where each job runs: its device, GPU instance and share."""
+        """Record where each job runs: its device, GPU instance and share."""
         children = []
         for child in self.record.children:
             slot = slots[child.index]
@@ -67,7 +67,7 @@ class SpoolRun:
         self.record = dataclasses.replace(self.record, children=tuple(children))
 
     def add_artifact(self, name: str, text: str) -> None:
-        """Keep a text file with the group, without the secrets in it."""
+        """Write a text file beside the group's record, with secrets masked."""
         if name.startswith(layout.SCRIPT_PREFIX):
             text = mask_source(text, name)
         elif name not in _MASKED:
@@ -77,7 +77,7 @@ class SpoolRun:
     def close(self, result: GroupResult) -> None:
         """Write the row; from here on, the folder can be sent."""
         now = time.monotonic_ns()
-        tags = _ending(result, is_simulated=result.group.device.is_simulated) | result.tags
+        tags = _make_ending_tags(result, is_simulated=result.group.device.is_simulated) | result.tags
         parent = dataclasses.replace(
             self.record.parent,
             status=result.result.mlflow_status,
@@ -96,12 +96,12 @@ class Spool:
 
     Args:
         root: folder of the store.
-        sender: the process that sends them.
+        sender: the tracking process.
         facts: provenance of the study, as tags of every group.
-        artifacts: text files that every group keeps.
-        interpreters: the environments of the jobs, each kept with its job.
-        uri: tracking server that gets the groups; the local store in `root` if not given.
-        origins: where the code of each program comes from, by the path of its script.
+        artifacts: text files of every group.
+        interpreters: environments of the jobs.
+        uri: tracking server; the local store in `root` by default.
+        origins: origin of each program's code, by the path of its script.
     """
 
     def __init__(
@@ -116,13 +116,14 @@ class Spool:
     ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
         self._interpreters, self._origins = interpreters or {}, origins or {}
-        # Others may read the spool; whoever sends from it knows the password (`server.py`).
+        # Others may read the spool; whoever sends from it knows the password (`tracking_server.py`).
         self._uri = uri and secrets.mask_text(uri)
         self._amendments: set[Path] = set()
         self.root = root.resolve()
         tracking_root.make(self.root)
         self._folders: dict[str, Path] = {}
-        self._folder = _new_folder(self.root / layout.SPOOL)
+        self._folder = self.root / layout.SPOOL / layout.make_stamp()
+        group_folder.create_below_spool(lambda: self._folder.mkdir(parents=True))
         self.study = self._folder.name
 
     @contextmanager
@@ -130,27 +131,27 @@ class Spool:
         """Begin the record of a group. Left without `close`, it stays open and the next start closes it."""
         folder = self._folder / f"{group.number:04d}-{re.sub('[^A-Za-z0-9.+_-]', '_', group.name)}"
         try:
-            yield from self._opened(group, folder)
+            yield from self._open_run(group, folder)
         except OSError as error:
             raise TrackingError(f"the record of {group.name} cannot be kept in {folder}: {error}") from error
         self._sender.send(folder)
 
-    def _opened(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
+    def _open_run(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
         (folder / layout.ARTIFACTS).mkdir(parents=True)
         lock = locks.open_file(folder / layout.LOCK)
         sink = SampleLog(folder / layout.SAMPLES)
-        record = _new_record(group, self.study, self._facts, self._interpreters, self._origins)
+        record = _make_record(group, self.study, self._facts, self._interpreters, self._origins)
         run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)
         self._folders[run.spool_id] = folder
         try:
             locks.take(lock)
             for name, text in self._artifacts.items():
                 run.add_artifact(name, text)
-            run.add_artifact(layout.GROUP, _group_json(group))
-            for script, name in script_files(job.workload.script for job in group.jobs).items():
-                if (source := _source(Path(script))) is not None:
+            run.add_artifact(layout.GROUP, _encode_group(group))
+            for script, name in name_script_artifacts(job.workload.script for job in group.jobs).items():
+                if (source := _read_source(Path(script))) is not None:
                     run.add_artifact(name, source)
-            if text := uncommitted(self._origins[script] for script in _scripts(group, self._origins)):
+            if text := join_uncommitted(self._origins[script] for script in _list_scripts(group, self._origins)):
                 run.add_artifact(layout.UNCOMMITTED, text)
             self._add_locks(folder, group)
             run.add_artifact(layout.CONFIG, group.config_text())
@@ -163,7 +164,7 @@ class Spool:
             os.close(lock)
 
     def _add_locks(self, folder: Path, group: Group) -> None:
-        """Keep the exact packages of each job's environment among the artifacts of its run (docs/environments.md)."""
+        """Write the exact packages of each job's environment (docs/environments.md)."""
         for job in group.jobs:
             if (interpreter := self._interpreters.get(job.workload.env)) is not None:
                 jobs_folder = folder / layout.job_path(job.index)
@@ -172,7 +173,7 @@ class Spool:
                 (jobs_folder / layout.ENVIRONMENT).write_text(text, encoding="utf-8")
 
     def amend(self, row: GroupResult) -> None:
-        """Add what became known later, by comparison with a baseline: the row's metrics, and its result."""
+        """Add the metrics and the result that a comparison with a baseline gave later."""
         if row.spool_id is not None:
             amendment = Amendment(
                 experiment=row.group.experiment,
@@ -186,21 +187,21 @@ class Spool:
             self._amendments.add(file)
             self._sender.amend(file)
 
-    def where_job_is(self, row: GroupResult, index: int) -> Path | str:
-        """Where the files of a job that failed are: in the store, or still in the spool."""
+    def locate_job(self, row: GroupResult, index: int) -> Path | str:
+        """Return where the files of a failed job are: in the store, or still in the spool."""
         folder = self._folders[row.spool_id or ""]
         uri = self._sender.failed.get(folder, {}).get(str(index))
         if uri is None:
             return folder / layout.job_path(index)
         return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else uri
 
-    def run_of(self, row: GroupResult) -> str | None:
-        """Return the MLflow run of a group that ran in this study; `None` while it is not sent."""
+    def find_run(self, row: GroupResult) -> str | None:
+        """Return the MLflow run of a group of this study; `None` while it is not sent."""
         folder = self._folders.get(row.spool_id or "")
         return None if folder is None else self._sender.runs.get(folder)
 
-    def unsent_amendments(self) -> list[Path]:
-        """Figures of this study that the store does not have yet."""
+    def list_unsent_amendments(self) -> list[Path]:
+        """List the amendments of this study that the store does not have yet."""
         return sorted(file for file in self._amendments if file.exists())
 
     def remove_if_empty(self) -> None:
@@ -210,19 +211,11 @@ class Spool:
                 folder.rmdir()
 
 
-def _new_folder(spool: Path) -> Path:
-    """A folder of this start alone."""
-    folder = spool / layout.make_stamp()
-    group_folder.below_spool(lambda: folder.mkdir(parents=True))
-    return folder
-
-
-def _scripts(group: Group, origins: Mapping[str, Origin]) -> list[str]:
-    """The scripts of a group of which it is known where they come from."""
+def _list_scripts(group: Group, origins: Mapping[str, Origin]) -> list[str]:
     return [job.workload.script for job in group.jobs if job.workload.script in origins]
 
 
-def _new_record(
+def _make_record(
     group: Group,
     study: str,
     facts: dict[str, str],
@@ -241,9 +234,9 @@ def _new_record(
         **({Tag.SIMULATED: "true"} if group.device.is_simulated else {}),
         **({} if group.profiler.is_none else {Tag.PROFILER: group.profiler.name}),
         **{fact_tag(key): value for key, value in (facts | dict(group.device.details)).items()},
-        **_ui_columns(facts),
+        **_make_ui_tags(facts),
     }
-    of_scripts = {script: origins[script].tags for script in _scripts(group, origins)}
+    of_scripts = {script: origins[script].tags for script in _list_scripts(group, origins)}
     # What all jobs have in common is the group's as well.
     shared = set.intersection(*(set(tags.items()) for tags in of_scripts.values())) if of_scripts else set()
     parent_tags = (
@@ -259,7 +252,7 @@ def _new_record(
             Tag.SPOOL_ID: spool_id,
         }
     )
-    environments = {spec: {"environment_digest": found.lock_digest} for spec, found in interpreters.items()}
+    environments = {spec: {"environment_digest": interpreter.lock_digest} for spec, interpreter in interpreters.items()}
     children = tuple(
         ChildRecord(
             name=job.name,
@@ -285,24 +278,24 @@ def _new_record(
         )
         for job in group.jobs
     )
-    parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_group_params(group), tags=parent_tags)
+    parent = RunRecord(name=group.name, status="RUNNING", start_ns=now, params=_make_params(group), tags=parent_tags)
     clock = Clock(wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
     return Record(spool_id=spool_id, experiment=group.experiment, clock=clock, parent=parent, children=children)
 
 
-def _ui_columns(facts: Mapping[str, str]) -> dict[str, str]:
-    """What MLflow's table of runs shows in columns of its own; of a source, only what follows the last slash."""
+def _make_ui_tags(facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags behind MLflow's own columns; of a source it shows what follows the last slash."""
     program = [Path(word).name for word in shlex.split(facts.get("command_line", ""))[:1]]
     return {tag: value for tag, value in ((Tag.SOURCE, "".join(program)), (Tag.USER, facts.get("user"))) if value}
 
 
-def _group_params(group: Group) -> dict[str, str]:
+def _make_params(group: Group) -> dict[str, str]:
     params = {
         "scenario": group.scenario,
         "degree": str(len(group.measured)),
         "jobs": group.jobs_in_words,
         **({NEIGHBOURS: group.settings[NEIGHBOURS]} if group.has_neighbours else {}),
-        **_window_params(group.window),
+        **_make_window_params(group.window),
         "block": str(group.block),
         "seed": str(group.seed),
         "pin_cpus": str(group.pin_cpus).lower(),
@@ -319,48 +312,47 @@ def _group_params(group: Group) -> dict[str, str]:
     return params | {key: value for key, value in shared if key not in params}
 
 
-def _window_params(window: Window) -> dict[str, str]:
-    """The window with what applies to it."""
+def _make_window_params(window: Window) -> dict[str, str]:
     params = {"window": window.kind.value}
     if window.kind is WindowKind.STEADY:
         params |= {"window_seconds": f"{window.seconds:g}", "window_settle_s": f"{window.settle_s:g}"}
     return params | ({"window_epochs": str(window.epochs)} if window.epochs else {})
 
 
-def _source(script: Path) -> str | None:
-    """The text of a user's script; ours is told by the commit, and a program that was compiled has none."""
+def _read_source(script: Path) -> str | None:
+    """Read a user's script; `None` for ours, which the commit tells, and for compiled programs."""
     if script.is_relative_to(PROJECT_DIR) or not script.is_absolute():
         return None
     content = script.read_bytes()
     return None if b"\0" in content else content.decode(errors="replace")
 
 
-def _group_json(group: Group) -> str:
-    record = group_folder.fields_of(group)
+def _encode_group(group: Group) -> str:
+    record = group_folder.read_fields(group)
     del record["config_text"]
     text = json.dumps(
-        record, default=lambda value: group_folder.fields_of(value) if is_dataclass(value) else str(value)
+        record, default=lambda value: group_folder.read_fields(value) if is_dataclass(value) else str(value)
     )
     masked = secrets.mask(json.loads(text))
     return json.dumps(masked | {"key": group.key}, indent=1)  # a digest
 
 
-def _ending(row: GroupResult | JobResult, *, is_simulated: bool) -> dict[str, str]:
+def _make_ending_tags(row: GroupResult | JobResult, *, is_simulated: bool) -> dict[str, str]:
     marks = row.marks if isinstance(row, GroupResult) else NO_MARKS
     return {
         Tag.RESULT: row.result.value,
         Tag.REASON: row.reason,
-        Tag.DESCRIPTION: in_one_line(row.result, row.reason, row.metrics, marks=marks, is_simulated=is_simulated),
+        Tag.DESCRIPTION: format_line(row.result, row.reason, row.metrics, marks=marks, is_simulated=is_simulated),
     }
 
 
 def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, now: int) -> ChildRecord:
     if job is None:
-        ending = endings.of_absent_job(group.result)
+        ending = endings.judge_absent_job(group.result)
         tags = {Tag.RESULT: ending.result.value, Tag.REASON: ending.reason}
         return dataclasses.replace(child, status=ending.result.mlflow_status, end_ns=now, tags=child.tags | tags)
     facts: dict[str, object] = {
-        **_ending(job, is_simulated=group.group.device.is_simulated),
+        **_make_ending_tags(job, is_simulated=group.group.device.is_simulated),
         Tag.EXIT_STATUS: job.exit_status,
         Tag.PID: job.pid,
         # Monotonic, so that spans of one boot can be compared to the nanosecond.

@@ -1,4 +1,4 @@
-"""What a group did when, as a trace that https://ui.perfetto.dev opens, and many of them as one.
+"""The timeline of a group, or of many, as a trace for https://ui.perfetto.dev.
 
 Source of the format: "Trace Event Format", JSON object format: complete events (`ph: X`), counters (`C`) and metadata
 (`M`); instants and lengths in microseconds. Tracks begin at number 1: Perfetto takes process and thread 0 for the
@@ -20,7 +20,7 @@ from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult, JobResult, Span
 from pipeline.observe.phases import WINDOW
 from pipeline.record import group_folder
-from pipeline.record.series import Series
+from pipeline.record.sample_series import Series
 
 if TYPE_CHECKING:
     from pipeline.record.spool import SpoolRun
@@ -33,40 +33,38 @@ Event = dict[str, Any]
 
 
 def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fields) -> None:
-    """Keep the timeline of a group that is over as an artifact of its record, which is still open."""
+    """Write the timeline of a finished group as an artifact of its record, which is still open."""
     if any(span.job is None for span in row.spans):
         group_folder.write_json(
-            run.folder / layout.ARTIFACTS / layout.TIMELINE, trace_of(run.record, row, samples, fields)
+            run.folder / layout.ARTIFACTS / layout.TIMELINE, make_trace(run.record, row, samples, fields)
         )
 
 
-def trace_of(
+def make_trace(
     record: group_folder.Record, row: GroupResult, samples: Iterable[Sample], fields: Fields
 ) -> dict[str, Any]:
-    """The trace of one group, which has at least one phase of its own; instants count from its begin."""
+    """Return the trace of one group with at least one phase; instants count from its begin."""
     phases = [span for span in row.spans if span.job is None]
     begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
     group, device = row.group, row.group.device
-    process = f"{'SIMULATED ' if device.is_simulated else ''}{device.name}"
-    tracks = _Tracks(begin_ns)
-    tracks.name_process(f"{process} ({device.uuid})")
-    tracks.name(_GROUPS_TRACK, "groups")
+    tracks = _Tracks(f"{'SIMULATED ' if device.is_simulated else ''}{device.name} ({device.uuid})", begin_ns)
+    tracks.add_name(_GROUPS_TRACK, "groups")
     facts = {"result": row.result.value, "reason": row.reason, "digest": group.digest, "block": group.block}
-    tracks.slice(_GROUPS_TRACK, group.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
+    tracks.add_slice(_GROUPS_TRACK, group.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
     for phase in phases:
-        tracks.slice(_GROUPS_TRACK, phase.name, phase.start_ns, phase.end_ns)
-    window = _window(row, phases)
+        tracks.add_slice(_GROUPS_TRACK, phase.name, phase.start_ns, phase.end_ns)
+    window = _find_window(row, phases)
     if window is not None:
-        tracks.slice(_GROUPS_TRACK, "measured", *window)
+        tracks.add_slice(_GROUPS_TRACK, "measured", *window)
     for job in row.jobs:
         spans = [span for span in row.spans if span.job == job.job.index]
         if spans:
             track = _FIRST_JOB_TRACK + job.job.index
-            tracks.name(track, f"job {job.job.index}")
+            tracks.add_name(track, f"job {job.job.index}")
             _add_job(tracks, track, job, spans)
-    for name, t_ns, value in _counters(samples, fields):
+    for name, t_ns, value in _select_counters(samples, fields):
         if begin_ns <= t_ns <= end_ns:
-            tracks.counter(name, t_ns, value)
+            tracks.add_counter(name, t_ns, value)
     return {
         "displayTimeUnit": "ms",
         "otherData": {
@@ -82,10 +80,10 @@ def trace_of(
     }
 
 
-def merged(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Many groups as one trace: a process for each start of the study on each device, in the order of their begins.
+def merge(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Merge groups into one trace, with a process for each start of the study on each device.
 
-    Within a start, groups are placed by the monotonic clock, which cannot be set back.
+    Groups of one start are placed by the monotonic clock, which cannot be set back.
     """
     ordered = sorted(traces, key=lambda trace: int(trace["otherData"]["begin_wall_ns"]))
     processes: dict[tuple[str, ...], int] = {}
@@ -120,32 +118,29 @@ def merged(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
 class _Tracks:
     """The events of one process; track 1 is of the groups, those after it are of the jobs."""
 
-    def __init__(self, begin_ns: int) -> None:
+    def __init__(self, process: str, begin_ns: int) -> None:
         self._begin_ns = begin_ns
-        self.events: list[Event] = []
+        self.events: list[Event] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": process}}]
 
-    def name_process(self, name: str) -> None:
-        self.events.append({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": name}})
-
-    def name(self, track: int, name: str) -> None:
+    def add_name(self, track: int, name: str) -> None:
         place = {"ph": "M", "pid": 1, "tid": _TRACKS + track}
         self.events.append({**place, "name": "thread_name", "args": {"name": name}})
         self.events.append({**place, "name": "thread_sort_index", "args": {"sort_index": track}})
 
-    def slice(self, track: int, name: str, begin_ns: int, end_ns: int, facts: dict[str, Any] | None = None) -> None:
+    def add_slice(self, track: int, name: str, begin_ns: int, end_ns: int, facts: dict[str, Any] | None = None) -> None:
         event = {"ph": "X", "name": name, "cat": "study", "pid": 1, "tid": _TRACKS + track}
-        event |= {"ts": self._us(begin_ns), "dur": (end_ns - begin_ns) / 1e3}
+        event |= {"ts": self._to_us(begin_ns), "dur": (end_ns - begin_ns) / 1e3}
         self.events.append(event | ({"args": facts} if facts else {}))
 
-    def counter(self, name: str, t_ns: int, value: float) -> None:
-        self.events.append({"ph": "C", "name": name, "pid": 1, "ts": self._us(t_ns), "args": {"value": value}})
+    def add_counter(self, name: str, t_ns: int, value: float) -> None:
+        self.events.append({"ph": "C", "name": name, "pid": 1, "ts": self._to_us(t_ns), "args": {"value": value}})
 
-    def _us(self, t_ns: int) -> float:
+    def _to_us(self, t_ns: int) -> float:
         return (t_ns - self._begin_ns) / 1e3
 
 
-def _window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
-    """The measured window, if the jobs ran together once and the window lies within that."""
+def _find_window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
+    """Return the measured window, if the jobs ran together once and the window is within that time."""
     runs = [phase for phase in phases if phase.name == WINDOW]
     if len(runs) != 1 or Tag.WINDOW_START_NS not in row.tags:
         return None
@@ -155,28 +150,28 @@ def _window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
 
 
 def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span]) -> None:
-    """The job from the start of its process to its end, and what it said that it did meanwhile."""
+    """Add a slice for the job's process, and one for each of its phases."""
     begin_ns, end_ns = spans[0].start_ns, max(span.end_ns for span in spans)
     facts = {"result": job.result.value, "reason": job.reason, "pid": job.pid}
-    tracks.slice(track, job.job.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
+    tracks.add_slice(track, job.job.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})
     marks = [(span.name, span.start_ns) for span in spans]
     if job.start_ns is not None and job.end_ns is not None:
         marks += [("work", job.start_ns), ("finish", job.end_ns)]
     inside = sorted(((name, min(max(t_ns, begin_ns), end_ns)) for name, t_ns in marks), key=lambda mark: mark[1])
     for (name, since_ns), (_, until_ns) in zip(inside, [*inside[1:], ("", end_ns)], strict=True):
         if until_ns > since_ns:
-            tracks.slice(track, name, since_ns, until_ns)
+            tracks.add_slice(track, name, since_ns, until_ns)
 
 
-def _counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tuple[str, int, float]]:
-    """Readings of the whole device and machine that are drawn, thinned to what a screen can show."""
+def _select_counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tuple[str, int, float]]:
+    """Yield the charted readings of the whole device and machine, thinned to the width of a screen."""
     drawn = {(source, field.name) for source, field in fields if field.chart is not None}
-    found: dict[tuple[str, str], Series] = defaultdict(Series)
+    by_name: dict[tuple[str, str], Series] = defaultdict(Series)
     for sample in samples:
         if sample.is_of_whole:
             for name, value in sample.values.items():
                 if (sample.source, name) in drawn:
-                    found[sample.source, name].append(sample.t_ns, value)
-    for (source, name), series in found.items():
-        for _, t_ns, value in series.thinned(_COUNTER_POINTS):
+                    by_name[sample.source, name].append(sample.t_ns, value)
+    for (source, name), series in by_name.items():
+        for _, t_ns, value in series.thin(_COUNTER_POINTS):
             yield f"{source}/{name}", t_ns, value

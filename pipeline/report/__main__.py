@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.system.words import counted
-from pipeline.record.store.existing import may_be_written
+from pipeline.record.store.store_access import is_writable
 from pipeline.report import board
 from pipeline.report.page.answer import left_out
 from pipeline.report.page.page import content_of
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"{summary}\nreport: {written.page.absolute()}\n")
         if options.no_log:
             return 0
-        if not may_be_written(stores[0]):
+        if not is_writable(stores[0]):
             sys.stdout.write(f"not logged: {stores[0]} may only be read\n")
         else:
             run_id, link = log(written, stores[0], study)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.errors import CollocationError, ConfigError
-from pipeline.record.store.existing import open_named
-from pipeline.record.store.results import experiment_names
+from pipeline.record.store.results import list_experiments
+from pipeline.record.store.store_access import open_named
 from pipeline.report.evaluate import outcomes, verdicts
 from pipeline.report.evaluate.board import Column, board_of
 from pipeline.report.evaluate.cells import cells_of
@@ -85,7 +85,7 @@ def _stored(options: argparse.Namespace) -> Iterator[tuple[str, Measured]]:
     is_twice = len(different) < len(options.root) + len(options.uri)
     if is_twice or len(set(options.experiment)) < len(options.experiment):
         raise ConfigError("a study is named twice, and would stand beside itself; name each experiment and store once")
-    names = {store: experiment_names(open_named(store)) for store in stores} if options.experiment else {}
+    names = {store: list_experiments(open_named(store)) for store in stores} if options.experiment else {}
     for experiment in options.experiment:
         having = [store for store in stores if experiment in names[store]]
         if not having:

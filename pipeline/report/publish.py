@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pipeline.base.domain.tags import REPORT, Tag
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.store.existing import open_named
-from pipeline.record.store.links import run_link
+from pipeline.record.store.links import make_run_link
+from pipeline.record.store.store_access import open_named
 from pipeline.record.store.upload import log_files
 from pipeline.report.evaluate import outcomes
 from pipeline.report.page.page import Content, render
@@ -122,7 +122,7 @@ def log(written: Written, root_or_uri: Path | str, study: Study) -> tuple[str, s
     tags: dict[str, str] = {Tag.ROLE: REPORT, Tag.SIMULATED: str(study.is_simulated).lower()}
     try:
         run_id = log_files(store, study.experiment, REPORT, tags, written.folder, written.files)
-        return run_id, run_link(None if store.root else store.uri, store.experiment_id(study.experiment), run_id)
+        return run_id, make_run_link(None if store.root else store.uri, store.open_experiment(study.experiment), run_id)
     except TrackingError as error:
         raise TrackingError(
             f"the report lies in {written.folder}, but could not be logged to {root_or_uri}: {error}; "

@@ -1,4 +1,4 @@
-"""The CPUs of each worker: those next to its GPU, divided among the workers that have the same ones."""
+"""The CPUs of each worker: those of its GPU's NUMA node, divided among the workers there."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def divided(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
-    """By UUID, the CPUs of each GPU's worker: no core has two workers, unless there are fewer CPUs than workers."""
-    ours = frozenset(os.sched_getaffinity(0))
+def divide(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
+    """Return the CPUs of each GPU's worker by UUID; workers share no core, unless there are too few CPUs."""
+    available = frozenset(os.sched_getaffinity(0))
     sharing: list[tuple[frozenset[int], list[Device]]] = []
     for device in devices:
-        near, members = (_near(device) & ours) or ours, [device]
-        for other in [each for each in sharing if each[0] & near]:  # of a GPU whose node is not known, all
+        near, members = (_read_near_cpus(device) & available) or available, [device]
+        for other in [share for share in sharing if share[0] & near]:  # of a GPU whose node is not known, all
             sharing.remove(other)
             near, members = near | other[0], [*other[1], *members]
         sharing.append((near, members))
-    found: dict[str, frozenset[int]] = {}
+    by_uuid: dict[str, frozenset[int]] = {}
     for cpus, members in sharing:
-        cores = _cores(cpus)
+        cores = _list_cores(cpus)
         parts = cores if len(cores) >= len(members) else [[cpu] for cpu in sorted(cpus)]
-        each = len(parts) // len(members)
+        per_worker = len(parts) // len(members)
         for number, device in enumerate(members):
-            own = parts[number * each : (number + 1) * each]
-            found[device.uuid] = frozenset(cpu for core in own for cpu in core) or cpus
-    return found
+            part = parts[number * per_worker : (number + 1) * per_worker]
+            by_uuid[device.uuid] = frozenset(cpu for core in part for cpu in core) or cpus
+    return by_uuid
 
 
-def _cores(cpus: frozenset[int]) -> list[list[int]]:
-    """The CPUs of each core, which may have several: its hyperthreads, which slow each other down."""
+def _list_cores(cpus: frozenset[int]) -> list[list[int]]:
+    """Return the CPUs of each core: its hyperthreads, which slow each other down."""
     cores: dict[int, list[int]] = defaultdict(list)
     for cpu in sorted(cpus):
         try:
-            siblings = parsed((_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text())
+            siblings = parse_list((_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text())
         except OSError:
             siblings = frozenset({cpu})
         cores[min(siblings, default=cpu)].append(cpu)
@@ -48,8 +48,8 @@ def _cores(cpus: frozenset[int]) -> list[list[int]]:
 
 
 @contextmanager
-def of_children(cpus: frozenset[int]) -> Iterator[None]:
-    """Let processes that are started meanwhile run on these CPUs only."""
+def bind_children(cpus: frozenset[int]) -> Iterator[None]:
+    """Restrict processes that are started meanwhile to these CPUs."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:
@@ -58,20 +58,20 @@ def of_children(cpus: frozenset[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _near(device: Device) -> frozenset[int]:
-    """The CPUs of the NUMA node that a GPU hangs on, as Linux tells; empty where it does not."""
+def _read_near_cpus(device: Device) -> frozenset[int]:
+    """Return the CPUs of a GPU's NUMA node; empty if Linux does not tell."""
     bus_id = dict(device.details).get("pci_bus_id", "").lower()
     domain, colon, rest = bus_id.partition(":")
     try:
-        return parsed((_PCI_DEVICES / f"{domain[-4:]}{colon}{rest}" / "local_cpulist").read_text())
+        return parse_list((_PCI_DEVICES / f"{domain[-4:]}{colon}{rest}" / "local_cpulist").read_text())
     except OSError:
         return frozenset()
 
 
-def parsed(text: str) -> frozenset[int]:
-    """The numbers of a list as the kernel writes it: `0-3,8,10-11`."""
-    found: set[int] = set()
+def parse_list(text: str) -> frozenset[int]:
+    """Parse a list as the kernel writes it: `0-3,8,10-11`."""
+    numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)

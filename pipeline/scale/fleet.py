@@ -1,4 +1,4 @@
-"""Workers on the GPUs of this host, each with a unit of the study, and the units that wait for one."""
+"""Workers on the GPUs of this host, and the queue of shards."""
 
 from __future__ import annotations
 
@@ -15,71 +15,71 @@ from pipeline.base.domain.records import Device
 from pipeline.base.system import interrupts, startup, words
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.words import counted
-from pipeline.scale import cpus, workers
+from pipeline.scale import cpus, worker_command
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study.study_request import StudyRequest
 
 _REFUSED = 2
 
 
-def ports_of(exporter: Any, devices: Sequence[Device]) -> Mapping[str, int]:
-    """By UUID, the port of each GPU's exporter: from the one that was given on; empty if it takes none."""
+def assign_ports(exporter: Any, devices: Sequence[Device]) -> Mapping[str, int]:
+    """Return the exporter port of each GPU by UUID, from the configured one on; empty without an exporter."""
     first = getattr(exporter, "port", None)
     return {} if first is None else {device.uuid: first + position for position, device in enumerate(devices)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What of a study the GPUs of one model have to do.
+    """The shards for the GPUs of one model.
 
     Attributes:
-        asked: the study as it is asked of them.
-        waiting: units that no GPU has.
-        begun: by unit, the UUID of the GPU that has rows of it, which need not be run again there.
-        took_s: how long each unit took that is done.
+        request: the study as these GPUs run it.
+        waiting: shards that no GPU has.
+        begun: UUID of the GPU that has rows of a shard, which then need not run again there.
+        took_s: duration of each finished shard.
     """
 
-    asked: StudyRequest
+    request: StudyRequest
     devices: Sequence[Device]
     waiting: deque[int]
     begun: Mapping[int, str] = field(default_factory=dict)
     took_s: list[float] = field(default_factory=list)
 
-    def in_turn(self) -> list[Device]:
-        """The GPUs, those first that have begun a unit."""
+    def sort_devices(self) -> list[Device]:
+        """Return the GPUs, those first that have begun a shard."""
         begun = {self.begun.get(unit) for unit in self.waiting}
         return sorted(self.devices, key=lambda device: device.uuid not in begun)
 
     def take(self, device: Device) -> int:
-        """The unit that a GPU gets: one that it has begun, or else one that no other has, or else the next one."""
-        unit = min(self.waiting, key=lambda each: {device.uuid: 0, None: 1}.get(self.begun.get(each), 2))
+        """Take a shard for a GPU: one that it has begun, else one that no other has, else the next."""
+        unit = min(self.waiting, key=lambda shard: {device.uuid: 0, None: 1}.get(self.begun.get(shard), 2))
         self.waiting.remove(unit)
         return unit
 
-    def seconds_left(self, running_s: Sequence[float]) -> float | None:
-        """How long the units will take, those that run for so long among them, as others did; `None` if none did."""
+    def estimate_seconds_left(self, running_s: Sequence[float]) -> float | None:
+        """Estimate the time of the remaining shards from finished ones; `None` without any."""
         if not self.took_s:
             return None
         mean_s = fmean(self.took_s)
-        rests_s = [max(0.0, mean_s - each) for each in running_s] + [mean_s] * len(self.waiting)
+        rests_s = [max(0.0, mean_s - spent_s) for spent_s in running_s] + [mean_s] * len(self.waiting)
         return max(sum(rests_s) / len(self.devices), max(rests_s, default=0.0))
 
 
 class Fleet:
-    """Workers on some GPUs, and the units that wait for one.
+    """Workers on some GPUs, and the queue of shards.
 
     Attributes:
-        ENDS_WORKERS: whether they are told to end if this process is killed; else they finish their units.
+        ENDS_WORKERS: whether workers are told to end if this process is killed; else they finish their shards.
     """
 
     ENDS_WORKERS = False
 
-    def __init__(self, asked: StudyRequest, devices: Sequence[Device], parts: Sequence[Part]) -> None:
-        self.asked, self.devices, self.parts = asked, devices, parts
+    def __init__(self, request: StudyRequest, devices: Sequence[Device], parts: Sequence[Part]) -> None:
+        self.request, self.devices, self.parts = request, devices, parts
         self.part_of = {device.uuid: part for part in parts for device in part.devices}
-        self.cpus: Mapping[str, frozenset[int]] = cpus.divided(devices)
+        self.cpus: Mapping[str, frozenset[int]] = cpus.divide(devices)
         self.num_units = sum(len(part.waiting) for part in parts)
-        self.idle = deque(device for part in parts for device in part.in_turn())
+        self.idle = deque(device for part in parts for device in part.sort_devices())
         self.num_given_up = self.worst = 0
         self.was_refused = self.has_measured = False
         self.is_interrupted = False
@@ -87,7 +87,7 @@ class Fleet:
         self.workers: list[WorkerProcess] = []
 
     def run(self) -> None:
-        """Until no unit is left, or no GPU to run one on. After a signal the workers get it, and are waited for."""
+        """Run until no shard is left, or no GPU to run one on; pass a signal on to the workers and wait for them."""
         with selectors.DefaultSelector() as selector:
             try:
                 while self.start_more(selector):
@@ -104,81 +104,80 @@ class Fleet:
                 raise
 
     def start_more(self, selector: selectors.BaseSelector) -> bool:
-        """Give each idle GPU a unit; whether any is at work."""
+        """Give each idle GPU a shard; return whether any is at work."""
         for device in list(self.idle):
             part = self.part_of[device.uuid]
             if not part.waiting:
                 continue
-            if self.is_late(sum(len(each.waiting) for each in self.parts)):
-                for each in self.parts:
-                    self.num_given_up += len(each.waiting)
-                    each.waiting.clear()
+            if self.is_late(sum(len(queue.waiting) for queue in self.parts)):
+                for queue in self.parts:
+                    self.num_given_up += len(queue.waiting)
+                    queue.waiting.clear()
                 break
             with interrupts.held():
                 self.idle.remove(device)
-                unit, config = part.take(device), part.asked.config
+                unit, config = part.take(device), part.request.config
                 decided = {"gpu.beside": config.gpu.beside, "plan_file": config.plan_file}
                 if config.gpu.models > 1:
                     decided |= {"gpu.models": config.gpu.models}
                     decided |= {"gpu.model": config.gpu.model} if device.is_simulated else {}
                 at_hand = (worker for worker in self.workers if worker.device == device and worker.takes_units)
-                worker = next(at_hand, None) or self.start(device, decided | self.in_the_time_left(), selector)
+                worker = next(at_hand, None) or self.start(device, decided | self.decide_limits(), selector)
                 worker.give(f"unit {unit}", unit)
         return any(worker.is_busy for worker in self.workers)
 
     def is_late(self, num_left: int) -> bool:
-        """Whether the time limit of the study is over; if so, says that so many units are left."""
-        limit_s, left_s = self.asked.config.time_limit_s, self._time_left_s()
+        """Return whether the time limit of the study is over; if so, report the shards left."""
+        limit_s, left_s = self.request.config.time_limit_s, self._compute_time_left_s()
         if left_s is None or left_s > 0:
             return False
         words.say(f"time_limit_s={limit_s:g} is over: {counted(num_left, 'unit')} left")
         self.worst = max(self.worst, 1)
         return True
 
-    def in_the_time_left(self) -> dict[str, object]:
-        """What is decided for each worker that measures."""
-        left_s = self._time_left_s()
+    def decide_limits(self) -> dict[str, object]:
+        """Return the keys that are decided for each worker that measures."""
+        left_s = self._compute_time_left_s()
         limit = {} if left_s is None else {"time_limit_s": f"{max(0.1, left_s):.1f}"}
-        return {"resume": self.asked.config.resume, **limit}
+        return {"resume": self.request.config.resume, **limit}
 
-    def status(self, *, is_whole: bool) -> int:
-        """The exit status of the study: what a refused worker was to run, another GPU may have run."""
+    def compute_exit_status(self, *, is_whole: bool) -> int:
+        """Return the exit status of the study; another GPU may have run the shards of a refused worker."""
         if is_whole:
             return self.worst
         return self.worst or (_REFUSED if self.was_refused and not self.has_measured else 1)
 
-    def _time_left_s(self) -> float | None:
-        limit_s = self.asked.config.time_limit_s
+    def _compute_time_left_s(self) -> float | None:
+        limit_s = self.request.config.time_limit_s
         return None if limit_s is None else limit_s - (time.monotonic() - self.begin_s)
 
     def start(self, device: Device, decided: Mapping[str, object], selector: selectors.BaseSelector) -> WorkerProcess:
         """Start a worker on a GPU, with these keys decided for it."""
-        ports = ports_of(self.asked.config.exporter, self.devices)
+        ports = assign_ports(self.request.config.exporter, self.devices)
         port = {"exporter.port": ports[device.uuid]} if ports else {}
         of_worker = {"hydra/launcher": "worker", **decided, **port, "gpu.device": device.uuid}
-        invocation = self.asked.invocation
+        invocation = self.request.invocation
         worker = WorkerProcess(
             device,
-            workers.command(invocation.words, of_worker),
-            os.environ | startup.job_variables | invocation.variables_of_workers(),
+            worker_command.make_command(invocation.words, of_worker),
+            os.environ | startup.job_variables | invocation.make_worker_variables(),
             self.cpus[device.uuid],
             ends_with_launcher=self.ENDS_WORKERS,
         )
         self.workers.append(worker)
-        self.asked.has_started = True
+        self.request.has_started = True
         for output in worker.outputs:
             selector.register(output, selectors.EVENT_READ, (worker, output))
         return worker
 
     def _end_workers(self, selector: selectors.BaseSelector) -> None:
-        """End the workers once they have run what they were given."""
         for worker in self.workers:
             worker.dismiss()
         while self.workers:
             self._listen(selector)
 
     def _listen(self, selector: selectors.BaseSelector) -> None:
-        """Pass on what the workers say, and take note of what ends."""
+        """Relay the messages of the workers, and handle those that end."""
         ready = selector.select()
         with interrupts.held():
             for key, _ in ready:
@@ -191,10 +190,10 @@ class Fleet:
                 if worker.has_ended:
                     self.workers.remove(worker)
                 if status is not None:
-                    self.ended(worker, status)
+                    self.handle_end(worker, status)
 
-    def ended(self, worker: WorkerProcess, status: int) -> None:
-        """Take note of how a unit ended; its GPU gets the next one."""
+    def handle_end(self, worker: WorkerProcess, status: int) -> None:
+        """Record the end of a shard; its GPU gets the next one."""
         part = self.part_of[worker.device.uuid]
         if status == _REFUSED:
             part.waiting.appendleft(worker.unit)
@@ -203,7 +202,7 @@ class Fleet:
             self.idle.append(worker.device)
         if status == 0:
             part.took_s.append(time.monotonic() - worker.begin_s)
-        progress = "" if self.is_interrupted else f"; {self._progress()}"
+        progress = "" if self.is_interrupted else f"; {self._describe_progress()}"
         words.say(f"{worker.name} | ended with exit status {status}{progress}")
         if status == _REFUSED:
             words.say(f"GPU {worker.device.index} gets no more units; unit {worker.unit} waits for another GPU")
@@ -213,20 +212,19 @@ class Fleet:
             self.count(status)
 
     def count(self, status: int) -> None:
-        """Let the exit status of the study be no better than that of a worker; one that was killed has failed."""
+        """Raise the exit status of the study to a worker's; a killed worker has failed."""
         was_killed = status > 128 and status - 128 not in interrupts.SIGNALS
         self.worst = max(self.worst, 1 if was_killed else status)
 
-    def _progress(self) -> str:
-        """How many units have ended, and how long the others will take."""
+    def _describe_progress(self) -> str:
         busy = [worker for worker in self.workers if worker.is_busy]
         num_left = self.num_given_up + len(busy) + sum(len(part.waiting) for part in self.parts)
         now_s = time.monotonic()
         left_s = [
-            part.seconds_left([now_s - each.begin_s for each in busy if each.device in part.devices])
+            part.estimate_seconds_left([now_s - worker.begin_s for worker in busy if worker.device in part.devices])
             for part in self.parts
         ]
         known_s = [seconds for seconds in left_s if seconds is not None]
         is_known = len(known_s) == len(left_s) and max(known_s) >= 1
-        left = f", about {words.duration(max(known_s))} left" if is_known else ""
-        return f"{self.num_units - num_left} of {counted(self.num_units, 'unit')} ended{left}"
+        remaining = f", about {words.duration(max(known_s))} left" if is_known else ""
+        return f"{self.num_units - num_left} of {counted(self.num_units, 'unit')} ended{remaining}"

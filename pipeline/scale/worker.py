@@ -1,9 +1,8 @@
-"""A worker of a launcher: one GPU, and units of a study one after another.
+"""A worker of a launcher: one GPU, and shards of a study one after another.
 
-It reads the number of a unit from each line of its standard input, runs it, and answers on its standard output with
-the exit status; an empty line is the study as a whole. It ends with its input, or by a signal. Each unit is a study of
-its own, which is read, planned and recorded anew; what stays are imports, composed configurations and the tracking
-process.
+It reads the number of a shard from each line of its standard input, runs it, and answers on its standard output with
+the exit status; an empty line is the whole study. It ends with its input, or by a signal. Each shard is read, planned
+and recorded anew; imports, composed configurations and the tracking process stay.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from typing import IO
 from omegaconf import DictConfig
 
 from pipeline.base.system import interrupts, words
-from pipeline.record import sender
-from pipeline.record.sender import Sender
+from pipeline.record import tracking_sender
+from pipeline.record.tracking_sender import Sender
 from pipeline.study.execution import execute
 
 STATUS = "exit_status"
@@ -37,18 +36,18 @@ _SHORTEST_S = 0.1
 
 
 def run(configs: Sequence[DictConfig]) -> int:
-    """Run the units that standard input names; return the worst exit status."""
-    begin_s, worst, tracker = time.monotonic(), 0, sender.take()
-    with _private_streams() as (requests, answers):
+    """Run the shards that standard input names; return the worst exit status."""
+    begin_s, worst, tracker = time.monotonic(), 0, tracking_sender.take()
+    with _take_streams() as (requests, answers):
         try:
             for line in requests:
                 if not (line.strip() or "0").isdecimal():
-                    words.say(f"error: {line.strip()!r} is no unit; give the number of one on each line of the input")
+                    words.say(f"error: {line.strip()!r} is no unit; give one number on each line of the input")
                     return 2
                 tracker = tracker.renew()
                 elapsed_s = time.monotonic() - begin_s
                 of_unit = [_take_unit(config, line.strip(), elapsed_s) for config in configs]
-                with _restored():
+                with _preserve_state():
                     status = execute(of_unit, is_sweep=True, take_sender=partial(_lend, tracker))
                 worst = max(worst, status)
                 with suppress(OSError):  # the launcher was killed, and this ends with its input
@@ -60,7 +59,7 @@ def run(configs: Sequence[DictConfig]) -> int:
 
 
 def _take_unit(config: DictConfig, unit: str, elapsed_s: float) -> DictConfig:
-    """Copy a configuration, with the number of a unit and what is left of the time limit."""
+    """Copy a configuration, with the number of a shard and the rest of the time limit."""
     config = copy.deepcopy(config)
     if unit:
         config.unit = int(unit)
@@ -70,8 +69,8 @@ def _take_unit(config: DictConfig, unit: str, elapsed_s: float) -> DictConfig:
 
 
 @contextmanager
-def _restored() -> Iterator[None]:
-    """Put back what a study may have changed in this process by code of a user's, such as an exporter."""
+def _preserve_state() -> Iterator[None]:
+    """Restore what a user's code, such as an exporter, may have changed in this process."""
     environ, path, folder = dict(os.environ), list(sys.path), os.open(".", os.O_RDONLY)
     before, disabled = _read_loggers(), logging.root.manager.disable
     handlers = {number: handler for number in interrupts.SIGNALS if (handler := signal.getsignal(number)) is not None}
@@ -96,20 +95,18 @@ def _restored() -> Iterator[None]:
 
 
 def _read_loggers() -> dict[logging.Logger, tuple[int, Sequence[logging.Handler]]]:
-    """Return level and handlers of each logger."""
     loggers = (logging.root, *logging.root.manager.loggerDict.values())
-    return {each: (each.level, tuple(each.handlers)) for each in loggers if isinstance(each, logging.Logger)}
+    return {logger: (logger.level, tuple(logger.handlers)) for logger in loggers if isinstance(logger, logging.Logger)}
 
 
 @contextmanager
 def _lend(tracker: Sender) -> Iterator[Sender]:
-    """Give a study a tracking process that outlives it."""
-    yield tracker
+    yield tracker  # which outlives the study
 
 
 @contextmanager
-def _private_streams() -> Iterator[tuple[IO[str], IO[bytes]]]:
-    """Move standard input and output to where no study reads and writes: its tables are those of one unit."""
+def _take_streams() -> Iterator[tuple[IO[str], IO[bytes]]]:
+    """Move standard input and output out of the study's reach: its tables are those of one shard."""
     sys.stdout.flush()
     with (
         os.fdopen(os.dup(0)) as requests,

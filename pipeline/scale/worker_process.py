@@ -1,4 +1,4 @@
-"""A worker as its launcher sees it: a process on a GPU that is given units, and what it says."""
+"""A worker as its launcher sees it: a process on a GPU that receives shards and sends messages."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ class WorkerProcess:
     Args:
         words: its command line.
         environ: its environment.
-        on_cpus: that it may use.
-        ends_with_launcher: whether it is told to end (SIGTERM) when the launcher is killed; else it ends its unit.
+        on_cpus: its CPUs.
+        ends_with_launcher: whether it gets a SIGTERM when the launcher is killed; else it finishes its shard.
 
     Attributes:
-        device: the GPU.
-        what: it runs, or ran last, in words.
-        unit: that it was given; 0 for the study as a whole.
-        is_busy: whether it runs something.
+        what: description of its present or last shard.
+        unit: its shard; 0 for the whole study.
         has_begun: whether it has announced a group.
-        is_quiet: its messages are not passed on; `last_message` is the newest.
-        begin_s: when it was given what it runs, monotonic.
+        is_quiet: whether its messages are not relayed; `last_message` is the newest.
+        begin_s: start of its shard, monotonic.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class WorkerProcess:
         self.device, self.what, self.unit, self.begin_s = device, "", 0, time.monotonic()
         self.is_busy = self.has_begun = self.is_quiet = False
         self.last_message, self._pending = "", dict[IO[bytes], bytes]()
-        with cpus.of_children(on_cpus), interrupts.inherit_ignored():
+        with cpus.bind_children(on_cpus), interrupts.inherit_ignored():
             self._process = subprocess.Popen(
                 [sys.executable, *words],
                 bufsize=0,
@@ -80,7 +78,7 @@ class WorkerProcess:
 
     @property
     def takes_units(self) -> bool:
-        """Whether it can be given a unit now."""
+        """True if it can be given a shard now."""
         return not (self.is_busy or self._requests.closed or self._answers.closed)
 
     @property
@@ -88,22 +86,22 @@ class WorkerProcess:
         return all(output.closed for output in self.outputs)
 
     def give(self, what: str, unit: int = 0) -> None:
-        """Have it run a unit, or the study as a whole."""
+        """Start a shard, or the whole study."""
         self.what, self.unit, self.is_busy, self.begin_s = what, unit, True, time.monotonic()
         with suppress(OSError):  # it has ended, and its outputs say so
             self._requests.write(f"{unit or ''}\n".encode())
 
     def dismiss(self) -> None:
-        """Let it end once it has run what it was given."""
+        """Let it end after its shard."""
         self._requests.close()
 
     def send_signal(self, signum: int) -> None:
         self._process.send_signal(signum)
 
     def listen(self, output: IO[bytes]) -> int | None:
-        """Read what there is of an output, which is closed at its end; return the exit status of what it ran, if known.
+        """Read an output, and close it at its end; return the exit status of a shard that has ended.
 
-        What the end of the process cut short has its exit status, as a shell says it.
+        A shard cut short by the end of the process has its exit status, as a shell says it.
         """
         status = None
         answers = [] if output is self._messages else list(self._read(output))
@@ -120,7 +118,7 @@ class WorkerProcess:
         return status
 
     def _read(self, output: IO[bytes]) -> Iterable[bytes]:
-        """Read the whole lines of an output that are there; at its end, all that there is."""
+        """Read the complete lines of an output; at its end, all of it."""
         text = self._pending.pop(output, b"")
         while data := output.read(1 << 16):
             text += data

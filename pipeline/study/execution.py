@@ -13,8 +13,8 @@ from pipeline.base.system import interrupts, startup, study_cache, words
 from pipeline.base.system.errors import CollocationError, InUseError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.prepare.device.waiting import Patience
-from pipeline.record import sender
-from pipeline.record.sender import Sender
+from pipeline.record import tracking_sender
+from pipeline.record.tracking_sender import Sender
 from pipeline.study.plans import make_plan
 from pipeline.study.preview import preview
 from pipeline.study.study_request import StudyRequest, read_request
@@ -29,7 +29,7 @@ def execute(
     *,
     is_sweep: bool,
     engine: Engine | None = None,
-    take_sender: Callable[[], AbstractContextManager[Sender]] = sender.take,
+    take_sender: Callable[[], AbstractContextManager[Sender]] = tracking_sender.take,
 ) -> int:
     """Plan and run a study from its composed configurations.
 

@@ -34,19 +34,19 @@ from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn
 from pipeline.launch.state import JobState
 from pipeline.launch.warm_start import WarmStart
-from pipeline.observe import changed_files, endings, measure, phases, sampled
-from pipeline.observe.changed_files import Changed
+from pipeline.observe import changed_files, endings, group_row, phases, sample_figures
+from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockWatch
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.host import FOREIGN_LOAD
+from pipeline.observe.host_load import FOREIGN_LOAD
 from pipeline.observe.observation import Observation, Watched
 from pipeline.observe.phases import Phases
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.device.nvml import NvmlError
 from pipeline.record import trace
-from pipeline.record.sender import Sender
 from pipeline.record.spool import Spool, SpoolRun
+from pipeline.record.tracking_sender import Sender
 
 if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal
@@ -112,7 +112,7 @@ def run(group: Group, shared: StudyResources) -> GroupResult:
     """
     group = _refresh_device(group, shared)
     with shared.spool.open(group) as record:
-        if (skipped := endings.skipped(group)) is not None:
+        if (skipped := endings.make_skipped_row(group)) is not None:
             record.close(skipped)
             return skipped
         execution = _Execution(group, record, shared)
@@ -184,7 +184,7 @@ class _Execution:
     def judge_interrupted(self) -> GroupResult:
         """Return the row of a group that the user ended: with figures if that takes no time, else without."""
         if self._bytes_to_read() > _SMALL_BYTES:
-            return endings.not_judged(self.group, None, self._states())
+            return endings.make_row_without_figures(self.group, None, self._states())
         return self.judge(interrupted=True)
 
     def judge(self, *, interrupted: bool = False) -> GroupResult:
@@ -192,14 +192,14 @@ class _Execution:
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
             words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB that its jobs wrote")
         try:
-            row = measure.judge(self.group, self._observation(interrupted))
+            row = group_row.judge(self.group, self._observation(interrupted))
             self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
             self._warn_of_shared_files(row)
             self._warn_of_other_programs(row)
             trace.write(self.record, row, self.record.sink.samples, self.fields)
         except Exception as error:  # noqa: BLE001  likewise
             self._keep_traceback(error, "its figures could not be computed")
-            return endings.not_judged(self.group, None if interrupted else error, self._states())
+            return endings.make_row_without_figures(self.group, None if interrupted else error, self._states())
         return row
 
     def _states(self) -> list[JobState]:
@@ -241,7 +241,7 @@ class _Execution:
             spans=self.phases.spans,
         )
 
-    def _changed_files(self) -> Changed | None:
+    def _changed_files(self) -> Changes | None:
         states = self._states()
         began = [state.started.at_ns for state in states if state.started is not None]
         workloads = [
@@ -260,7 +260,9 @@ class _Execution:
             }
             own_files.update(self.shared.own_files)
             clock = self.clock.record
-            changed = changed_files.since(folder, min(began), clock, without=own_files, inodes=self.shared.outputs)
+            changed = changed_files.find_changes(
+                folder, min(began), clock, without=own_files, inodes=self.shared.outputs
+            )
         except OSError as error:  # a job may have removed it
             self.shared.warn_once(f"cannot look for files that several jobs wrote: {error}")
             return None
@@ -284,7 +286,7 @@ class _Execution:
         A GPU keeps high clocks for seconds after its last process, so a reading between two groups is too high.
         """
         idle_w, uuid = self.shared.idle_w, self.group.device.uuid
-        read_w = sampled.first_power_w(self.record.sink.samples, self.fields)
+        read_w = sample_figures.read_first_power_w(self.record.sink.samples, self.fields)
         if read_w is not None:
             idle_w[uuid] = min(read_w, idle_w.get(uuid, read_w))
         return idle_w.get(uuid)

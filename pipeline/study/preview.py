@@ -11,7 +11,7 @@ from pipeline.base.domain.records import Plan, Resume
 from pipeline.base.system import words
 from pipeline.base.system.errors import TrackingError
 from pipeline.observe.forecast import forecast
-from pipeline.observe.progress import Ran
+from pipeline.observe.study_progress import PastGroup
 from pipeline.plan import plan_text, setting_checks
 from pipeline.plan.inventory import Inventory
 from pipeline.study import stored_results
@@ -41,11 +41,11 @@ def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str
     return f"{plan_text.format_plan(plan)}\n{ahead.words}"
 
 
-def _list_past_groups(request: StudyRequest) -> Sequence[Ran]:
+def _list_past_groups(request: StudyRequest) -> Sequence[PastGroup]:
     if request.sender is None:
         return ()
     try:
-        return request.sender.groups_that_ran(request.config.tracking.uri or str(request.root))
+        return request.sender.find_past_groups(request.config.tracking.uri or str(request.root))
     except TrackingError as error:
         words.say(f"no estimate from groups that ran before: {error}")
         return ()

@@ -8,12 +8,12 @@ from pipeline.base.domain.records import Group, Plan, Resume
 from pipeline.base.system import words
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.words import counted
-from pipeline.observe.compare import Comparison
+from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
 from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
-from pipeline.record.original import FinishedGroup
 from pipeline.record.shards import overview
+from pipeline.record.stored_group import FinishedGroup
 from pipeline.study import summary
 from pipeline.study.reproduce import unused_results
 from pipeline.study.study_request import StudyRequest
@@ -24,7 +24,7 @@ def open_store(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple
     assert request.sender is not None
     tracking = request.config.tracking
     request.sender.open(plan.experiment, request.root, tracking.uri, tracking.series_points)
-    request.sender.store()
+    request.sender.wait_for_store()
     return (plan.groups, []) if request.config.resume == Resume.NO else divide(request, plan, inventory)
 
 
@@ -32,10 +32,10 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
     """Return the groups to run and the rows of the others; say how many, and why other results do not count."""
     sender, store = request.sender, request.config.tracking.uri or str(request.root)
     assert sender is not None
-    finished = sender.finished(plan.experiment, store if request.config.dry_run else None)
+    finished = sender.find_finished(plan.experiment, store if request.config.dry_run else None)
     groups, known = _find_remaining(request, plan, finished)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
-    for line in resume.begun_again(groups, finished, gpus=request.gpus):
+    for line in resume.describe_restarts(groups, finished, gpus=request.gpus):
         words.say(line)
     if not request.invocation.has_launcher_here:  # else the launcher on this host has said it
         # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
@@ -64,7 +64,7 @@ def _take_over(
     }
     units_of_runs = {of_others[row.spool_id]: row.group.unit for row in known if row.spool_id in of_others}
     if units_of_runs:
-        facts = list_plan_facts(request, plan) | {"command_line": request.invocation.masked}
+        facts = list_plan_facts(request, plan) | {"command_line": request.invocation.masked_command}
         request.sender.take_over(units_of_runs, facts)
 
 
@@ -75,7 +75,7 @@ def list_plan_facts(request: StudyRequest, plan: Plan) -> dict[str, str]:
         "plan_groups": str(plan.num_planned),
         "plan_any_gpu": plan.any_gpu_digest,
         "plan_models": str(request.config.gpu.models),
-        "plan_units": overview.sizes_in_words(plan.unit_sizes),
+        "plan_units": overview.format_sizes(plan.unit_sizes),
     }
 
 
@@ -83,7 +83,7 @@ def _find_remaining(
     request: StudyRequest, plan: Plan, finished: Sequence[FinishedGroup]
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     accepts = request.config.resume == Resume.ACCEPT_ENVIRONMENT
-    return resume.remaining(plan, finished, gpus=request.gpus, accept_environment=accepts)
+    return resume.select_remaining(plan, finished, gpus=request.gpus, accept_environment=accepts)
 
 
 def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
@@ -91,10 +91,11 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
     assert request.sender is not None
     experiment = plans[0].experiment
     try:
-        finished = request.sender.finished(experiment, None)
+        finished = request.sender.find_finished(experiment, None)
     except TrackingError as error:
         words.say(
-            f"error: {error}; what was not sent waits in the spool; to go on: {request.invocation.masked_to_resume}"
+            f"error: {error}; what was not sent waits in the spool; "
+            f"to go on: {request.invocation.masked_resume_command}"
         )
         return False
     if request.config.resume == Resume.NO:
@@ -104,15 +105,16 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
     for plan in plans:
         remaining, known = _find_remaining(request, plan, finished)
         num_left += len(remaining)
-        rows += [*known, *resume.latest(remaining, finished)]
+        rows += [*known, *resume.select_latest(remaining, finished)]
     for row in rows:
         comparison.add(row)
     if rows:
-        summary.show(experiment, [comparison.latest(row) for row in rows])
+        summary.show(experiment, [comparison.get_latest(row) for row in rows])
         summary.show_where(experiment, request.config.tracking, request.sender, request.root)
     if num_left:
         all_groups = counted(sum(len(plan.groups) for plan in plans), "group")
         words.say(
-            f"{num_left} of {all_groups} without a result; to run what is left: {request.invocation.masked_to_resume}"
+            f"{num_left} of {all_groups} without a result; "
+            f"to run what is left: {request.invocation.masked_resume_command}"
         )
     return not num_left

@@ -27,8 +27,8 @@ from pipeline.plan.schema import Config
 from pipeline.record import invocation as invocations
 from pipeline.record import provenance
 from pipeline.record.invocation import Invocation
-from pipeline.record.sender import Sender
-from pipeline.record.store import local
+from pipeline.record.store import local_store
+from pipeline.record.tracking_sender import Sender
 from pipeline.rehearsal import Rehearsal
 from pipeline.study.reproduce.reproduction import Reproduction, prepare_reproduction, refuse_sweep
 
@@ -63,7 +63,7 @@ class StudyRequest:
     simulated: Rehearsal | None
     exporter: Exporter
     reproduction: Reproduction | None
-    invocation: Invocation = field(default_factory=invocations.current)
+    invocation: Invocation = field(default_factory=invocations.get_current)
     differences: str = ""
     gpus: Sequence[Device] = ()
     planned: Collection[str] = ()
@@ -107,7 +107,7 @@ def read_request(
     Raises:
         ConfigError: no study can be made of them.
     """
-    invocation = invocations.current()
+    invocation = invocations.get_current()
     configs = read.read(composed)
     first = configs[0]
     _check_same(configs)
@@ -139,7 +139,9 @@ def read_request(
 
 def _has_store(config: Config) -> bool:
     tracking = config.tracking
-    return tracking.uri is not None or local.is_ready(expanded("tracking.root", tracking.root), tracking.experiment)
+    return tracking.uri is not None or local_store.is_ready(
+        expanded("tracking.root", tracking.root), tracking.experiment
+    )
 
 
 def _check_same(configs: Sequence[Config]) -> None:

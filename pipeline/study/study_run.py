@@ -19,10 +19,10 @@ from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import expanded
 from pipeline.base.system.words import counted, duration
 from pipeline.observe import failures, phases
-from pipeline.observe.compare import Comparison
+from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
-from pipeline.observe.progress import Progress
+from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import plan_text
 from pipeline.plan.inventory import Inventory
@@ -30,9 +30,9 @@ from pipeline.plan.schema import ForeignLoad
 from pipeline.prepare.device import lease
 from pipeline.record import group_folder, provenance
 from pipeline.record.group_folder import Survey
-from pipeline.record.owner import close_command
+from pipeline.record.owner import spell_close_command
 from pipeline.record.spool import Spool
-from pipeline.record.store import local
+from pipeline.record.store import local_store
 from pipeline.study import executor, plans, stored_results, summary
 from pipeline.study.study_request import StudyRequest
 
@@ -80,7 +80,7 @@ class StudyRun:
         for owner, number in Counter(survey.elsewhere.values()).items():
             words.say(
                 f"note: host {owner} may still run {counted(number, 'group')} in {self.root / layout.SPOOL}; "
-                f"if that host is gone, run: {close_command(self.root)}"
+                f"if that host is gone, run: {spell_close_command(self.root)}"
             )
 
     def run(self, showing: Showing) -> int:
@@ -88,11 +88,11 @@ class StudyRun:
         facts = self._facts()
         text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
         programs = {job.workload.script: job.workload for group in self.plan.groups for job in group.jobs}
-        origins = {script: provenance.origin_of(workload) for script, workload in programs.items()}
+        origins = {script: provenance.find_origin(workload) for script, workload in programs.items()}
         artifacts = {layout.PLAN: f"{plan_text.format_plan(self.plan)}\n", layout.PROVENANCE: text}
         tracking, interpreters = self.config.tracking, self.inventory.interpreters
         self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
-        if tracking.uri is not None or not local.is_ready(self.root, self.plan.experiment):
+        if tracking.uri is not None or not local_store.is_ready(self.root, self.plan.experiment):
             self._wait_for_store()  # else the jobs are started while MLflow is imported
         self._send_what_others_left()
         groups, known = self.plan.groups, list[GroupResult]()
@@ -160,7 +160,7 @@ class StudyRun:
         Of a unit, what earlier attempts left running is closed: their host may have died, which no lock here tells.
         """
         try:
-            self.sender.store()
+            self.sender.wait_for_store()
             if self.config.unit is not None:
                 for name in self.sender.close_lost(self.plan, self.config.unit):
                     words.say(f"closed as interrupted: {name} of an earlier attempt of unit {self.config.unit}")
@@ -172,7 +172,7 @@ class StudyRun:
     def _send_what_others_left(self) -> None:
         for folder in self.unsent:
             self.sender.send(folder)
-        late = group_folder.amendments(self.root / layout.SPOOL)
+        late = group_folder.list_amendments(self.root / layout.SPOOL)
         for file in late:
             self.sender.amend(file)
         if self.unsent or late:
@@ -226,17 +226,17 @@ class StudyRun:
     def _finish(self) -> None:
         try:
             if self.rows:
-                latest = [self.comparison.latest(row) for row in self.rows]
+                latest = [self.comparison.get_latest(row) for row in self.rows]
                 summary.show(self.plan.experiment, latest, self.request.reproduction)  # while the last of them are sent
         finally:
             self._send_what_is_left()
         if self.rows:
-            for line in failures.in_words(self.rows, self._error_log):
+            for line in failures.describe(self.rows, self._error_log):
                 sys.stdout.write(f"{line}\n")
             failed = {
                 run: row.group.name
                 for row in self.rows
-                if row.result.mlflow_status == "FAILED" and (run := self.spool.run_of(row))
+                if row.result.mlflow_status == "FAILED" and (run := self.spool.find_run(row))
             }
             summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root, failed)
         self._say_how_to_resume()
@@ -250,7 +250,7 @@ class StudyRun:
                 for folder in list(self.sender.unsent):
                     self.sender.send(folder)  # the server may be back
                 self.sender.rest(until_s)
-                for file in self.spool.unsent_amendments():
+                for file in self.spool.list_unsent_amendments():
                     self.sender.amend(file)
                 self.sender.rest(until_s)
         except Interrupted as error:
@@ -259,7 +259,7 @@ class StudyRun:
         self.spool.remove_if_empty()
 
     def _say_what_waits(self) -> bool:
-        unsent, late = len(self.sender.unsent), len(self.spool.unsent_amendments())
+        unsent, late = len(self.sender.unsent), len(self.spool.list_unsent_amendments())
         of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
         if unsent or late:
             command = entry_points.spell("tracking", "flush", "--root", str(self.root))
@@ -272,7 +272,7 @@ class StudyRun:
         return unsent == len(of_others) and not late
 
     def _error_log(self, row: GroupResult, index: int) -> str:
-        where = self.spool.where_job_is(row, index)
+        where = self.spool.locate_job(row, index)
         if isinstance(where, Path) and where.is_relative_to(Path.cwd()):
             where = where.relative_to(Path.cwd())
         return f"{where}/{layout.STDERR}"
@@ -286,10 +286,10 @@ class StudyRun:
             all_groups = counted(len(self.plan.groups), "group")
             invocation = self.request.invocation
             # Else its launcher says how.
-            how = "" if invocation.has_launcher else f"; to run them: {invocation.masked_to_resume}"
+            how = "" if invocation.has_launcher else f"; to run them: {invocation.masked_resume_command}"
             words.say(f"of {all_groups}, {' and '.join(parts)}{how}")
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
         ran = [row.metrics for row in self.rows[len(known) :]]
-        if share := phases.share_in_words(ran, elapsed_s):
+        if share := phases.describe_shares(ran, elapsed_s):
             words.say(f"{counted(len(ran), 'group')} in {duration(elapsed_s)}: {share}")

@@ -11,10 +11,10 @@ from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.secrets import mask_text
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.table import table
+from pipeline.observe.table import format_table
 from pipeline.plan.schema import TrackingConfig
-from pipeline.record.sender import Sender
 from pipeline.record.store import links
+from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce.reproduction import Reproduction
 
 _MOST_LINKS = 3
@@ -33,7 +33,7 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
         "".join(
             f"{line}\n"
             for line in (
-                table(rows, fields, closing_remarks.fastest, closing_remarks.notes),
+                format_table(rows, fields, closing_remarks.fastest, closing_remarks.notes),
                 *closing_remarks.sentences,
             )
         )
@@ -55,13 +55,16 @@ def show_where(
 
 def _list_links(sender: Sender, root: Path, failed: Mapping[str, str]) -> list[str]:
     try:
-        store = sender.store()
+        store = sender.wait_for_store()
     except TrackingError as error:  # it was in order when the study began; the groups wait in the spool
         return [f"error: {error}"]
     experiment_id = store["experiment_id"]
     if store["kind"] == "local":
-        hint, server = links.ui_hint(root, experiment_id), None
+        hint, server = links.describe_local_ui(root, experiment_id), None
     else:
-        hint, server = links.hint_of(store["uri"], experiment_id), store["uri"]
+        hint, server = links.describe_ui(store["uri"], experiment_id), store["uri"]
     shown = list(failed.items())[:_MOST_LINKS]
-    return [f"open: {hint}", *(f"open {name}: {links.run_link(server, experiment_id, run)}" for run, name in shown)]
+    return [
+        f"open: {hint}",
+        *(f"open {name}: {links.make_run_link(server, experiment_id, run)}" for run, name in shown),
+    ]

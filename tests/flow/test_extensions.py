@@ -115,7 +115,7 @@ TRACER = """
 SCOREBOARD = """
     from contextlib import contextmanager
     from pathlib import Path
-    from pipeline.observe.exporters.series import GroupSeries
+    from pipeline.observe.exporters.live_series import GroupSeries
 
     class Scoreboard:
         def __init__(self, file):
@@ -245,7 +245,7 @@ ADDED = {
     ),
     "command of the planner": Added(
         "tally",
-        {"pipeline/planner/commands/tally.py": TALLY},
+        {"pipeline/planner/commands/tally_command.py": TALLY},
         {"pipeline/planner/__main__.py": {'    "train": ': '    "tally": "how many things there are",\n'}},
     ),
     "study": Added("added", {"conf/experiment/added.yaml": STUDY}),

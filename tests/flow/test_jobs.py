@@ -22,7 +22,7 @@ from pipeline.launch import jobs
 from pipeline.launch.jobs import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawn, Starter
 from pipeline.launch.warm_start import ForkServer
-from pipeline.observe import measure
+from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
 from tests.conftest import TOYS
@@ -107,7 +107,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
         assert processes.marked(mark) == []
         assert list(scratch.iterdir()) == []
         scratch.rmdir()
-        return measure.judge(toys, Observation(batches=[running.states], samples=(), reason=reason))
+        return group_row.judge(toys, Observation(batches=[running.states], samples=(), reason=reason))
 
     return run_toys
 

@@ -17,7 +17,7 @@ from benchmarks import report as scale
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.store import results
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 from pipeline.report.__main__ import main
 from pipeline.report.read import rows, samples
 from tests.support import forks

@@ -307,7 +307,7 @@ def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(sta
     ("what", "before"),
     [
         pytest.param("pipeline.launch.spawn.Spawn.start", "", id="a job is started"),
-        pytest.param("pipeline.observe.measure.judge", "no figures: OSError: ", id="figures are computed"),
+        pytest.param("pipeline.observe.group_row.judge", "no figures: OSError: ", id="figures are computed"),
     ],
 )
 def test_what_the_machine_refuses_is_the_reason_of_a_row_and_no_error_of_ours(study_of, monkeypatch, what, before):

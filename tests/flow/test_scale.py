@@ -12,7 +12,7 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.record.shards.overview import overview
+from pipeline.record.shards.overview import read_overview
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.read import rows
 from pipeline.simulation.machine.state_file import StateFile
@@ -72,7 +72,7 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, wor
     assert process.returncode == 1, err
     assert "GPU 1 unit 2 | ended with exit status 137" in err
     assert "1 of 6 groups without a result; to run what is left: " in err
-    seen = overview(tmp_path / "mlruns", "collocation-rehearsal").as_text(0.0)
+    seen = read_overview(tmp_path / "mlruns", "collocation-rehearsal").as_text(0.0)
     assert re.search(r"\nto run what is left: .*\brun.py -m .* hydra/launcher=gpus resume=true$", seen), seen
     process = start("hydra/launcher=gpus", "resume=true")
     out, err = process.communicate(timeout=600)
@@ -106,7 +106,7 @@ def test_workers_finish_their_units_if_the_launcher_is_killed(start, tmp_path):
 
     def is_done():
         try:
-            return overview(tmp_path / "mlruns", "collocation-rehearsal").is_done
+            return read_overview(tmp_path / "mlruns", "collocation-rehearsal").is_done
         except TrackingError:  # the store has no group yet
             return False
 
@@ -139,7 +139,7 @@ def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(sta
     assert found.num_planned == len(found.rows) == 4 and not found.left_out
     assert [(block.number, block.num_missing) for block in found.blocks] == [(1, 0), (1, 0)]
     assert len(found.devices) == len({row.gpu_uuid for row in found.rows}) == len({row.plan for row in found.rows}) == 2
-    seen = overview(tmp_path / "mlruns", "collocation-rehearsal")
+    seen = read_overview(tmp_path / "mlruns", "collocation-rehearsal")
     assert [(unit.model, unit.state) for unit in seen.units] == [
         ("NVIDIA A100-SXM4-40GB", "done"),
         ("NVIDIA H100 80GB HBM3", "done"),
@@ -187,7 +187,7 @@ def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path)
         assert re.findall("^resume: .*", err, re.MULTILINE) == ["resume: 2 of 4 groups are finished"] * 2
         assert "changed since" not in err
     # Also the block that the shorter study measured.
-    assert overview(tmp_path / "mlruns", "collocation-rehearsal").is_done
+    assert read_overview(tmp_path / "mlruns", "collocation-rehearsal").is_done
 
 
 @pytest.mark.slow
@@ -225,13 +225,13 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
     [
         (["hydra.launcher.devices=[0,0]"], "names NVIDIA A100-SXM4-40GB GPU-.* twice"),
         (["hydra.launcher.devices=[2]"], "hydra.launcher.devices='2' matches 0 GPUs"),
-        (["gpu.device=1"], "gpu.device=1 and hydra/launcher=gpus both say where to run"),
-        (["unit=1"], "unit and hydra/launcher=gpus exclude each other"),
+        (["gpu.device=1"], "gpu.device=1 conflicts with hydra/launcher=gpus; name the GPUs"),
+        (["unit=1"], "unit conflicts with hydra/launcher=gpus, which assigns the units"),
         (
             ["hydra/launcher=beside", "hydra.launcher.devices=[1]"],
-            "while others work, and here is one free",
+            "needs two free GPUs, and only ",
         ),
-        (["gpu.machine=null"], "needs a machine that all workers see: gpu.machine=FILE"),
+        (["gpu.machine=null"], "needs a simulated machine that its workers share; add gpu.machine=FILE"),
     ],
 )
 def test_what_no_worker_can_run_is_refused_in_one_line(study_of, tmp_path, arguments, words):

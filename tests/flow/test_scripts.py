@@ -10,7 +10,7 @@ from tests.conftest import TOYS
 from tests.support.run_cases import groups
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
-pytestmark = pytest.mark.covers("pipeline/observe/logged")
+pytestmark = pytest.mark.covers("pipeline/observe/program_rates")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.record.shards.overview import overview
+from pipeline.record.shards.overview import read_overview
 from tests.support import forks, postgres_cluster
 from tests.support.mlflow_server import kill, start_server
 from tests.support.run_cases import SHORT, TOY, groups
@@ -135,7 +135,7 @@ def test_eight_workers_lose_no_row_and_send_none_twice_while_server_and_bucket_a
     assert statuses == [0] * 2 * WORKERS, said
     assert not list(tmp_path.glob("host*/mlruns/spool/*"))
 
-    found = overview(uri, "collocation-rehearsal")
+    found = read_overview(uri, "collocation-rehearsal")
     assert [(unit.number, dict(unit.results)) for unit in found.units] == [(unit, {"ok": 2}) for unit in units]
     from mlflow import MlflowClient
 

@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from pipeline.base.system import squeue
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.record.shards.overview import overview
+from pipeline.record.shards.overview import read_overview
 from pipeline.record.shards.shard_states import NOT_BEGUN, RUNNING, WAITING
 from pipeline.report.read import rows
 from pipeline.simulation.machine.state_file import StateFile
@@ -94,7 +94,7 @@ class Array:
         wait_for(are_measured, 120)
 
     def overview(self):
-        return overview(self.server, f"{self.folder.name}-rehearsal", squeue.states_on)
+        return read_overview(self.server, f"{self.folder.name}-rehearsal", squeue.states_on)
 
     def state_of(self, unit):
         return self.slurm.ask("squeue", "--noheader", "--format=%T", f"--jobs={self.job}_{unit}").strip()
@@ -206,14 +206,14 @@ def test_tasks_are_seen_before_one_of_them_begins(start, tmp_path, server, slurm
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         (job,) = re.findall(r"as job array (\d+)", err)
-        seen = overview(server, f"{tmp_path.name}-rehearsal", squeue.states_on)
+        seen = read_overview(server, f"{tmp_path.name}-rehearsal", squeue.states_on)
         assert [(unit.state, unit.reason) for unit in seen.units] == [(WAITING, "PartitionDown")] * 2
         process = start("repeats=2", "hydra.launcher.wait=false", "hydra.launcher.mem=100", "resume=true")
         _, err = process.communicate(timeout=300)
         assert (process.returncode, f"units 1, 2 are still in the queue (job {job})" in err) == (1, True), err
         slurm.tell("scancel", job)
         name = f"{tmp_path.name}-rehearsal"
-        wait_for(lambda: overview(server, name, squeue.states_on).units[0].state == NOT_BEGUN, 60)
+        wait_for(lambda: read_overview(server, name, squeue.states_on).units[0].state == NOT_BEGUN, 60)
     finally:
         slurm.tell("scontrol", "update", "partitionname=test", "state=up")
 
@@ -247,7 +247,9 @@ def test_a_task_runs_one_case_of_a_block_with_its_baselines(start, tmp_path, ser
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "submitted 2 units of 2" in err
-    assert [dict(unit.results) for unit in overview(server, f"{tmp_path.name}-rehearsal").units] == [{"ok": 2}] * 2, err
+    assert [dict(unit.results) for unit in read_overview(server, f"{tmp_path.name}-rehearsal").units] == [
+        {"ok": 2}
+    ] * 2, err
     study = rows.read([server], f"{tmp_path.name}-rehearsal")
     assert study.num_planned == len(study.rows) == 4
     modes = Counter((row.facts["unit"], row.is_sequential) for row in study.rows)

@@ -7,12 +7,14 @@ import inspect
 import pytest
 
 from pipeline.base.domain.tags import PREFIX, restore_names
-from pipeline.record.sender import Sender
+from pipeline.record.tracking_sender import Sender
 from tests.support.run_cases import SHORT, TOY, groups
 from tests.support.studies import KeptRows
 
 pytest_plugins = ["tests.support.tracking_fixtures", "tests.support.run_fixtures"]
-pytestmark = pytest.mark.covers("tests/support/studies.py", "pipeline/record/sender.py", "pipeline/record/spool.py")
+pytestmark = pytest.mark.covers(
+    "tests/support/studies.py", "pipeline/record/tracking_sender.py", "pipeline/record/spool.py"
+)
 # Of a run, what no two starts share, and the flag, which says how evenly this machine let the jobs run.
 PASSING = ("study", "spool_id", "command_line", "rates", "pid", "flag", "index")
 # Whether rows can be compared depends on that as well.

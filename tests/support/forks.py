@@ -36,7 +36,7 @@ from typing import IO, Any, NoReturn
 _PROJECT_DIR = Path(__file__).resolve().parents[2]
 # What run.py, the process that talks to MLflow and the commands of the project import, sooner or later.
 _MODULES = (
-    *("hydra", "hydra.main", "hydra._internal.hydra", "pipeline.study.execution", "pipeline.scale.gpus"),
+    *("hydra", "hydra.main", "hydra._internal.hydra", "pipeline.study.execution", "pipeline.scale.local_gpus"),
     *("pipeline.tracking", "pipeline.gpu.status"),
     *("listeners.host", "listeners.nvml", "listeners.smi", "listeners.gpm", "listeners.dcgm", "rich.console"),
     *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "pandas", "pyarrow.parquet"),

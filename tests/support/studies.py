@@ -110,13 +110,13 @@ class KeptRows:
     def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> None:
         self._opened = {"experiment_id": "1", "kind": "local", "uri": f"sqlite:///{root}/{layout.DATABASE}"}
 
-    def store(self) -> dict[str, object]:
+    def wait_for_store(self) -> dict[str, object]:
         return self._opened
 
     def rest(self, until_s: float | None = None) -> None:
         pass
 
-    def groups_that_ran(self, store: str) -> list[Any]:
+    def find_past_groups(self, store: str) -> list[Any]:
         return []
 
     def begin(self, folder: Path) -> None:

@@ -14,7 +14,7 @@ from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.record import group_folder
 from pipeline.record.group_folder import ChildRecord, Clock, Record, RunRecord
-from pipeline.record.store.local import database_uri
+from pipeline.record.store.local_store import make_database_uri
 from tests.support import forks
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ class Serve:
 def client(root: Path) -> Any:
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=database_uri(root / DATABASE))
+    return MlflowClient(tracking_uri=make_database_uri(root / DATABASE))
 
 
 def runs_of(tracking: Any, experiment: str = EXPERIMENT) -> list[Any]:

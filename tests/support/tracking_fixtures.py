@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain.layout import DATABASE, STORE_LOCK
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 from pipeline.record.store.relocate import relocate
 from tests.support.tracking_cases import Serve
 

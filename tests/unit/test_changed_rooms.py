@@ -29,7 +29,7 @@ def item(path: str, *covered: str, is_smoke: bool = False):
         (item("tests/unit/prepare/mig/test_profiles.py"), "pipeline/prepare/mig/profiles.py"),
         (item("tests/unit/listeners/test_host.py"), "listeners/nvml.py"),
         (item("tests/unit/plan/test_plan.py"), "tests/unit/plan/test_plan.py"),
-        (item("tests/flow/test_scale.py", "pipeline/scale"), "pipeline/scale/gpus.py"),
+        (item("tests/flow/test_scale.py", "pipeline/scale"), "pipeline/scale/local_gpus.py"),
         (item("tests/flow/test_run.py", "run.py"), "run.py"),
         (item("tests/flow/test_run.py", is_smoke=True), "docs/mig.md"),
     ],

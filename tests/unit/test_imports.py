@@ -22,8 +22,8 @@ import pipeline.prepare.mig.partitions, pipeline.study.execution, pipeline.track
 import pipeline.record.store.results, pipeline.prepare.device.nvml
 import pipeline.report.__main__, pipeline.report.figures.every, pipeline.report.page.page
 import pipeline.report.page.tables, pipeline.report.evaluate.paper
-import pipeline.planner.__main__, pipeline.planner.profile, pipeline.planner.commands.profile
-import pipeline.planner.commands.serve, pipeline.planner.commands.compare
+import pipeline.planner.__main__, pipeline.planner.profile_table, pipeline.planner.commands.profile_command
+import pipeline.planner.commands.serve_command, pipeline.planner.commands.compare_command
 heavy = {"torch", "timm", "mlflow", "pandas", "numpy", "transformers", "rich", "pynvml"}
 heavy = (heavy | {"matplotlib", "jinja2", "scipy"}) & set(sys.modules)
 assert not heavy, heavy

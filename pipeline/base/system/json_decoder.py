@@ -6,6 +6,7 @@ Of the standard library alone, as the programs of a simulated machine start with
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import json
 import sys
@@ -73,6 +74,8 @@ def _decoder(kind: Any, are_figures_checked: bool) -> _Decoder:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
         return functools.partial(_choice, arguments)
+    if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
+        return lambda raw: kind(_choice(tuple(kind), raw))
     if dataclasses.is_dataclass(kind):
         return functools.partial(_record, kind, are_figures_checked)
     if kind is Any or kind is object:

@@ -17,6 +17,12 @@ def format_list(values: Iterable[object]) -> str:
     return f"[{','.join(map(str, values))}]"
 
 
+def list_first(names: Sequence[str], most: int) -> str:
+    """List the first of some names: `a, b and 3 more`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def duration(seconds: float) -> str:
     """Format a length of time for people: `42 s`, `7 min`, `3 h 05 min`."""
     if seconds < 90:

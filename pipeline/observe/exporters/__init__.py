@@ -1,1 +1,1 @@
-"""What shows a study to other programs while it runs (`pipeline.base.domain.protocols.Exporter`)."""
+"""Exporters, which show a running study to other programs (`pipeline.base.domain.protocols.Exporter`)."""

@@ -1,21 +1,16 @@
-"""Nobody is shown anything."""
+"""The exporter of a study without one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
-from pipeline.base.domain.protocols import Live, Showing
-from pipeline.base.domain.records import Group
+from pipeline.base.domain.protocols import Showing
 
 
 class NoExporter:
-    """The study runs unseen."""
+    """Shows nothing."""
 
     @contextmanager
     def serving(self) -> Iterator[Showing]:
-        yield _nothing
-
-
-def _nothing(group: Group, live: Live) -> AbstractContextManager[None]:
-    return nullcontext()
+        yield lambda group, live: nullcontext()

@@ -1,4 +1,4 @@
-"""A study as a target of Prometheus: a thread waits for scrapes over HTTP, and answers each in a thread of its own."""
+"""An exporter for Prometheus: a thread waits for scrapes over HTTP and answers each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from pipeline.base.domain.protocols import Live, Showing
 from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError
-from pipeline.observe.exporters.series import GroupSeries
+from pipeline.observe.exporters.live_series import GroupSeries
 
 _STOP_LIMIT_S = 5.0
 _REQUEST_LIMIT_S = 2.0
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class PrometheusExporter:
-    """Serves the group that runs at `http://ADDRESS:PORT/metrics`.
+    """Serves the running group at `http://ADDRESS:PORT/metrics`.
 
     Raises:
-        ConfigError: the port or the address is none, or prometheus_client is not installed.
+        ConfigError: port or address is invalid, or prometheus_client is not installed.
     """
 
     def __init__(self, port: int, address: str) -> None:
@@ -46,8 +46,8 @@ class PrometheusExporter:
             raise ConfigError("exporter.address is empty: give 127.0.0.1, or 0.0.0.0 to be scraped from other hosts")
         if importlib.util.find_spec("prometheus_client") is None:
             raise ConfigError(
-                "exporter=prometheus needs prometheus_client, which is not installed: "
-                "pip install 'gpu-collocation[exporter]', or leave the exporter out"
+                "exporter=prometheus needs prometheus_client; run pip install 'gpu-collocation[exporter]', "
+                "or leave the exporter out"
             )
         self.port, self.address = port, address
 
@@ -81,7 +81,7 @@ class PrometheusExporter:
 
 
 class _Current:
-    """The group that runs, as a collector of prometheus_client."""
+    """The running group as a collector of prometheus_client."""
 
     def __init__(self) -> None:
         self._series: GroupSeries | None = None
@@ -96,7 +96,6 @@ class _Current:
             self._series = None
 
     def collect(self) -> Iterator[Any]:
-        """The families of metrics of this instant; none between two groups."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         series = self._series
@@ -112,7 +111,7 @@ class _Current:
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """A thread for each request, so that a client that says or takes nothing keeps nobody waiting, nor the study."""
+    """A server with a thread for each request, so that a slow client delays nobody."""
 
     daemon_threads, block_on_close = True, False
     timeout = 0  # `_serve` has seen that somebody is there
@@ -151,14 +150,14 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Nothing: the terminal is the study's."""
+        """Print nothing: the terminal is the study's."""
 
     def get_stderr(self) -> io.StringIO:
-        """Where an error is told: nowhere, likewise."""
+        """Discard errors, for the same reason."""
         return io.StringIO()
 
     def get_environ(self) -> dict[str, Any]:
-        """Without the query: it could ask for series by names, which are not known before they are read."""
+        """Drop the query: it could select series whose names are unknown before they are read."""
         return super().get_environ() | {"QUERY_STRING": ""}
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Plan
-from pipeline.planner.export.experiment import rates_per_s
+from pipeline.planner.export.experiment import deal_rates
 
 _LONGEST = 63  # characters of a label (RFC 1123)
 _APP, _PLAN = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
@@ -34,28 +34,24 @@ class _Kind(NamedTuple):
 
 
 def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> str:
-    """The manifests as one stream of YAML.
-
-    Args:
-        plan: its undivided GPUs have one service each.
-        name: of the whole, as a label.
-        source: the file of the plan, for errors.
-        images: the container image of each service; under an empty name, of all others.
+    """Return the manifests as one stream of YAML; `images` has the image of each service, under "" of all others.
 
     Raises:
         ConfigError: there is no GPU, a service has no image, or an undivided GPU has several services.
     """
-    rates = rates_per_s(plan)
+    rates = deal_rates(plan)
     pods: Counter[_Kind] = Counter()
     for number, gpu in enumerate(plan.deployment.gpus):
         if gpu.mode != "mig" and len(gpu.instances) > 1:
             raise ConfigError(
-                f"{source}: gpus[{number}] is shared by {len(gpu.instances)} services without MIG, which no resource "
-                "of Kubernetes expresses; plan with instances"
+                f"{source}: gpus[{number}] is shared by {len(gpu.instances)} services without MIG, which Kubernetes "
+                "cannot express; plan with MIG"
             )
-        for position, each in enumerate(gpu.instances):
+        for position, instance in enumerate(gpu.instances):
             rate = rates.get((number, position))
-            pods[_Kind(each.service, each.profile, each.processes, each.batch, each.share_pct, rate)] += 1
+            pods[
+                _Kind(instance.service, instance.profile, instance.processes, instance.batch, instance.share_pct, rate)
+            ] += 1
     if not pods:
         raise ConfigError(f"{source}: nothing runs on its GPUs, so there is no manifest")
     names: Counter[str] = Counter()
@@ -75,15 +71,14 @@ def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> st
 
 
 def _label(text: str, room: int = 0) -> str:
-    """Text as a name of Kubernetes: lower case, digits and hyphens."""
-    made = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[: _LONGEST - room].strip("-")
-    return made or "plan"
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[: _LONGEST - room].strip("-")
+    return label or "plan"
 
 
 def _deployment(kind: _Kind, replicas: int, label: str, plan: str, image: str) -> dict[str, Any]:
     # A profile with engines is called `1g.10gb.me` there.
     resource = "nvidia.com/gpu" if kind.profile is None else f"nvidia.com/mig-{kind.profile.replace('+', '.')}"
-    told = {
+    variables = {
         "PROCESSES": kind.processes,
         "BATCH_SIZE": kind.batch,
         "RATE_PER_S": kind.rate_per_s,
@@ -93,7 +88,7 @@ def _deployment(kind: _Kind, replicas: int, label: str, plan: str, image: str) -
     container = {
         "name": _label(kind.service),
         "image": image,
-        "env": [{"name": key, "value": f"{value:g}"} for key, value in told.items() if value is not None],
+        "env": [{"name": key, "value": f"{figure:g}"} for key, figure in variables.items() if figure is not None],
         "resources": {"limits": {resource: "1"}},
     }
     return {

@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import yaml
 
@@ -19,13 +18,7 @@ from pipeline.planner.deployment import Gpu, Plan
 
 
 def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> str:
-    """The configuration in YAML.
-
-    Args:
-        plan: its GPUs are those of the nodes in turn; an `id` is an index over all nodes.
-        name: of the configuration; with several nodes, `NAME-1`, `NAME-2`, ...
-        source: the file of the plan, for errors.
-        gpus_per_node: how many GPUs a node has; all of them are on one if it is not given.
+    """Return the configuration in YAML, with `gpus_per_node` one for each node: `NAME-1`, `NAME-2`, ...
 
     Raises:
         ConfigError: there is no GPU, or an id is no index, or an index is there twice.
@@ -37,31 +30,28 @@ def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> st
         raise ConfigError(f"--gpus-per-node {gpus_per_node}: at least 1")
     indexes = _indexes(gpus, source)
     per_node = gpus_per_node or max(indexes) + 1
-    entries: dict[int, dict[tuple[tuple[str, int], ...], list[int]]] = defaultdict(dict)
-    for index, gpu in sorted(zip(indexes, gpus, strict=True), key=lambda each: each[0]):
+    nodes: dict[int, dict[tuple[tuple[str, int], ...], list[int]]] = defaultdict(dict)
+    for index, gpu in sorted(zip(indexes, gpus, strict=True), key=lambda pair: pair[0]):
         node, device = divmod(index, per_node)
-        found = Counter(instance.profile for instance in gpu.instances if instance.profile is not None)
-        entries[node].setdefault(tuple(sorted(found.items())), []).append(device)
+        counts = Counter(instance.profile for instance in gpu.instances if instance.profile is not None)
+        nodes[node].setdefault(tuple(sorted(counts.items())), []).append(device)
     configs = {
         name if max(indexes) < per_node else f"{name}-{node + 1}": [
-            _entry(dict(profiles), devices) for profiles, devices in mine.items()
+            {"devices": sorted(devices), "mig-enabled": bool(profiles), "mig-devices": dict(profiles)}
+            for profiles, devices in layouts.items()
         ]
-        for node, mine in entries.items()
+        for node, layouts in nodes.items()
     }
     return yaml.safe_dump({"version": "v1", "mig-configs": configs}, sort_keys=False)
 
 
 def _indexes(gpus: Sequence[Gpu], source: str) -> list[int]:
-    """The index of each GPU: its id, or the lowest that no other has."""
+    """Return the index of each GPU: its id, or the lowest that no other has."""
     for gpu in gpus:
         if gpu.id is not None and not re.fullmatch(r"[0-9]{1,9}", gpu.id):
             raise ConfigError(f"{source}: GPU {gpu.id!r} is no index, which mig-parted needs; plan for indexes or none")
-    given = [int(gpu.id) for gpu in gpus if gpu.id is not None]
-    if len(set(given)) < len(given):
+    indexes = [int(gpu.id) for gpu in gpus if gpu.id is not None]
+    if len(set(indexes)) < len(indexes):
         raise ConfigError(f"{source}: the ids of its GPUs name an index twice; mig-parted needs one for each GPU")
-    free = (number for number in itertools.count() if number not in given)
+    free = (number for number in itertools.count() if number not in indexes)
     return [next(free) if gpu.id is None else int(gpu.id) for gpu in gpus]
-
-
-def _entry(profiles: Mapping[str, int], devices: list[int]) -> dict[str, Any]:
-    return {"devices": sorted(devices), "mig-enabled": bool(profiles), "mig-devices": dict(profiles)}

@@ -1,1 +1,1 @@
-"""What measured runs say: profiles, advice, and plans beside what came of them."""
+"""Profiles, advice and checks of plans from measured runs."""

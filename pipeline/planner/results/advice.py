@@ -37,7 +37,7 @@ from pipeline.report.page.table_format import with_interval
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What the modes of a case are compared by.
+    """The quantity by which the modes of a case are compared.
 
     Attributes:
         metric: the quantity of a cell.
@@ -59,7 +59,7 @@ KEPT = Aim(SLOWDOWN, "slowdown beside the services", True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to take for one case at one degree.
+    """The recommended mode of one case at one degree.
 
     Attributes:
         mode: what is recommended; `None` if nothing can be.
@@ -76,7 +76,6 @@ class Advice:
     case: Case
     degree: int
     device: str
-    is_simulated: bool
     mode: str | None = None
     aim: Aim | None = None
     figure: Estimate | None = None
@@ -111,7 +110,7 @@ class _Place:
 
 
 def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
-    """Advice for each case of several jobs at each degree, in the order of the cells.
+    """Return advice for each case of several jobs at each degree, in the order of the cells.
 
     Args:
         cells: of one study.
@@ -121,19 +120,22 @@ def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
     of_place: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         of_place[verdict.case, verdict.degree].append(verdict)
-    places = {key: _place(here) for key, here in by_place(cells).items() if key[1] > 1}
+    places = {key: _place(ranked) for key, ranked in by_place(cells).items() if key[1] > 1}
     tested: list[tuple[_Place, Cell, Mapping[int, float], Test]] = []
     for key, place in places.items():
         for other in place.candidates[1:]:
-            if (known := _from_verdicts(place, other, of_place[key])) is not None:
+            if (known := _find_verdict(place, other, of_place[key])) is not None:
                 place.compared[other.mode] = known
-            elif by_block := _speed_over(place, other):
+            elif by_block := _compare_speed(place, other):
                 test = paired(independent(by_block, place.candidates[0].gpus))
                 tested.append((place, other, by_block, test))
     _compare(tested)
-    made = {key: _advice(place) for key, place in places.items()}
-    kinds = {(each.case, each.degree, each.mode): each.sharing.label for each in cells}
-    return [replace(each, changes=(*each.changes, *_elsewhere(each, made, cells, kinds))) for each in made.values()]
+    advices = {key: _advice(place) for key, place in places.items()}
+    kinds = {(cell.case, cell.degree, cell.mode): cell.sharing.label for cell in cells}
+    return [
+        replace(advice, changes=(*advice.changes, *_list_elsewhere(advice, advices, cells, kinds)))
+        for advice in advices.values()
+    ]
 
 
 def _place(cells: Sequence[Cell]) -> _Place:
@@ -147,17 +149,16 @@ def _place(cells: Sequence[Cell]) -> _Place:
     if aim is not SPEED:
         # Services have to run at the same time, so that one after another is no choice.
         candidates = [cell for cell in candidates if cell.mode != SERIAL.label]
-        missed = {cell.mode: words for cell in candidates if (words := _missed(cell))}
+        missed = {cell.mode: words for cell in candidates if (words := _describe_shortfall(cell))}
         not_considered += [f"{mode}: {words}" for mode, words in missed.items()]
         candidates = [cell for cell in candidates if cell.mode not in missed]
     elif not any(cell.mode == SERIAL.label for cell in cells) and candidates:
-        candidates.append(_serial_beside(candidates))
+        candidates.append(_make_serial(candidates))
     sign = 1 if aim.is_less_better else -1
     return _Place(cells, aim, sorted(candidates, key=lambda c: sign * c.estimates[aim.metric].median), not_considered)
 
 
 def _aim_of(cells: Sequence[Cell]) -> Aim | None:
-    """By what the cells of a place can be compared; `None` if by nothing."""
     known = {name for cell in cells for name in cell.estimates}
     if not any(cell.num_given for cell in cells):
         return SPEED if SPEEDUP in known else None
@@ -167,8 +168,8 @@ def _aim_of(cells: Sequence[Cell]) -> Aim | None:
     return TAIL if P99_LATENCY in known else MEAN if MEAN_LATENCY in known else None
 
 
-def _serial_beside(candidates: Sequence[Cell]) -> Cell:
-    """One after another, where that is no cell of its own (steady mixes): the unit of the speed-ups of the others."""
+def _make_serial(candidates: Sequence[Cell]) -> Cell:
+    """Make a cell of one job after another, where there is none (steady mixes): the unit of the speed-ups."""
     values = {block: 1.0 for cell in candidates for block in cell.values.get(SPEEDUP, {})}
     first = candidates[0]
     one = Estimate(median=1.0, low=1.0, high=1.0, n=len(values))
@@ -183,17 +184,15 @@ def _serial_beside(candidates: Sequence[Cell]) -> Cell:
     )
 
 
-def _missed(cell: Cell) -> str:
-    """What a mode of services lacks to be recommended; empty if nothing."""
+def _describe_shortfall(cell: Cell) -> str:
     sustained, met = (cell.values.get(name, {}) for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST))
     for by_block, words in ((sustained, "does not sustain the rate"), (met, "misses the objective")):
-        if number := sum(value < 1 for value in by_block.values()):
+        if number := sum(ratio < 1 for ratio in by_block.values()):
             return f"{words} in {number} of {counted(len(by_block), 'block')}"
     return ""
 
 
-def _speed_over(place: _Place, other: Cell) -> dict[int, float]:
-    """Speed of the best mode over that of another one, by block that has both."""
+def _compare_speed(place: _Place, other: Cell) -> dict[int, float]:
     best, aim = place.candidates[0], place.aim
     assert aim is not None
     if aim.is_less_better:
@@ -201,13 +200,12 @@ def _speed_over(place: _Place, other: Cell) -> dict[int, float]:
     return speed_ratios(best, other, best.speed)[0]
 
 
-def _from_verdicts(place: _Place, other: Cell, found: Iterable[Verdict]) -> _Compared | None:
-    """What the report says of the best mode and another one; `None` if nothing."""
+def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Verdict]) -> _Compared | None:
     best = place.candidates[0].mode
     if place.aim is KEPT:  # the report compares such mixes by nothing
         return None
     opposite = {Decision.BETTER: Decision.WORSE, Decision.WORSE: Decision.BETTER}
-    for verdict in found:
+    for verdict in verdicts:
         facts = (verdict.num_blocks, verdict.num_gpus, verdict.blocks_needed)
         if verdict.ratio is None:
             continue
@@ -244,13 +242,12 @@ def _advice(place: _Place) -> Advice:
         case=first.case,
         degree=first.degree,
         device=first.device,
-        is_simulated=any(cell.is_simulated for cell in place.cells),
         aim=place.aim,
         not_considered=tuple(place.not_considered),
     )
     together = [cell for cell in place.candidates if cell.mode != SERIAL.label]
     if place.aim is None or len(place.candidates) < 2:
-        return replace(advice, because=_nothing_to_compare(place), undecided=tuple(cell.mode for cell in together))
+        return replace(advice, because=_explain_no_comparison(place), undecided=tuple(cell.mode for cell in together))
     best = place.candidates[0]
     open_, equal = [], [best]
     for cell in place.candidates[1:]:
@@ -260,12 +257,12 @@ def _advice(place: _Place) -> Advice:
         elif compared.decision is Decision.EQUAL:
             equal.append(cell)
     if open_:
-        return _refusal(advice, place, open_)
+        return _refuse(advice, place, open_)
     chosen = min(equal, key=lambda cell: cell.sharing.order)
-    return _recommendation(advice, place, chosen, equal)
+    return _recommend(advice, place, chosen, equal)
 
 
-def _nothing_to_compare(place: _Place) -> str:
+def _explain_no_comparison(place: _Place) -> str:
     ranked = [cell.mode for cell in place.cells if cell.is_ranked]
     if not ranked:
         return "no mode could be run to a right result"
@@ -280,8 +277,8 @@ def _nothing_to_compare(place: _Place) -> str:
     return f"only {place.candidates[0].mode} can be considered, so that there is nothing to compare it with"
 
 
-def _refusal(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
-    """Why there is no advice: the first of the modes that the best was not told apart from."""
+def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
+    """Say why there is no advice: the first of the modes that the best was not told apart from."""
     best = place.candidates[0].mode
     names = [best, *(cell.mode for cell in open_)]
     known = [compared for cell in open_ if (compared := place.compared.get(cell.mode)) is not None]
@@ -290,9 +287,9 @@ def _refusal(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     first = known[0]
     by = f"{best} is {times_in_words(first.ratio)} as fast as {open_[0].mode}"
     if first.num_gpus > 1 and first.ratio.n < MIN_GPUS:
-        why = f"the blocks are of {first.num_gpus} GPUs, each of which counts once, and advice needs {MIN_GPUS}"
+        why = f"{first.num_gpus} GPUs, advice needs {MIN_GPUS}"
     elif first.num_gpus == 1 and first.num_blocks < MIN_BLOCKS:
-        why = f"{counted(first.num_blocks, 'block')}, and advice needs {MIN_BLOCKS}"
+        why = f"{counted(first.num_blocks, 'block')}, advice needs {MIN_BLOCKS}"
     else:
         why = f"{listed(names)} are not told apart by {counted(first.num_blocks, 'block')}{on_gpus(first.num_gpus)}"
     beaten = [mode for mode, compared in place.compared.items() if compared.decision is Decision.BETTER]
@@ -308,11 +305,11 @@ def _refusal(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     )
 
 
-def _recommendation(advice: Advice, place: _Place, chosen: Cell, equal: Sequence[Cell]) -> Advice:
+def _recommend(advice: Advice, place: _Place, chosen: Cell, equal: Sequence[Cell]) -> Advice:
     best, aim = place.candidates[0], place.aim
     assert aim is not None
-    others = [cell for cell in place.candidates if cell is not chosen]
-    second = others[0]
+    rivals = [cell for cell in place.candidates if cell is not chosen]
+    second = rivals[0]
     over = place.compared[second.mode].ratio if chosen is best else _inverse(place.compared[chosen.mode].ratio)
     alike = [cell.mode for cell in equal if cell is not chosen]
     if alike:
@@ -326,12 +323,14 @@ def _recommendation(advice: Advice, place: _Place, chosen: Cell, equal: Sequence
         runner_up=second.mode,
         over_runner_up=over,
         because=because,
-        changes=tuple(_changes(chosen, second, over, others, is_equal=second.mode in alike)),
+        changes=tuple(_list_changes(chosen, second, over, rivals, is_equal=second.mode in alike)),
     )
 
 
-def _changes(chosen: Cell, second: Cell, over: Estimate, others: Sequence[Cell], *, is_equal: bool) -> Iterable[str]:
-    """Under which conditions another mode would be taken, as far as the same jobs were measured."""
+def _list_changes(
+    chosen: Cell, second: Cell, over: Estimate, rivals: Sequence[Cell], *, is_equal: bool
+) -> Iterable[str]:
+    """Yield conditions under which another mode would be taken, as far as the same jobs were measured."""
     if is_equal:
         yield f"{second.mode} instead, if it gains {MARGIN_IN_WORDS} on {chosen.mode}"
     else:
@@ -340,50 +339,49 @@ def _changes(chosen: Cell, second: Cell, over: Estimate, others: Sequence[Cell],
         interval = interval_in_words(lost, ".0f")
         yield f"{second.mode} instead, if {chosen.mode} loses {lost.median:.0f} %{interval} of its speed"
     energy = units.energy_of(chosen.unit) if chosen.unit else ""
-    each = f"energy per {units.one_in_words(chosen.unit)}, in J" if chosen.unit else ""
-    for name, words in ((energy, each), (SLOWDOWN, "slowdown of the slowest job"), (MEMORY, "memory, in MiB")):
+    energy_words = f"energy per {units.one_in_words(chosen.unit)}, in J" if chosen.unit else ""
+    for name, words in ((energy, energy_words), (SLOWDOWN, "slowdown of the slowest job"), (MEMORY, "memory, in MiB")):
         # Of jobs one after another, slowdown and memory are those of one job.
-        able = [cell for cell in others if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]
-        mine = chosen.estimates.get(name)
+        able = [cell for cell in rivals if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]
+        estimate = chosen.estimates.get(name)
         less = min(able, key=lambda cell: cell.estimates[name].median, default=None)
-        if mine is not None and less is not None and _is_below(less.estimates[name], mine):
-            theirs = with_interval(less.estimates[name])
-            yield f"{less.mode} for the least {words}: {theirs} against {with_interval(mine)}"
+        if estimate is not None and less is not None and _is_below(less.estimates[name], estimate):
+            least = with_interval(less.estimates[name])
+            yield f"{less.mode} for the least {words}: {least} against {with_interval(estimate)}"
 
 
 def _is_below(one: Estimate, other: Estimate) -> bool:
-    """Whether the interval of one lies below that of the other."""
     return one.high is not None and other.low is not None and one.high < other.low
 
 
-def _elsewhere(
+def _list_elsewhere(
     advice: Advice,
-    made: Mapping[tuple[Case, int], Advice],
+    advices: Mapping[tuple[Case, int], Advice],
     cells: Sequence[Cell],
     kinds: Mapping[tuple[Case, int, str], str],
 ) -> Iterable[str]:
-    """Where the study recommends another kind of sharing: at another degree, or another value of one parameter."""
+    """Yield where the study recommends another kind of sharing: at another degree or value of one parameter."""
     if (taken := advice.mode) is None:
         return
-    here = (advice.case, advice.degree)
+    place = (advice.case, advice.degree)
 
     def other_kind(key: tuple[Case, int]) -> str | None:
-        there = made.get(key)
-        if there is None or there.mode is None:
+        elsewhere = advices.get(key)
+        if elsewhere is None or elsewhere.mode is None:
             return None
-        mine, theirs = (kinds.get((*at, mode), mode) for at, mode in ((here, taken), (key, there.mode)))
-        return None if mine == theirs else there.mode
+        kind, other = (kinds.get((*at, mode), mode) for at, mode in ((place, taken), (key, elsewhere.mode)))
+        return None if kind == other else elsewhere.mode
 
-    for case, degree in made:
+    for case, degree in advices:
         if case == advice.case and (mode := other_kind((case, degree))) is not None:
             yield f"{mode} for {degree} jobs"
     of_degree = [cell for cell in cells if cell.degree == advice.degree and not cell.is_derived]
     for swept in sweeps.numbers(of_degree, 2):
-        if not any(cell.case == advice.case for there in swept.cells.values() for cell in there):
+        if not any(cell.case == advice.case for group in swept.cells.values() for cell in group):
             continue
-        for value, there in swept.cells.items():
-            if (mode := other_kind((there[0].case, advice.degree))) is not None:
-                yield f"{mode} at {swept.axis} {swept.ticks[value]}"
+        for tick, group in swept.cells.items():
+            if (mode := other_kind((group[0].case, advice.degree))) is not None:
+                yield f"{mode} at {swept.axis} {swept.ticks[tick]}"
 
 
 def _inverse(ratio: Estimate) -> Estimate:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.planner.serving.problem import KindIndex, Problem, ServiceIndex
-from pipeline.planner.serving.solution import Filled
+from pipeline.planner.serving.solution import FilledGpu
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,7 @@ class Configuration:
 
 
 class Candidates:
-    """Proposes configurations for a problem.
+    """Promising configurations for a problem.
 
     Attributes:
         utility: `[service, kind]`, the share of its rate that a service gets there; 0 where it has no configuration.
@@ -45,52 +45,52 @@ class Candidates:
 
         self.problem = problem
         self.utility: NDArray[np.float64] = np.zeros((len(problem.services), len(problem.kinds)))
-        for number, own in enumerate(problem.options):
-            for kind, option in own.items():
+        for number, options in enumerate(problem.options):
+            for kind, option in options.items():
                 self.utility[number, kind] = problem.share(option)
-        self.slots = [each.slots for each in problem.partitions]
+        self.slots = [partition.slots for partition in problem.partitions]
         self._counts = np.array(
-            [[each.counts.get(KindIndex(k), 0) for k in range(len(problem.kinds))] for each in problem.partitions]
+            [
+                [partition.counts.get(KindIndex(k), 0) for k in range(len(problem.kinds))]
+                for partition in problem.partitions
+            ]
         )
-        self._may_share = _may_share(problem)
+        self._may_share = _allowed_pairs(problem)
         self._most = problem.limits.services_per_gpu or max(map(len, self.slots), default=1)
 
-    def best(self, lack: NDArray[np.float64], left: Sequence[float], count: int = 1) -> list[Configuration]:
-        """The configurations of the highest scores, the best first.
-
-        Args:
-            lack: `[service]`, the share of its rate that each still lacks.
-            left: `[model]`, how many GPUs there still are.
-            count: how many at most.
-        """
+    def find_best(self, lack: NDArray[np.float64], gpus_left: Sequence[float], count: int = 1) -> list[Configuration]:
+        """Return configurations of the highest scores for `lack` `[service]` on the `gpus_left` `[model]`."""
         gain = lack[:, None] * self.utility.clip(max=lack[:, None])
-        scored = {each: self.score(each, lack) for each in self._proposed(gain, lack, left)}
-        ranked = sorted(scored.items(), key=lambda item: (-item[1], item[0].partition, item[0].services))
-        return [each for each, score in ranked[:count] if score > 0]
+        scored = {
+            configuration: self.score(configuration, lack) for configuration in self._propose(gain, lack, gpus_left)
+        }
+        ranked = sorted(scored.items(), key=lambda ranking: (-ranking[1], ranking[0].partition, ranking[0].services))
+        return [configuration for configuration, score in ranked[:count] if score > 0]
 
-    def of_prices(self, price: NDArray[np.float64], left: Sequence[float]) -> list[Configuration]:
-        """Configurations that are worth most where the rate of each service has a price, `[service]`."""
+    def propose_by_price(self, price: NDArray[np.float64], gpus_left: Sequence[float]) -> list[Configuration]:
+        """Return configurations that are worth most where the rate of each service has a price, `[service]`."""
         worth = price[:, None] * self.utility
-        return list(self._proposed(worth, None, left))
+        return list(self._propose(worth, None, gpus_left))
 
-    def given(self, configuration: Configuration) -> dict[ServiceIndex, float]:
-        """The share of its rate that each of its services gets."""
-        found: dict[ServiceIndex, float] = {}
+    def shares_of(self, configuration: Configuration) -> dict[ServiceIndex, float]:
+        """Return the share of its rate that each of its services gets."""
+        shares: dict[ServiceIndex, float] = {}
         for kind, service in zip(self.slots[configuration.partition], configuration.services, strict=True):
             if service >= 0:
-                found[service] = found.get(service, 0.0) + float(self.utility[service, kind])
-        return found
+                shares[service] = shares.get(service, 0.0) + float(self.utility[service, kind])
+        return shares
 
     def score(self, configuration: Configuration, lack: NDArray[np.float64]) -> float:
-        """What it is worth where services lack so much."""
+        """Return what a configuration is worth where services lack so much."""
         return sum(
-            float(lack[each]) * min(share, float(lack[each])) for each, share in self.given(configuration).items()
+            float(lack[service]) * min(share, float(lack[service]))
+            for service, share in self.shares_of(configuration).items()
         )
 
-    def filled(self, configuration: Configuration) -> Filled:
-        """The configuration as a GPU of a solution."""
+    def fill(self, configuration: Configuration) -> FilledGpu:
+        """Return the configuration as a GPU of a solution."""
         options = self.problem.options
-        return Filled(
+        return FilledGpu(
             self.problem.partitions[configuration.partition],
             tuple(
                 options[service][kind] if service >= 0 else None
@@ -99,20 +99,19 @@ class Candidates:
         )
 
     def is_allowed(self, services: frozenset[ServiceIndex]) -> bool:
-        """Whether these may share a GPU."""
+        """Return whether these may share a GPU."""
         return len(services) <= self._most and all(
             self._may_share is None or self._may_share[a, b] for a in services for b in services if a < b
         )
 
-    def _proposed(
-        self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, left: Sequence[float]
+    def _propose(
+        self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, gpus_left: Sequence[float]
     ) -> Iterator[Configuration]:
-        """Of gains `[service, kind]`: pairs, and the best of as many services as may share a GPU."""
-        usable = [number for number, each in enumerate(self.problem.partitions) if left[each.model] > 0]
+        usable = [number for number, partition in enumerate(self.problem.partitions) if gpus_left[partition.model] > 0]
         if usable:
             yield from self._pairs(gain, usable)
             for partition in usable:
-                yield self._mixed(gain, lack, partition)
+                yield self._mix(gain, lack, partition)
 
     def _pairs(self, gain: NDArray[np.float64], usable: Sequence[int]) -> Iterator[Configuration]:
         import numpy as np
@@ -123,8 +122,8 @@ class Candidates:
         chosen = chosen[alone[chosen] > 0]
         if not len(chosen):
             return
-        own = gain[chosen]
-        worth = np.maximum(own[:, None, :], own[None, :, :]) @ counts.T
+        gains = gain[chosen]
+        worth = np.maximum(gains[:, None, :], gains[None, :, :]) @ counts.T
         if self._most < 2:
             worth[~np.eye(len(chosen), dtype=bool)] = -1
         elif self._may_share is not None:
@@ -137,27 +136,27 @@ class Candidates:
                 partition = usable[int(number)]
                 yield Configuration(
                     partition,
-                    tuple(self._better(gain, pair, kind) for kind in self.slots[partition]),
+                    tuple(self._choose(gain, pair, kind) for kind in self.slots[partition]),
                 )
 
     @staticmethod
-    def _better(gain: NDArray[np.float64], pair: tuple[ServiceIndex, ServiceIndex], kind: KindIndex) -> ServiceIndex:
-        service = max(pair, key=lambda each: gain[each, kind])
+    def _choose(gain: NDArray[np.float64], pair: tuple[ServiceIndex, ServiceIndex], kind: KindIndex) -> ServiceIndex:
+        service = max(pair, key=lambda service: gain[service, kind])
         return service if gain[service, kind] > 0 else FREE
 
-    def _mixed(self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, partition: int) -> Configuration:
-        """Each slot to who gains most from it, the larger slots first; what was given before counts."""
+    def _mix(self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, partition: int) -> Configuration:
+        """Give each slot to the service that gains most from it, the larger slots first."""
         import numpy as np
 
-        own, allowed = gain.copy(), np.ones(len(gain), dtype=bool)
+        gains, allowed = gain.copy(), np.ones(len(gain), dtype=bool)
         still = None if lack is None else lack.copy()
         kinds = self.slots[partition]
         services = [FREE] * len(kinds)
         inside: set[ServiceIndex] = set()
         for slot in sorted(range(len(kinds)), key=lambda slot: -kinds[slot]):
             kind = kinds[slot]
-            service = ServiceIndex(int(np.argmax(np.where(allowed, own[:, kind], 0))))
-            if not allowed[service] or own[service, kind] <= 0:
+            service = ServiceIndex(int(np.argmax(np.where(allowed, gains[:, kind], 0))))
+            if not allowed[service] or gains[service, kind] <= 0:
                 continue
             services[slot] = service
             if service not in inside:
@@ -170,12 +169,12 @@ class Candidates:
                     allowed &= only
             if still is not None and lack is not None:
                 still[service] = max(0.0, still[service] - self.utility[service, kind])
-                own[service] = lack[service] * self.utility[service].clip(max=still[service])
+                gains[service] = lack[service] * self.utility[service].clip(max=still[service])
         return Configuration(partition, tuple(services))
 
 
-def _may_share(problem: Problem) -> NDArray[np.bool_] | None:
-    """`[service, service]`: who may be on a GPU with whom; `None` if everybody may."""
+def _allowed_pairs(problem: Problem) -> NDArray[np.bool_] | None:
+    """Return `[service, service]`: which may share a GPU; `None` if all may."""
     import numpy as np
 
     if not problem.limits.apart:

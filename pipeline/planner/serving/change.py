@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pipeline.planner.deployment import Deployment
 from pipeline.planner.serving import slices
 from pipeline.planner.serving import targets as of_targets
-from pipeline.planner.serving.least_change import Programme, fewest
-from pipeline.planner.serving.matching import matched
+from pipeline.planner.serving.change_programme import PlacementProgramme, count_fewest_changes
+from pipeline.planner.serving.matching import match_gpus
 from pipeline.planner.serving.problem import Problem
-from pipeline.planner.serving.solution import Filled, judged
+from pipeline.planner.serving.solution import FilledGpu, judge
 from pipeline.planner.serving.targets import Target
 
 # Parts of the time that is left: for how much must change, and for placing that.
@@ -36,7 +36,7 @@ class Change:
     """
 
     deployment: Deployment
-    gpus: tuple[Filled, ...]
+    gpus: tuple[FilledGpu, ...]
     num_kept: int
     num_created: int
     num_removed: int
@@ -45,57 +45,52 @@ class Change:
 
     @property
     def is_least(self) -> bool:
-        """Whether it is proved that no plan with so few GPUs changes less."""
+        """True if it is proved that no plan with so few GPUs changes less."""
         return self.at_least is not None and self.num_created + self.num_removed <= self.at_least
 
 
-def least(problem: Problem, gpus: Sequence[Filled], today: Deployment, *, time_limit_s: float) -> Change:
-    """Serve everybody on no more GPUs than these, and change as little as can be found within the time limit.
-
-    Args:
-        problem: that the GPUs solve.
-        gpus: a solution, which is matched with today's where nothing better is found.
-        today: what runs now, which is legal.
-        time_limit_s: for the search.
-    """
+def find_least_change(problem: Problem, gpus: Sequence[FilledGpu], today: Deployment, *, time_limit_s: float) -> Change:
+    """Serve everybody on no more GPUs than these, and change as little as can be found within the time limit."""
     end = time.monotonic() + time_limit_s
-    layouts = of_targets.layouts(problem)
-    there = [of_targets.staying(problem, gpu) for gpu in today.gpus]
+    layouts = of_targets.list_layouts(problem)
+    current = [of_targets.find_kept_options(problem, gpu) for gpu in today.gpus]
 
     def num_changes(targets: Sequence[Target]) -> int:
-        """Those created less those kept, from which the number of changes differs by that of today's instances."""
-        return sum(len(target.taken) for target in targets) - 2 * of_targets.num_kept(targets, there)
+        """Count instances created less those kept: changes differ from that by today's instances."""
+        return sum(len(target.taken) for target in targets) - 2 * of_targets.count_kept(targets, current)
 
-    def left_s() -> float:
+    def remaining_s() -> float:
         return max(end - time.monotonic(), 0.1)
 
     def weigh(targets: Sequence[Target]) -> tuple[int, tuple[int, int]]:
         return num_changes(targets), slices.count_slices(problem, [target.filled for target in targets])
 
-    slim = slices.with_fewest(problem, judged(gpus, None), time_limit_s=left_s() * _SLIMMING)
-    chosen, lowest = min((matched(each, there, layouts) for each in (gpus, slim.gpus)), key=weigh), None
+    slim = slices.minimise_slices(problem, judge(gpus, None), time_limit_s=remaining_s() * _SLIMMING)
+    chosen, lowest = min((match_gpus(solution, current, layouts) for solution in (gpus, slim.gpus)), key=weigh), None
     has_fewest = False
     if not problem.limits.concern_sharing:
-        counts = fewest(problem, len(gpus), there, left_s() * _COUNTING)
+        counts = count_fewest_changes(problem, len(gpus), current, remaining_s() * _COUNTING)
         lowest = None if counts is None else counts.changes
         for fixed in (counts, None):
             if lowest is not None and num_changes(chosen) <= lowest:
                 break
             part = _PLACING if fixed else 1
-            found, is_proved = Programme(problem, len(gpus), there, layouts, fixed).solve(left_s() * part)
-            if found is not None and num_changes(found) < num_changes(chosen):
-                chosen = found
-            if found is not None and is_proved and fixed is None:
-                lowest = num_changes(found)
+            better, is_proved = PlacementProgramme(problem, len(gpus), current, layouts, fixed).solve(
+                remaining_s() * part
+            )
+            if better is not None and num_changes(better) < num_changes(chosen):
+                chosen = better
+            if better is not None and is_proved and fixed is None:
+                lowest = num_changes(better)
         weights = slices.weigh_kinds(problem, len(gpus))
-        programme = Programme(problem, len(gpus), there, layouts)
-        found, is_fewest = programme.lightest(weights, num_changes(chosen), min(left_s(), _MOST_SLICING_S))
-        if found is not None and weigh(found) <= weigh(chosen):
-            chosen, has_fewest = found, is_fewest and num_changes(found) == lowest
+        programme = PlacementProgramme(problem, len(gpus), current, layouts)
+        better, is_fewest = programme.find_lightest(weights, num_changes(chosen), min(remaining_s(), _MOST_SLICING_S))
+        if better is not None and weigh(better) <= weigh(chosen):
+            chosen, has_fewest = better, is_fewest and num_changes(better) == lowest
     num_today = sum(len(gpu.instances) for gpu in today.gpus)
-    num_kept = of_targets.num_kept(chosen, there)
+    num_kept = of_targets.count_kept(chosen, current)
     return Change(
-        deployment=Deployment(gpus=tuple(target.deployed(problem, today) for target in chosen)),
+        deployment=Deployment(gpus=tuple(target.to_gpu(problem, today) for target in chosen)),
         gpus=tuple(target.filled for target in chosen),
         num_kept=num_kept,
         num_created=sum(len(target.taken) for target in chosen) - num_kept,

@@ -30,7 +30,7 @@ def search(
     rounds: float = math.inf,
     cost: Cost = len,
 ) -> list[Configuration]:
-    """The best GPUs that were found, no worse than those to begin with; arguments as of `tree.search`."""
+    """Return the best GPUs that were found, no worse than those to begin with; arguments as of `tree.search`."""
     end = time.monotonic() + time_limit_s
     chance = random.Random(seed)  # noqa: S311
     completions = Completions(candidates, chance)
@@ -38,55 +38,55 @@ def search(
     while time.monotonic() < end and rounds > 0 and cost(population[0]) > bound:
         rounds -= 1
         parent = chance.choice(population)
-        mutated = _mutated(candidates, parent, chance)
+        mutated = _mutate(candidates, parent, chance)
         if cost(mutated) < cost(parent):
-            population = _best([mutated, *population], cost)
-        child = _erased(mutated, chance)
+            population = _keep_best([mutated, *population], cost)
+        child = _erase(mutated, chance)
         # Half of them are completed greedily: at the last mile that is better than chance.
-        found = completions.complete(child) if chance.random() < 0.5 else greedy.complete(candidates, child, chance, 2)
-        if found is not None and found not in population:
-            population = _best([found, *population], cost)
+        completed = (
+            completions.complete(child) if chance.random() < 0.5 else greedy.complete(candidates, child, chance, 2)
+        )
+        if completed is not None and completed not in population:
+            population = _keep_best([completed, *population], cost)
     return population[0]
 
 
-def _best(deployments: Sequence[list[Configuration]], cost: Cost) -> list[list[Configuration]]:
-    """Those that live on; of equal ones the newest, which come first, so that the population drifts."""
+def _keep_best(deployments: Sequence[list[Configuration]], cost: Cost) -> list[list[Configuration]]:
+    """Keep the best; of equal ones the newest, which come first, so that the population drifts."""
     return sorted(deployments, key=cost)[:_POPULATION]
 
 
-def _mutated(candidates: Candidates, parent: Sequence[Configuration], chance: random.Random) -> list[Configuration]:
+def _mutate(candidates: Candidates, parent: Sequence[Configuration], chance: random.Random) -> list[Configuration]:
     gpus = list(parent)
     for _ in range(chance.randint(1, _SWAPS)):
-        here, there = chance.randrange(len(gpus)), chance.randrange(len(gpus))
-        swapped = _swapped(candidates, gpus[here], gpus[there], chance)
-        if here != there and swapped is not None:
-            gpus[here], gpus[there] = swapped
+        first, second = chance.randrange(len(gpus)), chance.randrange(len(gpus))
+        swapped = _swap(candidates, gpus[first], gpus[second], chance)
+        if first != second and swapped is not None:
+            gpus[first], gpus[second] = swapped
     return gpus
 
 
-def _swapped(
+def _swap(
     candidates: Candidates, one: Configuration, other: Configuration, chance: random.Random
 ) -> tuple[Configuration, Configuration] | None:
-    """Both with the services of two slots of one kind exchanged; `None` if there are none, or they may not."""
-    kinds = [candidates.slots[each.partition] for each in (one, other)]
+    """Exchange the services of two slots of one kind; `None` if there are none, or they may not."""
+    kinds = [candidates.slots[configuration.partition] for configuration in (one, other)]
     pairs = [(i, j) for i, kind in enumerate(kinds[0]) for j, same in enumerate(kinds[1]) if kind == same]
     if not pairs:
         return None
     i, j = chance.choice(pairs)
-    mine, theirs = list(one.services), list(other.services)
-    mine[i], theirs[j] = theirs[j], mine[i]
-    if not all(candidates.is_allowed(frozenset(each) - {FREE}) for each in (mine, theirs)):
+    one_services, other_services = list(one.services), list(other.services)
+    one_services[i], other_services[j] = other_services[j], one_services[i]
+    if not all(candidates.is_allowed(frozenset(services) - {FREE}) for services in (one_services, other_services)):
         return None
-    return Configuration(one.partition, tuple(mine)), Configuration(other.partition, tuple(theirs))
+    return Configuration(one.partition, tuple(one_services)), Configuration(other.partition, tuple(other_services))
 
 
-def _erased(gpus: Sequence[Configuration], chance: random.Random) -> list[Configuration]:
-    """Without a random part of the GPUs, the idle ones rather than the others."""
+def _erase(gpus: Sequence[Configuration], chance: random.Random) -> list[Configuration]:
     count = max(1, round(chance.uniform(*_ERASED) * len(gpus)))
-    order = sorted(gpus, key=lambda gpu: chance.random() * (1 + _free(gpu)), reverse=True)
+    order = sorted(gpus, key=lambda gpu: chance.random() * (1 + _free_share(gpu)), reverse=True)
     return order[count:]
 
 
-def _free(gpu: Configuration) -> float:
-    """Share of its slots that nobody has."""
+def _free_share(gpu: Configuration) -> float:
     return gpu.services.count(FREE) / len(gpu.services)

@@ -7,36 +7,36 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.planner.serving.candidates import Candidates, Configuration
-from pipeline.planner.serving.solution import suffices
+from pipeline.planner.serving.solution import is_enough
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
-def lacking(candidates: Candidates, there: Sequence[Configuration]) -> NDArray[np.float64]:
-    """`[service]`: the share of its rate that each lacks beside what is there; 0 if it suffices."""
+def lack_of(candidates: Candidates, gpus: Sequence[Configuration]) -> NDArray[np.float64]:
+    """Return `[service]`: the share of its rate that each lacks beside these GPUs; 0 if they suffice."""
     import numpy as np
 
     lack = np.ones(len(candidates.problem.services))
-    for configuration in there:
+    for configuration in gpus:
         take(candidates, configuration, lack)
     return lack
 
 
 def take(candidates: Candidates, configuration: Configuration, lack: NDArray[np.float64]) -> None:
-    """Take what a configuration gives from what services lack, in place."""
-    for service, share in candidates.given(configuration).items():
+    """Subtract what a configuration gives from what services lack, in place."""
+    for service, share in candidates.shares_of(configuration).items():
         lack[service] -= share
-        if suffices(1 - lack[service]):
+        if is_enough(1 - lack[service]):
             lack[service] = 0
 
 
-def gpus_left(candidates: Candidates, there: Sequence[Configuration]) -> list[float]:
-    """`[model]`: how many GPUs there are beside those in use; infinite without a limit."""
+def count_gpus_left(candidates: Candidates, gpus: Sequence[Configuration]) -> list[float]:
+    """Return `[model]`: how many GPUs there are beside those in use; infinite without a limit."""
     models, partitions = candidates.problem.models, candidates.problem.partitions
     used = [0] * len(models)
-    for configuration in there:
+    for configuration in gpus:
         used[partitions[configuration.partition].model] += 1
     return [
         float("inf") if model.limit is None else model.limit - count for model, count in zip(models, used, strict=True)
@@ -44,27 +44,21 @@ def gpus_left(candidates: Candidates, there: Sequence[Configuration]) -> list[fl
 
 
 def complete(
-    candidates: Candidates, there: Sequence[Configuration], chance: random.Random | None = None, among: int = 1
+    candidates: Candidates, gpus: Sequence[Configuration], chance: random.Random | None = None, among: int = 1
 ) -> list[Configuration] | None:
-    """Add GPUs until nobody lacks anything.
-
-    Args:
-        candidates: of the problem.
-        there: GPUs to begin with.
-        chance: chooses one of the best at each step; always the best one if not given.
-        among: how many of the best.
+    """Add GPUs until nobody lacks anything: the best at each step, or by chance one of the best.
 
     Returns:
         All GPUs; `None` if the limits on their number do not allow them.
     """
-    found = list(there)
-    lack, left = lacking(candidates, found), gpus_left(candidates, found)
+    chosen_gpus = list(gpus)
+    lack, num_left = lack_of(candidates, chosen_gpus), count_gpus_left(candidates, chosen_gpus)
     while lack.any():
-        best = candidates.best(lack, left, among)
+        best = candidates.find_best(lack, num_left, among)
         if not best:
             return None
         chosen = best[0] if chance is None else chance.choice(best)
-        found.append(chosen)
+        chosen_gpus.append(chosen)
         take(candidates, chosen, lack)
-        left[candidates.problem.partitions[chosen.partition].model] -= 1
-    return found
+        num_left[candidates.problem.partitions[chosen.partition].model] -= 1
+    return chosen_gpus

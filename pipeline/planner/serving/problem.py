@@ -7,6 +7,7 @@ among those whose latency is below the objective, as instances do not influence 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,11 @@ from typing import NewType
 from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Service
-from pipeline.planner.profile import ON_INSTANCES, PLANNED_AS, Profile, Row
-from pipeline.planner.serving.services import Demand, Limits
+from pipeline.planner.profile_table import ON_INSTANCES, PLANNED_AS, Profile, Row
+from pipeline.planner.serving.demand import Demand, Limits
 from pipeline.prepare.mig import partitions
 from pipeline.prepare.mig.profiles import MigGpu
+from pipeline.prepare.mig.profiles import Profile as MigProfile
 
 ServiceIndex = NewType("ServiceIndex", int)
 """The position of a service among those of a problem."""
@@ -50,10 +52,22 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a service can be put on: `profile` on GPUs of a model, given by its position among the models."""
+    """An instance profile or undivided GPU of a model, given by its position among the models.
+
+    Attributes:
+        mig_profile: of the instance; `None` for the undivided GPU.
+        slices: compute and memory slices.
+        memory_mib: what those on it may use together; infinite where it is not known.
+    """
 
     model: int
-    profile: str
+    mig_profile: MigProfile | None
+    slices: tuple[int, int]
+    memory_mib: float
+
+    @property
+    def profile(self) -> str:
+        return WHOLE if self.mig_profile is None else self.mig_profile.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,23 +104,25 @@ class Unmet:
     """A service that nothing serves, and what its best configuration would meet.
 
     Attributes:
-        latency_ms: the lowest that was measured where the memory suffices; `None` if it suffices nowhere.
-        row: of that configuration.
+        row: of the lowest latency that was measured where the memory suffices; `None` if it suffices nowhere.
     """
 
     service: Service
-    latency_ms: float | None = None
-    row: Row | None = None
+    row: Row | None
+
+    @property
+    def latency_ms(self) -> float | None:
+        return None if self.row is None else governing_latency_ms(self.row)
 
     @property
     def objective_above_ms(self) -> float | None:
-        """Any objective above this would be met."""
+        """The lowest latency objective that its best configuration misses: any above this would be met."""
         return None if self.latency_ms is None else self.latency_ms / self.service.latency_share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a planner solves.
+    """The problem of serving a demand.
 
     Attributes:
         options: for each service, the best configuration on each kind where it has one.
@@ -126,24 +142,38 @@ class Problem:
     @property
     def pairs(self) -> list[Pair]:
         """Each service on each kind where it has a configuration."""
-        return [(ServiceIndex(number), kind) for number, own in enumerate(self.options) for kind in own]
+        return [(ServiceIndex(number), kind) for number, options in enumerate(self.options) for kind in options]
+
+    def kinds_of(self, model: int) -> dict[str, KindIndex]:
+        """Return the kinds of a model by their profiles."""
+        return {kind.profile: KindIndex(number) for number, kind in enumerate(self.kinds) if kind.model == model}
+
+    def starts(self, partition: Partition) -> list[int | None]:
+        """Return the first memory slice of each slot on an empty GPU; `None` on an undivided one."""
+        model, profiles = self.models[partition.model], [self.kinds[kind].mig_profile for kind in partition.slots]
+        known = [profile for profile in profiles if profile is not None]
+        if model.mig is None or not known:
+            return [None]
+        return [placed.start for placed in partitions.plan_layout(model.mig, known).instances]
 
     def share(self, option: Option) -> float:
-        """Of the rate of its service: what MIG-serving calls utility."""
+        """Return what MIG-serving calls utility: throughput over the rate of the service."""
         return option.throughput_per_s / self.services[option.service].rate_per_s
 
     def with_partitions(self, chosen: Sequence[Partition]) -> Problem:
-        """The same with some of its partitions alone."""
-        kinds = {kind for each in chosen for kind in each.counts}
+        """Return the same problem with some of its partitions alone."""
+        kinds = {kind for partition in chosen for kind in partition.counts}
         return replace(
             self,
             partitions=tuple(chosen),
-            options=tuple({kind: each for kind, each in own.items() if kind in kinds} for own in self.options),
+            options=tuple(
+                {kind: option for kind, option in options.items() if kind in kinds} for options in self.options
+            ),
         )
 
 
 def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str = NONE) -> Problem:
-    """The problem of serving a demand.
+    """Build the problem of serving a demand.
 
     Args:
         demand: services and limits.
@@ -157,144 +187,132 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
             has no row, or a GPU cannot be divided and only instances were profiled.
     """
     rows = _rows_by_workload(profile, models)
-    wanted = {service.name for service in demand.services}
+    names = {service.name for service in demand.services}
     for name in demand.limits.gpus:
         if name not in [model.name for model in models]:
-            raise ConfigError(f"limits.gpus: {name} is not among the GPUs that are asked for")
+            raise ConfigError(f"limits.gpus: {name} is not planned with; add --gpu {name}")
     for service in demand.services:
         if service.name not in rows:
             raise ConfigError(
-                f"{profile.source}: service {service.name} has no row, so nothing is known of it; workloads with rows: "
-                f"{', '.join(sorted(rows))}"
+                f"{profile.source}: service {service.name} has no row; workloads with rows: {', '.join(sorted(rows))}"
             )
-    kinds = _kinds([row for name in wanted for row in rows[name]], profile, models)
-    position = {(kind.model, kind.profile): KindIndex(number) for number, kind in enumerate(kinds)}
-    number_of = {model.name: number for number, model in enumerate(models)}
+    kinds = _kinds([row for name in names for row in rows[name]], profile, models)
+    position = {(models[kind.model].name, kind.profile): KindIndex(number) for number, kind in enumerate(kinds)}
     options, admitted, unmet = [], [], []
     for number, service in enumerate(demand.services):
         usable = [
             (position[where], row)
             for row in rows[service.name]
-            if (where := (number_of[row.gpu_model], row.instance_profile or WHOLE)) in position
+            if (where := (row.gpu_model, row.instance_profile or WHOLE)) in position
         ]
         _check_figures(service, usable, margin)
-        every = tuple(_options(number, service, usable, kinds, models, margin))
-        best: dict[KindIndex, Option] = {}
-        for option in sorted(every, key=_worst_first):
-            best[option.kind] = option
-        options.append(best)
-        admitted.append(every)
-        if not every:
-            unmet.append(_unmet(service, usable, kinds, models))
-    return Problem(
+        fitting = [(kind, row) for kind, row in usable if (row.memory_mib or 0) <= kinds[kind].memory_mib]
+        admissible = tuple(_admit(number, service, fitting, margin))
+        options.append({option.kind: option for option in sorted(admissible, key=_rank)})
+        admitted.append(admissible)
+        if not admissible:
+            known = [row for _, row in fitting if governing_latency_ms(row) is not None]
+            best = min(known, key=lambda row: governing_latency_ms(row) or 0.0, default=None)
+            unmet.append(Unmet(service=service, row=best))
+    problem = Problem(
         services=demand.services,
         models=tuple(models),
         kinds=kinds,
-        partitions=tuple(_partitions(kinds, models)),
+        partitions=(),
         options=tuple(options),
         admitted=tuple(admitted),
         limits=demand.limits,
         unmet=tuple(unmet),
     )
+    return replace(problem, partitions=tuple(_partitions(problem)))
 
 
-def latency_of(row: Row) -> float | None:
-    """What is held against an objective: the 99th percentile where it was measured, else the mean."""
+def governing_latency_ms(row: Row) -> float | None:
+    """Return the 99th percentile where it was measured, else the mean."""
     return row.latency_mean_ms if row.latency_p99_ms is None else row.latency_p99_ms
 
 
 def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str, Sequence[Row]]:
     names = [model.name for model in models]
-    found: dict[str, list[Row]] = defaultdict(list)
+    by_workload: dict[str, list[Row]] = defaultdict(list)
     for row in profile.rows:
         if row.gpu_model not in names:
             raise ConfigError(
-                f"{profile.place_of(row)}, gpu_model: {row.gpu_model} is not asked for ({', '.join(names)}); ask for "
-                "it with --gpu as well, or leave its rows out"
+                f"{profile.place_of(row)}, gpu_model: {row.gpu_model} is not among --gpu "
+                f"{', '.join(names)}; add it, or remove its rows"
             )
         if row.sharing_mode in PLANNED_AS:
-            found[row.workload].append(row)
+            by_workload[row.workload].append(row)
     for model in models:
-        own = [row for row in profile.rows if row.gpu_model == model.name]
-        if not own:
-            raise ConfigError(f"{profile.source}: there is no row of {model.name}; the rows are of {_names(profile)}")
-        if model.mig is None and all(row.sharing_mode in ON_INSTANCES for row in own):
+        model_rows = [row for row in profile.rows if row.gpu_model == model.name]
+        if not model_rows:
+            gpu_models = ", ".join(profile.gpu_models)
+            raise ConfigError(f"{profile.source}: there is no row of {model.name}; the rows are of {gpu_models}")
+        if model.mig is None and all(row.sharing_mode in ON_INSTANCES for row in model_rows):
             raise ConfigError(
                 f"{profile.source}: {model.name} has no MIG, and only instances were profiled; profile the undivided "
                 "GPU as well (naive or MPS)"
             )
-    return found
-
-
-def _names(profile: Profile) -> str:
-    return ", ".join(profile.gpu_models)
+    return by_workload
 
 
 def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tuple[Kind, ...]:
-    """Those that have rows, the larger instances last; a GPU that cannot be divided has its undivided self alone."""
+    """Return those that have rows, the larger instances last; a GPU that cannot be divided is one as a whole."""
+    sizes = [None if model.mig is None else (model.mig.compute_slices, model.mig.memory_slices) for model in models]
+    largest = max(filter(None, sizes), default=(1, 1))
     kinds = []
     for number, model in enumerate(models):
-        own = [row for row in rows if row.gpu_model == model.name]
+        model_rows = [row for row in rows if row.gpu_model == model.name]
         if model.mig is not None:
-            sizes = {}
-            for row in own:
-                if row.instance_profile is not None and row.instance_profile not in sizes:
-                    try:
-                        sizes[row.instance_profile] = partitions.resolve(model.mig, row.instance_profile)
-                    except ConfigError as error:
-                        raise ConfigError(f"{profile.place_of(row)}, instance_profile: {error}") from error
-            if short := [name for name, found in sizes.items() if name != found.name]:
-                row = next(row for row in own if row.instance_profile == short[0])
-                raise ConfigError(
-                    f"{profile.place_of(row)}, instance_profile: {short[0]} is no full name; write "
-                    f"{sizes[short[0]].name}"
+            profiles = {
+                row.instance_profile: _resolve(row, model.mig, profile) for row in model_rows if row.instance_profile
+            }
+            kinds += [
+                Kind(
+                    model=number,
+                    mig_profile=mig_profile,
+                    slices=mig_profile.size,
+                    memory_mib=mig_profile.memory_mib or math.inf,
                 )
-            kinds += [Kind(model=number, profile=each.name) for each in sorted(sizes.values(), key=lambda p: p.size)]
-        if any(row.instance_profile is None for row in own):
-            kinds.append(Kind(model=number, profile=WHOLE))
+                for mig_profile in sorted(profiles.values(), key=lambda mig_profile: mig_profile.size)
+            ]
+        if any(row.instance_profile is None for row in model_rows):
+            known = mig_table.models().get(model.name)
+            capacity_mib = known.capacity_mib if known else math.inf
+            kinds.append(Kind(model=number, mig_profile=None, slices=sizes[number] or largest, memory_mib=capacity_mib))
     return tuple(kinds)
 
 
-def _partitions(kinds: Sequence[Kind], models: Sequence[Model]) -> Iterator[Partition]:
-    for number, model in enumerate(models):
-        mine = {kind.profile: KindIndex(position) for position, kind in enumerate(kinds) if kind.model == number}
-        if WHOLE in mine:
-            yield Partition(model=number, counts={mine[WHOLE]: 1})
-        pool = [partitions.resolve(model.mig, name) for name in mine if name != WHOLE] if model.mig else []
+def _resolve(row: Row, mig: MigGpu, profile: Profile) -> MigProfile:
+    name = str(row.instance_profile)
+    try:
+        mig_profile = partitions.resolve(mig, name)
+    except ConfigError as error:
+        raise ConfigError(f"{profile.place_of(row)}, instance_profile: {error}") from error
+    if mig_profile.name != name:
+        raise ConfigError(
+            f"{profile.place_of(row)}, instance_profile: {name} is no full name; write {mig_profile.name}"
+        )
+    return mig_profile
+
+
+def _partitions(problem: Problem) -> Iterator[Partition]:
+    for number, model in enumerate(problem.models):
+        kinds = problem.kinds_of(number)
+        if WHOLE in kinds:
+            yield Partition(model=number, counts={kinds[WHOLE]: 1})
+        pool = [mig_profile for kind in kinds.values() if (mig_profile := problem.kinds[kind].mig_profile) is not None]
         if model.mig is not None and pool:
             for names in partitions.maximal_combinations(model.mig, pool):
-                counts = Counter(mine[name] for name in names)
+                counts = Counter(kinds[name] for name in names)
                 yield Partition(model=number, counts=dict(sorted(counts.items())))
 
 
-def _memory_mib(kind: Kind, models: Sequence[Model]) -> float:
-    """What those on it may use together; infinite where it is not known."""
-    model = models[kind.model]
-    if kind.profile != WHOLE and model.mig is not None:
-        return partitions.resolve(model.mig, kind.profile).memory_mib or float("inf")
-    known = mig_table.models().get(model.name)
-    return known.capacity_mib if known else float("inf")
-
-
-def _fits(row: Row, kind: Kind, models: Sequence[Model]) -> bool:
-    return (row.memory_mib or 0) <= _memory_mib(kind, models)
-
-
-def _options(
-    number: int,
-    service: Service,
-    rows: Sequence[tuple[KindIndex, Row]],
-    kinds: Sequence[Kind],
-    models: Sequence[Model],
-    margin: str,
-) -> Iterator[Option]:
-    """Each configuration of a service whose latency is below its part of the objective and whose memory fits."""
+def _admit(number: int, service: Service, rows: Sequence[tuple[KindIndex, Row]], margin: str) -> Iterator[Option]:
     assert service.objective_ms is not None, "checked when the services were read"
     for kind, row in rows:
-        latency, throughput = latency_of(row), planned_throughput(row, margin)
-        if latency is None or not throughput or not _fits(row, kinds[kind], models):
-            continue
-        if latency < service.latency_share * service.objective_ms:
+        latency, throughput = governing_latency_ms(row), apply_margin(row, margin)
+        if latency is not None and throughput and latency < service.latency_share * service.objective_ms:
             yield Option(
                 service=ServiceIndex(number), kind=kind, row=row, throughput_per_s=throughput, latency_ms=latency
             )
@@ -302,35 +320,21 @@ def _options(
 
 def _check_figures(service: Service, rows: Sequence[tuple[KindIndex, Row]], margin: str) -> None:
     """Refuse a service whose rows lack what a plan rests on."""
-    if all(latency_of(row) is None for _, row in rows):
+    if all(governing_latency_ms(row) is None for _, row in rows):
         raise ConfigError(f"service {service.name}: none of its rows has a latency to hold against its objective")
-    if not any(planned_throughput(row, margin) for _, row in rows):
+    if not any(apply_margin(row, margin) for _, row in rows):
         raise ConfigError(
             f"--margin {margin}: no row of service {service.name} has throughput_low_per_s; use --margin {NONE} or a "
             "share such as 0.1"
         )
 
 
-def planned_throughput(row: Row, margin: str) -> float | None:
-    """What is planned with, under a margin; `None` if the row does not say."""
+def apply_margin(row: Row, margin: str) -> float | None:
+    """Return the throughput to plan with, under a margin; `None` if the row does not say."""
     if margin == INTERVAL:
         return row.throughput_low_per_s
     return row.throughput_per_s if margin == NONE else row.throughput_per_s * (1 - float(margin))
 
 
-def _worst_first(option: Option) -> tuple[float, float, int, int]:
+def _rank(option: Option) -> tuple[float, float, int, int]:
     return option.throughput_per_s, -option.latency_ms, -option.row.processes, -(option.row.batch or 0)
-
-
-def _unmet(
-    service: Service, rows: Sequence[tuple[KindIndex, Row]], kinds: Sequence[Kind], models: Sequence[Model]
-) -> Unmet:
-    fitting = [
-        (latency, number, row)
-        for number, (kind, row) in enumerate(rows)
-        if (latency := latency_of(row)) is not None and _fits(row, kinds[kind], models)
-    ]
-    if not fitting:
-        return Unmet(service=service)
-    latency, _, row = min(fitting)
-    return Unmet(service=service, latency_ms=latency, row=row)

@@ -10,53 +10,34 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.planner.serving import exact, limited
-from pipeline.planner.serving.problem import WHOLE, Kind, Problem
-from pipeline.planner.serving.solution import Filled, Solution, judged
-from pipeline.prepare.mig import partitions
+from pipeline.planner.serving import exact, sharing_limits
+from pipeline.planner.serving.problem import Problem
+from pipeline.planner.serving.solution import FilledGpu, Solution, judge
 
 
-def count_slices(problem: Problem, gpus: Sequence[Filled]) -> tuple[int, int]:
+def count_slices(problem: Problem, gpus: Sequence[FilledGpu]) -> tuple[int, int]:
     """Return the compute slices and the memory slices of all instances."""
-    sizes = _sizes(problem)
-    used = [sizes[option.kind] for gpu in gpus for option in gpu.options if option is not None]
+    used = [problem.kinds[option.kind].slices for gpu in gpus for option in gpu.options if option is not None]
     return sum(compute for compute, _ in used), sum(memory for _, memory in used)
 
 
 def weigh_kinds(problem: Problem, num_gpus: int) -> list[float]:
     """Return weights of the kinds, whose sums compare as compute slices, then memory slices, of so many GPUs."""
-    sizes = _sizes(problem)
-    heaviest = 1 + num_gpus * max(memory for _, memory in sizes)
-    return [float(heaviest * compute + memory) for compute, memory in sizes]
+    heaviest = 1 + num_gpus * max(kind.slices[1] for kind in problem.kinds)
+    return [float(heaviest * compute + memory) for compute, memory in (kind.slices for kind in problem.kinds)]
 
 
-def with_fewest(problem: Problem, solution: Solution, *, time_limit_s: float) -> Solution:
+def minimise_slices(problem: Problem, solution: Solution, *, time_limit_s: float) -> Solution:
     """Return the solution with the fewest slices that is found in time, on no more GPUs; its bound stays."""
     if not solution.gpus:
         return solution
     begin = time.monotonic()
     weights = weigh_kinds(problem, solution.num_gpus)
     if problem.limits.concern_sharing:
-        gpus, is_fewest = limited.fewest_slices(problem, solution.gpus, weights, time_limit_s=time_limit_s)
+        gpus, is_fewest = sharing_limits.minimise_slices(problem, solution.gpus, weights, time_limit_s=time_limit_s)
     else:
-        gpus, is_fewest = exact.fewest_slices(problem, solution.num_gpus, weights, time_limit_s=time_limit_s)
+        gpus, is_fewest = exact.minimise_slices(problem, solution.num_gpus, weights, time_limit_s=time_limit_s)
     seconds = solution.seconds + time.monotonic() - begin
     if not gpus or count_slices(problem, gpus) > count_slices(problem, solution.gpus):
         return replace(solution, seconds=seconds)
-    return replace(judged(gpus, solution.bound, seconds), has_fewest_slices=is_fewest)
-
-
-def _sizes(problem: Problem) -> list[tuple[int, int]]:
-    """The compute and memory slices of each kind."""
-    whole = [(model.mig.compute_slices, model.mig.memory_slices) for model in problem.models if model.mig is not None]
-    most = max(whole, default=(1, 1))
-    return [_size(problem, kind, most) for kind in problem.kinds]
-
-
-def _size(problem: Problem, kind: Kind, most: tuple[int, int]) -> tuple[int, int]:
-    mig = problem.models[kind.model].mig
-    if mig is None:
-        return most
-    if kind.profile == WHOLE:
-        return mig.compute_slices, mig.memory_slices
-    return partitions.resolve(mig, kind.profile).size
+    return replace(judge(gpus, solution.bound, seconds), has_fewest_slices=is_fewest)

@@ -1,22 +1,23 @@
-"""What a planner found: GPUs with configurations in their slots, and what is proved of their number."""
+"""The solution of a planner: GPUs with configurations in their slots, and what is proved of their number."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.planner.serving.problem import KindIndex, Option, Pair, Partition, Problem, ServiceIndex
+from pipeline.planner.serving.problem import Option, Partition, Problem, ServiceIndex
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 # Relative; sums of throughputs that should be equal to a rate differ by rounding.
 _ROUNDING = 1e-9
+# Added to the rate of a service that got less than it by what the solver takes for rounding, 1e-6 of it.
+_MORE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class FilledGpu:
     """A GPU: a partition, and who is in each of its slots; `None` for a slot that stays free."""
 
     partition: Partition
@@ -39,7 +40,7 @@ class Solution:
         has_fewest_slices: whether it is proved that no plan on so few GPUs has fewer slices.
     """
 
-    gpus: tuple[Filled, ...]
+    gpus: tuple[FilledGpu, ...]
     bound: int | None
     status: Status
     seconds: float = 0.0
@@ -51,75 +52,63 @@ class Solution:
 
     @property
     def gap(self) -> float | None:
-        """How far the plan may be from the best, as a share of its GPUs."""
+        """The distance of the plan from the bound, as a share of its GPUs."""
         if self.bound is None or not self.gpus:
             return None
         return (len(self.gpus) - self.bound) / len(self.gpus)
 
 
-def judged(gpus: Sequence[Filled], bound: int | None, seconds: float = 0.0) -> Solution:
-    """A plan as a solution: optimal if its GPUs are as few as the bound."""
+def judge(gpus: Sequence[FilledGpu], bound: int | None, seconds: float = 0.0) -> Solution:
+    """Return a plan as a solution: optimal if its GPUs are as few as the bound."""
     status: Status = "optimal" if bound is not None and len(gpus) <= bound else "feasible"
     return Solution(gpus=tuple(gpus), bound=bound, status=status, seconds=seconds)
 
 
-def shares(problem: Problem, gpus: Sequence[Filled]) -> list[float]:
-    """What each service gets, over its rate."""
-    found = [0.0] * len(problem.services)
+def shares(problem: Problem, gpus: Sequence[FilledGpu]) -> list[float]:
+    """Return what each service gets, over its rate."""
+    totals = [0.0] * len(problem.services)
     for gpu in gpus:
         for option in gpu.options:
             if option is not None:
-                found[option.service] += problem.share(option)
-    return found
+                totals[option.service] += problem.share(option)
+    return totals
 
 
-def suffices(share: float) -> bool:
-    """Whether a service gets its rate."""
+def is_enough(share: float) -> bool:
+    """Return whether a service gets its rate."""
     return share >= 1 - _ROUNDING
 
 
-def pruned(problem: Problem, gpus: Sequence[Filled]) -> list[Filled]:
-    """Without what nobody needs: instances beyond the rate of their service, the largest first, and empty GPUs."""
-    left = shares(problem, gpus)
-    slots = [(number, slot) for number, gpu in enumerate(gpus) for slot, each in enumerate(gpu.options) if each]
-    kept = [list(gpu.options) for gpu in gpus]
+def prune(problem: Problem, gpus: Sequence[FilledGpu]) -> list[FilledGpu]:
+    """Remove instances beyond the rate of their service, the largest first, and empty GPUs."""
+    totals = shares(problem, gpus)
+    slots = [(number, slot) for number, gpu in enumerate(gpus) for slot, option in enumerate(gpu.options) if option]
+    remaining = [list(gpu.options) for gpu in gpus]
 
     def share_at(place: tuple[int, int]) -> float:
-        option = kept[place[0]][place[1]]
+        option = remaining[place[0]][place[1]]
         return problem.share(option) if option else 0.0
 
     for place in sorted(slots, key=share_at, reverse=True):
-        option = kept[place[0]][place[1]]
-        if option is not None and suffices(left[option.service] - problem.share(option)):
-            left[option.service] -= problem.share(option)
-            kept[place[0]][place[1]] = None
+        option = remaining[place[0]][place[1]]
+        if option is not None and is_enough(totals[option.service] - problem.share(option)):
+            totals[option.service] -= problem.share(option)
+            remaining[place[0]][place[1]] = None
     return [
-        Filled(gpu.partition, tuple(options))
-        for gpu, options in zip(gpus, kept, strict=True)
+        FilledGpu(gpu.partition, tuple(options))
+        for gpu, options in zip(gpus, remaining, strict=True)
         if any(option is not None for option in options)
     ]
 
 
-def filled(problem: Problem, num_partitions: Sequence[int], instances: Mapping[Pair, int]) -> list[Filled]:
-    """GPUs of these partitions with these instances in their slots, those of a service beside each other.
-
-    Args:
-        problem: of the solution.
-        num_partitions: how many GPUs of each partition.
-        instances: how many of each (service, kind); no more than there are slots.
-    """
-    waiting: dict[KindIndex, list[Option]] = defaultdict(list)
-    for (service, kind), count in sorted(instances.items(), reverse=True):
-        waiting[kind] += [problem.options[service][kind]] * count
-    gpus = []
-    for partition, count in zip(problem.partitions, num_partitions, strict=True):
-        for _ in range(count):
-            taken = tuple(waiting[kind].pop() if waiting[kind] else None for kind in partition.slots)
-            gpus.append(Filled(partition, taken))
-    assert not any(waiting.values()), "instances without a slot"
-    return gpus
+def raise_short(problem: Problem, gpus: Sequence[FilledGpu], rates: list[float]) -> bool:
+    """Raise the rates that a solver has to meet of the services that are short of theirs; return whether any is."""
+    short = [number for number, share in enumerate(shares(problem, gpus)) if not is_enough(share)]
+    for number in short:
+        rates[number] += _MORE
+    return bool(short)
 
 
-def ceil(value: float) -> int:
-    """The next whole number, of a bound that a solver knows to a relative millionth."""
-    return math.ceil(value - 1e-6 * max(1.0, abs(value)))
+def ceil(bound: float) -> int:
+    """Return the next whole number, of a bound that a solver knows to a relative millionth."""
+    return math.ceil(bound - 1e-6 * max(1.0, abs(bound)))

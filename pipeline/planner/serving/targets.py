@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.mig_table import model_called
-from pipeline.planner.deployment import Deployment, Gpu, Instance
-from pipeline.planner.serving import planned
+from pipeline.planner.deployment import Deployment, Gpu
+from pipeline.planner.profile_table import PLANNED_AS
+from pipeline.planner.serving import solution_plan
 from pipeline.planner.serving.problem import WHOLE, KindIndex, Option, Partition, Problem
-from pipeline.planner.serving.solution import Filled
+from pipeline.planner.serving.solution import FilledGpu
 from pipeline.prepare.mig import partitions
 
 Slot = tuple[KindIndex, int | None]
@@ -26,12 +28,12 @@ class Layout:
 
     @property
     def counts(self) -> Counter[KindIndex]:
-        """How many slots of each kind."""
+        """The number of slots of each kind."""
         return Counter(kind for kind, _ in self.slots)
 
 
 @dataclass(frozen=True, slots=True)
-class Today:
+class CurrentGpu:
     """A GPU of today: its model, `None` if that is not planned with, and the configurations that may stay."""
 
     model: int | None
@@ -47,79 +49,64 @@ class Target:
     taken: dict[Slot, Option]
 
     @property
-    def filled(self) -> Filled:
+    def filled(self) -> FilledGpu:
         """The GPU as a part of a solution."""
         partition = Partition(model=self.layout.model, counts=dict(sorted(self.layout.counts.items())))
-        return Filled(partition, tuple(self.taken.get(slot) for slot in sorted(self.layout.slots, key=_by_kind)))
+        return FilledGpu(partition, tuple(self.taken.get(slot) for slot in sorted(self.layout.slots, key=_by_kind)))
 
-    def deployed(self, problem: Problem, today: Deployment) -> Gpu:
-        """The GPU as a part of a deployment."""
-        placed = [
-            planned.instance(option, problem.kinds[kind].profile or None, start)
-            for (kind, start), option in self.taken.items()
-        ]
-        mode = planned.mode_of(next(iter(self.taken.values())).row)
+    def to_gpu(self, problem: Problem, today: Deployment) -> Gpu:
+        """Return the GPU as a part of a deployment."""
         name = None if self.today is None else today.gpus[self.today].id
-        return planned.gpu(problem.models[self.layout.model], placed, mode, name)
+        taken = [(option, start) for (_, start), option in self.taken.items()]
+        return solution_plan.build_gpu(problem, self.layout.model, taken, name)
 
 
-def layouts(problem: Problem) -> list[Layout]:
-    """Every layout of each model."""
-    found = []
+def list_layouts(problem: Problem) -> list[Layout]:
+    """Return every layout of each model."""
+    all_layouts = []
     for number, model in enumerate(problem.models):
-        kinds = {
-            kind.profile: KindIndex(position) for position, kind in enumerate(problem.kinds) if kind.model == number
-        }
+        kinds = problem.kinds_of(number)
         if WHOLE in kinds:
-            found.append(Layout(number, ((kinds[WHOLE], None),)))
-        pool = [partitions.resolve(model.mig, name) for name in kinds if name != WHOLE] if model.mig else []
+            all_layouts.append(Layout(number, ((kinds[WHOLE], None),)))
+        pool = [mig_profile for kind in kinds.values() if (mig_profile := problem.kinds[kind].mig_profile) is not None]
         if model.mig is not None and pool:
             for placed in partitions.maximal_layouts(model.mig, pool):
-                found.append(Layout(number, tuple((kinds[profile.name], start) for profile, start in placed)))
-    return found
+                all_layouts.append(Layout(number, tuple((kinds[profile.name], start) for profile, start in placed)))
+    return all_layouts
 
 
-def staying(problem: Problem, gpu: Gpu) -> Today:
-    """What of a GPU may stay: services that are still served, in configurations that may still be used."""
+def find_kept_options(problem: Problem, gpu: Gpu) -> CurrentGpu:
+    """Return what of a GPU may stay: services that are still served, in configurations that may still be used."""
     name = model_called(gpu.model)
-    model = next((number for number, each in enumerate(problem.models) if each.name == name), None)
+    model = next((number for number, candidate in enumerate(problem.models) if candidate.name == name), None)
     # Of several on an undivided GPU, none has it to itself as a plan would give it.
     if model is None or (gpu.mode != "mig" and len(gpu.instances) > 1):
-        return Today(model, {})
-    kinds = {kind.profile: KindIndex(position) for position, kind in enumerate(problem.kinds) if kind.model == model}
+        return CurrentGpu(model, {})
+    kinds = problem.kinds_of(model)
     options = {}
-    for each in gpu.instances:
-        kind = kinds.get(each.profile or WHOLE)
-        option = None if kind is None else _same(problem, kind, each, gpu.mode)
-        if kind is not None and option is not None:
-            options[kind, each.start] = option
-    return Today(model, options)
+    for instance in gpu.instances:
+        place = (instance.service, kinds.get(instance.profile or WHOLE), gpu.mode)
+        configuration = (instance.processes, instance.batch, instance.share_pct)
+        for option in itertools.chain.from_iterable(problem.admitted):
+            row = option.row
+            if (row.workload, option.kind, PLANNED_AS[row.sharing_mode]) == place and (
+                row.processes,
+                row.batch,
+                row.share_percent,
+            ) == configuration:
+                options[option.kind, instance.start] = option
+                break
+    return CurrentGpu(model, options)
 
 
-def num_kept(targets: Sequence[Target], there: Sequence[Today]) -> int:
-    """How many instances stay where and as they are."""
+def count_kept(targets: Sequence[Target], current: Sequence[CurrentGpu]) -> int:
+    """Count the instances that stay where and as they are."""
     return sum(
-        there[target.today].options.get(slot) is option
+        current[target.today].options.get(slot) is option
         for target in targets
         if target.today is not None
         for slot, option in target.taken.items()
     )
-
-
-def _same(problem: Problem, kind: KindIndex, there: Instance, mode: str) -> Option | None:
-    """The configuration that runs there, if it may still be used."""
-    for own, service in zip(problem.admitted, problem.services, strict=True):
-        if service.name == there.service:
-            for option in own:
-                row = option.row
-                is_same = (row.processes, row.batch, row.share_percent) == (
-                    there.processes,
-                    there.batch,
-                    there.share_pct,
-                )
-                if is_same and option.kind == kind and planned.mode_of(row) == mode:
-                    return option
-    return None
 
 
 def _by_kind(slot: Slot) -> tuple[int, int]:

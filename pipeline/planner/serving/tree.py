@@ -38,56 +38,56 @@ class _Node:
 
 
 class Completions:
-    """Completes sets of GPUs at random."""
+    """Random completions of sets of GPUs."""
 
     def __init__(self, candidates: Candidates, chance: random.Random) -> None:
         import numpy as np
 
         self.candidates, self._chance = candidates, chance
-        self._pool = _pool(candidates)
+        self._pool = _collect_pool(candidates)
         self._given = np.zeros((len(self._pool), len(candidates.problem.services)))
         for position, configuration in enumerate(self._pool):
-            for service, share in candidates.given(configuration).items():
+            for service, share in candidates.shares_of(configuration).items():
                 self._given[position, service] = share
         self._total = self._given.sum(axis=1)
 
-    def complete(self, there: Sequence[Configuration]) -> list[Configuration] | None:
-        """GPUs that serve everybody, with these among them; `None` if there are not so many."""
+    def complete(self, gpus: Sequence[Configuration]) -> list[Configuration] | None:
+        """Return GPUs that serve everybody, with these among them; `None` if there are not so many."""
         import numpy as np
 
-        found = list(there)
-        lack = greedy.lacking(self.candidates, found)
-        left = greedy.gpus_left(self.candidates, found)
+        chosen_gpus = list(gpus)
+        lack = greedy.lack_of(self.candidates, chosen_gpus)
+        num_left = greedy.count_gpus_left(self.candidates, chosen_gpus)
         partitions = self.candidates.problem.partitions
         while lack.any() and len(self._pool):
             taken = np.minimum(self._given, lack)
             is_fit = taken.sum(axis=1) >= (1 - _WASTE) * self._total
             score = np.where(is_fit, taken @ lack, 0)
             for position in np.flatnonzero(is_fit):
-                if left[partitions[self._pool[position].partition].model] <= 0:
+                if num_left[partitions[self._pool[position].partition].model] <= 0:
                     score[position] = 0
-            best = [int(each) for each in np.argsort(-score)[:_CHILDREN] if score[each] > 0]
+            best = [int(position) for position in np.argsort(-score)[:_CHILDREN] if score[position] > 0]
             if not best:
                 break
             chosen = self._pool[self._chance.choice(best)]
-            found.append(chosen)
+            chosen_gpus.append(chosen)
             greedy.take(self.candidates, chosen, lack)
-            left[partitions[chosen.partition].model] -= 1
-        return greedy.complete(self.candidates, found, self._chance, _AMONG)
+            num_left[partitions[chosen.partition].model] -= 1
+        return greedy.complete(self.candidates, chosen_gpus, self._chance, _AMONG)
 
 
-def _pool(candidates: Candidates) -> list[Configuration]:
-    """What the greedy algorithm could have chosen at each of its steps."""
-    lack, left = greedy.lacking(candidates, []), greedy.gpus_left(candidates, [])
-    found: dict[Configuration, None] = {}
-    while lack.any() and len(found) < _POOL:
-        best = candidates.best(lack, left, _CHILDREN)
+def _collect_pool(candidates: Candidates) -> list[Configuration]:
+    """Collect what the greedy algorithm could have chosen at each of its steps."""
+    lack, num_left = greedy.lack_of(candidates, []), greedy.count_gpus_left(candidates, [])
+    pool: dict[Configuration, None] = {}
+    while lack.any() and len(pool) < _POOL:
+        best = candidates.find_best(lack, num_left, _CHILDREN)
         if not best:
             break
-        found |= dict.fromkeys(best)
+        pool |= dict.fromkeys(best)
         greedy.take(candidates, best[0], lack)
-        left[candidates.problem.partitions[best[0].partition].model] -= 1
-    return list(found)
+        num_left[candidates.problem.partitions[best[0].partition].model] -= 1
+    return list(pool)
 
 
 def search(
@@ -100,48 +100,38 @@ def search(
     rounds: float = math.inf,
     cost: Cost = len,
 ) -> list[Configuration]:
-    """The best GPUs that were found, no worse than those to begin with.
-
-    Args:
-        candidates: of the problem.
-        first: GPUs that serve everybody.
-        seed: of all choices.
-        time_limit_s: after which it stops.
-        rounds: after so many completions it stops as well.
-        bound: no cost is lower, so that it stops there.
-        cost: of a set of GPUs.
-    """
+    """Return the best GPUs found until the time, the rounds or the bound of the cost is reached."""
     end = time.monotonic() + time_limit_s
     completions = Completions(candidates, random.Random(seed))  # noqa: S311
     root, best, scale = _Node(), first, max(cost(first), 1)
     while time.monotonic() < end and rounds > 0 and cost(best) > bound:
         rounds -= 1
         path, chosen = _descend(root, candidates)
-        found = completions.complete(chosen)
-        value = 0.0 if found is None else 1 - cost(found) / (2 * scale)
-        if found is not None and cost(found) < cost(best):
-            best = found
+        completed = completions.complete(chosen)
+        reward = 0.0 if completed is None else 1 - cost(completed) / (2 * scale)
+        if completed is not None and cost(completed) < cost(best):
+            best = completed
         for node in path:
             node.visits += 1
-            node.reward += value
+            node.reward += reward
     return best
 
 
 def _descend(root: _Node, candidates: Candidates) -> tuple[list[_Node], list[Configuration]]:
-    """To the most promising node that has a child without a visit, and to that child; the path, and its GPUs."""
+    """Go down to the most promising node with an untried child, and to that child; return path and GPUs."""
     path, chosen = [root], list[Configuration]()
     while True:
         node = path[-1]
         if node.untried is None:
-            lack = greedy.lacking(candidates, chosen)
-            node.untried = candidates.best(lack, greedy.gpus_left(candidates, chosen), _CHILDREN)[::-1]
+            lack = greedy.lack_of(candidates, chosen)
+            node.untried = candidates.find_best(lack, greedy.count_gpus_left(candidates, chosen), _CHILDREN)[::-1]
         if node.untried:
             child = (node.untried.pop(), _Node())
             node.children.append(child)
             return [*path, child[1]], [*chosen, child[0]]
         if not node.children:
             return path, chosen
-        configuration, best = max(node.children, key=lambda each: _promise(each[1], node.visits))
+        configuration, best = max(node.children, key=lambda child: _promise(child[1], node.visits))
         path.append(best)
         chosen.append(configuration)
 

@@ -9,12 +9,14 @@ searched, and nothing is proved of it.
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from pipeline.planner.training.jobs import Group, Groups, Objective, Problem
+from pipeline.planner.training.training_jobs import Group, Groups, Objective, Problem
 
 _MOST_VARIABLES = 1500
 _PROVED = 1e-6
@@ -50,92 +52,66 @@ class Schedule:
 
     @property
     def energy_j(self) -> float | None:
-        """Of the GPUs while jobs run on them; `None` where that of a group is not known."""
-        found = [group.energy_j for gpu in self.gpus for group in gpu]
-        known = [each for each in found if each is not None]
-        return sum(known) if len(known) == len(found) else None
+        """The energy of the GPUs while jobs run on them; `None` where that of a group is not known."""
+        energies = [group.energy_j for gpu in self.gpus for group in gpu]
+        known = [energy for energy in energies if energy is not None]
+        return sum(known) if len(known) == len(energies) else None
 
     def value(self, objective: Objective) -> float | None:
-        """What is made as small as possible."""
+        """Return the quantity that an objective makes small."""
         if objective == "energy":
             return self.energy_j
         return self.makespan_s if objective == "makespan" else self.mean_completion_s
 
 
 def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, time_limit_s: float) -> Schedule | None:
-    """The best schedule of these groups; `None` if there is none, or none was found in time.
-
-    Args:
-        problem: jobs and GPUs.
-        groups: that may be used, by composition.
-        objective: what is to be small.
-        seed: of the search for the mean completion.
-        time_limit_s: of that search, and of the solver.
-    """
+    """Return the best schedule of these groups; `None` if there is none, or none was found in time."""
     until_s = time.monotonic() + time_limit_s
     if not groups:
         return None
-    found = _least_total(problem, groups, objective, time_limit_s / 2)
-    if found is None or objective == "energy" or _is_proved(found, objective):
-        return found
+    chosen = _minimise_total(problem, groups, objective, time_limit_s / 2)
+    if chosen is None or objective == "energy" or _is_proved(chosen, objective):
+        return chosen
     if objective == "makespan" and problem.num_gpus * len(groups) <= _MOST_VARIABLES:
-        exact = _programme(problem, groups, max(0.1, (until_s - time.monotonic()) / 2))
-        found = found if exact is None else _better(found, exact)
-        if _is_proved(found, objective):
-            return found
-    bound = found.bound if objective == "makespan" else None
+        exact = _solve_by_gpu(problem, groups, max(0.1, (until_s - time.monotonic()) / 2))
+        if exact is not None:
+            best = min(chosen, exact, key=lambda schedule: schedule.makespan_s)
+            chosen = replace(best, bound=max(chosen.bound or 0.0, exact.bound or 0.0))
+        if _is_proved(chosen, objective):
+            return chosen
+    bound = chosen.bound if objective == "makespan" else None
     left_s = max(0.1, until_s - time.monotonic())
-    return replace(_searched(problem, groups, found, objective, seed, left_s), bound=bound)
+    return replace(_search(problem, groups, chosen, objective, seed, left_s), bound=bound)
 
 
 def _is_proved(schedule: Schedule, objective: Objective) -> bool:
-    value = schedule.value(objective)
-    return objective != "completion" and None not in (schedule.bound, value) and value <= schedule.bound * (1 + _PROVED)  # type: ignore[operator]
+    cost = schedule.value(objective)
+    return objective != "completion" and None not in (schedule.bound, cost) and cost <= schedule.bound * (1 + _PROVED)  # type: ignore[operator]
 
 
-def _better(one: Schedule, other: Schedule) -> Schedule:
-    """The one with the smaller makespan, with the higher bound of both."""
-    best = min(one, other, key=lambda schedule: schedule.makespan_s)
-    return replace(best, bound=max(schedule.bound or 0.0 for schedule in (one, other)))
-
-
-def _least_total(problem: Problem, groups: Groups, objective: Objective, time_limit_s: float) -> Schedule | None:
-    """How many groups of each composition have the least energy, else the least duration, all together."""
+def _minimise_total(problem: Problem, groups: Groups, objective: Objective, time_limit_s: float) -> Schedule | None:
     import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint, milp
 
-    chosen = _every(groups)
+    chosen = list(itertools.chain.from_iterable(groups.values()))
     is_energy = objective == "energy"
     cost = [(group.energy_j if is_energy else group.duration_s) or 0.0 for group in chosen]
     counts = np.array([group.composition for group in chosen], float).T
-    wanted = [job.count for job in problem.jobs]
-    found = milp(
-        cost,
-        constraints=LinearConstraint(counts, wanted, wanted),
-        integrality=np.ones(len(chosen)),
-        bounds=Bounds(0, np.inf),
-        options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
-    )
-    if found.x is None:
+    required = [job.count for job in problem.jobs]
+    columns, bound = _minimise(cost, [(counts, required, required)], np.ones(len(chosen)), time_limit_s)
+    if columns is None:
         return None
-    taken = [group for group, number in zip(chosen, np.rint(found.x).astype(int), strict=True) for _ in range(number)]
-    bound = None if found.mip_dual_bound is None else float(found.mip_dual_bound)
+    taken = [group for group, number in zip(chosen, columns, strict=True) for _ in range(number)]
     if bound is not None and not is_energy:  # no GPU can be done before its part of the whole, nor before a job
-        longest = [min(group.duration_s for group in chosen if group.composition[kind]) for kind in range(len(wanted))]
+        kinds = range(len(required))
+        longest = [min(group.duration_s for group in chosen if group.composition[kind]) for kind in kinds]
         bound = max(bound / problem.num_gpus, *longest)
-    return Schedule(gpus=tuple(map(_in_order, _dealt(taken, problem.num_gpus, is_longest_first=True))), bound=bound)
+    return Schedule(gpus=tuple(map(_sort, _deal(taken, problem.num_gpus, is_longest_first=True))), bound=bound)
 
 
-def _every(groups: Groups) -> list[Group]:
-    return [group for found in groups.values() for group in found]
-
-
-def _programme(problem: Problem, groups: Groups, time_limit_s: float) -> Schedule | None:
-    """How many groups of each composition each GPU takes, for the least makespan, as an integer programme."""
+def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Schedule | None:
     import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint, milp
 
-    chosen, gpus = _every(groups), range(problem.num_gpus)
+    chosen, gpus = list(itertools.chain.from_iterable(groups.values())), range(problem.num_gpus)
     num_groups = len(chosen)
     # Variables: how often GPU g takes group c, at g * num_groups + c, then the makespan.
     size = problem.num_gpus * num_groups + 1
@@ -147,28 +123,37 @@ def _programme(problem: Problem, groups: Groups, time_limit_s: float) -> Schedul
     for g in gpus:
         busy[g, g * num_groups : (g + 1) * num_groups] = [group.duration_s for group in chosen]
     busy[:, -1] = -1.0
-    wanted = [job.count for job in problem.jobs]
-    # GPUs are alike: the first has the most to do.
-    ordered = busy[1:] - busy[:-1]
-    constraints = [LinearConstraint(counts, wanted, wanted), LinearConstraint(busy, -np.inf, 0)]
-    constraints += [LinearConstraint(ordered, -np.inf, 0)] if len(ordered) else []
-    found = milp(
+    required = [job.count for job in problem.jobs]
+    constraints: list[tuple[Any, Any, Any]] = [(counts, required, required), (busy, -np.inf, 0)]
+    if len(gpus) > 1:  # GPUs are alike: the first has the most to do
+        constraints.append((busy[1:] - busy[:-1], -np.inf, 0))
+    columns, bound = _minimise(cost, constraints, np.append(np.ones(size - 1), 0), time_limit_s)
+    if columns is None:
+        return None
+    taken = np.reshape(columns[:-1], (problem.num_gpus, num_groups))
+    placed = [[chosen[c] for c in range(num_groups) for _ in range(taken[g, c])] for g in gpus]
+    return Schedule(gpus=tuple(map(_sort, placed)), bound=bound)
+
+
+def _minimise(
+    cost: Any, constraints: Sequence[tuple[Any, Any, Any]], integrality: Any, time_limit_s: float
+) -> tuple[list[int] | None, float | None]:
+    """Return rounded columns of the least cost, and its bound; of each what is known in time."""
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    optimum = milp(
         cost,
-        constraints=constraints,
-        integrality=np.append(np.ones(size - 1), 0),
+        constraints=[LinearConstraint(*constraint) for constraint in constraints],
+        integrality=integrality,
         bounds=Bounds(0, np.inf),
         options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
     )
-    if found.x is None:
-        return None
-    taken = np.rint(found.x[:-1]).astype(int).reshape(problem.num_gpus, num_groups)
-    placed = [[chosen[c] for c in range(num_groups) for _ in range(taken[g, c])] for g in gpus]
-    bound = None if found.mip_dual_bound is None else float(found.mip_dual_bound)
-    return Schedule(gpus=tuple(map(_in_order, placed)), bound=bound)
+    bound = None if optimum.mip_dual_bound is None else float(optimum.mip_dual_bound)
+    return None if optimum.x is None else [int(count) for count in np.rint(optimum.x)], bound
 
 
-def _dealt(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> list[list[Group]]:
-    """Groups on GPUs, each on the one that is free first."""
+def _deal(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> list[list[Group]]:
     placed: list[list[Group]] = [[] for _ in range(num_gpus)]
     free = [(0.0, number) for number in range(num_gpus)]  # when each GPU is
     for group in sorted(groups, key=lambda group: group.duration_s, reverse=is_longest_first):
@@ -178,12 +163,12 @@ def _dealt(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) ->
     return placed
 
 
-def _in_order(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The groups of a GPU so that their jobs are done as early as possible on average (Smith's rule)."""
+def _sort(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Sort the groups of a GPU so that their jobs are done as early as possible on average (Smith's rule)."""
     return tuple(sorted(groups, key=lambda group: (group.duration_s / len(group.runs), group.composition)))
 
 
-def _searched(
+def _search(
     problem: Problem,
     groups: Groups,
     first: Schedule,
@@ -191,7 +176,6 @@ def _searched(
     seed: int,
     time_limit_s: float,
 ) -> Schedule:
-    """The best schedule that moving single jobs and whole groups leads to."""
     rng = random.Random(seed)  # noqa: S311  a search, not a secret
     until_s = time.monotonic() + time_limit_s
 
@@ -201,7 +185,7 @@ def _searched(
             return (schedule.mean_completion_s, 0.0)
         return (schedule.makespan_s, sum(group.duration_s for gpu in schedule.gpus for group in gpu))
 
-    singles = _spread(problem, groups)
+    singles = _spread_out(problem, groups)
     best = min([first, *([singles] if singles else [])], key=cost)
     current, steps_without = best, 0
     patience = 40 * max(10, sum(job.count for job in problem.jobs))
@@ -210,8 +194,8 @@ def _searched(
         if steps_without % patience == 0:  # stuck: some moves away from the best, whatever they cost
             current = best
             for _ in range(rng.randrange(2, 6)):
-                current = _moved(problem, groups, current, rng) or current
-        moved = _moved(problem, groups, current, rng)
+                current = _move(problem, groups, current, rng) or current
+        moved = _move(problem, groups, current, rng)
         if moved is not None and cost(moved) <= cost(current):
             if cost(moved)[0] < cost(best)[0] * (1 - 1e-9):
                 best, steps_without = moved, 0
@@ -219,17 +203,18 @@ def _searched(
     return best
 
 
-def _spread(problem: Problem, groups: Groups) -> Schedule | None:
-    """Every job alone, the shortest first, each on the GPU that is free first."""
+def _spread_out(problem: Problem, groups: Groups) -> Schedule | None:
     alone = [groups.get(problem.composition(kind)) for kind in range(len(problem.jobs))]
-    every = [found[0] for found, job in zip(alone, problem.jobs, strict=True) for _ in range(job.count) if found]
+    singles = [
+        options[0] for options, job in zip(alone, problem.jobs, strict=True) for _ in range(job.count) if options
+    ]
     if None in alone:
         return None
-    return Schedule(gpus=tuple(map(_in_order, _dealt(every, problem.num_gpus, is_longest_first=False))))
+    return Schedule(gpus=tuple(map(_sort, _deal(singles, problem.num_gpus, is_longest_first=False))))
 
 
-def _moved(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
-    """A schedule with one group on another GPU, or with jobs of a group in another or a new one; perhaps exchanged.
+def _move(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """Move a group to another GPU, or jobs of a group to another or a new one, perhaps in exchange.
 
     `None` if there are no such groups.
     """
@@ -239,17 +224,20 @@ def _moved(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Ran
     target = rng.randrange(len(placed))
     if rng.random() < 0.3:
         placed[target].append(taken)
-        return Schedule(gpus=tuple(map(_in_order, placed)))
+        return Schedule(gpus=tuple(map(_sort, placed)))
     into = rng.randrange(len(placed[target]) + 1)
-    theirs = [run.kind for run in placed[target].pop(into).runs] if into < len(placed[target]) else []
-    mine = [run.kind for run in taken.runs]
-    rng.shuffle(mine)
-    rng.shuffle(theirs)
-    given, back = rng.choice([(1, 0), (1, 0), (1, 1), (rng.randint(1, len(mine)), 0)])
-    for gpu, kinds in ((source, mine[given:] + theirs[:back]), (target, theirs[back:] + mine[:given])):
+    target_kinds = [run.kind for run in placed[target].pop(into).runs] if into < len(placed[target]) else []
+    source_kinds = [run.kind for run in taken.runs]
+    rng.shuffle(source_kinds)
+    rng.shuffle(target_kinds)
+    num_given, back = rng.choice([(1, 0), (1, 0), (1, 1), (rng.randint(1, len(source_kinds)), 0)])
+    for gpu, kinds in (
+        (source, source_kinds[num_given:] + target_kinds[:back]),
+        (target, target_kinds[back:] + source_kinds[:num_given]),
+    ):
         if kinds:
-            found = groups.get(tuple(kinds.count(kind) for kind in range(len(problem.jobs))))
-            if found is None:
+            options = groups.get(tuple(kinds.count(kind) for kind in range(len(problem.jobs))))
+            if options is None:
                 return None
-            placed[gpu].append(rng.choice(found))
-    return Schedule(gpus=tuple(map(_in_order, placed)))
+            placed[gpu].append(rng.choice(options))
+    return Schedule(gpus=tuple(map(_sort, placed)))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base.domain.modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
-from pipeline.planner.profile import Row
+from pipeline.planner.profile_table import Row
 from pipeline.planner.serving.problem import Model
 from pipeline.prepare.mig import partitions
 
@@ -30,7 +30,7 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a process runs: fields as in `profile.Row`; `processes` are those of its instance, or of the GPU."""
+    """The place of a process: fields as in `profile_table.Row`; `processes` are those of its instance or GPU."""
 
     mode: str
     instance_profile: str | None = None
@@ -40,7 +40,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Of one process.
+    """The speed of one process.
 
     Attributes:
         energy_per_item_j: of the whole GPU while all of its shares are busy; `None` where it was not measured.
@@ -57,7 +57,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class HeldOutCell:
     """A measured cell beside its prediction from the others: rates of one process in items/s."""
 
     row: Row
@@ -66,7 +66,7 @@ class LeftOut:
 
     @property
     def error_ratio(self) -> float:
-        """How far the prediction is off, as a share of the measurement."""
+        """The distance of the prediction from the measurement, as a share of the measurement."""
         return abs(self.predicted_per_s / self.measured_per_s - 1)
 
 
@@ -81,7 +81,7 @@ class Speeds:
 
     model: Model
     rows: Sequence[Row]
-    left_out: list[LeftOut] = field(init=False)
+    held_out: list[HeldOutCell] = field(init=False)
     _of: dict[Program, list[Row]] = field(init=False)
     _fits: dict[tuple[Program, str], tuple[float, float] | None] = field(init=False, default_factory=dict)
 
@@ -89,17 +89,11 @@ class Speeds:
         self._of = defaultdict(list)
         for row in self.rows:
             self._of[row.workload, row.batch].append(row)
-        self.left_out = list(self._leave_each_out())
+        self.held_out = list(self._hold_out_each())
 
-    def at(self, program: Program, place: Place, *, is_mixed: bool = False) -> Speed | None:
-        """The speed of a process; `None` if it was not measured and cannot be predicted.
-
-        Args:
-            program: what runs.
-            place: where.
-            is_mixed: whether other programs run in the same place, where profiles have copies of one.
-        """
-        row = self._measured(program, place)
+    def find(self, program: Program, place: Place, *, is_mixed: bool = False) -> Speed | None:
+        """Return the speed of a process, `is_mixed` beside other programs; `None` if it is not known."""
+        row = self._find_row(program, place)
         if row is not None:
             memory = None if row.memory_mib is None else row.memory_mib / row.processes
             rate = row.throughput_per_s / row.processes
@@ -118,22 +112,22 @@ class Speeds:
             error_ratio=None if is_mixed else self.error_ratio(place.mode, program),
         )
 
-    def alone(self, program: Program) -> Speed | None:
-        """The speed of a process that has the GPU to itself, else the largest instance of which it is known."""
-        speed = self.at(program, Place(mode=SERIAL.name))
+    def find_alone(self, program: Program) -> Speed | None:
+        """Return the speed of a process alone on the GPU, else on the largest instance of which it is known."""
+        speed = self.find(program, Place(mode=SERIAL.name))
         profiles = partitions.slice_profiles(self.model.mig) if self.model.mig is not None else ()
-        for each in reversed(profiles):
-            speed = speed or self.at(program, Place(mode=MIG.name, instance_profile=each.name))
+        for mig_profile in reversed(profiles):
+            speed = speed or self.find(program, Place(mode=MIG.name, instance_profile=mig_profile.name))
         return speed
 
     def error_ratio(self, mode: str, program: Program | None = None) -> float | None:
-        """The median error of predictions in a mode: of a program's, or if it has none of all; `None` without any."""
-        of_mode = [each for each in self.left_out if each.row.sharing_mode == mode]
-        mine = [each for each in of_mode if (each.row.workload, each.row.batch) == program]
-        return statistics.median(each.error_ratio for each in mine or of_mode) if of_mode else None
+        """Return the median error of predictions in a mode, of a program if known, else of all; `None` without any."""
+        of_mode = [cell for cell in self.held_out if cell.row.sharing_mode == mode]
+        of_program = [cell for cell in of_mode if (cell.row.workload, cell.row.batch) == program]
+        return statistics.median(cell.error_ratio for cell in of_program or of_mode) if of_mode else None
 
     def share(self, place: Place | Row) -> float | None:
-        """The share of the multiprocessors that a process has, between 0 and 1; `None` if their number is not known."""
+        """Return the share of the multiprocessors of a process, 0 to 1; `None` if their number is not known."""
         if place.instance_profile is not None:
             if self.model.mig is None:
                 return None
@@ -141,7 +135,7 @@ class Speeds:
             return None if ratio is None else ratio / place.processes
         return place.share_percent / 100 if place.share_percent is not None else 1 / place.processes
 
-    def _measured(self, program: Program, place: Place) -> Row | None:
+    def _find_row(self, program: Program, place: Place) -> Row | None:
         def is_it(row: Row) -> bool:
             if row.processes != place.processes or row.instance_profile != place.instance_profile:
                 return False
@@ -169,30 +163,29 @@ class Speeds:
                 points = [
                     point for other in (*_OF_A_SHARE, MPS.name) for point in self._points(self._of[program], other)
                 ]
-            self._fits[key] = fitted(points) if _is_enough(points) and mode != SERIAL.name else None
+            self._fits[key] = fit_speed(points) if _is_enough(points) and mode != SERIAL.name else None
         return self._fits[key]
 
     def _points(self, rows: Iterable[Row], mode: str) -> list[_Point]:
-        """What was measured in a mode, and alone on the GPU."""
-        found = []
+        points = []
         for row in rows:
             is_alone = row.processes == 1 and row.instance_profile is None and row.share_percent is None
             x = self.share(row) if row.sharing_mode == mode or is_alone else None
             if x is not None:
-                found.append((x, row.throughput_per_s / row.processes))
-        return found
+                points.append((x, row.throughput_per_s / row.processes))
+        return points
 
-    def _leave_each_out(self) -> Iterable[LeftOut]:
+    def _hold_out_each(self) -> Iterable[HeldOutCell]:
         for rows in self._of.values():
             for row in rows:
                 if row.sharing_mode not in (*_SHARED_WHOLE, *_OF_A_SHARE) or self.share(row) in (None, 1.0):
                     continue
                 points = self._points([other for other in rows if other is not row], row.sharing_mode)
-                fit = fitted(points) if _is_enough(points) else None
+                fit = fit_speed(points) if _is_enough(points) else None
                 if fit is not None:
                     x = self.share(row)
                     assert x is not None
-                    yield LeftOut(
+                    yield HeldOutCell(
                         row=row,
                         measured_per_s=row.throughput_per_s / row.processes,
                         predicted_per_s=1 / (fit[0] + fit[1] / x),
@@ -203,8 +196,8 @@ def _is_enough(points: Sequence[_Point]) -> bool:
     return len({round(x, 4) for x, _ in points}) >= _LEAST_POINTS
 
 
-def fitted(points: Sequence[_Point]) -> tuple[float, float] | None:
-    """A and b of a + b / x seconds an item, with the least squares of the relative error; `None` without points."""
+def fit_speed(points: Sequence[_Point]) -> tuple[float, float] | None:
+    """Fit a and b of a + b / x seconds an item by least squares of the relative error; `None` without points."""
     if not points:
         return None
     from scipy.optimize import nnls

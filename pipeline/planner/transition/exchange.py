@@ -11,43 +11,37 @@ from __future__ import annotations
 
 import random
 
-from pipeline.planner.transition.board import Board
-from pipeline.planner.transition.settling import settle
-from pipeline.planner.transition.ways_out import ways_out
+from pipeline.planner.transition.escape_moves import propose
+from pipeline.planner.transition.free_moves import make_free_moves
+from pipeline.planner.transition.search_state import SearchState
 
 _MOST_WITHOUT_GAIN = 6
 
 
-def solve(start: Board, seed: int | None) -> Board | None:
-    """A board on which tomorrow is reached, with the moves that lead there; `None` if none is found.
-
-    Args:
-        start: after `Board.begin`; it is left as it is.
-        seed: shuffles what counts the same; `None` for the plain order.
-    """
+def solve(start: SearchState, seed: int | None) -> SearchState | None:
+    """Return a state in which tomorrow is reached; `None` if none is found. A seed shuffles equal moves."""
     chance = None if seed is None else random.Random(seed)  # noqa: S311 - decides nothing but an order
-    board, without_gain = start.copy(), 0
-    settle(board)
-    while not board.is_done:
-        best = _best(board, chance)
+    state, without_gain = start.copy(), 0
+    make_free_moves(state)
+    while not state.is_done:
+        best = _find_best(state, chance)
         if best is None:
             return None
-        without_gain = 0 if _progress(best) > _progress(board) else without_gain + 1
+        without_gain = 0 if _rate(best) > _rate(state) else without_gain + 1
         if without_gain > _MOST_WITHOUT_GAIN:
             return None
-        board = best
-    return board
+        state = best
+    return state
 
 
-def _best(board: Board, chance: random.Random | None) -> Board | None:
-    """The board after the way out that leads furthest; `None` if there is none."""
+def _find_best(state: SearchState, chance: random.Random | None) -> SearchState | None:
     best, furthest = None, -1.0
-    for attempt in ways_out(board, chance):
-        tried = board.copy()
+    for attempt in propose(state, chance):
+        tried = state.copy()
         if not attempt(tried):
             continue
-        settle(tried)
-        progress = _progress(tried) + (0.0 if chance is None else 4 * chance.random())
+        make_free_moves(tried)
+        progress = _rate(tried) + (0.0 if chance is None else 4 * chance.random())
         if tried.is_done:
             return tried
         if best is None or progress > furthest:
@@ -55,13 +49,13 @@ def _best(board: Board, chance: random.Random | None) -> Board | None:
     return best
 
 
-def _progress(board: Board) -> float:
-    """How far a board is: memory slices of new instances in their place, less those of old and displaced ones."""
+def _rate(state: SearchState) -> float:
+    """Rate a state: memory slices of new instances in their place, less those of old and displaced ones."""
     slices = 0.0
-    for gpu, items in enumerate(board.there):
-        for number, start in items.items():
-            item = board.items[number]
-            size = 8 if start is None else board.rooms[board.kinds[gpu]].slices(str(item.profile))
-            is_last = item.target is not None and number not in board.missing[item.target]
+    for gpu, numbers in enumerate(state.placed):
+        for number, start in numbers.items():
+            occupant = state.occupants[number]
+            size = 8 if start is None else state.rooms[state.kinds[gpu]].slices(str(occupant.profile))
+            is_last = occupant.target is not None and number not in state.missing[occupant.target]
             slices += size if is_last else -size
-    return slices + 4 * sum(not items for items in board.there) - 0.01 * len(board.moves)
+    return slices + 4 * sum(not numbers for numbers in state.placed) - 0.01 * len(state.moves)

@@ -10,166 +10,165 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pipeline.planner.deployment import Gpu, Instance
-from pipeline.planner.transition.board import Board, Item
-from pipeline.planner.transition.rooms import Spot, configuration
-from pipeline.planner.transition.steps import Slice, Step
+from pipeline.base.domain.modes import PlannedAs
+from pipeline.base.system.words import natural
+from pipeline.planner.deployment import Gpu
+from pipeline.planner.transition.rooms import Spot, configuration_of
+from pipeline.planner.transition.search_state import Occupant, SearchState
+from pipeline.planner.transition.transition_steps import Slice, Step, StepKind
 
 _Place = tuple[int, int | None]
 
 
 @dataclass(slots=True)
 class _Node:
-    """A step in the making. Nodes go by their number, and come after none with a higher one."""
+    """A step in the making, and the numbers of the nodes that it comes after, all of them lower than its own."""
 
-    kind: str
-    gpu: int
-    after: set[int] = field(default_factory=set)
-    instance: Instance | None = None
-    source_gpu: int | None = None
-    source: Instance | None = None
-    destroyed: tuple[Spot, ...] = ()
-    made: tuple[Spot, ...] = ()
-    mode: str | None = None
+    step: Step
+    after: set[int]
     merged_into: int | None = None
 
 
 class _Builder:
-    """What is known of every GPU while the moves are gone through in their order."""
+    """The state of every GPU while the moves are gone through in their order."""
 
-    def __init__(self, board: Board, gpus: Sequence[Gpu], idle: Mapping[int, Sequence[Spot]]) -> None:
+    def __init__(self, state: SearchState, gpus: Sequence[Gpu], idle: Mapping[int, Sequence[Spot]]) -> None:
         self.nodes: list[_Node] = []
-        self._items, self._kinds, self._rooms = board.items, board.kinds, board.rooms
+        self._occupants, self._kinds, self._rooms = state.occupants, state.kinds, state.rooms
+        self._ids = [str(gpu.id) for gpu in gpus]
         self._modes = [gpu.mode for gpu in gpus]
         self._spots: list[set[Spot]] = [set(idle.get(number, ())) for number in range(len(gpus))]
         self._where: dict[int, _Place] = {}
-        self._maker: dict[int, int] = {}  # the node that brought an item to where it is
+        self._maker: dict[int, int] = {}  # the node that brought an occupant to where it is
         self._repartition: dict[int, int] = {}  # the last one of a GPU
         self._left: dict[_Place, list[int]] = defaultdict(list)  # the nodes at whose end a place was left
         self._account: dict[str, list[tuple[int | None, float]]] = defaultdict(list)
-        for gpu, there in enumerate(board.there):
-            for number, start in there.items():
+        for gpu, present in enumerate(state.placed):
+            for number, start in present.items():
                 self._where[number] = (gpu, start)
                 if start is not None:
-                    self._spots[gpu].add(Spot(start, str(self._items[number].profile)))
-        for service in {item.service for item in self._items}:
-            self._account[service].append((None, max(board.surplus(service), 0.0)))
+                    self._spots[gpu].add(Spot(start, str(self._occupants[number].profile)))
+        for service in {occupant.service for occupant in self._occupants}:
+            self._account[service].append((None, max(state.surplus(service), 0.0)))
 
     def take(self, number: int) -> None:
-        """An item ends where it is."""
-        item, (gpu, start) = self._items[number], self._where.pop(number)
-        after = self._draw(item)
+        """End an instance where it is."""
+        occupant, (gpu, start) = self._occupants[number], self._where.pop(number)
+        after = self._draw(occupant)
         if number in self._maker:
             after.add(self._maker.pop(number))
-        node = self._add(_Node("delete", gpu, after, instance=replace(item.instance, start=start)))
+        node = self._add(after, "delete", gpu, instance=replace(occupant.instance, start=start))
         self._left[gpu, start].append(node)
 
-    def put(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: str) -> None:
-        """Items come to a GPU, from nowhere or from elsewhere."""
-        made = self._make_room(gpu, placed, mode)
+    def put(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: PlannedAs) -> None:
+        """Bring instances to a GPU, from nowhere or from elsewhere."""
+        repartition = self._make_room(gpu, placed, mode)
         for number, start in placed:
-            item = self._items[number]
-            after = self._ready(gpu, start, item, made)
-            new = replace(item.instance, start=start)
+            occupant = self._occupants[number]
+            after = self._ready(gpu, start, occupant, repartition)
+            new = replace(occupant.instance, start=start)
             if number in self._where:
                 source_gpu, source_start = self._where[number]
                 if number in self._maker:
                     after.add(self._maker[number])
-                source = replace(item.instance, start=source_start)
-                node = self._add(_Node("migrate", gpu, after, instance=new, source_gpu=source_gpu, source=source))
+                source, source_id = replace(occupant.instance, start=source_start), self._ids[source_gpu]
+                node = self._add(after, "migrate", gpu, instance=new, source_gpu=source_id, source=source)
                 self._left[source_gpu, source_start].append(node)
             else:
-                node = self._add(_Node("create", gpu, after, instance=new))
-                self._account[item.service].append((node, item.worth))
+                node = self._add(after, "create", gpu, instance=new)
+                self._account[occupant.service].append((node, occupant.worth))
             self._maker[number], self._where[number] = node, (gpu, start)
 
     def clear(self, untouchable: frozenset[int]) -> None:
         """Destroy the GPU instances that nobody is on in the end."""
         for gpu, spots in enumerate(self._spots):
             if gpu not in untouchable and (idle := self._idle(gpu)):
-                self._add_repartition(gpu, destroyed=idle, made=(), mode=self._modes[gpu])
+                self._add_repartition(gpu, destroyed=idle, added=(), mode=self._modes[gpu])
                 spots -= set(idle)
 
-    def _ready(self, gpu: int, start: int | None, item: Item, made: int | None) -> set[int]:
-        """What makes a place ready for an item: the repartition that makes it, or whoever leaves it."""
-        if made is not None and (start is None or Spot(start, str(item.profile)) in self.nodes[made].made):
-            return {made}
+    def _ready(self, gpu: int, start: int | None, occupant: Occupant, repartition: int | None) -> set[int]:
+        """Return the nodes that make a place ready: the repartition that makes it, or whoever leaves it."""
+        if repartition is not None and (
+            start is None or _slice(start, occupant.profile) in self.nodes[repartition].step.made
+        ):
+            return {repartition}
         if start is not None:
             return set(self._left.pop((gpu, start), ()))
         return {*self._left[gpu, None], *([self._repartition[gpu]] if gpu in self._repartition else [])}
 
-    def _make_room(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: str) -> int | None:
-        """The repartition that the items need; `None` if they need none."""
+    def _make_room(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: PlannedAs) -> int | None:
         if mode != "mig":
             if self._modes[gpu] == mode and not self._spots[gpu]:
                 return None
-            return self._add_repartition(gpu, destroyed=sorted(self._spots[gpu]), made=(), mode=mode)
-        wanted = {Spot(int(start or 0), str(self._items[number].profile)) for number, start in placed}
-        new = wanted - self._spots[gpu]
+            return self._add_repartition(gpu, destroyed=sorted(self._spots[gpu]), added=(), mode=mode)
+        required = {Spot(int(start or 0), str(self._occupants[number].profile)) for number, start in placed}
+        new = required - self._spots[gpu]
         if not new:
             return None
-        idle, room = set(self._idle(gpu)) - wanted, self._rooms[self._kinds[gpu]]
+        idle, room = set(self._idle(gpu)) - required, self._rooms[self._kinds[gpu]]
         stays = self._spots[gpu] - idle
         spared: set[Spot] = set()
         for spot in sorted(idle):  # destroyed is only what is in the way
             if all(spot.start != other.start for other in new) and room.is_legal(stays | spared | new | {spot}):
                 spared.add(spot)
-        return self._add_repartition(gpu, destroyed=sorted(idle - spared), made=sorted(new), mode=mode)
+        return self._add_repartition(gpu, destroyed=sorted(idle - spared), added=sorted(new), mode=mode)
 
     def _idle(self, gpu: int) -> list[Spot]:
         taken = {start for where, start in self._where.values() if where == gpu}
         return sorted(spot for spot in self._spots[gpu] if spot.start not in taken)
 
-    def _add_repartition(self, gpu: int, *, destroyed: Sequence[Spot], made: Sequence[Spot], mode: str) -> int:
+    def _add_repartition(self, gpu: int, *, destroyed: Sequence[Spot], added: Sequence[Spot], mode: PlannedAs) -> int:
         after = {self._repartition[gpu]} if gpu in self._repartition else set()
         for spot in destroyed:
             after |= set(self._left.pop((gpu, spot.start), ()))
         if mode != self._modes[gpu]:
             for place in [place for place in self._left if place[0] == gpu]:
                 after |= set(self._left.pop(place))
-        node = self._add(_Node("repartition", gpu, after, destroyed=tuple(destroyed), made=tuple(made), mode=mode))
-        self._repartition[gpu], self._modes[gpu] = node, mode  # type: ignore[call-overload]
-        self._spots[gpu] = (self._spots[gpu] - set(destroyed)) | set(made)
+        gone, new = (tuple(_slice(*spot) for spot in spots) for spots in (destroyed, added))
+        node = self._add(after, "repartition", gpu, destroyed=gone, made=new, mode=mode)
+        self._repartition[gpu], self._modes[gpu] = node, mode
+        self._spots[gpu] = (self._spots[gpu] - set(destroyed)) | set(added)
         return node
 
-    def _add(self, node: _Node) -> int:
-        self.nodes.append(node)
+    def _add(self, after: set[int], kind: StepKind, gpu: int, **fields: Any) -> int:
+        self.nodes.append(_Node(Step(id="", kind=kind, gpu=self._ids[gpu], **fields), after))
         return len(self.nodes) - 1
 
-    def _draw(self, item: Item) -> set[int]:
-        """Take an item's worth from its service's account; gives the nodes that must have paid in before."""
-        account, lacking, drawn = self._account[item.service], item.worth, set()
+    def _draw(self, occupant: Occupant) -> set[int]:
+        """Draw an instance's worth from its service's account; return the nodes that must have paid in before."""
+        account, lacking, drawn = self._account[occupant.service], occupant.worth, set()
 
-        def preference(entry: tuple[int | None, float]) -> tuple[bool, bool, int]:
-            node = entry[0]
+        def preference(deposit: tuple[int | None, float]) -> tuple[bool, bool, int]:
+            node = deposit[0]
             if node is None:
                 return False, False, 0
-            paid_in = self.nodes[node].instance
+            paid_in = self.nodes[node].step.instance
             assert paid_in is not None
-            return True, configuration(paid_in) != configuration(item.instance), node
+            return True, configuration_of(paid_in) != configuration_of(occupant.instance), node
 
-        left: list[tuple[int | None, float]] = []
+        remaining: list[tuple[int | None, float]] = []
         for node, amount in sorted(account, key=preference):
             part = min(amount, lacking)
             lacking -= part
             if part > 0 and node is not None:
                 drawn.add(node)
             if amount > part:
-                left.append((node, amount - part))
-        self._account[item.service] = left
+                remaining.append((node, amount - part))
+        self._account[occupant.service] = remaining
         return drawn
 
 
-def steps_of(
-    solved: Board,
-    start: Board,
+def build_steps(
+    solved: SearchState,
+    start: SearchState,
     gpus: Sequence[Gpu],
     idle: Mapping[int, Sequence[Spot]],
-    modes: Mapping[int, str],
+    modes: Mapping[int, PlannedAs],
 ) -> list[Step]:
-    """The steps of a solved board, each after all that it waits for.
+    """Return the steps of a solved state, each after all that it waits for.
 
     Args:
         solved: with the moves.
@@ -181,14 +180,14 @@ def steps_of(
     builder = _Builder(start, gpus, idle)
     for move in solved.moves:
         if move.gpu is None:
-            builder.take(move.items[0][0])
+            builder.take(move.placed[0][0])
         else:
-            target = solved.items[move.items[0][0]].target
-            is_divided = move.items[0][1] is not None
-            builder.put(move.gpu, move.items, "mig" if is_divided or target is None else modes[target])
+            target = solved.occupants[move.placed[0][0]].target
+            is_divided = move.placed[0][1] is not None
+            builder.put(move.gpu, move.placed, "mig" if is_divided or target is None else modes[target])
     builder.clear(start.untouchable)
     _merge(builder.nodes)
-    return _written(builder.nodes, gpus)
+    return _number(builder.nodes)
 
 
 def _merge(nodes: list[_Node]) -> None:
@@ -198,64 +197,50 @@ def _merge(nodes: list[_Node]) -> None:
         before.append(set(node.after).union(*(before[number] for number in node.after)))
     used: set[int] = set()
     for node in nodes:
-        if node.kind != "delete" or node.instance is None:
+        old = node.step.instance
+        if node.step.kind != "delete" or old is None:
             continue
         for other in sorted(node.after - used):
-            new = nodes[other]
-            if (
-                new.kind != "create"
-                or new.instance is None
-                or configuration(new.instance) != configuration(node.instance)
-            ):
-                continue
-            if node.after - {other} <= before[other]:
+            create = nodes[other].step
+            is_equal = create.instance is not None and configuration_of(create.instance) == configuration_of(old)
+            if create.kind == "create" and is_equal and node.after - {other} <= before[other]:
                 node.merged_into = other
-                new.kind, new.source_gpu, new.source = "migrate", node.gpu, node.instance
+                nodes[other].step = replace(create, kind="migrate", source_gpu=node.step.gpu, source=old)
                 used.add(other)
                 break
 
 
-def _written(nodes: Sequence[_Node], gpus: Sequence[Gpu]) -> list[Step]:
+def _number(nodes: Sequence[_Node]) -> list[Step]:
     numbers = [number for number, node in enumerate(nodes) if node.merged_into is None]
-    names = {number: f"s{position}" for position, number in enumerate(numbers, 1)}
-
-    def name(number: int) -> str:
-        into = nodes[number].merged_into
-        return names[number if into is None else into]
-
-    def slices(spots: Sequence[Spot]) -> tuple[Slice, ...]:
-        return tuple(Slice(profile=spot.profile, start=spot.start) for spot in spots)
-
+    ids = {number: f"s{position}" for position, number in enumerate(numbers, 1)}
+    ids |= {number: ids[node.merged_into] for number, node in enumerate(nodes) if node.merged_into is not None}
     return [
-        Step(
-            id=names[number],
-            kind=node.kind,  # type: ignore[arg-type]
-            gpu=str(gpus[node.gpu].id),
-            after=tuple(sorted({name(other) for other in node.after}, key=lambda each: int(each[1:]))),
-            instance=node.instance,
-            source_gpu=None if node.source_gpu is None else str(gpus[node.source_gpu].id),
-            source=node.source,
-            destroyed=slices(node.destroyed),
-            made=slices(node.made),
-            mode=node.mode,  # type: ignore[arg-type]
+        replace(
+            nodes[number].step,
+            id=ids[number],
+            after=tuple(sorted({ids[other] for other in nodes[number].after}, key=natural)),
         )
-        for number, node in ((number, nodes[number]) for number in numbers)
+        for number in numbers
     ]
 
 
-def timed(steps: Sequence[Step], durations_s: Mapping[str, float]) -> tuple[Step, ...]:
-    """The steps with the times at which they begin and end if each begins as soon as it may."""
+def _slice(start: int, profile: str | None) -> Slice:
+    return Slice(profile=str(profile), start=start)
+
+
+def assign_times(steps: Sequence[Step], durations_s: Mapping[str, float]) -> tuple[Step, ...]:
+    """Return the steps with their times if each begins as soon as it may."""
     ends: dict[str, float] = {}
-    found = []
+    timed_steps = []
     for step in steps:
         begins = max((ends[other] for other in step.after), default=0.0)
         ends[step.id] = begins + durations_s[step.kind]
-        found.append(replace(step, begins_s=begins, ends_s=ends[step.id]))
-    return tuple(found)
+        timed_steps.append(replace(step, begins_s=begins, ends_s=ends[step.id]))
+    return tuple(timed_steps)
 
 
-def longest_chain(steps: Sequence[Step]) -> int:
-    """The most steps that come one after another."""
+def measure_longest_chain(steps: Sequence[Step]) -> int:
+    """Return the most steps that come one after another."""
     length: dict[str, int] = {}
     for step in steps:
         length[step.id] = 1 + max((length[other] for other in step.after), default=0)

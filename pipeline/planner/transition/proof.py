@@ -1,4 +1,4 @@
-"""Whether a transition does what it promises, in whatever order its steps come to run at once.
+"""The proof that a transition does what it promises, in whatever order its steps come to run at once.
 
 Shares no code with what plans transitions: the rules of layouts are restated here, and of the plan's own figures only
 the instances and the steps are believed. Two facts make all orders provable. Steps that touch the same instance, or
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
 from pipeline.planner.deployment import Gpu, Instance
-from pipeline.planner.transition.steps import Slice, Step, Transition
+from pipeline.planner.transition.transition_steps import Slice, Step, Transition
 from pipeline.prepare.mig import profiles
 from pipeline.prepare.mig.profiles import MigGpu
 
@@ -27,7 +27,7 @@ _HALVES_TOGETHER = 510  # the driver branch from which 4g and 3g can be on one G
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What was found.
+    """The faults of a transition, and the least throughputs on its way.
 
     Attributes:
         broken: what does not hold, in words; empty if all does.
@@ -45,7 +45,7 @@ class _State:
     gpu: Gpu
     mode: str
     slices: list[Slice]
-    there: list[Instance]
+    instances: list[Instance]
 
 
 def check(transition: Transition) -> Proof:
@@ -53,7 +53,7 @@ def check(transition: Transition) -> Proof:
     broken = list(_graph_faults(transition.steps))
     if broken:
         return Proof(broken=tuple(broken))
-    states = {str(gpu.id): _begin(gpu, transition) for gpu in transition.today.gpus}
+    states = {str(gpu.id): _set_up(gpu, transition) for gpu in transition.today.gpus}
     order = list(_order(transition.steps))
     steps = {step.id: step for step in transition.steps}
     for step in order:
@@ -61,13 +61,13 @@ def check(transition: Transition) -> Proof:
             _take(states, steps[step], transition.set_aside)
         except ValueError as error:
             return Proof(broken=(f"step {step}: {error}",))
-    before = _before(transition.steps, order)
-    broken += _unordered(transition.steps, before)
+    before = _find_predecessors(transition.steps, order)
+    broken += _find_unordered(transition.steps, before)
     broken += _end_faults(states, transition)
-    broken += _too_many(transition)
+    broken += _find_surplus_gpus(transition)
     lowest = {}
-    for service, required in sorted(_required(transition).items()):
-        lowest[service] = _lowest(service, transition, before)
+    for service, required in sorted(_requirements(transition).items()):
+        lowest[service] = _find_lowest(service, transition, before)
         if lowest[service] < required - _ROUNDING * max(required, 1.0):
             broken.append(
                 f"{service} must keep {required:g}/s, but some order of the steps leaves {lowest[service]:g}/s"
@@ -75,7 +75,7 @@ def check(transition: Transition) -> Proof:
     return Proof(broken=tuple(broken), lowest_per_s=lowest)
 
 
-def _required(transition: Transition) -> dict[str, float]:
+def _requirements(transition: Transition) -> dict[str, float]:
     old, new = transition.old_rates_per_s, transition.new_rates_per_s
     return {service: min(rate, new[service]) for service, rate in old.items() if service in new}
 
@@ -106,22 +106,22 @@ def _order(steps: Sequence[Step]) -> Iterable[str]:
     return TopologicalSorter({step.id: step.after for step in steps}).static_order()
 
 
-def _before(steps: Sequence[Step], order: Sequence[str]) -> dict[str, int]:
-    """For each step all that it comes after, near and far, as bits at the positions of the order."""
+def _find_predecessors(steps: Sequence[Step], order: Sequence[str]) -> dict[str, int]:
+    """Return all that each step comes after, near and far, as bits at the positions of the order."""
     position = {name: number for number, name in enumerate(order)}
     after = {step.id: step.after for step in steps}
-    found: dict[str, int] = {}
+    predecessors: dict[str, int] = {}
     for name in order:
         bits = 0
         for other in after[name]:
-            bits |= found[other] | 1 << position[other]
-        found[name] = bits
-    return found
+            bits |= predecessors[other] | 1 << position[other]
+        predecessors[name] = bits
+    return predecessors
 
 
-def _begin(gpu: Gpu, transition: Transition) -> _State:
+def _set_up(gpu: Gpu, transition: Transition) -> _State:
     slices = [Slice(profile=str(i.profile), start=i.start) for i in gpu.instances if i.start is not None]
-    slices += [each for idle in transition.idle if idle.gpu == gpu.id for each in idle.slices]
+    slices += [slice_ for idle in transition.idle if idle.gpu == gpu.id for slice_ in idle.slices]
     return _State(gpu, gpu.mode, slices, list(gpu.instances))
 
 
@@ -149,13 +149,13 @@ def _take(states: Mapping[str, _State], step: Step, set_aside: Sequence[str]) ->
 
 
 def _repartition(state: _State, step: Step) -> None:
-    taken = {instance.start for instance in state.there}
-    for each in step.destroyed:
-        if each not in state.slices or each.start in taken:
-            raise ValueError(f"{each.profile} at {each.start} of GPU {step.gpu} is not there, or in use")
-        state.slices.remove(each)
+    taken = {instance.start for instance in state.instances}
+    for slice_ in step.destroyed:
+        if slice_ not in state.slices or slice_.start in taken:
+            raise ValueError(f"{slice_.profile} at {slice_.start} of GPU {step.gpu} is not there, or in use")
+        state.slices.remove(slice_)
     if step.mode != state.mode:
-        if state.there or (state.slices and step.mode != "mig"):
+        if state.instances or (state.slices and step.mode != "mig"):
             raise ValueError(f"GPU {step.gpu} is in use and cannot be shared by {step.mode}")
         state.mode = str(step.mode)
     state.slices += step.made
@@ -166,19 +166,18 @@ def _repartition(state: _State, step: Step) -> None:
 
 
 def _fault_of(state: _State) -> str | None:
-    """The rule of layouts that a GPU breaks."""
     model = profiles.load_model(state.gpu.model, state.gpu.driver_branch)
     table = {profile.name: profile for profile in model.profiles}
     occupied: set[int] = set()
-    for each in state.slices:
-        if each.profile not in table:
-            return f"{model.name} has no profile {each.profile}"
-        profile = table[each.profile]
-        new = set(range(each.start, each.start + profile.memory_slices))
-        if each.start not in profile.starts or new & occupied:
-            return f"{each.profile} cannot be at {each.start} beside what is there"
+    for slice_ in state.slices:
+        if slice_.profile not in table:
+            return f"{model.name} has no profile {slice_.profile}"
+        profile = table[slice_.profile]
+        new = set(range(slice_.start, slice_.start + profile.memory_slices))
+        if slice_.start not in profile.starts or new & occupied:
+            return f"{slice_.profile} cannot be at {slice_.start} beside what is there"
         occupied |= new
-    names = Counter(each.profile for each in state.slices)
+    names = Counter(slice_.profile for slice_ in state.slices)
     if sum(table[name].compute_slices * count for name, count in names.items()) > model.compute_slices:
         return "there are not as many compute slices"
     if any(count > table[name].max_instances for name, count in names.items()):
@@ -187,7 +186,6 @@ def _fault_of(state: _State) -> str | None:
 
 
 def _special_fault(model: MigGpu, names: Counter[str]) -> str | None:
-    """What concerns media engines and old drivers."""
     if sum(count for name, count in names.items() if "+me" in name) > 1:
         return "two instances have the media engines"
     if any("+me.all" in name for name in names) and any("-me" not in name and "+me.all" not in name for name in names):
@@ -206,25 +204,25 @@ def _arrive(state: _State, instance: Instance) -> None:
             raise ValueError(f"{where}: the GPU is divided")
     elif Slice(profile=str(instance.profile), start=instance.start) not in state.slices:
         raise ValueError(f"{where}: there is no {instance.profile}")
-    elif any(other.start == instance.start for other in state.there):
+    elif any(other.start == instance.start for other in state.instances):
         raise ValueError(f"{where}: the instance is in use")
-    state.there.append(instance)
+    state.instances.append(instance)
 
 
 def _leave(state: _State, instance: Instance) -> None:
-    if instance not in state.there:
+    if instance not in state.instances:
         raise ValueError(f"{instance.service} is not at {instance.start} of GPU {state.gpu.id}")
-    state.there.remove(instance)
+    state.instances.remove(instance)
 
 
-def _unordered(steps: Sequence[Step], before: Mapping[str, int]) -> Iterable[str]:
-    """Steps that touch the same and could run in either order, or at once."""
+def _find_unordered(steps: Sequence[Step], before: Mapping[str, int]) -> Iterable[str]:
+    """Find steps that touch the same and could run in either order, or at once."""
     touching: dict[tuple[str, object], list[tuple[Step, str]]] = defaultdict(list)
     for step in steps:
         if step.kind == "repartition":
             touching[step.gpu, "partition"].append((step, "partition"))
-            for each in {each.start for each in (*step.destroyed, *step.made)}:
-                touching[step.gpu, each].append((step, "partition"))
+            for first_slice in {start.start for start in (*step.destroyed, *step.made)}:
+                touching[step.gpu, first_slice].append((step, "partition"))
             touching[step.gpu, None].append((step, "partition"))
             continue
         assert step.instance is not None
@@ -232,8 +230,8 @@ def _unordered(steps: Sequence[Step], before: Mapping[str, int]) -> Iterable[str
         if step.source is not None and step.source_gpu is not None:
             touching[step.source_gpu, step.source.start].append((step, "leave"))
     position = {name: number for number, name in enumerate(before)}
-    for (gpu, start), found in touching.items():
-        for (one, role), (other, other_role) in itertools.combinations(found, 2):
+    for (gpu, start), touches in touching.items():
+        for (one, role), (other, other_role) in itertools.combinations(touches, 2):
             # Those on an undivided GPU may come at once, and may leave at once.
             if (start is None and role == other_role != "partition") or one.id == other.id:
                 continue
@@ -244,32 +242,31 @@ def _unordered(steps: Sequence[Step], before: Mapping[str, int]) -> Iterable[str
 def _end_faults(states: Mapping[str, _State], transition: Transition) -> Iterable[str]:
     ends = [state for name, state in states.items() if name not in transition.set_aside]
     if idle := [
-        state.gpu.id for state in ends if len(state.slices) > len([i for i in state.there if i.start is not None])
+        state.gpu.id for state in ends if len(state.slices) > len([i for i in state.instances if i.start is not None])
     ]:
         yield f"GPU {idle[0]} keeps instances that nobody is on"
-    reached = Counter(_shape(state.gpu, state.mode, state.there) for state in ends if state.there)
-    aside = Counter(_shape(s.gpu, s.mode, s.there) for name, s in states.items() if name in transition.set_aside)
-    wanted = Counter(_shape(gpu, gpu.mode, gpu.instances) for gpu in transition.tomorrow.gpus if gpu.instances)
-    if reached - wanted:
-        yield f"a GPU ends as what nobody asked for: {next(iter(reached - wanted))}"
-    if wanted - reached - aside:
-        yield f"no GPU becomes what was asked for: {next(iter(wanted - reached - aside))}"
-    told = {str(gpu.id): Counter(gpu.instances) for gpu in transition.reached.gpus}
-    there = {name: Counter(state.there) for name, state in states.items() if state.there}
-    if told != there:
+    reached = Counter(_shape(state.gpu, state.mode, state.instances) for state in ends if state.instances)
+    aside = Counter(_shape(s.gpu, s.mode, s.instances) for name, s in states.items() if name in transition.set_aside)
+    required = Counter(_shape(gpu, gpu.mode, gpu.instances) for gpu in transition.tomorrow.gpus if gpu.instances)
+    if reached - required:
+        yield f"a GPU ends as what nobody asked for: {next(iter(reached - required))}"
+    if required - reached - aside:
+        yield f"no GPU becomes what was asked for: {next(iter(required - reached - aside))}"
+    stated = {str(gpu.id): Counter(gpu.instances) for gpu in transition.reached.gpus}
+    present = {name: Counter(state.instances) for name, state in states.items() if state.instances}
+    if stated != present:
         yield "what is said to be reached is not what the steps lead to"
 
 
 def _shape(gpu: Gpu, mode: str, instances: Iterable[Instance]) -> tuple[object, ...]:
-    """A GPU without its id and without where its instances are."""
+    """Return a GPU without its id and without where its instances are."""
     rows = sorted(str((i.profile, i.service, i.processes, i.batch, i.share_pct)) for i in instances)
     return gpu.model, gpu.driver_branch, mode, tuple(rows)
 
 
-def _too_many(transition: Transition) -> Iterable[str]:
-    """More GPUs than were allowed."""
+def _find_surplus_gpus(transition: Transition) -> Iterable[str]:
     touched = {step.gpu for step in transition.steps}
-    used, occupied, wanted = (
+    used, occupied, required = (
         Counter((gpu.model, gpu.driver_branch) for gpu in gpus)
         for gpus in (
             [gpu for gpu in transition.today.gpus if gpu.instances or gpu.id in touched],
@@ -278,13 +275,12 @@ def _too_many(transition: Transition) -> Iterable[str]:
         )
     )
     for model, count in used.items():
-        allowed = max(occupied[model], wanted[model]) + transition.spare
+        allowed = max(occupied[model], required[model]) + transition.spare
         if count > allowed:
             yield f"{count} GPUs of model {model[0]} are used, more than {allowed}"
 
 
-def _lowest(service: str, transition: Transition, before: Mapping[str, int]) -> float:
-    """The least throughput a second of a service in any order of the steps."""
+def _find_lowest(service: str, transition: Transition, before: Mapping[str, int]) -> float:
     changes = {
         step.id: change
         for step in transition.steps
@@ -302,7 +298,7 @@ def _lowest(service: str, transition: Transition, before: Mapping[str, int]) -> 
 
 
 def _change(step: Step) -> float:
-    """What a step adds to its service; of one that takes away, it does so from its beginning."""
+    """Return what a step adds to its service; of one that takes away, it does so from its beginning."""
     assert step.instance is not None
     new = step.instance.throughput_per_s or 0.0
     if step.kind == "delete":
@@ -325,9 +321,9 @@ def _least_closed_sum(changes: Mapping[str, float], before: Mapping[str, int]) -
     limits = np.zeros((len(rows), len(names)))
     for row, (number, other) in enumerate(rows):
         limits[row, number], limits[row, other] = 1.0, -1.0  # a step is in the set only if the earlier one is
-    found = linprog(
+    optimum = linprog(
         list(changes.values()), A_ub=limits if rows else None, b_ub=np.zeros(len(rows)) if rows else None, bounds=(0, 1)
     )
-    if not found.success:
-        raise RuntimeError(f"the linear programme of a check was not solved: {found.message}")
-    return float(found.fun)
+    if not optimum.success:
+        raise RuntimeError(f"the linear programme of a check was not solved: {optimum.message}")
+    return float(optimum.fun)

@@ -10,7 +10,7 @@ from pipeline.prepare.mig import partitions
 
 
 class Kind(NamedTuple):
-    """What GPUs must have in common for one to stand for another."""
+    """The properties that GPUs must share for one to stand for another."""
 
     model: str
     driver_branch: int | None
@@ -23,7 +23,7 @@ class Spot(NamedTuple):
     profile: str
 
 
-class Rooms:
+class Layouts:
     """The layouts of one kind of GPU. Every method takes the instances that are there in any order."""
 
     def __init__(self, gpu: Gpu) -> None:
@@ -36,57 +36,53 @@ class Rooms:
         self._placed: dict[tuple[frozenset[Spot], tuple[str, ...]], tuple[int, ...] | None] = {}
         self._best: dict[tuple[frozenset[Spot], str], int | None] = {}
 
-    def name(self, request: str) -> str:
-        """The full name of a profile, which may be given as `2g`."""
-        return partitions.resolve(self._model, request).name
-
     def slices(self, profile: str) -> int:
-        """The memory slices of an instance."""
+        """Return the memory slices of an instance."""
         return self._profiles[profile].memory_slices
 
     def starts(self, profile: str) -> tuple[int, ...]:
-        """Where an instance may begin on an empty GPU."""
+        """Return where an instance may begin on an empty GPU."""
         return self._profiles[profile].starts
 
-    def is_legal(self, there: Iterable[Spot]) -> bool:
-        """Whether all of them can be there at once."""
-        spots = frozenset(there)
+    def is_legal(self, instances: Iterable[Spot]) -> bool:
+        """Return whether all of them can be there at once."""
+        spots = frozenset(instances)
         if spots not in self._legal:
-            self._legal[spots] = partitions.why_misplaced(self._model, self._of(spots)) is None
+            self._legal[spots] = partitions.why_misplaced(self._model, self._list_placed(spots)) is None
         return self._legal[spots]
 
-    def place(self, there: Iterable[Spot], wanted: Sequence[str]) -> tuple[int, ...] | None:
-        """The starts at which instances of these profiles fit beside others; `None` if they do not."""
-        asked = frozenset(there), tuple(wanted)
-        if asked not in self._placed:
-            profiles = [self._profiles[name] for name in wanted]
-            layout = partitions.place(self._model, profiles, self._of(asked[0]))
-            self._placed[asked] = None if layout is None else tuple(each.start for each in layout.instances)
-        return self._placed[asked]
+    def place(self, spots: Iterable[Spot], names: Sequence[str]) -> tuple[int, ...] | None:
+        """Return the starts at which instances of these profiles fit beside others; `None` if they do not."""
+        key = frozenset(spots), tuple(names)
+        if key not in self._placed:
+            profiles = [self._profiles[name] for name in names]
+            layout = partitions.place(self._model, profiles, self._list_placed(key[0]))
+            self._placed[key] = None if layout is None else tuple(instance.start for instance in layout.instances)
+        return self._placed[key]
 
-    def best_start(self, there: Iterable[Spot], profile: str) -> int | None:
-        """Where one more instance leaves the most room to others; `None` if it does not fit."""
-        asked = frozenset(there), profile
-        if asked not in self._best:
+    def best_start(self, spots: Iterable[Spot], profile: str) -> int | None:
+        """Return where one more instance leaves the most room to others; `None` if it does not fit."""
+        key = frozenset(spots), profile
+        if key not in self._best:
             starts = self._profiles[profile].starts
-            fitting = [start for start in starts if self._fits(asked[0], Spot(start, profile))]
-            self._best[asked] = max(
-                fitting, key=lambda start: (self.room(asked[0] | {Spot(start, profile)}), -start), default=None
+            fitting = [start for start in starts if self._fits(key[0], Spot(start, profile))]
+            self._best[key] = max(
+                fitting, key=lambda start: (self.room(key[0] | {Spot(start, profile)}), -start), default=None
             )
-        return self._best[asked]
+        return self._best[key]
 
-    def room(self, there: Iterable[Spot]) -> int:
-        """How much could still be added: the memory slices of every single instance that fits."""
-        spots = frozenset(there)
+    def room(self, instances: Iterable[Spot]) -> int:
+        """Return how much could still be added: the squared memory slices of every single instance that fits."""
+        spots = frozenset(instances)
         return sum(self.slices(option.profile) ** 2 for option in self._options if self._fits(spots, option))
 
-    def _fits(self, there: frozenset[Spot], new: Spot) -> bool:
-        return all(new.start != spot.start for spot in there) and self.is_legal(there | {new})
+    def _fits(self, spots: frozenset[Spot], new: Spot) -> bool:
+        return all(new.start != spot.start for spot in spots) and self.is_legal(spots | {new})
 
-    def _of(self, spots: frozenset[Spot]) -> partitions.Placed:
+    def _list_placed(self, spots: frozenset[Spot]) -> partitions.Placed:
         return tuple((self._profiles[spot.profile], spot.start) for spot in sorted(spots))
 
 
-def configuration(instance: Instance) -> tuple[object, ...]:
-    """What makes two instances do the same: all but where they are and the figures."""
+def configuration_of(instance: Instance) -> tuple[object, ...]:
+    """Return what makes two instances do the same: all but where they are and the figures."""
     return instance.profile, instance.service, instance.processes, instance.batch, instance.share_pct

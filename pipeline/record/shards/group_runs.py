@@ -1,6 +1,6 @@
-"""What the groups of an experiment say of themselves by a few tags, without the rest of their runs.
+"""The groups of an experiment, by a few of their tags.
 
-A local store is read by SQL, where MLflow is one of those that were tried; another one through MLflow.
+A local store is read by SQL where MLflow's version was tried, otherwise through MLflow.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.tags import GROUP, fact_tag, facts_of, stored_name
 from pipeline.base.mlflow_internals import database_tables
 from pipeline.record.store import results
-from pipeline.record.store.local import is_server
+from pipeline.record.store.local_store import is_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """A group's run: its times in ms since the epoch, and what its tags say."""
+class GroupRun:
+    """A group's run: its times in ms since the epoch, and the facts in its tags."""
 
     name: str
     status: str
@@ -28,20 +28,20 @@ class Told:
     facts: Mapping[str, str]
 
 
-def groups(where: Path | str, experiment: str, names: Collection[str]) -> list[Told]:
-    """Every group of an experiment, oldest first, with these facts at least, as far as its tags have them.
+def read_groups(where: Path | str, experiment: str, names: Collection[str]) -> list[GroupRun]:
+    """Return every group of an experiment, oldest first, with at least these facts where its tags have them.
 
     Raises:
         TrackingError: there is no such store or experiment, or it cannot be read.
     """
-    if not is_server(where) and (found := _read(Path(where) / DATABASE, experiment, names)):
-        return found
-    return [of(run) for run in results.find_runs(where, experiment, GROUP)]
+    if not is_server(where) and (runs := _read_database(Path(where) / DATABASE, experiment, names)):
+        return runs
+    return [convert_run(run) for run in results.find_runs(where, experiment, GROUP)]
 
 
-def of(run: Any) -> Told:
-    """What a run says, as MLflow has it."""
-    return Told(
+def convert_run(run: Any) -> GroupRun:
+    """Convert a run of MLflow."""
+    return GroupRun(
         name=run.info.run_name,
         status=run.info.status,
         start_ms=run.info.start_time,
@@ -50,12 +50,12 @@ def of(run: Any) -> Told:
     )
 
 
-def _read(database: Path, experiment: str, names: Collection[str]) -> list[Told]:
-    """Read groups without MLflow; none if that cannot be done, as in a folder that may not be written."""
+def _read_database(database: Path, experiment: str, names: Collection[str]) -> list[GroupRun]:
+    """Read groups without MLflow; none if that fails, as in a folder without write permission."""
     # What an earlier version stored is read by the name of then.
     keys = {key: name for name in names for key in (fact_tag(name), stored_name(fact_tag(name)))}
     return [
-        Told(
+        GroupRun(
             name=run.name,
             status=run.status,
             start_ms=run.start_ms,

@@ -1,4 +1,4 @@
-"""Runs whose orchestrator is gone with its host: nobody will end them, so they are closed as interrupted."""
+"""Runs whose orchestrator is gone with its host; they are closed as interrupted."""
 
 from __future__ import annotations
 
@@ -6,52 +6,51 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of
 from pipeline.base.system import squeue
-from pipeline.observe import endings
 from pipeline.record.shards import group_runs
-from pipeline.record.shards.shard_states import Queued
+from pipeline.record.shards.shard_states import QueueState
 from pipeline.record.store import results
-from pipeline.record.store.local import Store
+from pipeline.record.store.local_store import Store
 
 _LOST = "its host was lost, or its orchestrator there"
 
 
-def close_unit(store: Store, experiment: str, plan: str, unit: int, programs: Collection[str]) -> list[str]:
-    """Close what earlier attempts of a unit left running; the names of the groups.
+def close_shard(store: Store, experiment: str, plan: str, unit: int, programs: Collection[str]) -> list[str]:
+    """Close what earlier attempts of a shard left running, and return the names of the groups.
 
-    An attempt that lives on after all, on a host that only seemed to be dead, ends its run itself later. Another plan
-    that has groups of these program digests, as one with fewer repeats, may be at work: a group of it is closed if its
-    Slurm task has left the queue.
+    An attempt that is alive after all ends its run itself later. Groups of another plan with these program digests are
+    closed only if their Slurm task has left the queue: that plan may be at work.
     """
-    running = _running(store, experiment, silent_s=0)
+    running = _find_running(store, experiment, silent_s=0)
     of_unit = {"plan": plan, "plan_unit": str(unit)}.items()
-    own = [run for run in running if of_unit <= facts_of(run.data.tags).items()]
-    alike = [run for run in running if run.data.tags.get(Tag.PROGRAM_DIGEST) in programs and run not in own]
-    others = [(run, group_runs.of(run)) for run in alike]
-    queued = Queued.of([each for _, each in others], squeue.states_on)
-    return _close(store, experiment, [*own, *(run for run, each in others if queued.is_gone(each))])
+    of_plan = [run for run in running if of_unit <= facts_of(run.data.tags).items()]
+    alike = [run for run in running if run.data.tags.get(Tag.PROGRAM_DIGEST) in programs and run not in of_plan]
+    of_other_plans = [(run, group_runs.convert_run(run)) for run in alike]
+    queued = QueueState.read([group for _, group in of_other_plans], squeue.states_on)
+    return _close(store, experiment, [*of_plan, *(run for run, group in of_other_plans if queued.is_gone(group))])
 
 
 def close_silent(store: Store, experiment: str, silent_s: float) -> list[str]:
-    """Close the groups of an experiment that began so long ago and still run; their names."""
-    return _close(store, experiment, _running(store, experiment, silent_s))
+    """Close the groups of an experiment that began so long ago and still run; return their names."""
+    return _close(store, experiment, _find_running(store, experiment, silent_s))
 
 
-def _running(store: Store, experiment: str, silent_s: float) -> list[Any]:
+def _find_running(store: Store, experiment: str, silent_s: float) -> list[Any]:
     latest_ms = (time.time() - silent_s) * 1000
-    groups = results.runs_in(store, experiment, GROUP)
+    groups = results.read_runs(store, experiment, GROUP)
     return [run for run in groups if run.info.status == "RUNNING" and run.info.start_time <= latest_ms]
 
 
 def _close(store: Store, experiment: str, running: Sequence[Any]) -> list[str]:
-    ending = endings.without_owner()
+    result = Result.INTERRUPTED
     lost = {run.info.run_id for run in running}
-    jobs = results.runs_in(store, experiment, JOB) if lost else []
+    jobs = results.read_runs(store, experiment, JOB) if lost else []
     of_jobs = [run for run in jobs if run.data.tags.get(Tag.PARENT_RUN) in lost and run.info.status == "RUNNING"]
     for run in (*of_jobs, *running):
-        store.client.set_tag(run.info.run_id, Tag.RESULT, ending.result.value)
+        store.client.set_tag(run.info.run_id, Tag.RESULT, result.value)
         # Not as its reason: a group that lives on after all ends without one, and then says what came of it here.
-        store.client.set_tag(run.info.run_id, Tag.DESCRIPTION, f"{ending.result.value}: {_LOST}")
-        store.client.set_terminated(run.info.run_id, ending.result.mlflow_status)
+        store.client.set_tag(run.info.run_id, Tag.DESCRIPTION, f"{result.value}: {_LOST}")
+        store.client.set_terminated(run.info.run_id, result.mlflow_status)
     return [str(run.info.run_name) for run in running]

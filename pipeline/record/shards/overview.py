@@ -1,11 +1,12 @@
-"""How far a study is, unit by unit, from what the store has of its newest plan: whoever ran it, wherever."""
+"""Progress of a study, shard by shard, from the newest plan in the store, whoever ran it."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from pipeline.base.system import secrets, squeue, user_command, words
 from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.group_folder import RunRecord
-from pipeline.record.invocation import command_to_resume
+from pipeline.record.invocation import spell_resume_command
 from pipeline.record.shards import group_runs, shard_states, slurm_arrays, task_messages
-from pipeline.record.shards.group_runs import Told
-from pipeline.record.shards.shard_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, Queued, Unit
-from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.shards.group_runs import GroupRun
+from pipeline.record.shards.shard_states import DONE, LOST, RUNNING, STATES, WAITING, Queue, QueueState, Shard
+from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.record.store import content
-from pipeline.record.store.local import is_server
+from pipeline.record.store.local_store import is_server
 
 _FACTS = (
     *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "taken_over_by", "digest", "result"),
@@ -33,33 +34,28 @@ _FACTS = (
 _BESIDE = "hydra/launcher=beside"
 _HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
 _MODEL = "GPU model"
-TaskEnds = Callable[[Collection[str]], Mapping[str, str]]
-"""Asks Slurm how the tasks of some job arrays ended (`squeue.list_end_states`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """All units of a study, those for one GPU model after those for another.
+    """All shards of a study, grouped by GPU model.
 
     Attributes:
-        plan: its digest; of several GPU models that of the newest.
-        plan_any_gpu: of the same without the GPU models; empty if the store does not say.
-        num_models: GPU models that it is measured on.
-        seconds_left: what the missing groups will take on as many GPUs as are at work, as those that ended took; of
-            several models the longest, of a GPU alone and in company the sum. `None` if no group
-            has ended of a model that lacks some, 0 if none is missing.
-        simulated: the GPU models that are simulated.
-        num_unsent: groups of the experiment in the spool of the store's folder that were not sent.
-        command: that began the newest of its groups: the launcher's, where one did.
+        plan, plan_any_gpu: digest of the newest plan, with and without the GPU models; the latter empty if unknown.
+        seconds_left: for the missing groups, on as many GPUs as are at work; of several models the longest, of a GPU
+            alone and in company the sum. `None` if unknown, 0 if none is missing.
+        simulated: the simulated GPU models.
+        num_unsent: groups of the experiment that wait in the spool.
+        command: that began the newest of its groups; the launcher's, if there was one.
         is_asked: whether Slurm was asked for its tasks.
-        unasked: why Slurm said nothing of the tasks that ran its groups; empty if it did, or none ran any.
+        unasked: why Slurm could not be asked; empty if it was, or no task ran a group.
     """
 
     experiment: str
     plan: str
     plan_any_gpu: str
     num_models: int
-    units: Sequence[Unit]
+    units: Sequence[Shard]
     seconds_left: float | None
     simulated: Sequence[str]
     num_unsent: int
@@ -72,13 +68,13 @@ class Overview:
         return not self.num_unsent and all(unit.state == DONE for unit in self.units)
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return it for programs."""
         return dataclasses.asdict(self)
 
     def as_text(self, now_s: float) -> str:
-        """A table with a line a unit, units that were not begun together, and what is left."""
-        shown = [list(alike) for _, alike in itertools.groupby(self.units, _shown_with)]
-        lines = [_HEAD, *(_line(units, now_s) for units in shown)]
+        """Format a table with a line a shard, or a range of shards without a start, and the work left."""
+        shown = [list(alike) for _, alike in itertools.groupby(self.units, _make_line_key)]
+        lines = [_HEAD, *(_format_line(units, now_s) for units in shown)]
         if self.num_models > 1:
             models = (_MODEL, *(units[0].model or "-" for units in shown))
             lines = [(model, *line) for model, line in zip(models, lines, strict=True)]
@@ -86,71 +82,73 @@ class Overview:
         num_found = sum(unit.num_found for unit in self.units)
         total = sum(unit.num_groups for unit in self.units)
         counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-        left = "" if not self.seconds_left else f", about {words.duration(self.seconds_left)} left"
-        said = [
+        remaining = "" if not self.seconds_left else f", about {words.duration(self.seconds_left)} left"
+        text = [
             *words.aligned(lines, range(len(lines[0]))),
-            f"units: {counts}; {num_found} of {total} groups have a result{left}",
+            f"units: {counts}; {num_found} of {total} groups have a result{remaining}",
         ]
         if num_skipped := sum(unit.results.get(Result.SKIPPED, 0) for unit in self.units):
-            said.append(f"{words.counted(num_skipped, 'group')} skipped: resume=true runs what can run now")
-        said += task_messages.describe(self.units)
+            text.append(f"{words.counted(num_skipped, 'group')} skipped: resume=true runs what can run now")
+        text += task_messages.describe(self.units)
         if self.simulated:
-            said.append(f"simulated: {', '.join(self.simulated)}")
+            text.append(f"simulated: {', '.join(self.simulated)}")
         if self.num_unsent:
-            said.append(f"{words.counted(self.num_unsent, 'group')} in the spool, not sent yet")
+            text.append(f"{words.counted(self.num_unsent, 'group')} in the spool, not sent yet")
         if self.unasked:
-            said.append(f"as the store says, without Slurm's queue: {self.unasked}")
+            text.append(f"states are those of the store, without Slurm's queue: {self.unasked}")
         if not self.is_done and self.command:
             goes_on = states[RUNNING] or states[WAITING]
-            said.append(f"begun by: {self.command}" if goes_on else self._how_to_resume())
-        return "\n".join(said)
+            text.append(f"begun by: {self.command}" if goes_on else self._describe_resume())
+        return "\n".join(text)
 
-    def _how_to_resume(self) -> str:
-        """What to type to go on."""
-        typed = content.words_of(self.command)
+    def _describe_resume(self) -> str:
+        typed = content.split_command(self.command)
         if typed is None:
             return f"begun by: {self.command}"
-        ours, theirs = user_command.divide(typed)
-        whole = [word for word in ours if not user_command.sets(word, ["unit"])]
-        conditions = ["with each K that is not done"] if whole != ours else []
-        if "hydra/launcher=slurm" in ours and not self.is_asked:
+        options, arguments = user_command.divide(typed)
+        options_of_study = [word for word in options if not user_command.sets(word, ["unit"])]
+        conditions = ["with each K that is not done"] if options_of_study != options else []
+        if "hydra/launcher=slurm" in options and not self.is_asked:
             conditions.append("if no job array of it waits")
         if secrets.HIDDEN in self.command:
             conditions.append(f"with your own values for {secrets.HIDDEN}")
-        command = command_to_resume([*whole, *(["unit=K"] if whole != ours else []), *theirs])
+        command = spell_resume_command(
+            [*options_of_study, *(["unit=K"] if options_of_study != options else []), *arguments]
+        )
         return f"{', '.join(['to run what is left', *conditions])}: {command}"
 
 
-def overview(
-    where: Path | str, experiment: str, queue: Queue | None = None, ends: TaskEnds = squeue.list_end_states
-) -> Overview:
-    """How far the newest plan of an experiment is, and with it those of the same study for other GPU models.
+def read_overview(where: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
+    """Return the progress of the newest plan of an experiment, and of the same study on other GPU models.
 
-    With `queue`, what Slurm says of the tasks that ran groups of it, or are of their job arrays, counts as well; of
-    tasks that ended without a result, `ends` is asked how.
+    With `queue`, Slurm's tasks count as well, also those that ended without a result.
 
     Raises:
-        TrackingError: there is no such store or experiment, or nothing in it says how many units a study has.
+        TrackingError: there is no such store or experiment, or nothing in it says how many shards a study has.
     """
-    spooled = {} if is_server(where) else _spooled(Path(where), experiment)
-    of_models = _of_models(where, experiment, spooled)
-    given = slurm_arrays.of(str(where), experiment) if is_server(where) and queue is not None else None
-    if not of_models and given is None:
-        raise TrackingError(f"no group of experiment {experiment!r} in {where} says what was planned; has one begun?")
+    spooled = {} if is_server(where) else _read_spooled(Path(where), experiment)
+    of_models = _select_plans(where, experiment, spooled)
+    submitted = slurm_arrays.read(str(where), experiment) if is_server(where) and queue is not None else None
+    if not of_models and submitted is None:
+        raise TrackingError(
+            f"experiment {experiment!r} in {where} has no planned group; check that its study has begun"
+        )
     newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms, default=None)
-    if given is not None and (newest is None or _is_another(given, newest, queue)):
-        of_models, newest = [], _not_begun(given)
+    if submitted is not None and (newest is None or _is_another(submitted, newest, queue)):
+        of_models, newest = [], _make_pending_run(submitted)
     assert newest is not None
-    given = given if given is not None and given.study == _typed(newest) else None
-    queued = Queued.of([*itertools.chain(*of_models)], queue, given)
-    parts = _parts(of_models or [[]], newest, queued)
+    submitted = submitted if submitted is not None and submitted.study == _find_study_command(newest) else None
+    queued = QueueState.read([*itertools.chain(*of_models)], queue, submitted)
+    parts = _make_parts(of_models or [[]], newest, queued)
     if any(unit.state == LOST for units, _ in parts for unit in units):  # unless it ended between the two questions
-        of_models = _of_models(where, experiment, spooled)
-        parts = _parts(of_models, newest, queued)
+        of_models = _select_plans(where, experiment, spooled)
+        parts = _make_parts(of_models, newest, queued)
     if queued.arrays:
-        all_units = [unit for units, _ in parts for unit in units]
-        known = _list_end_states(queued.arrays, ends) if task_messages.has_unexplained(all_units) else {}
-        folder = given.folder if given else ""
+        is_unfinished = any(unit.state in task_messages.UNFINISHED for units, _ in parts for unit in units)
+        known: Mapping[str, str] = {}
+        with suppress(CommandError):  # Slurm has just answered; without it the output of the tasks still tells
+            known = squeue.list_end_states(queued.arrays) if is_unfinished else {}
+        folder = submitted.folder if submitted else ""
         parts = [
             (task_messages.add_messages(units, shard_states.select_arrays(runs, queued), folder, known), seconds)
             for runs, (units, seconds) in zip(of_models or [[]], parts, strict=True)
@@ -162,7 +160,7 @@ def overview(
         plan_any_gpu=newest.facts.get("plan_any_gpu", ""),
         num_models=len(parts),
         units=[unit for units, _ in parts for unit in units],
-        seconds_left=(sum if _is_of_beside(newest.facts) else max)(left_s) if len(left_s) == len(parts) else None,
+        seconds_left=(sum if _has_company(newest.facts) else max)(left_s) if len(left_s) == len(parts) else None,
         simulated=sorted({run.facts["device"] for run in itertools.chain(*of_models) if "simulated" in run.facts}),
         num_unsent=len(spooled),
         command=newest.facts.get("command_line", ""),
@@ -171,15 +169,8 @@ def overview(
     )
 
 
-def _list_end_states(arrays: Collection[str], ends: TaskEnds) -> Mapping[str, str]:
-    try:
-        return ends(arrays)
-    except CommandError:  # Slurm has just answered; without it the output of the tasks still tells
-        return {}
-
-
-def sizes_in_words(sizes: Sequence[int]) -> str:
-    """The number of groups of each unit, equal ones together: `12x5`, `12x4,6x1`."""
+def format_sizes(sizes: Sequence[int]) -> str:
+    """Format the number of groups of each shard, with equal ones together: `12x5`, `12x4,6x1`."""
     runs: list[tuple[int, int]] = []
     for size in sizes:
         times = runs.pop()[1] if runs and runs[-1][0] == size else 0
@@ -187,103 +178,101 @@ def sizes_in_words(sizes: Sequence[int]) -> str:
     return ",".join(f"{size}x{times}" for size, times in runs)
 
 
-def sizes_of(text: str) -> list[int]:
-    """The sizes that `sizes_in_words` wrote."""
+def parse_sizes(text: str) -> list[int]:
+    """Parse the text of `sizes_in_words`."""
     parts = (part.split("x") for part in text.split(","))
     return [int(size) for size, times in parts for _ in range(int(times))]
 
 
-def _spooled(root: Path, experiment: str) -> dict[str, RunRecord]:
-    """By spool id, the ended groups of an experiment that were not sent: the store says that they run, or nothing."""
-    ended = group_folder.ended(root / layout.SPOOL)
+def _read_spooled(root: Path, experiment: str) -> dict[str, RunRecord]:
+    """Return the ended groups of an experiment that wait in the spool, by spool id; the store may say that they run."""
+    ended = group_folder.read_ended(root / layout.SPOOL)
     return {record.spool_id: record.parent for record in ended if record.experiment == experiment}
 
 
-def _of_models(where: Path | str, experiment: str, spooled: Mapping[str, RunRecord]) -> list[list[Told]]:
-    """The groups of the newest plan and of the same study for other GPU models, each oldest first, by model.
+def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunRecord]) -> list[list[GroupRun]]:
+    """Return the groups of the newest plan, and of the same study on other GPU models, oldest first, by model.
 
-    A model of which none was begun has none; without any that says how many units its plan has, there is no model.
-    Where a GPU is measured alone and in company, each is a plan, and has its place as a model has.
+    A model without a group has an empty list. A GPU alone and in company are two plans, and count as models do.
     """
     planned = [
-        _as_spooled(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
-        for run in group_runs.groups(where, experiment, _FACTS)
-        for facts in _by_study(run)
+        _update_from_spool(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
+        for run in group_runs.read_groups(where, experiment, _FACTS)
+        for facts in _split_by_study(run)
     ]
     if not planned:
         return []
     newest = planned[-1].facts
-    is_beside = _is_of_beside(newest)
+    is_beside = _has_company(newest)
     if is_beside and "unit" not in newest:
         raise TrackingError(
-            f"experiment {experiment!r} holds what kept a GPU company, of which nothing is left to run; what that GPU "
-            "measured is in the experiment without _company"
+            f"experiment {experiment!r} holds only company of a measured GPU; name the experiment without _company"
         )
-    study = _study_of(newest)
-    plans: dict[str, list[Told]] = defaultdict(list)
+    study = _identify_study(newest)
+    plans: dict[str, list[GroupRun]] = defaultdict(list)
     for run in planned:
-        if run.facts["plan"] == newest["plan"] or _study_of(run.facts) == study:
+        if run.facts["plan"] == newest["plan"] or _identify_study(run.facts) == study:
             plans[run.facts["plan"]].append(run)
     num_others = (2 if is_beside else int(newest.get("plan_models", "1"))) - len(plans)
-    return sorted([*plans.values(), *([] for _ in range(num_others))], key=shard_states.model_of)
+    return sorted([*plans.values(), *([] for _ in range(num_others))], key=shard_states.find_model)
 
 
-def _by_study(run: Told) -> Collection[Mapping[str, str]]:
-    """The facts of a run in each study that has it; of plans of one study in the last one."""
+def _split_by_study(run: GroupRun) -> Collection[Mapping[str, str]]:
     planned = (facts for facts in list_facts_by_plan(run.facts) if "plan_units" in facts)
-    return {_study_of(facts): facts for facts in planned}.values()
+    return {_identify_study(facts): facts for facts in planned}.values()
 
 
-def _is_of_beside(facts: Mapping[str, str]) -> bool:
+def _has_company(facts: Mapping[str, str]) -> bool:
     command = facts.get("command_line", "")
-    return _BESIDE in command and _BESIDE in (content.words_of(command) or [])  # the first look costs no time
+    return _BESIDE in command and _BESIDE in (content.split_command(command) or [])  # the first look costs no time
 
 
-def _study_of(facts: Mapping[str, str]) -> str:
-    """What the plans of one study have in common."""
-    if _is_of_beside(facts):
-        return slurm_arrays.study_of(facts["command_line"])
+def _identify_study(facts: Mapping[str, str]) -> str:
+    """Return what the plans of one study have in common."""
+    if _has_company(facts):
+        return slurm_arrays.identify_study(facts["command_line"])
     return facts.get("plan_any_gpu", facts["plan"])
 
 
-def _typed(run: Told) -> str:
-    """The command line of the study that a group is of."""
-    return slurm_arrays.study_of(run.facts.get("command_line", ""))
+def _find_study_command(run: GroupRun) -> str:
+    return slurm_arrays.identify_study(run.facts.get("command_line", ""))
 
 
-def _is_another(given: Submitted, newest: Told, queue: Queue | None) -> bool:
-    """Whether what was submitted last is another study than that of the newest group, or it with another program."""
-    if given.time_ms <= newest.start_ms:
+def _is_another(submitted: Submission, newest: GroupRun, queue: Queue | None) -> bool:
+    """Return whether the newest submission is another study than the newest group's, or a changed program."""
+    if submitted.time_ms <= newest.start_ms:
         return False
-    if given.study != _typed(newest):
+    if submitted.study != _find_study_command(newest):
         return True
-    has_changed = given.plan_any_gpu not in ("", newest.facts.get("plan_any_gpu"))
+    has_changed = submitted.plan_any_gpu not in ("", newest.facts.get("plan_any_gpu"))
     # No group tells of tasks that found all done, as where the plan is another one on the nodes than where it is typed.
-    return has_changed and bool(Queued.of([], queue, given).states)
+    return has_changed and bool(QueueState.read([], queue, submitted).states)
 
 
-def _not_begun(given: Submitted) -> Told:
-    """What a group would say of a study of which none has begun."""
-    facts = {"plan": "", "plan_any_gpu": given.plan_any_gpu, "command_line": given.command_line}
-    facts |= {"plan_units": sizes_in_words([0] * given.num_units)}
-    return Told(name="", status="", start_ms=0, end_ms=None, facts=facts)
+def _make_pending_run(submitted: Submission) -> GroupRun:
+    """Return a stand-in for the groups of a study of which none has begun."""
+    facts = {"plan": "", "plan_any_gpu": submitted.plan_any_gpu, "command_line": submitted.command_line}
+    facts |= {"plan_units": format_sizes([0] * submitted.num_units)}
+    return GroupRun(name="", status="", start_ms=0, end_ms=None, facts=facts)
 
 
-def _parts(of_models: Sequence[Sequence[Told]], newest: Told, queued: Queued) -> list[tuple[list[Unit], float | None]]:
-    """By GPU model the units, and the seconds left."""
-    sizes = sizes_of(newest.facts["plan_units"])
+def _make_parts(
+    of_models: Sequence[Sequence[GroupRun]], newest: GroupRun, queued: QueueState
+) -> list[tuple[list[Shard], float | None]]:
+    """Return the shards and the seconds left, by GPU model."""
+    sizes = parse_sizes(newest.facts["plan_units"])
     parts = []
     for runs in of_models:
-        units = shard_states.of_plan(sizes, runs, queued)
-        left_s = shard_states.seconds_left(units, runs)
-        if runs and _is_of_beside(newest.facts):
+        units = shard_states.read_shards(sizes, runs, queued)
+        left_s = shard_states.estimate_seconds_left(units, runs)
+        if runs and _has_company(newest.facts):
             how = "in company" if runs[0].facts.get("beside", "0") != "0" else "alone"
             units = [dataclasses.replace(unit, model=f"{unit.model} {how}") for unit in units]
         parts.append((units, left_s))
     return parts
 
 
-def _as_spooled(run: Told, record: RunRecord | None) -> Told:
+def _update_from_spool(run: GroupRun, record: RunRecord | None) -> GroupRun:
     if record is None:
         return run
     return dataclasses.replace(
@@ -291,16 +280,16 @@ def _as_spooled(run: Told, record: RunRecord | None) -> Told:
     )
 
 
-def _shown_with(unit: Unit) -> tuple[str, str, str, int]:
-    """Neighbours for which this is equal have one line: units of one model that were not begun, and wait alike."""
+def _make_line_key(unit: Shard) -> tuple[str, str, str, int]:
+    """Return a key that is equal for neighbouring shards that share a line."""
     return unit.model, unit.state, unit.reason, 0 if unit.last_ms is None else unit.number
 
 
-def _line(units: Sequence[Unit], now_s: float) -> tuple[str, ...]:
+def _format_line(units: Sequence[Shard], now_s: float) -> tuple[str, ...]:
     unit = units[0]
     numbers = str(unit.number) if len(units) == 1 else f"{unit.number} to {units[-1].number}"
     ended = ", ".join(f"{times} {result}" for result, times in unit.results.items())
     ago = "" if unit.last_ms is None else f"{words.duration(max(0.0, now_s - unit.last_ms / 1000))} ago"
     state = ": ".join(filter(None, (unit.state, unit.group or unit.reason)))
-    groups = f"{unit.num_found}/{sum(each.num_groups for each in units)}"
+    groups = f"{unit.num_found}/{sum(shard.num_groups for shard in units)}"
     return (numbers, state, groups, ended or "-", unit.host or "-", unit.gpu[:12] or "-", ago or "-")

@@ -1,4 +1,4 @@
-"""The job arrays that Slurm was given for a study, as a tag of its experiment: no row knows one that only waits."""
+"""Slurm job arrays of a study, in a tag of its experiment: an array that only waits has no row."""
 
 from __future__ import annotations
 
@@ -11,26 +11,18 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.tags import PREFIX
 from pipeline.base.system import user_command
-from pipeline.record.store.content import words_of
-from pipeline.record.store.existing import open_if_there
-from pipeline.record.store.local import Store, refused_by
+from pipeline.record.store.content import split_command
+from pipeline.record.store.local_store import Store, translate_errors
 from pipeline.record.store.results import find_experiment
+from pipeline.record.store.store_access import open_if_there
 
 TAG = f"{PREFIX}submitted"
 _MOST_ARRAYS = 50  # a tag holds 5,000 characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """The arrays of one study, oldest first.
-
-    Attributes:
-        command_line: that began it, as it is recorded.
-        plan_any_gpu: the digest of its plan without the GPU models.
-        cluster: whose Slurm has them.
-        time_ms: when the newest was submitted, since the epoch.
-        folder: of the output of its tasks.
-    """
+class Submission:
+    """The arrays of one study, oldest first; `time_ms` is that of the newest, `folder` holds the tasks' output."""
 
     command_line: str
     plan_any_gpu: str = ""
@@ -42,42 +34,42 @@ class Submitted:
 
     @property
     def study(self) -> str:
-        """What all starts of the study have in common."""
-        return study_of(self.command_line)
+        """The part of the command line that all starts of the study share."""
+        return identify_study(self.command_line)
 
 
-def study_of(command_line: str) -> str:
-    """What of a recorded command line is the same in each start of its study; empty if it was too long to be kept."""
-    typed = words_of(command_line)
+def identify_study(command_line: str) -> str:
+    """Return the part of a recorded command line that is the same in each start of its study; empty if it was cut."""
+    typed = split_command(command_line)
     if not typed:
         return ""
-    kept, theirs = user_command.drop_keys(typed, user_command.OF_LAUNCHERS)
-    return shlex.join([*kept, *theirs])
+    options, arguments = user_command.drop_keys(typed, user_command.OF_LAUNCHERS)
+    return shlex.join([*options, *arguments])
 
 
-def note(store: Store, experiment: str, new: Submitted) -> None:
-    """Add arrays to those of the same study, or put them in the place of another study's."""
-    known = _of(store, experiment)
+def note(store: Store, experiment: str, new: Submission) -> None:
+    """Add arrays to those of the same study, or replace those of another study."""
+    known = _read(store, experiment)
     if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
         new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])
-    with refused_by(f"the job arrays cannot be noted in {store.uri}"):
-        store.client.set_experiment_tag(store.experiment_id(experiment), TAG, json.dumps(dataclasses.asdict(new)))
+    with translate_errors(f"the job arrays cannot be noted in {store.uri}"):
+        store.client.set_experiment_tag(store.open_experiment(experiment), TAG, json.dumps(dataclasses.asdict(new)))
 
 
-def of(uri: str, experiment: str) -> Submitted | None:
-    """What Slurm was given last for an experiment of a server; `None` if that is unknown.
+def read(uri: str, experiment: str) -> Submission | None:
+    """Return the newest submission of an experiment on a server; `None` if unknown.
 
     Raises:
         TrackingError: the server cannot be read.
     """
     store = open_if_there(uri)
-    return None if store is None else _of(store, experiment)
+    return None if store is None else _read(store, experiment)
 
 
-def _of(store: Store, experiment: str) -> Submitted | None:
-    found = find_experiment(store, experiment)
-    if found is None or TAG not in found.tags:
+def _read(store: Store, experiment: str) -> Submission | None:
+    stored = find_experiment(store, experiment)
+    if stored is None or TAG not in stored.tags:
         return None
     with suppress(ValueError, TypeError):  # of another version
-        return Submitted(**json.loads(found.tags[TAG]))
+        return Submission(**json.loads(stored.tags[TAG]))
     return None

@@ -1,4 +1,4 @@
-"""Messages of the Slurm tasks of a study: why one ended without a result, and for whom one waits."""
+"""Messages of a study's Slurm tasks: why one ended without a result, and whom one waits for."""
 
 from __future__ import annotations
 
@@ -8,41 +8,49 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base.system import squeue, words
-from pipeline.record import task_output
-from pipeline.record.shards.shard_states import ENDED, INCOMPLETE, LOST, NOT_BEGUN, RUNNING, Unit
+from pipeline.base.system import secrets, squeue, words
+from pipeline.launch.events import last_lines
+from pipeline.record.shards.shard_states import ENDED, INCOMPLETE, LOST, NOT_BEGUN, RUNNING, Shard
 
-_LEFT = (INCOMPLETE, LOST, NOT_BEGUN)
+UNFINISHED = (INCOMPLETE, LOST, NOT_BEGUN)
 _NEVER_RAN = frozenset({"CANCELLED", "REVOKED"})
 """States of a task that has no output where it was ended before it began."""
 _SAYS_NOTHING = frozenset({"", "COMPLETED", "FAILED"})
 _MOST_MESSAGES = 10
 _NUMBER = re.compile(r"\d+")
+START = "start "
+"""With what the batch script begins the output of each start of a task; a task that is requeued starts again."""
 
-
-def has_unexplained(units: Sequence[Unit]) -> bool:
-    """Return whether a task of these units may have ended without a result."""
-    return any(unit.state in _LEFT for unit in units)
+_START = re.compile(rf"{START}\d+ of unit \d+ on ")
+_ERROR = re.compile(
+    r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # ours, Slurm's and those of shells
+    r"|[a-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)|Fatal Python error"  # the end of a traceback
+    r"|interrupted by SIG|time_limit_s=\S+ is over",
+    re.IGNORECASE,
+)
+_WAIT = re.compile(r"waiting for (?P<whom>.*); at most ")
+_SCRIPT = re.compile(r"^\S*/slurm_script: ")
+_TAIL_BYTES, _MAX_LENGTH = 1 << 16, 300
 
 
 def add_messages(
-    units: Sequence[Unit], arrays: Collection[str], folder: str, end_states: Mapping[str, str]
-) -> list[Unit]:
-    """Return the units, each with the last message of the newest of its tasks in these arrays that began.
+    units: Sequence[Shard], arrays: Collection[str], folder: str, end_states: Mapping[str, str]
+) -> list[Shard]:
+    """Return the shards of one GPU model, each with the last message of its newest task that began.
 
     Args:
-        units: of one GPU model.
+        units: the shards.
         arrays: the job arrays that may have tasks of them.
-        folder: of the tasks' output; empty if it is not known.
-        end_states: by task, as `squeue.list_end_states` has them.
+        folder: of the tasks' output; empty if unknown.
+        end_states: by task, of `squeue.list_end_states`.
     """
     newest_first = sorted(arrays, key=int, reverse=True)
-    return [_with_message(unit, newest_first, folder, end_states) for unit in units]
+    return [_add_message(unit, newest_first, folder, end_states) for unit in units]
 
 
-def describe(units: Sequence[Unit]) -> Iterator[str]:
-    """Yield a line for each message of these units, with the units that have it; alike are those but for numbers."""
-    alike: dict[tuple[str, str], list[Unit]] = defaultdict(list)
+def describe(units: Sequence[Shard]) -> Iterator[str]:
+    """Yield a line for each message, with the shards that have it; messages are alike but for numbers."""
+    alike: dict[tuple[str, str], list[Shard]] = defaultdict(list)
     for unit in units:
         if unit.message:
             alike[unit.model, _NUMBER.sub("0", unit.message)].append(unit)
@@ -56,28 +64,28 @@ def describe(units: Sequence[Unit]) -> Iterator[str]:
         yield f"{words.counted(sum(map(len, rest)), 'more unit')} with other messages: --json has all"
 
 
-def _with_message(unit: Unit, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Unit:
+def _add_message(unit: Shard, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Shard:
     if unit.state == RUNNING and not unit.group and folder:
-        outputs = (task_output.locate(Path(folder), task) for task in unit.tasks)
+        outputs = (locate(Path(folder), task) for task in unit.tasks)
         return next(
             (
                 dataclasses.replace(unit, message=f"waits for {whom}", output=str(output))
                 for output in outputs
-                if (whom := task_output.read_awaited(output))
+                if (whom := read_awaited(output))
             ),
             unit,
         )
-    if unit.state not in _LEFT:
+    if unit.state not in UNFINISHED:
         return unit
     for array in arrays:
         task = squeue.name_task(array, unit.number)
-        output = task_output.locate(Path(folder), task) if folder else None
+        output = locate(Path(folder), task) if folder else None
         has_output = output is not None and output.exists()
         end_state = end_states.get(task, "")
         name = end_state.partition(" ")[0]
         if not has_output and (not name or name in _NEVER_RAN):
             continue
-        error = task_output.read_last_error(output) if output is not None else ""
+        error = read_last_error(output) if output is not None else ""
         parts = [*([] if name in _SAYS_NOTHING else [name]), *([error] if error else [])]
         return dataclasses.replace(
             unit,
@@ -86,3 +94,35 @@ def _with_message(unit: Unit, arrays: Sequence[str], folder: str, end_states: Ma
             output=str(output) if has_output else "",
         )
     return unit
+
+
+def locate(folder: Path, task: str) -> Path:
+    """Return the file of a task, such as `12_3`."""
+    return folder / f"{task}.log"
+
+
+def read_last_error(path: Path) -> str:
+    """Return the last error line of a task's last start, else its last line; empty if there is no output."""
+    lines = _read_last_start(path)
+    if errors := [line for line in lines if _ERROR.match(line.lstrip())]:
+        return _shorten(errors[-1])
+    return f"no error in its output, which ends with: {_shorten(lines[-1])}" if lines else ""
+
+
+def read_awaited(path: Path) -> str:
+    """Return whom a task waits for, if that is its last line; else an empty text."""
+    lines = _read_last_start(path)
+    match = _WAIT.match(lines[-1]) if lines else None
+    return _shorten(match["whom"]) if match else ""
+
+
+def _read_last_start(path: Path) -> list[str]:
+    lines = [line.decode(errors="replace").rstrip() for line in last_lines(path, _TAIL_BYTES)]
+    starts = [number for number, line in enumerate(lines) if _START.match(line)]
+    return [line for line in lines[starts[-1] + 1 if starts else 0 :] if line]
+
+
+def _shorten(line: str) -> str:
+    text = "".join(character if character.isprintable() else " " for character in line).strip()
+    text = _SCRIPT.sub("batch script: ", text)
+    return secrets.mask_text(text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}...")

@@ -1,4 +1,4 @@
-"""What one MLflow run is to hold, in the names, lengths and batches that MLflow accepts.
+"""Contents of one MLflow run in the names, lengths and batches that MLflow accepts.
 
 Source of the limits: mlflow/utils/validation.py, 3.17.
 """
@@ -37,7 +37,7 @@ Point = tuple[int, int, float]
 
 @dataclass(slots=True)
 class LogBatch:
-    """What goes to MLflow in one call of `log_batch`."""
+    """Contents of one call of `log_batch`."""
 
     metrics: list[tuple[str, Point]] = field(default_factory=list)
     params: list[tuple[str, str]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class LogBatch:
 
 @dataclass(slots=True)
 class RunContent:
-    """Collects params, tags and metrics of one run. `long_values` holds what had to be cut, by kind and name."""
+    """Params, tags and metrics of one run. `long_values` holds what had to be cut, by kind and name."""
 
     metrics: dict[str, list[Point]] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
@@ -65,39 +65,39 @@ class RunContent:
     not_finite: list[str] = field(default_factory=list)
 
     def add_param(self, key: str, value: str) -> None:
-        name = _free_name(key, self.params)
+        name = _find_free_name(key, self.params)
         self.params[name] = self._cut("params", name, value, MAX_PARAM)
 
     def add_tag(self, key: str, value: str) -> None:
-        name = _free_name(stored_name(key), self.tags)
+        name = _find_free_name(stored_name(key), self.tags)
         self.tags[name] = self._cut("tags", name, value, MAX_TAG)
 
     def add_metric(self, key: str, points: Iterable[Point]) -> None:
-        """Add the points of a metric. Those that are not finite are left out, and a tag names the metric."""
-        name = _free_name(key, self.metrics)
-        every = list(points)
-        finite = [point for point in every if math.isfinite(point[2])]
+        """Add the finite points of a metric; a tag names the metrics that had others."""
+        name = _find_free_name(key, self.metrics)
+        all_points = list(points)
+        finite = [point for point in all_points if math.isfinite(point[2])]
         if finite:
             self.metrics[name] = finite
-        if len(finite) < len(every):
+        if len(finite) < len(all_points):
             self.not_finite.append(name)
 
     def add_script_run(self, run: ScriptRun, most_points: int) -> Iterator[str]:
-        """Add what the job's own program logged. A name that is taken already goes below `script/`.
+        """Add what the job's own program logged; a name that is taken goes below `script/`.
 
-        Yields the names of metrics of which there are more points than `most_points`, as many of which are added.
+        Yields the names of metrics that were thinned to `most_points`.
         """
         for key, points in run.metrics.items():
-            self.add_metric(_yielding(run.prefix + key, self.metrics), thinned(points, most_points))
+            self.add_metric(_avoid_taken(run.prefix + key, self.metrics), thinned(points, most_points))
             if points.num_points > min(len(points), most_points):
                 yield key
         for key, value in run.params.items():
-            self.add_param(_yielding(run.prefix + key, self.params), _masked(key, value))
+            self.add_param(_avoid_taken(run.prefix + key, self.params), _mask_logged(key, value))
         for key, value in run.tags.items():
-            self.add_tag(_yielding(run.prefix + key, self.tags), _masked(key, value))
+            self.add_tag(_avoid_taken(run.prefix + key, self.tags), _mask_logged(key, value))
 
-    def batches(self, known: RunContent | None = None) -> Iterator[LogBatch]:
-        """Everything but known params and tags, in as few calls as MLflow allows; nothing if there is nothing."""
+    def make_batches(self, known: RunContent | None = None) -> Iterator[LogBatch]:
+        """Yield everything but known params and tags, in as few calls as MLflow allows."""
         known = known or RunContent()
         params = {key: value for key, value in self.params.items() if known.params.get(key) != value}
         tags = {key: value for key, value in self.tags.items() if known.tags.get(key) != value}
@@ -126,42 +126,39 @@ class RunContent:
         return value[: limit - len(CUT)] + CUT
 
 
-def words_of(command_line: str) -> list[str] | None:
-    """The words of a command line that is a tag; `None` if that is no command line, as one that was too long for it."""
+def split_command(command_line: str) -> list[str] | None:
+    """Split a command line from a tag; `None` if it was cut there."""
     try:
         return None if command_line.endswith(CUT) else shlex.split(command_line)
     except ValueError:
         return None
 
 
-def safe_name(key: str) -> str:
-    """The key as MLflow accepts it: letters, digits and `_-./ :`, a plain relative path, at most 250 characters."""
+def make_safe_name(key: str) -> str:
+    """Return the key as MLflow accepts it: letters, digits and `_-./ :`, a relative path, at most 250 characters."""
     name = posixpath.normpath("/" + re.sub(r"[^\w\-./ :]", "_", key)).lstrip("/")
     return re.sub(r"^\.\.+", "_", name)[:MAX_KEY].rstrip("/") or "_"
 
 
-def takes_file(name: str, *, is_server: bool) -> bool:
-    """Whether MLflow keeps a file by this path below a run's artifacts, and does not refuse or change it.
-
-    Its client puts the path into the address of a server as it is.
-    """
+def can_keep_file(name: str, *, is_server: bool) -> bool:
+    """Return whether MLflow accepts this path below a run's artifacts unchanged: its client puts it into an address."""
     return not (_REFUSED_FILE.search(name) or (is_server and _CHANGED_IN_ADDRESS.search(name)))
 
 
-def _free_name(key: str, taken: Container[str]) -> str:
-    """The safe name, numbered if another key became the same one."""
-    name, number = safe_name(key), 2
+def _find_free_name(key: str, taken: Container[str]) -> str:
+    """Return the safe name, with a number if it is taken."""
+    name, number = make_safe_name(key), 2
     while name in taken:
         suffix = f"_{number}"
-        name, number = safe_name(key)[: MAX_KEY - len(suffix)] + suffix, number + 1
+        name, number = make_safe_name(key)[: MAX_KEY - len(suffix)] + suffix, number + 1
     return name
 
 
-def _masked(key: str, value: str) -> str:
-    """Mask what a script logged; by a name that may be that of something else, as `key`, it is not."""
+def _mask_logged(key: str, value: str) -> str:
+    """Mask what a script logged; an ambiguous name, such as `key`, hides no value."""
     is_ambiguous = secrecy_of(key) is Secrecy.AMBIGUOUS
     return mask_text(value) if is_ambiguous else str(mask(value, key))
 
 
-def _yielding(key: str, taken: Container[str]) -> str:
-    return f"script/{key}" if safe_name(key) in taken else key
+def _avoid_taken(key: str, taken: Container[str]) -> str:
+    return f"script/{key}" if make_safe_name(key) in taken else key

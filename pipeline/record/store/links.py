@@ -1,4 +1,4 @@
-"""The links into MLflow's UI."""
+"""Links into MLflow's UI."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from pipeline.base.system.secrets import strip_logins
 _UI = "http://127.0.0.1:5000"
 
 
-def ui_link(base_url: str, experiment_id: str) -> str:
+def make_ui_link(base_url: str, experiment_id: str) -> str:
     """Return the page of an experiment's runs."""
-    return pages.link_experiment(_without_login(base_url), experiment_id)
+    return pages.link_experiment(_strip_login(base_url), experiment_id)
 
 
-def run_link(base_url: str | None, experiment_id: str, run_id: str) -> str:
+def make_run_link(base_url: str | None, experiment_id: str, run_id: str) -> str:
     """Return the page of a run on a server, or of a local store by the command that `ui_hint` gives."""
     server = base_url if base_url is not None and base_url.startswith("http") else _UI
-    return pages.link_run(_without_login(server), experiment_id, run_id)
+    return pages.link_run(_strip_login(server), experiment_id, run_id)
 
 
-def _without_login(server: str) -> str:
+def _strip_login(server: str) -> str:
     return strip_logins(server).rstrip("/")
 
 
-def ui_hint(root: Path, experiment_id: str) -> str:
-    """What to type to see a local store, and the page to open then."""
-    return _command(f"sqlite:///{_from_here((root / DATABASE).absolute())}", experiment_id)
+def describe_local_ui(root: Path, experiment_id: str) -> str:
+    """Return the command that shows a local store, and the page to open then."""
+    return _spell_command(f"sqlite:///{_shorten_path((root / DATABASE).absolute())}", experiment_id)
 
 
-def hint_of(uri: str, experiment_id: str) -> str:
-    """Say how an experiment at a tracking URI is seen: by a link to its server, or a command for a database."""
+def describe_ui(uri: str, experiment_id: str) -> str:
+    """Return the link or the command that shows an experiment at a tracking URI."""
     scheme = uri.partition(":")[0]
     if scheme in ("http", "https"):
-        return ui_link(uri, experiment_id)
+        return make_ui_link(uri, experiment_id)
     if scheme.startswith("databricks"):
         return f"experiment {experiment_id} in the workspace of {uri}"
-    return _command(strip_logins(uri), experiment_id)
+    return _spell_command(strip_logins(uri), experiment_id)
 
 
-def _command(backend: str, experiment_id: str) -> str:
-    program = "mlflow" if shutil.which("mlflow") else _from_here(Path(sys.executable).parent / "mlflow")
+def _spell_command(backend: str, experiment_id: str) -> str:
+    program = "mlflow" if shutil.which("mlflow") else _shorten_path(Path(sys.executable).parent / "mlflow")
     # The default of four workers takes minutes to come up on a small or busy machine.
     command = shlex.join([str(program), "ui", "--backend-store-uri", backend, "--workers", "1"])
-    return f"{command}   then open {ui_link(_UI, experiment_id)}"
+    return f"{command}   then open {make_ui_link(_UI, experiment_id)}"
 
 
-def _from_here(path: Path) -> Path:
+def _shorten_path(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,4 +1,4 @@
-"""Moving a local store: the absolute paths inside its database follow the folder. Needs no MLflow."""
+"""Moving a local store: absolute paths in its database follow the folder. Needs no MLflow."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system import locks
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.store.local import BUSY_TIMEOUT_S, foreign_root
+from pipeline.record.store.local_store import BUSY_TIMEOUT_S, find_foreign_root
 
 
 def relocate(root: Path, old_root: Path | None = None, place: Path | None = None) -> dict[str, int]:
-    """Make the artifacts of a store that was copied or moved belong to its present place.
+    """Make the artifact paths of a store that was copied or moved point to its present folder.
 
     Args:
-        root: the store's folder, where it lies now.
-        old_root: where it lay; found in the database if not given.
-        place: the folder of the artifacts, if that is not the store's own.
+        root: the store's folder now.
+        old_root: its former folder; found in the database by default.
+        place: the folder of the artifacts, if it is another one.
 
     Returns:
-        `table.column` to the number of rewritten rows; empty when everything was in place already.
+        `table.column` to the number of rewritten rows.
 
     Raises:
         ConfigError: there is no store.
@@ -41,27 +41,29 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
             closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection,
         ):
             connection.execute("BEGIN IMMEDIATE")
-            old = old_root.absolute() if old_root else _old_root(connection, place)
+            old = old_root.absolute() if old_root else _find_old_root(connection, place)
             counts = {} if old is None or old == place else database_tables.move_paths(connection, old, place)
-            elsewhere = _old_roots(connection, place)
+            elsewhere = _find_old_roots(connection, place)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(f"could not relocate the tracking store in {root}: {error}") from error
     if not counts and elsewhere:
-        raise TrackingError(f"no artifact path begins with {old}, but some with {', '.join(map(str, elsewhere))}")
+        raise TrackingError(
+            f"no artifact path begins with {old}; name another --from: {', '.join(map(str, elsewhere))}"
+        )
     return counts
 
 
-def _old_roots(connection: sqlite3.Connection, root: Path) -> list[Path]:
+def _find_old_roots(connection: sqlite3.Connection, root: Path) -> list[Path]:
     locations = database_tables.read_artifact_locations(connection)
-    return sorted({old for location in locations if (old := foreign_root(location, root)) is not None})
+    return sorted({old for location in locations if (old := find_foreign_root(location, root)) is not None})
 
 
-def _old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
-    found = _old_roots(connection, root)
-    if len(found) > 1:
-        places = ", ".join(map(str, found))
+def _find_old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
+    roots = _find_old_roots(connection, root)
+    if len(roots) > 1:
+        places = ", ".join(map(str, roots))
         raise TrackingError(
-            f"the store in {root} names several old places ({places}): choose one with --from, then repeat"
+            f"the store in {root} was in several folders before ({places}); choose one with --from, then repeat"
         )
-    return found[0] if found else None
+    return roots[0] if roots else None

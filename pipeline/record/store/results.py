@@ -1,7 +1,8 @@
-"""From MLflow back to tidy tables, and to the groups that need not run again.
+"""Tidy tables from MLflow, and the groups that need not run again.
 
-Columns are named as in MLflow: `params.x`, `metrics.x`, `tags.x`. The `system/...` series are left out: a table has one
-value a run, and the last sample of a series says nothing. What a run lacks is missing (NaN or None), never 0.
+Columns are named as in MLflow: `params.x`, `metrics.x`, `tags.x`, without the `system/...` series. What a run lacks
+is missing (NaN or None), never 0. Functions raise a TrackingError if the store cannot be read, and those that return
+a table also if the store or the experiment is absent.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of, list_facts_by_plan, restore_names
 from pipeline.base.system.errors import TrackingError
-from pipeline.observe.progress import Ran
-from pipeline.record.original import FinishedGroup, Original
-from pipeline.record.store.existing import open_if_there
-from pipeline.record.store.local import Store, is_server, reason_of, refused_by
+from pipeline.observe.study_progress import PastGroup
+from pipeline.record.store.local_store import Store, describe_error, is_server, translate_errors
+from pipeline.record.store.store_access import open_if_there
+from pipeline.record.stored_group import FinishedGroup, Original
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,16 +33,10 @@ _TAGS_OF_A_ROW = (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.INVALID, T
 
 
 def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGroup]:
-    """Every group of an experiment that ended, in whatever result; nothing if there is no such store or experiment.
-
-    The store is one that is open, or one in a folder or at a URI.
-
-    Raises:
-        TrackingError: the store cannot be read.
-    """
+    """Return every group of an experiment that ended, whatever its result; none if there is no such experiment."""
     store = where if isinstance(where, Store) else open_if_there(where)
     finished = []
-    for run in runs_in(store, experiment, GROUP) if store is not None else ():
+    for run in read_runs(store, experiment, GROUP) if store is not None else ():
         tags = run.data.tags
         digest, result = tags.get(Tag.DIGEST), tags.get(Tag.RESULT)
         if run.info.status == "RUNNING" or digest is None or result not in set(Result):
@@ -57,7 +52,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
                 facts=dict(MachineState.from_facts(facts_of(tags)).facts),
                 run_id=run.info.run_id,
                 spool_id=tags.get(Tag.SPOOL_ID),
-                metrics=figures_of(run),
+                metrics=select_figures(run),
                 reason=tags.get(Tag.REASON),
                 tags={tag: tags[tag] for tag in _TAGS_OF_A_ROW if tag in tags},
                 settings=tags.get(Tag.SETTINGS),
@@ -69,28 +64,26 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
     return finished
 
 
-def groups_that_ran(where: Store | Path | str) -> list[Ran]:
-    """The newest groups of a store, of whatever experiment, that ended well and without a profiler.
-
-    Raises:
-        TrackingError: the store cannot be read.
-    """
+def find_past_groups(where: Store | Path | str) -> list[PastGroup]:
+    """Return the newest groups of a store that ended well and without a profiler."""
     store = where if isinstance(where, Store) else open_if_there(where)
     if store is None:
         return []
     ended = f"tags.`{Tag.ROLE}` = '{GROUP}' AND tags.`{Tag.RESULT}` = '{Result.OK}'"
-    with refused_by(f"the groups cannot be read from {store.uri}"):
-        every = [experiment.experiment_id for experiment in store.client.search_experiments()]
-        runs = _named(store.client.search_runs(every, ended, max_results=PAGE, order_by=["attributes.start_time DESC"]))
-    return [_ran(run) for run in runs if Tag.PROFILER not in run.data.tags and Tag.KEY in run.data.tags]
+    with translate_errors(f"the groups cannot be read from {store.uri}"):
+        experiment_ids = [experiment.experiment_id for experiment in store.client.search_experiments()]
+        runs = _restore_tag_names(
+            store.client.search_runs(experiment_ids, ended, max_results=PAGE, order_by=["attributes.start_time DESC"])
+        )
+    return [_make_past_group(run) for run in runs if Tag.PROFILER not in run.data.tags and Tag.KEY in run.data.tags]
 
 
-def _ran(run: Any) -> Ran:
+def _make_past_group(run: Any) -> PastGroup:
     params, metrics, settings = run.data.params, run.data.metrics, json.loads(run.data.tags[Tag.PLANNED])["settings"]
     spent = {name: value for name, value in metrics.items() if re.fullmatch("time_[a-z]+_s", name)}
     if params["window"] == WindowKind.STEADY:
         spent.pop("time_window_s", None)
-    return Ran(
+    return PastGroup(
         key=run.data.tags[Tag.KEY],
         scenario=params["scenario"],
         jobs=params["jobs"],
@@ -99,42 +92,40 @@ def _ran(run: Any) -> Ran:
         device=settings["device"],
         on_top_s=sum(spent.values()),
         program=run.data.tags.get(Tag.PROGRAM_DIGEST, ""),
-        called=_called(params),
+        called=_describe_programs(params),
     )
 
 
-def _called(params: Mapping[str, str]) -> str:
-    """What the jobs of a group are called, with the arguments that all of them have: `train --epochs 3`."""
+def _describe_programs(params: Mapping[str, str]) -> str:
+    """Return the programs of a group with the arguments that all of them have: `train --epochs 3`."""
     flags = {key: value for key, value in params.items() if key.startswith(group_names.FLAG)}
-    given = [f"{key} {value}".strip() for key, value in group_names.as_flags(flags).items()]
+    arguments = [f"{key} {value}".strip() for key, value in group_names.as_flags(flags).items()]
     names = "+".join(dict.fromkeys(params["jobs"].split("+")))
-    return " ".join([names, *filter(None, [params.get(group_names.ARGUMENTS)]), *given])
+    return " ".join([names, *filter(None, [params.get(group_names.ARGUMENTS)]), *arguments])
 
 
 def recall(root_or_uri: Path | str, run_id: str) -> Original:
-    """The group of a run, which may be the group's own or that of one of its jobs, from a folder or a server.
-
-    Raises:
-        TrackingError: there is no such store or run, or it is no run of this project.
-    """
+    """Return the group of a run, which may be the run of one of its jobs, from a folder or a server."""
     from mlflow.exceptions import MlflowException
 
     store = open_if_there(root_or_uri)
     if store is None:
-        raise TrackingError(f"there is no store in {root_or_uri}; give the one that holds run {run_id}: tracking.root")
+        raise TrackingError(
+            f"there is no store in {root_or_uri}; name the one that holds run {run_id} with tracking.root"
+        )
     try:
         run = store.client.get_run(run_id)
         parent_id = run.data.tags.get(Tag.PARENT_RUN)
-        (run,) = _named([run if parent_id is None else store.client.get_run(parent_id)])
+        (run,) = _restore_tag_names([run if parent_id is None else store.client.get_run(parent_id)])
     except MlflowException as error:
         if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # what MLflow calls no answer, too
             raise TrackingError(
                 f"run {run_id} could not be read: the tracking server at {root_or_uri} gave no valid answer: "
-                f"{reason_of(error)}; check tracking.uri"
+                f"{describe_error(error)}; check tracking.uri"
             ) from error
         raise TrackingError(
             f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); "
-            "the store is the one of tracking.root or tracking.uri"
+            "name its store with tracking.root or tracking.uri"
         ) from error
     if (role := run.data.tags.get(Tag.ROLE)) != GROUP:
         seen = f"it is a {role}" if role else f"it has no tag {Tag.ROLE}"
@@ -143,39 +134,36 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
     children = store.client.search_runs(
         [run.info.experiment_id], f"tags.`{Tag.PARENT_RUN}` = '{run.info.run_id}'", max_results=PAGE
     )
-    locks = {child.data.tags.get(Tag.INDEX, ""): _files(store, child.info.run_id) for child in children}
+    locks = {child.data.tags.get(Tag.INDEX, ""): _read_files(store, child.info.run_id) for child in children}
     return Original(
         run_id=run.info.run_id,
         experiment=experiment.name,
         name=run.info.run_name,
         tags=dict(run.data.tags),
         params=dict(run.data.params),
-        metrics=figures_of(run),
-        files=_files(store, run.info.run_id),
+        metrics=select_figures(run),
+        files=_read_files(store, run.info.run_id),
         job_locks={index: files[layout.ENVIRONMENT] for index, files in locks.items() if layout.ENVIRONMENT in files},
     )
 
 
-def _files(store: Store, run_id: str) -> dict[str, str]:
-    """The text of the artifacts that tell how a group was run."""
-    wanted = [
-        each.path
-        for each in store.client.list_artifacts(run_id)
-        if each.path in (layout.CONFIG, layout.GROUP, layout.ENVIRONMENT) or each.path.startswith(layout.SCRIPT_PREFIX)
+def _read_files(store: Store, run_id: str) -> dict[str, str]:
+    """Read the artifacts that tell how a group was run."""
+    paths = [
+        artifact.path
+        for artifact in store.client.list_artifacts(run_id)
+        if artifact.path in (layout.CONFIG, layout.GROUP, layout.ENVIRONMENT)
+        or artifact.path.startswith(layout.SCRIPT_PREFIX)
     ]
     with tempfile.TemporaryDirectory() as folder:
         return {
             path: Path(store.client.download_artifacts(run_id, path, folder)).read_text("utf-8", errors="replace")
-            for path in wanted
+            for path in paths
         }
 
 
 def fetch(store: Store, run_id: str, name: str, folder: str) -> Path | None:
-    """An artifact of a run, copied to a folder; `None` if the run does not have it.
-
-    Raises:
-        TrackingError: the store does not give it.
-    """
+    """Copy an artifact of a run to a folder; `None` if the run does not have it."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -185,33 +173,21 @@ def fetch(store: Store, run_id: str, name: str, folder: str) -> Path | None:
         raise TrackingError(str(error)) from error
 
 
-def experiment_names(store: Store) -> list[str]:
-    """Of every experiment in a store, sorted.
-
-    Raises:
-        TrackingError: the server does not answer.
-    """
-    with refused_by(f"the tracking server at {store.uri} gave no valid answer", "check --uri"):
+def list_experiments(store: Store) -> list[str]:
+    """Return the name of every experiment of a store, sorted."""
+    with translate_errors(f"the tracking server at {store.uri} gave no valid answer", "check --uri"):
         return sorted(experiment.name for experiment in store.client.search_experiments())
 
 
 def load_groups(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
-    """One row a group, in the order in which they began.
-
-    Raises:
-        TrackingError: there is no such store or experiment.
-    """
-    return _table(_existing(root_or_uri, experiment), experiment, GROUP)
+    """Return one row a group, oldest first."""
+    return _make_table(_open_existing(root_or_uri, experiment), experiment, GROUP)
 
 
 def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
-    """One row a job, its group's columns beside it with `group.` in front.
-
-    Raises:
-        TrackingError: there is no such store or experiment.
-    """
-    store = _existing(root_or_uri, experiment)
-    jobs, groups = _table(store, experiment, JOB), _table(store, experiment, GROUP).add_prefix("group.")
+    """Return one row a job, with the columns of its group behind `group.`."""
+    store = _open_existing(root_or_uri, experiment)
+    jobs, groups = _make_table(store, experiment, JOB), _make_table(store, experiment, GROUP).add_prefix("group.")
     key = f"tags.{Tag.PARENT_RUN}"
     if key not in jobs:
         return jobs
@@ -219,81 +195,73 @@ def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
 
 
 def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
-    """Every MLflow run of one role (`GROUP` or `JOB`), oldest first, those that have not ended among them.
-
-    Raises:
-        TrackingError: there is no such store or experiment.
-    """
-    return runs_in(_existing(root_or_uri, experiment), experiment, role)
+    """Return every MLflow run of one role (`GROUP` or `JOB`), oldest first, running ones included."""
+    return read_runs(_open_existing(root_or_uri, experiment), experiment, role)
 
 
-def _existing(root_or_uri: Path | str, experiment: str) -> Store:
+def _open_existing(root_or_uri: Path | str, experiment: str) -> Store:
     store = open_if_there(root_or_uri)
     if store is None:
         raise TrackingError(f"there is no store in {root_or_uri}, and so no experiment {experiment!r}")
     if find_experiment(store, experiment) is None:
-        there = ", ".join(repr(name) for name in experiment_names(store) if name != "Default") or "none"
-        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}; there is: {there}")
+        names = ", ".join(repr(name) for name in list_experiments(store) if name != "Default") or "none"
+        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}; there is: {names}")
     return store
 
 
 def find_experiment(store: Store, name: str) -> Any | None:
-    """MLflow's experiment of a name; `None` if there is none.
-
-    Raises:
-        TrackingError: the store cannot be read.
-    """
-    with refused_by(f"experiment {name!r} cannot be read from {store.uri}"):
+    """Return MLflow's experiment of a name; `None` if there is none."""
+    with translate_errors(f"experiment {name!r} cannot be read from {store.uri}"):
         return store.client.get_experiment_by_name(name)
 
 
-def runs_in(store: Store, experiment: str, role: str) -> list[Any]:
-    """Every MLflow run of one role in a store that is open, oldest first; none if there is no such experiment.
-
-    Raises:
-        TrackingError: the store cannot be read.
-    """
-    there = "check that the study is there: tracking.root or tracking.uri of run.py, --root or --uri of other programs"
-    with refused_by(f"the runs of experiment {experiment!r} cannot be read from {store.uri}", there):
-        found = store.client.get_experiment_by_name(experiment)
+def read_runs(store: Store, experiment: str, role: str) -> list[Any]:
+    """Return every MLflow run of one role in an open store, oldest first; none if there is no such experiment."""
+    remedy = "check tracking.root or tracking.uri of run.py, or --root or --uri of another command"
+    with translate_errors(f"the runs of experiment {experiment!r} cannot be read from {store.uri}", remedy):
+        stored = store.client.get_experiment_by_name(experiment)
         # MLflow makes an object of every tag, param and metric: collecting took 60 % of reading 3,000 runs.
         gc.disable()
         try:
-            return [] if found is None else list(_pages(store, found.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
+            return (
+                []
+                if stored is None
+                else list(_iterate_pages(store, stored.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
+            )
         finally:
             gc.enable()
 
 
-def _pages(store: Store, experiment_id: str, wanted: str) -> Iterator[Any]:
+def _iterate_pages(store: Store, experiment_id: str, condition: str) -> Iterator[Any]:
     token: str | None = None
     while True:
         page = store.client.search_runs(
             [experiment_id],
-            wanted,
+            condition,
             max_results=PAGE,
             order_by=["attributes.start_time ASC"],
             page_token=token,
         )
-        yield from _named(page)
+        yield from _restore_tag_names(page)
         token = page.token
         if not token:
             return
 
 
-def _named(runs: Iterable[Any]) -> list[Any]:
-    """Return runs whose tags have the names that `Tag` has."""
-    found = list(runs)
-    for run in found:
+def _restore_tag_names(runs: Iterable[Any]) -> list[Any]:
+    """Restore the present names of the tags of these runs."""
+    named = list(runs)
+    for run in named:
         restore_names(run.data.tags)
-    return found
+    return named
 
 
-def figures_of(run: Any) -> dict[str, float]:
-    """The metrics that a run of MLflow ends with, without those sampled while it ran."""
+def select_figures(run: Any) -> dict[str, float]:
+    """Return the final metrics of a run, without sampled series."""
     return {key: value for key, value in run.data.metrics.items() if not key.startswith("system/")}
 
 
-def _table(store: Store, experiment: str, role: str) -> pd.DataFrame:
+def _make_table(store: Store, experiment: str, role: str) -> pd.DataFrame:
     import pandas as pd
 
     rows = [
@@ -304,10 +272,10 @@ def _table(store: Store, experiment: str, role: str) -> pd.DataFrame:
             "start_time": run.info.start_time,
             "end_time": run.info.end_time,
             **{f"params.{key}": value for key, value in run.data.params.items()},
-            **{f"metrics.{key}": value for key, value in figures_of(run).items()},
+            **{f"metrics.{key}": value for key, value in select_figures(run).items()},
             **{f"tags.{key}": value for key, value in run.data.tags.items()},
         }
-        for run in runs_in(store, experiment, role)
+        for run in read_runs(store, experiment, role)
     ]
     table = pd.DataFrame(rows, columns=None if rows else ["run_id", "name", "status", "start_time", "end_time"])
     for column in ("start_time", "end_time"):

@@ -1,19 +1,17 @@
-"""From one spool folder to its MLflow runs: a parent for the group, a child for each job.
+"""Uploading a spool folder to its MLflow runs: a parent for the group, a child for each job.
 
-Both operations may be killed at any line and repeated: runs are found again by their tags, MLflow drops equal metric
-rows and accepts equal params, files are replaced, and the folder is removed only after all of it was accepted.
+`begin` and `send` may be killed at any line and repeated: runs are found again by their tags, MLflow drops equal
+metric rows and accepts equal params, files are replaced, and the folder is removed only after all of it was accepted.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -31,14 +29,15 @@ from pipeline.base.mlflow_internals.file_store import TORN, read_script_runs
 from pipeline.base.system import locks, regular_files
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.secrets import mask_text
+from pipeline.base.system.words import escape_to_utf8, list_first
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
-from pipeline.observe.table import in_one_line
-from pipeline.record import group_folder, request_table, series
+from pipeline.observe.table import format_line
+from pipeline.record import group_folder, request_table, sample_series
 from pipeline.record.group_folder import ChildRecord, Record, RunRecord
-from pipeline.record.series import About, Series, SeriesKey
-from pipeline.record.store.content import RunContent, takes_file
-from pipeline.record.store.local import Store
+from pipeline.record.sample_series import About, Series, SeriesKey
+from pipeline.record.store.content import RunContent, can_keep_file
+from pipeline.record.store.local_store import Store
 
 MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
 """Of one job, as artifacts. What is beyond that is kept in a folder beside the store."""
@@ -61,11 +60,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunIds:
-    """The MLflow runs of a group: its own, and one for each index of a job.
+    """The MLflow runs of a group and of its jobs, by index.
 
     Attributes:
-        described: the params and tags that they have, by run.
-        failed: where the files of jobs are that failed, by index; known once they are sent.
+        described: params and tags that MLflow has, by run.
+        failed: artifact URIs of failed jobs, by index; known once they are sent.
     """
 
     parent: str
@@ -74,33 +73,33 @@ class RunIds:
     described: dict[str, RunContent] = field(default_factory=dict)
 
 
-Opened = Callable[[str | None], Store]
+StoreOpener = Callable[[str | None], Store]
 """Gives the store of a record's `uri`, open."""
 
 
-def begin(opened: Opened, folder: Path) -> RunIds:
+def begin(opened: StoreOpener, folder: Path) -> RunIds:
     """Create the group's runs with what is known of them, so that the UI shows the group while it runs."""
     with locks.held(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
         record = group_folder.read(folder)
         store = opened(record.uri)
         runs = _find_or_create_runs(store, folder, record)
         for run, run_id in ((record.parent, runs.parent), *((c, runs.children[c.index]) for c in record.children)):
-            runs.described[run_id] = content = _described(run)
+            runs.described[run_id] = content = _describe_run(run)
             _log(store, run_id, RunContent(params=content.params))
         return runs
 
 
-def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | None = None) -> RunIds | None:
+def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds | None = None) -> RunIds | None:
     """Upload a closed spool folder, give its runs their final status, and remove it.
 
     Args:
-        opened: where to.
+        opened: opens the store.
         folder: the spool folder.
-        series_points: samples a series that MLflow gets; the table among the artifacts holds all of them.
-        begun: what `begin` returned, if this process began it.
+        series_points: points a series that MLflow gets; the table among the artifacts holds all of them.
+        begun: the answer of `begin`, if this process called it.
 
     Returns:
-        The runs; `None` if the folder is gone, because it was sent before.
+        The runs; `None` if the folder was sent before.
 
     Raises:
         TrackingError: the folder is not finished, or cannot be read.
@@ -124,37 +123,37 @@ def send(opened: Opened, folder: Path, *, series_points: int, begun: RunIds | No
                 store=store,
                 folder=folder,
                 record=record,
-                samples=series.read_samples(folder / layout.SAMPLES),
+                samples=sample_series.read_samples(folder / layout.SAMPLES),
                 fields=fields.read(folder / layout.ARTIFACTS / layout.FIELDS),
                 scratch=Path(scratch),
                 series_points=series_points,
                 described=begun.described if begun is not None else {},
             )
             for child in record.children:
-                upload.child(child, runs.children[child.index])
-            upload.parent(runs.parent)
+                upload.send_child(child, runs.children[child.index])
+            upload.send_parent(runs.parent)
         for child in record.children:
             if child.status == "FAILED":
                 runs.failed[child.index] = store.client.get_run(runs.children[child.index]).info.artifact_uri
         store.sync()
-        upload.keep_what_was_left_out()
+        upload.move_left_out_files()
         accepted = folder.with_name(layout.SENT_PREFIX + folder.name)
         folder.rename(accepted)
-    _remove(accepted, [accepted / child.folder for child in record.children])
+    shutil.rmtree(accepted, ignore_errors=True)
     return runs
 
 
 def amend(store: Store, file: Path) -> None:
-    """Add an amendment's metrics and result to its group's run, and remove it; one that is gone was added before.
+    """Add an amendment's metrics and result to its group's run, and remove its file.
 
     Raises:
-        TrackingError: the store has no run of that group yet.
+        TrackingError: the store has no finished run of that group yet.
     """
     if not file.exists():
         return
     amendment = group_folder.read_amendment(file)
-    every = _runs_of(store, store.experiment_id(amendment.experiment), amendment.spool_id)
-    runs = [run for run in every if run.data.tags.get(Tag.ROLE) == GROUP]
+    all_runs = _find_runs(store, store.open_experiment(amendment.experiment), amendment.spool_id)
+    runs = [run for run in all_runs if run.data.tags.get(Tag.ROLE) == GROUP]
     if not runs or runs[0].info.status == "RUNNING":  # its end, which is still to be sent, would overwrite this
         raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
     run_id, result = runs[0].info.run_id, Result(amendment.result)
@@ -164,7 +163,7 @@ def amend(store: Store, file: Path) -> None:
     known = runs[0].data
     is_simulated = Tag.SIMULATED in known.tags
     metrics, marks = known.metrics | amendment.metrics, read_marks(known.tags)
-    description = in_one_line(result, amendment.reason, metrics, marks=marks, is_simulated=is_simulated)
+    description = format_line(result, amendment.reason, metrics, marks=marks, is_simulated=is_simulated)
     store.client.set_tag(run_id, Tag.DESCRIPTION, description)
     if runs[0].data.tags.get(Tag.RESULT) != result:
         store.client.set_tag(run_id, Tag.RESULT, result.value)
@@ -178,7 +177,7 @@ def amend(store: Store, file: Path) -> None:
 def log_files(
     store: Store, experiment: str, run_name: str, tags: dict[str, str], folder: Path, files: Sequence[str]
 ) -> str:
-    """Make a run that holds nothing but files, below `folder` by their paths, which they keep; its id.
+    """Create a run that holds nothing but these files below `folder`, and return its id.
 
     Raises:
         TrackingError: the store cannot be written.
@@ -186,7 +185,7 @@ def log_files(
     from mlflow.exceptions import MlflowException
 
     try:
-        run = store.client.create_run(store.experiment_id(experiment), tags=tags, run_name=run_name)
+        run = store.client.create_run(store.open_experiment(experiment), tags=tags, run_name=run_name)
         run_id = str(run.info.run_id)
         try:
             for name in files:
@@ -203,21 +202,11 @@ def log_files(
 
 
 def _remove_torn(store: Store, run_ids: Iterable[str]) -> None:
-    """Remove the halves of files that a sender, which was killed, left among the artifacts of runs in a local store."""
-    if store.root is None:
-        return
-    for run_id in run_ids:
+    """Remove half-written files of a killed sender from the artifacts of a local store."""
+    for run_id in run_ids if store.root is not None else ():
         folder = Path(unquote(urlsplit(store.client.get_run(run_id).info.artifact_uri).path))
         for file in folder.glob(f"**/{TORN}*"):
             file.unlink(missing_ok=True)
-
-
-def _remove(folder: Path, parts: Sequence[Path]) -> None:
-    """Remove a folder, its parts at the same time: some file systems wait for milliseconds at each folder."""
-    remove = functools.partial(shutil.rmtree, ignore_errors=True)
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(remove, parts))
-    remove(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,15 +221,15 @@ class _Upload:
     scratch: Path
     series_points: int
     described: Mapping[str, RunContent]
-    kept: list[Path] = field(default_factory=list)
+    left_out: list[Path] = field(default_factory=list)
 
-    def child(self, child: ChildRecord, run_id: str) -> None:
-        content = _described(child)
+    def send_child(self, child: ChildRecord, run_id: str) -> None:
+        content = _describe_run(child)
         self._add_metrics(content, child, child.series)
         for name, points in child.series.items():
             few = thinned(points, self.series_points)
-            content.add_metric(name, [(step, self._ms(t_ns), value) for step, t_ns, value in few])
-        self._add_sampled(content, series.of_child(self.samples, child, self.fields))
+            content.add_metric(name, [(step, self._to_ms(t_ns), value) for step, t_ns, value in few])
+        self._add_sampled(content, sample_series.select_child_series(self.samples, child, self.fields))
         folder = self.folder / child.folder
         scripts = read_script_runs(folder / layout.SCRIPT_STORE)
         num_metrics = sum(len(script.metrics) for script in scripts)
@@ -257,35 +246,39 @@ class _Upload:
         self._log_below(run_id, content, places, without)
         self._finish(run_id, child, content)
 
-    def parent(self, run_id: str) -> None:
-        content = _described(self.record.parent)
+    def send_parent(self, run_id: str) -> None:
+        content = _describe_run(self.record.parent)
         self._add_metrics(content, self.record.parent, {})
-        self._add_sampled(content, series.of_parent(self.samples))
+        self._add_sampled(content, {key.metric: one for key, one in self.samples.items() if key.job is None})
         self._log_below(run_id, content, [(self.folder / layout.ARTIFACTS, "")])
         if self.samples:
-            table = series.write_table(self.samples, self.record.clock, self.scratch, _about(self.record))
+            table = sample_series.write_table(
+                self.samples, self.record.clock, self.scratch, _describe_samples(self.record)
+            )
             self.store.client.log_artifact(run_id, str(table))
         self._finish(run_id, self.record.parent, content)
 
-    def _ms(self, t_ns: int) -> int:
+    def _to_ms(self, t_ns: int) -> int:
         return self.record.clock.to_wall_ms(t_ns)
 
-    def _end_ms(self, run: RunRecord) -> int:
-        return self._ms(run.start_ns if run.end_ns is None else run.end_ns)
+    def _find_end_ms(self, run: RunRecord) -> int:
+        return self._to_ms(run.start_ns if run.end_ns is None else run.end_ns)
 
     def _add_metrics(self, content: RunContent, run: RunRecord, series_names: Mapping[str, object]) -> None:
         for name, value in run.metrics.items():
             # A figure beside a series of the same name would look like one more point of it.
-            content.add_metric(f"summary/{name}" if name in series_names else name, [(0, self._end_ms(run), value)])
+            content.add_metric(
+                f"summary/{name}" if name in series_names else name, [(0, self._find_end_ms(run), value)]
+            )
 
     def _add_sampled(self, content: RunContent, sampled: Mapping[str, Series]) -> None:
         for name, one in sampled.items():
-            points = [(step, self._ms(t_ns), value) for step, t_ns, value in one.thinned(self.series_points)]
+            points = [(step, self._to_ms(t_ns), value) for step, t_ns, value in one.thin(self.series_points)]
             content.add_metric(name, points)
 
-    def keep_what_was_left_out(self) -> None:
-        """Move files that the store does not have to a folder of their own: they may be what a job computed."""
-        for path in self.kept:
+    def move_left_out_files(self) -> None:
+        """Move files that the store does not have to a folder beside it."""
+        for path in self.left_out:
             place = self.folder.parents[2] / layout.LEFT_OUT / path.relative_to(self.folder.parents[1])
             place.parent.mkdir(parents=True, exist_ok=True)
             with suppress(PermissionError, FileNotFoundError):  # what is not ours to move is not removed either
@@ -294,35 +287,35 @@ class _Upload:
     def _log_below(
         self, run_id: str, content: RunContent, places: Sequence[tuple[Path, str]], without: Sequence[Path] = ()
     ) -> None:
-        """Log what lies below folders, each with the folder that it becomes; a tag names what is left out.
+        """Log the files below folders, each folder by its target path; a tag names what is left out.
 
-        A job may have put links and pipes there, as many files as it likes, by any name and readable to nobody.
+        A job may have put links and pipes there, any number of files, with any name and permission.
         """
-        left: dict[str, list[Path]] = {reason: [] for reason in (_NO_FILE, *_KEPT)}
+        refused: dict[str, list[Path]] = {reason: [] for reason in (_NO_FILE, *_KEPT)}
         num_bytes = num_files = 0
         for folder, target in places:
-            found = regular_files.list_files(folder, without)
-            left[_NO_FILE] += found.others
-            for path in found.files:
+            tree = regular_files.list_files(folder, without)
+            refused[_NO_FILE] += tree.others
+            for path in tree.files:
                 try:
                     size = regular_files.size_of(path)
                 except OSError:
-                    left[_UNREADABLE].append(path)
+                    refused[_UNREADABLE].append(path)
                     continue
                 if num_files == MAX_FILES or num_bytes + size > MAX_FILE_BYTES:
-                    left[_TOO_MANY].append(path)
+                    refused[_TOO_MANY].append(path)
                     continue
                 num_files, num_bytes = num_files + 1, num_bytes + size
                 if not self._is_taken(run_id, path, Path(target) / path.relative_to(folder)):
-                    left[_NOT_TAKEN].append(path)
-        if said := "; ".join(self._named(reason, paths) for reason, paths in left.items() if paths):
-            content.add_tag(Tag.LEFT_OUT, said)
-            log.warning("%s: left out of the artifacts: %s", self.folder.name, said)
-        self.kept.extend(path for reason in _KEPT for path in left[reason])
+                    refused[_NOT_TAKEN].append(path)
+        if summary := "; ".join(self._name_files(reason, paths) for reason, paths in refused.items() if paths):
+            content.add_tag(Tag.LEFT_OUT, summary)
+            log.warning("%s: left out of the artifacts: %s", self.folder.name, summary)
+        self.left_out.extend(path for reason in _KEPT for path in refused[reason])
 
     def _is_taken(self, run_id: str, path: Path, place: Path) -> bool:
-        """Log a file; false if the store does not take this one, whatever else it takes."""
-        if not takes_file(place.as_posix(), is_server=self.store.root is None):
+        """Log a file; return false if the store refuses this one file."""
+        if not can_keep_file(place.as_posix(), is_server=self.store.root is None):
             return False
         try:
             self.store.client.log_artifact(run_id, str(path), None if place.parent == Path() else str(place.parent))
@@ -334,11 +327,9 @@ class _Upload:
             raise
         return True
 
-    def _named(self, what: str, paths: Sequence[Path]) -> str:
-        names = [path.relative_to(self.folder).as_posix() for path in paths[:MAX_NAMED]]
-        more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
-        told = f"{', '.join(names)}{more} ({what})"
-        return told.encode(errors="backslashreplace").decode()  # a name may be no UTF-8
+    def _name_files(self, what: str, paths: Sequence[Path]) -> str:
+        names = [path.relative_to(self.folder).as_posix() for path in paths]
+        return escape_to_utf8(f"{list_first(names, MAX_NAMED)} ({what})")
 
     def _finish(self, run_id: str, run: RunRecord, content: RunContent) -> None:
         _log(self.store, run_id, content, self.described.get(run_id))
@@ -346,16 +337,15 @@ class _Upload:
             path = self.scratch / layout.LONG_VALUES
             path.write_text(json.dumps(content.long_values, indent=2), encoding="utf-8")
             self.store.client.log_artifact(run_id, str(path))
-        self.store.client.set_terminated(run_id, status=run.status, end_time=self._end_ms(run))
+        self.store.client.set_terminated(run_id, status=run.status, end_time=self._find_end_ms(run))
 
 
-def _about(record: Record) -> About:
-    """What the samples of a group are of."""
+def _describe_samples(record: Record) -> About:
     tags = record.parent.tags
     device = tags.get(Tag.DEVICE, "")
     # A MIG device that was there before the study has its profile in its name.
     of_device = device.partition(" MIG ")[2]
-    profiles = {each.gi_id: each.params.get(f"place.{PROFILE}", of_device) for each in record.children}
+    profiles = {child.gi_id: child.params.get(f"place.{PROFILE}", of_device) for child in record.children}
     return About(
         device=device,
         instances={gi_id: mig_names.split(profile)[0] for gi_id, profile in profiles.items() if gi_id is not None},
@@ -363,7 +353,7 @@ def _about(record: Record) -> About:
     )
 
 
-def _described(run: RunRecord) -> RunContent:
+def _describe_run(run: RunRecord) -> RunContent:
     content = RunContent()
     for key, value in run.params.items():
         content.add_param(key, value)
@@ -375,7 +365,7 @@ def _described(run: RunRecord) -> RunContent:
 def _log(store: Store, run_id: str, content: RunContent, known: RunContent | None = None) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
-    for batch in content.batches(known):
+    for batch in content.make_batches(known):
         store.client.log_batch(
             run_id,
             metrics=[Metric(key, value, t_ms, step) for key, (step, t_ms, value) in batch.metrics],
@@ -386,8 +376,8 @@ def _log(store: Store, run_id: str, content: RunContent, known: RunContent | Non
 
 def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     counted = {child.params.get(units.PARAM, units.SAMPLES) for child in record.children}
-    experiment_id = store.experiment_id(record.experiment, counted)
-    known = _known_runs(store, folder, record, experiment_id)
+    experiment_id = store.open_experiment(record.experiment, counted)
+    known = _find_known_runs(store, folder, record, experiment_id)
 
     def keep() -> None:
         ids = {"uri": mask_text(store.uri), "inode": store.inode, "experiment_id": experiment_id, "runs": known}
@@ -399,7 +389,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     def ensure(key: str, run: RunRecord, tags: dict[str, str]) -> str:
         if key not in known:
             tags |= {stored_name(Tag.SPOOL_ID): record.spool_id, Tag.RUN_NAME: run.name}
-            tags |= _described(run).tags  # made with the run, they cost a third of what they cost later
+            tags |= _describe_run(run).tags  # made with the run, they cost a third of what they cost later
             created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, run.name)
             known[key] = str(created.info.run_id)
             keep()
@@ -413,8 +403,8 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
     return RunIds(parent, children)
 
 
-def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) -> dict[str, str]:
-    """Run ids by `parent` or the child's index: from the folder if they are all there, else from MLflow."""
+def _find_known_runs(store: Store, folder: Path, record: Record, experiment_id: str) -> dict[str, str]:
+    """Return run ids by `parent` or the child's index: from the folder if complete, else from MLflow."""
     path = folder / layout.RUN_IDS
     if not path.exists():
         return {}
@@ -425,13 +415,13 @@ def _known_runs(store: Store, folder: Path, record: Record, experiment_id: str) 
             return dict(ids["runs"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # damaged, or a sender was killed while it created them: MLflow knows which exist
-    found = _runs_of(store, experiment_id, record.spool_id)
-    return {run.data.tags.get(Tag.INDEX, "parent"): str(run.info.run_id) for run in found}
+    stored = _find_runs(store, experiment_id, record.spool_id)
+    return {run.data.tags.get(Tag.INDEX, "parent"): str(run.info.run_id) for run in stored}
 
 
-def _runs_of(store: Store, experiment_id: str, spool_id: str) -> list[Any]:
-    """Return the runs of a group and its jobs; an earlier version may have begun them."""
+def _find_runs(store: Store, experiment_id: str, spool_id: str) -> list[Any]:
+    """Return the runs of a group and its jobs, under the present or the former name of the tag."""
     for tag in (stored_name(Tag.SPOOL_ID), str(Tag.SPOOL_ID)):
-        if found := list(store.client.search_runs([experiment_id], f"tags.`{tag}` = '{spool_id}'")):
-            return found
+        if runs := list(store.client.search_runs([experiment_id], f"tags.`{tag}` = '{spool_id}'")):
+            return runs
     return []

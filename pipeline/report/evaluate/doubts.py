@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline.base.domain.group_names import ENVIRONMENT
 from pipeline.base.domain.records import DEVICE
-from pipeline.observe.host import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
+from pipeline.observe.host_load import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP
 from pipeline.report.evaluate.wording import jobs_in_words, listed

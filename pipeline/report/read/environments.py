@@ -12,8 +12,8 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.group_names import ENVIRONMENT
 from pipeline.base.domain.package_locks import lock_difference, parse_lock
 from pipeline.base.system.errors import CollocationError
-from pipeline.record.store.existing import open_named
 from pipeline.record.store.results import fetch
+from pipeline.record.store.store_access import open_named
 from pipeline.report.read.records import JobRow, Row
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from pipeline.base.domain.samples import Field, Panel
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
-from pipeline.record.series import Series, SeriesKey, read_table
-from pipeline.record.store.existing import open_named
+from pipeline.record.sample_series import Series, SeriesKey, read_table
 from pipeline.record.store.results import fetch
+from pipeline.record.store.store_access import open_named
 from pipeline.report.read.labels import mix_of
 from pipeline.report.read.records import Row, Study
 
@@ -171,7 +171,7 @@ def _lines(
             assert field.chart is not None
             title, scale = field.chart.title, 0.01 if field.unit == "%" else 1.0
             was_cut |= len(series.t_ns) > POINTS
-            points = list(series.thinned(POINTS))
+            points = list(series.thin(POINTS))
             t_s = tuple((t_ns - begin) / _S for _, t_ns, _ in points)
             values = tuple(value * scale for *_, value in points)
             instance = "" if gi_id is None else f"{profiles.get(str(gi_id), 'GPU instance')} ({gi_id})"

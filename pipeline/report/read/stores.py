@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipeline.base.system import tracking_root
 from pipeline.base.system.errors import ConfigError
-from pipeline.record.store.existing import open_named
-from pipeline.record.store.results import experiment_names
+from pipeline.record.store.results import list_experiments
+from pipeline.record.store.store_access import open_named
 
 
 def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._MutuallyExclusiveGroup | None = None) -> None:
@@ -47,7 +47,7 @@ def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
 
 def _check_experiment(root_or_uri: Path | str, experiment: str) -> None:
     """Refuse an experiment that the store does not have; name those that it has."""
-    names = experiment_names(open_named(root_or_uri))
+    names = list_experiments(open_named(root_or_uri))
     if experiment not in names:
         there = ", ".join(repr(name) for name in names if name != "Default") or "none"
         raise ConfigError(

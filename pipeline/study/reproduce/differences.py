@@ -15,7 +15,7 @@ from pipeline.base.system import secrets
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.env import lock
-from pipeline.record.original import Original, script_files
+from pipeline.record.stored_group import Original, name_script_artifacts
 
 # Facts of a start that decide what is computed and how fast, in words.
 _FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}
@@ -26,13 +26,13 @@ _PASSING_DETAILS = frozenset({"mig_mode", "compute_mode"})
 def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[str, str]) -> list[str]:
     """Return a line for each difference; what the original did not record is left out."""
     lines = [*_compare_devices(original, group), *_compare_commits(original, facts)]
-    lines += [_describe_change(words, original.fact(key), facts.get(key)) for key, words in _FACTS.items()]
+    lines += [_describe_change(words, original.get_fact(key), facts.get(key)) for key, words in _FACTS.items()]
     lines += _compare_locks(original, group, inventory)
     lines += _compare_sources(original, group)
     known = [line for line in lines if line]
     # The digest covers the packages, which of an environment that is still to be built nobody knows yet.
     is_built = not any(inventory.interpreters[job.workload.env].to_build for job in group.jobs)
-    if not known and is_built and original.fact("digest") not in (None, group.digest):
+    if not known and is_built and original.get_fact("digest") not in (None, group.digest):
         known.append("the plan of the group: its digest differs, though nothing that was compared does")
     return known
 
@@ -55,7 +55,7 @@ def list_masked_scripts(original: Original, group: Group) -> Iterable[str]:
         ConfigError: what would be run now is such a copy.
     """
     before = _read_programs(original)
-    files = script_files(program.script for program in before)
+    files = name_script_artifacts(program.script for program in before)
     lines: dict[str, None] = {}
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
         artifact, name = files[then.script], Path(then.script).name
@@ -79,7 +79,7 @@ def _read_text(script: Path) -> str:
 
 
 def _compare_plans(original: Original, group: Group) -> Iterable[str]:
-    before = json.loads(original.fact("planned") or "{}")
+    before = json.loads(original.get_fact("planned") or "{}")
     for facts, plain in (("settings", group.settings), ("options", group.options)):
         now = secrets.mask(json.loads(json.dumps(plain)))
         then = before.get(facts, {})
@@ -127,21 +127,24 @@ def _describe_change(words: str, before: str | None, now: str | None) -> str:
 
 def _compare_devices(original: Original, group: Group) -> Iterable[str]:
     device = group.device
-    was_simulated = original.fact("simulated") == "true"
+    was_simulated = original.get_fact("simulated") == "true"
     if was_simulated != device.is_simulated:
         yield "device: simulated, now real" if was_simulated else "device: real, now simulated"
-    if device.name != original.fact("device"):
-        yield _describe_change("device", original.fact("device"), device.name)
+    if device.name != original.get_fact("device"):
+        yield _describe_change("device", original.get_fact("device"), device.name)
     else:
-        yield _describe_change("another device of the same model", original.fact("gpu_uuid"), device.uuid)
+        yield _describe_change("another device of the same model", original.get_fact("gpu_uuid"), device.uuid)
     for key, value in device.details:
         if key not in _PASSING_DETAILS:
-            yield _describe_change(key.replace("_", " "), original.fact(key), value)
+            yield _describe_change(key.replace("_", " "), original.get_fact(key), value)
 
 
 def _compare_commits(original: Original, facts: Mapping[str, str]) -> Iterable[str]:
-    yield _describe_change("git commit", original.fact("git_commit"), facts.get("git_commit"))
-    for whose, changed in (("the original's", original.fact("git_changed")), ("the present", facts.get("git_changed"))):
+    yield _describe_change("git commit", original.get_fact("git_commit"), facts.get("git_commit"))
+    for whose, changed in (
+        ("the original's", original.get_fact("git_changed")),
+        ("the present", facts.get("git_changed")),
+    ):
         if changed == "true":
             yield f"{whose} source has uncommitted changes"
 
@@ -178,7 +181,7 @@ def _map_requests(request: Iterable[str]) -> dict[str, str]:
 def _compare_sources(original: Original, group: Group) -> Iterable[str]:
     """File by file, by the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
     before = _read_programs(original)
-    files = script_files(program.script for program in before)
+    files = name_script_artifacts(program.script for program in before)
     lines: dict[str, None] = {}
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
         old, new = then.sources, {source.name: source.digest for source in now.sources}

@@ -14,7 +14,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import option_loader, schema
 from pipeline.plan.workload_config import WorkloadConfig
-from pipeline.record.original import Original
+from pipeline.record.stored_group import Original
 
 _KINDS: dict[str, type[Any]] = {
     "workload": WorkloadConfig,
@@ -100,7 +100,7 @@ def _explain_damage(group: Original, why: str) -> str:
 
 
 def _explain_version(group: Original, why: str) -> str:
-    commit = group.fact("git_commit") or "unknown"
+    commit = group.get_fact("git_commit") or "unknown"
     return (
         f"the configuration of run {group.run_id} cannot be used by this version of the project: {why}; "
         f"the run was made by commit {commit}"

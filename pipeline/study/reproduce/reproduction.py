@@ -25,8 +25,8 @@ from pipeline.plan import job_entries, read
 from pipeline.plan.experiment_names import is_rehearsal, name_reproductions, separate_rehearsals
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config
-from pipeline.record.original import Original
-from pipeline.record.sender import Sender
+from pipeline.record.stored_group import Original
+from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce import differences
 from pipeline.study.reproduce import recorded_config as recorded_config
 
@@ -58,14 +58,14 @@ class Reproduction:
 
     def only_its_group(self, plan: Plan) -> Plan:
         """Cut the plan of the original's configuration down to its group; ConfigError if it has none."""
-        alike = [group for group in plan.groups if group.digest == self.original.fact("digest")]
-        block = self.original.fact("block")
+        alike = [group for group in plan.groups if group.digest == self.original.get_fact("digest")]
+        block = self.original.get_fact("block")
         alike = alike or [g for g in plan.groups if g.name == self.original.name and str(g.block) == block]
         if not alike:
             names = ", ".join(dict.fromkeys(group.name for group in plan.groups))
             raise ConfigError(
                 f"reproduce={self.original.run_id}: the configuration of {self.original.name} (block {block}) now "
-                f"leads to {names}; check out commit {self.original.fact('git_commit') or '(not recorded)'} for it"
+                f"leads to {names}; check out commit {self.original.get_fact('git_commit') or '(not recorded)'} for it"
             )
         group = dataclasses.replace(alike[0], number=1)
         return dataclasses.replace(plan, groups=(group,), devices=(group.device,))
@@ -82,9 +82,8 @@ class Reproduction:
             raise ConfigError(
                 f"reproduce={original.run_id}: reproduce_strict=true, but there are differences: " + "; ".join(lines)
             )
-        what = (
-            f"reproduces {original.name}, block {original.fact('block')}, of {original.experiment} ({original.run_id})"
-        )
+        block = original.get_fact("block")
+        what = f"reproduces {original.name}, block {block}, of {original.experiment} ({original.run_id})"
         lines = [f"    differs: {line}" for line in lines] or ["    no recorded fact differs"]
         lines += [f"    {line}" for line in differences.list_masked_scripts(original, plan.groups[0])]
         return "\n".join([what, *lines])
@@ -94,7 +93,7 @@ class Reproduction:
         before, now = self.original.metrics, row.metrics
         names = {*before, *now}
         lines = [("metric", "original", "now", "ratio")]
-        lines.append(("result", self.original.fact("result") or "-", row.result.value, ""))
+        lines.append(("result", self.original.get_fact("result") or "-", row.result.value, ""))
         for name in sorted(names):
             was, is_now = before.get(name), now.get(name)
             ratio = "-" if not was or is_now is None else f"{is_now / was:.3f}"

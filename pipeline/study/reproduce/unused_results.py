@@ -9,7 +9,7 @@ from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.words import counted
 from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
-from pipeline.record.original import FinishedGroup, Original
+from pipeline.record.stored_group import FinishedGroup, Original
 from pipeline.study.reproduce import differences
 
 # Each is read from the store with its artifacts.
@@ -27,7 +27,7 @@ def explain(
 
     `left` are the groups that are to be run; `recall` reads the group of a run.
     """
-    results = resume.unused(plan, groups, finished)
+    results = resume.find_unused(plan, groups, finished)
     if not results:
         return []
     lines = [

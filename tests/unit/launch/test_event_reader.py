@@ -12,7 +12,7 @@ import pytest
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.launch import event_reader, steps
 from pipeline.launch.lifetime import Lifetime
-from pipeline.observe import measure
+from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
 from tests.support.rows import FIELDS, S, group, state
@@ -47,7 +47,7 @@ def judge(folder, lines: Lines, kind=WindowKind.WORK) -> GroupResult:
     alone = group("a", kind=kind)
     job = state(folder, alone.jobs[0], lines, told_ns=int(END_S * S), at_ns=int((END_S + 1) * S))
     job.released_ns = S
-    return measure.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    return group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
 
 
 def figures(row: GroupResult) -> dict[str, float]:
@@ -231,7 +231,7 @@ def test_what_comes_after_the_job_said_that_it_is_done_is_not_its_work(tmp_path)
     late = {"event": "step", "t_ns": 20 * S, "samples": 8, "total": 808, "epoch": 5}
     with (job.folder / "events.jsonl").open("a") as file:
         file.write(json.dumps(late) + "\n")
-    row = measure.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
     assert row.metrics["makespan_s"] == pytest.approx(10.5)
     assert "outside the life of the job" in row.tags["collocation.flag"]
 
@@ -294,7 +294,7 @@ def test_of_more_steps_than_are_kept_the_rate_stays_and_step_times_go(tmp_path, 
     monkeypatch.setattr(steps, "MOST_STEPS", 1000)
     if not is_large:
         monkeypatch.setattr(event_reader, "_LARGE_BYTES", 2**63)
-    row = measure.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(8e6)
     assert row.jobs[0].metrics["num_samples"] == 30_001 * 8
     assert "step_time_p50_ms" not in row.jobs[0].metrics

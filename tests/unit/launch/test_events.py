@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.launch import event_reader, events
-from pipeline.observe import measure
+from pipeline.observe import group_row
 from pipeline.observe.observation import Observation
 from tests.support.rows import FIELDS, S, group, state, steps
 
@@ -52,7 +52,7 @@ def test_a_line_that_cannot_be_changes_no_figure_and_is_counted(tmp_path, line):
     path = job.folder / "events.jsonl"
     lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([*lines[:12], line, *lines[12:]]) + b"\n")
-    row = measure.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
     assert row.result is Result.OK
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20)
     assert row.tags["collocation.damaged_events"].startswith("job 0-a: 1 line (number 13): ")
@@ -91,5 +91,5 @@ def test_an_event_file_that_is_none_fails_the_job_and_is_not_waited_for(tmp_path
     path = job.folder / "events.jsonl"
     path.unlink()
     make(path)
-    row = measure.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
+    row = group_row.judge(alone, Observation(batches=[[job]], samples=(), fields=FIELDS))
     assert row.result is Result.FAILED and "EventFileError: events.jsonl cannot be read" in row.reason

@@ -12,7 +12,7 @@ from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.profilers.none import NoProfiler
 from pipeline.launch.profilers.nsight import Ncu, Nsys
-from pipeline.observe import compare
+from pipeline.observe import baseline_comparison
 from tests.conftest import GPU
 from tests.support.rows import group as make_group
 
@@ -111,7 +111,9 @@ def test_the_digest_covers_what_the_profiler_does_and_not_where_it_lies(make_pla
 
 def test_a_baseline_of_another_profiler_is_no_baseline():
     nsys = ProfilerSpec(name="nsys", build=Spec(target="pipeline.launch.profilers.nsight.Nsys"))
-    assert compare.comparable(make_group("a")) != compare.comparable(make_group("a", profiler=nsys))
+    assert baseline_comparison.make_comparison_key(make_group("a")) != baseline_comparison.make_comparison_key(
+        make_group("a", profiler=nsys)
+    )
 
 
 def test_every_profiler_has_a_configuration():

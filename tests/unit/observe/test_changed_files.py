@@ -10,8 +10,8 @@ import pytest
 from pipeline.base.domain.records import WindowKind
 from pipeline.base.domain.workload import Source
 from pipeline.launch.events import Events
-from pipeline.observe import changed_files, measure
-from pipeline.observe.changed_files import Changed
+from pipeline.observe import changed_files, group_row
+from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.observation import Observation
 from tests.support.rows import S, group, state
@@ -36,7 +36,7 @@ def test_what_changed_is_found_but_nothing_hidden_old_or_of_ours(tmp_path):
     with (tmp_path / "messages.log").open("w") as messages:
         status = os.fstat(messages.fileno())
     own = {tmp_path / "mlruns", tmp_path / "machine.json"}
-    changed = changed_files.since(tmp_path, 10 * S, CLOCK, without=own, inodes={(status.st_dev, status.st_ino)})
+    changed = changed_files.find_changes(tmp_path, 10 * S, CLOCK, without=own, inodes={(status.st_dev, status.st_ino)})
     assert changed.files == {tmp_path / "new.pt": at(20), tmp_path / "deep/er/new.csv": at(20)}
     assert changed.is_whole
 
@@ -46,7 +46,7 @@ def test_no_more_than_some_entries_are_looked_at_the_nearest_first(tmp_path, mon
     (tmp_path / "a/b").mkdir(parents=True)
     for name in ("near", "a/far", "a/b/farthest"):
         (tmp_path / name).write_text("x")
-    changed = changed_files.since(tmp_path, 0, CLOCK, without=())
+    changed = changed_files.find_changes(tmp_path, 0, CLOCK, without=())
     assert tmp_path / "near" in changed.files and not changed.is_whole
 
 
@@ -69,10 +69,10 @@ def test_a_file_that_two_jobs_may_have_written_is_named_in_the_row(tmp_path, pai
     seen = Observation(
         batches=[states],
         samples=(),
-        changed=Changed(folder=tmp_path, files=files, is_whole=True),
+        changed=Changes(folder=tmp_path, files=files, is_whole=True),
         clock=CLOCK,
     )
-    row = measure.judge(both, seen)
+    row = group_row.judge(both, seen)
     assert row.tags["collocation.shared_files"] == "changed while 2 jobs ran: x/model.pt"
 
 
@@ -98,7 +98,7 @@ def test_different_programs_share_a_file_that_both_name(tmp_path, pair, args, te
             sources=(Source(name=script.name, path=str(script), digest=""),),
         )
         job_state.job = dataclasses.replace(job_state.job, workload=own)
-    said = changed_files.shared(tmp_path, {tmp_path / "result.json": None}, states)
+    said = changed_files.describe_shared(tmp_path, {tmp_path / "result.json": None}, states)
     assert said == ("changed while 2 jobs ran: result.json" if is_shared else "")
 
 
@@ -108,15 +108,15 @@ def test_numbers_in_the_name_of_a_file_are_of_no_account(tmp_path, pair):
         argv = (f"{job_state.job.index}.py", "--save=epoch{}.pt")
         own = dataclasses.replace(job_state.job.workload, script=argv[0], argv=argv, sources=())
         job_state.job = dataclasses.replace(job_state.job, workload=own)
-    assert changed_files.shared(tmp_path, {tmp_path / "epoch12.pt": None}, states).endswith(": epoch12.pt")
-    assert not changed_files.shared(tmp_path, {tmp_path / "epochs.csv": None}, states)
+    assert changed_files.describe_shared(tmp_path, {tmp_path / "epoch12.pt": None}, states).endswith(": epoch12.pt")
+    assert not changed_files.describe_shared(tmp_path, {tmp_path / "epochs.csv": None}, states)
 
 
 def test_jobs_in_folders_of_their_own_share_no_files(tmp_path, pair):
     _, states = pair
     apart = dataclasses.replace(states[1].job.workload, is_in_own_folder=True)
     states[1].job = dataclasses.replace(states[1].job, workload=apart)
-    assert changed_files.shared(tmp_path, {tmp_path / "model.pt": None}, states) == ""
+    assert changed_files.describe_shared(tmp_path, {tmp_path / "model.pt": None}, states) == ""
 
 
 def test_whose_a_file_is_follows_from_the_process_in_its_name_or_from_who_ran_alone(tmp_path, pair):
@@ -124,6 +124,6 @@ def test_whose_a_file_is_follows_from_the_process_in_its_name_or_from_who_ran_al
     states[0].ended.at_ns = 40 * S
     files = {tmp_path / "early": at(30), tmp_path / "late": at(50), tmp_path / "events.out.tfevents.1.h.4711.0": at(30)}
     logs = {0: Events(), 1: Events(processes=[4711])}
-    changed = Changed(folder=tmp_path, files=files, is_whole=True)
-    whose = changed_files.owners(changed, states, logs, CLOCK)
+    changed = Changes(folder=tmp_path, files=files, is_whole=True)
+    whose = changed_files.find_owners(changed, states, logs, CLOCK)
     assert list(whose.values()) == [None, 1, 1]

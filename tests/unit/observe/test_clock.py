@@ -20,22 +20,22 @@ HOUR = 3600 * S
 def test_an_instant_in_wall_time_and_back_is_the_same() -> None:
     record = ClockRecord(offsets=((0, 5 * HOUR), (10 * S, 6 * HOUR), (20 * S, 5 * HOUR + S)), end_ns=30 * S)
     for t_ns in range(0, 30 * S, S // 2):
-        assert t_ns in record.instants_ns(record.wall_ns(t_ns))
+        assert t_ns in record.find_instants_ns(record.wall_ns(t_ns))
 
 
 def test_a_wall_time_that_came_twice_is_placed_after_the_one_before_it() -> None:
     record = ClockRecord(offsets=((0, HOUR), (10 * S, HOUR - 4 * S)), end_ns=30 * S)
-    assert record.instants_ns(HOUR + 8 * S) == [8 * S, 12 * S]
+    assert record.find_instants_ns(HOUR + 8 * S) == [8 * S, 12 * S]
     logged = [record.wall_ns(t_ns) for t_ns in (7 * S, 9 * S, 11 * S, 13 * S, 20 * S)]
     assert logged[2] < logged[1]
-    assert record.in_order_ns(logged) == [7 * S, 9 * S, 11 * S, 13 * S, 20 * S]
+    assert record.convert_in_order_ns(logged) == [7 * S, 9 * S, 11 * S, 13 * S, 20 * S]
 
 
 def test_a_wall_time_that_was_skipped_is_that_of_the_step_and_one_of_the_future_stays_there() -> None:
     record = ClockRecord(offsets=((0, 0), (10 * S, HOUR)), end_ns=30 * S)
-    assert record.instants_ns(HOUR) == [10 * S]
-    assert record.instants_ns(2 * HOUR) == [HOUR]
-    assert record.instants_ns(-HOUR) == [-HOUR]
+    assert record.find_instants_ns(HOUR) == [10 * S]
+    assert record.find_instants_ns(2 * HOUR) == [HOUR]
+    assert record.find_instants_ns(-HOUR) == [-HOUR]
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_a_wall_time_that_was_skipped_is_that_of_the_step_and_one_of_the_future_
 )
 def test_the_largest_step_within_a_window_counts(window: tuple[int, int], step_s: float) -> None:
     offsets = [(0, 0), (10 * S, HOUR), (15 * S, HOUR + 4_000_000), (20 * S, -2 * S + 4_000_000), (25 * S, -2 * S)]
-    assert ClockRecord(offsets=offsets).step_s((window[0] * S, window[1] * S)) == step_s
+    assert ClockRecord(offsets=offsets).find_step_s((window[0] * S, window[1] * S)) == step_s
 
 
 def test_pauses_count_as_far_as_they_lie_in_the_window() -> None:
     record = ClockRecord(pauses=((1 * S, 3 * S), (8 * S, 12 * S)))
-    assert record.pause_s((2 * S, 10 * S)) == 3
-    assert record.pause_s((4 * S, 7 * S)) == 0
+    assert record.sum_pauses_s((2 * S, 10 * S)) == 3
+    assert record.sum_pauses_s((4 * S, 7 * S)) == 0
 
 
 def test_steps_of_the_wall_clock_are_seen_with_their_instants(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.observe import measure
+from pipeline.observe import group_row
 from pipeline.study import executor
 from tests.support.rows import FIELDS, S, group, state, steps
 
@@ -74,8 +74,8 @@ def test_a_signal_while_a_row_is_judged_makes_it_interrupted_and_keeps_what_was_
             raise Interrupted(15)
         return real(*_)
 
-    real = measure.judge
-    monkeypatch.setattr(measure, "judge", judge)
+    real = group_row.judge
+    monkeypatch.setattr(group_row, "judge", judge)
     with pytest.raises(Interrupted):
         executor.run(ran.group, ran.shared)
     (row,) = ran.closed
@@ -89,7 +89,7 @@ def test_after_a_signal_what_takes_long_is_not_read(ran, monkeypatch):
     def judge(*_):
         raise Interrupted(15)
 
-    monkeypatch.setattr(measure, "judge", judge)
+    monkeypatch.setattr(group_row, "judge", judge)
     with pytest.raises(Interrupted):
         executor.run(ran.group, ran.shared)
     (row,) = ran.closed

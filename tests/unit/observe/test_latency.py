@@ -57,14 +57,14 @@ def errors(load: float, found: dict[str, float]) -> dict[str, float]:
 def test_percentiles_are_those_of_an_m_d_1_queue(tmp_path, load, count):
     rows = queued(load, count)
     window = (S, int(rows[-1, 0]) + 1)
-    found = latency.figures(recorded(tmp_path / "open", rows), window, is_rate_given=True)
+    found = latency.compute_figures(recorded(tmp_path / "open", rows), window, is_rate_given=True)
     assert max(errors(load, found).values()) < 0.02
     assert found["service_mean_ms"] == pytest.approx(1)
     assert found["queue_mean_ms"] == pytest.approx(load / (2 * (1 - load)), rel=0.02)
     assert found["throughput_requests_per_s"] == pytest.approx(1000 * load, rel=0.01)
     assert found["rate_sustained_ratio"] == 1
     # Whoever waits for answers before he sends, and counts from there, omits what the requests waited.
-    waits = latency.figures(recorded(tmp_path / "waits", queued(load, 50_000, waits_for_answers=True)), window)
+    waits = latency.compute_figures(recorded(tmp_path / "waits", queued(load, 50_000, waits_for_answers=True)), window)
     assert max(errors(load, waits).values()) > 0.5
 
 
@@ -72,7 +72,7 @@ def test_a_request_belongs_to_the_window_it_was_meant_for_and_an_answer_to_the_o
     # Due every 10 ms from 0.95 s on, answered 80 ms later; the window is from 1 s to 2 s.
     due = [S - 50 * MS + number * 10 * MS for number in range(110)]
     rows = [(at, at + MS, at + 60 * MS, at + 80 * MS) for at in due]
-    found = latency.figures(
+    found = latency.compute_figures(
         recorded(tmp_path, rows), (S, 2 * S), is_rate_given=True, objective=Objective(latency_ms=79)
     )
     assert found["num_requests"] == 100
@@ -82,7 +82,7 @@ def test_a_request_belongs_to_the_window_it_was_meant_for_and_an_answer_to_the_o
     assert found["goodput_requests_per_s"] == 0
     assert "latency_p99_ms" not in found, "a p99 of 100 values is no tail"
     in_time = Objective(latency_ms=80, percentile=95)
-    found = latency.figures(recorded(tmp_path / "in_time", rows), (S, 2 * S), objective=in_time)
+    found = latency.compute_figures(recorded(tmp_path / "in_time", rows), (S, 2 * S), objective=in_time)
     assert (found["goodput_requests_per_s"], found["objective_met_ratio"]) == (97, 1)
 
 
@@ -91,7 +91,7 @@ def test_what_was_never_answered_is_slower_than_all_that_was(tmp_path):
     due = range(S, 3 * S, MS)
     rows = [(at, at, S + 2 * (at - S), S + 2 * (at - S) + 2 * MS) for at in due[:1000]]
     rows += [(at, at, 0, 0) for at in due[1000:]]
-    found = latency.figures(recorded(tmp_path, rows), (S, 3 * S), is_rate_given=True)
+    found = latency.compute_figures(recorded(tmp_path, rows), (S, 3 * S), is_rate_given=True)
     assert found["num_requests"] == 2000
     assert found["throughput_requests_per_s"] == pytest.approx(500, abs=1)
     assert found["rate_sustained_ratio"] == pytest.approx(0.5, abs=0.001)
@@ -102,7 +102,7 @@ def test_what_was_never_answered_is_slower_than_all_that_was(tmp_path):
 def test_a_queue_that_grows_is_seen_even_if_all_of_it_is_answered_in_the_end(tmp_path):
     due = range(S, 2 * S, MS)
     rows = [(at, at, S + int(1.1 * (at - S)), S + int(1.1 * (at - S)) + MS) for at in due]
-    found = latency.figures(recorded(tmp_path, rows), (S, 2 * S), is_rate_given=True)
+    found = latency.compute_figures(recorded(tmp_path, rows), (S, 2 * S), is_rate_given=True)
     assert found["latency_mean_ms"] == pytest.approx(51, abs=1)
     assert found["rate_sustained_ratio"] == pytest.approx(1 / 1.1, abs=0.002)
 
@@ -110,26 +110,26 @@ def test_a_queue_that_grows_is_seen_even_if_all_of_it_is_answered_in_the_end(tmp
 def test_a_generator_that_stays_behind_is_told_from_a_service_that_does(tmp_path):
     due = range(S, 2 * S, MS)
     slow = [(at, S + 2 * (at - S), S + 2 * (at - S), S + 2 * (at - S) + MS) for at in due]
-    assert "sent 500 of the 1000" in (latency.late_generator(recorded(tmp_path / "slow", slow), (S, 2 * S)) or "")
+    assert "sent 500 of the 1000" in (latency.describe_lateness(recorded(tmp_path / "slow", slow), (S, 2 * S)) or "")
     ended = slow[:500]  # told to stop with the window
-    assert "sent 500 of the 998" in (latency.late_generator(recorded(tmp_path / "ended", ended), (S, 2 * S)) or "")
+    assert "sent 500 of the 998" in (latency.describe_lateness(recorded(tmp_path / "ended", ended), (S, 2 * S)) or "")
     # Of those that were due in this window, it came to none.
-    assert "sent 500 of the 997" in (latency.late_generator(recorded(tmp_path / "none", slow), (2 * S, 3 * S)) or "")
+    assert "sent 500 of the 997" in (latency.describe_lateness(recorded(tmp_path / "none", slow), (2 * S, 3 * S)) or "")
     late = [(at, at + 3 * MS, at + 3 * MS, at + 5 * MS) for at in due]
-    assert "3 ms late" in (latency.late_generator(recorded(tmp_path / "late", late), (S, 2 * S)) or "")
+    assert "3 ms late" in (latency.describe_lateness(recorded(tmp_path / "late", late), (S, 2 * S)) or "")
     queue = [(at, at, S + 2 * (at - S), S + 2 * (at - S) + MS) for at in due]
-    assert latency.late_generator(recorded(tmp_path / "queue", queue), (S, 2 * S)) is None
+    assert latency.describe_lateness(recorded(tmp_path / "queue", queue), (S, 2 * S)) is None
 
 
 def test_tokens_have_a_first_and_a_time_each(tmp_path):
     rows = [(at, at, at + MS, at + 31 * MS, at + 11 * MS, 5, 2) for at in range(S, 2 * S, 10 * MS)]
-    found = latency.figures(recorded(tmp_path, rows), (S, 2 * S))
+    found = latency.compute_figures(recorded(tmp_path, rows), (S, 2 * S))
     assert (found["first_token_mean_ms"], found["first_token_p95_ms"]) == (11, 11)
     assert (found["per_token_mean_ms"], found["batch_mean_requests"]) == (5, 2)
     assert found["throughput_tokens_per_s"] == 97 * 5
     # What was never answered has no first token either: it is slower than all.
     few = [*rows, *[(2 * S - 1, 2 * S - 1, 0, 0)] * 20]
-    found = latency.figures(recorded(tmp_path / "few", few), (S, 2 * S))
+    found = latency.compute_figures(recorded(tmp_path / "few", few), (S, 2 * S))
     assert found["first_token_p50_ms"] == 11
     assert not {"first_token_mean_ms", "first_token_p95_ms"} & set(found)
     assert found["per_token_p95_ms"] == 5
@@ -137,7 +137,7 @@ def test_tokens_have_a_first_and_a_time_each(tmp_path):
 
 def test_of_a_server_that_says_nothing_of_itself_only_the_whole_is_known(tmp_path):
     rows = [(at, at, 0, at + 31 * MS, at + 11 * MS, 5) for at in range(S, 2 * S, 10 * MS)]
-    found = latency.figures(recorded(tmp_path, rows), (S, 2 * S))
+    found = latency.compute_figures(recorded(tmp_path, rows), (S, 2 * S))
     assert (found["latency_mean_ms"], found["first_token_mean_ms"], found["per_token_mean_ms"]) == (31, 11, 5)
     assert not {"queue_mean_ms", "service_mean_ms", "batch_mean_requests"} & set(found)
 
@@ -158,7 +158,7 @@ def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
     torn = requests.read(path)
     assert torn is not None
     assert (len(torn), len(torn.damages)) == (1, len(impossible))
-    assert latency.series(recorded(tmp_path / "all", impossible)) == {}
+    assert latency.make_series(recorded(tmp_path / "all", impossible)) == {}
     path.write_bytes(b"torn")
     assert requests.read(path) is None
     path.unlink()
@@ -168,7 +168,7 @@ def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
 
 def test_series_are_thinned(tmp_path):
     rows = queued(0.5, 20_000)
-    found = latency.series(recorded(tmp_path, rows))
+    found = latency.make_series(recorded(tmp_path, rows))
     assert {len(points) for points in found.values()} == {latency.SERIES_POINTS}
     answered = [value for _, _, value in found["answered_requests_per_s"]]
     assert np.mean(answered) == pytest.approx(500, rel=0.02)

@@ -11,11 +11,11 @@ import pytest
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.workload import RateSource
-from pipeline.observe import measure
-from pipeline.observe.changed_files import Changed
+from pipeline.observe import group_row
+from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockRecord
-from pipeline.observe.logged import output, tensorboard
 from pipeline.observe.observation import Observation
+from pipeline.observe.program_rates import output_rates, tensorboard
 from tests.support.rows import FIELDS, S, group, state
 from tests.toys.event_writer import SummaryWriter
 
@@ -34,7 +34,7 @@ def of_scripts(tmp_path, *rates: RateSource, kind=WindowKind.LOGGED):
 
 
 def judge(the_group, states, **seen):
-    return measure.judge(the_group, Observation(batches=[states], **({"samples": ()} | seen)))
+    return group_row.judge(the_group, Observation(batches=[states], **({"samples": ()} | seen)))
 
 
 def log_through_mlflow(folder, name, points):
@@ -162,18 +162,18 @@ def test_a_metric_in_a_tensorboard_file_is_of_the_job_that_wrote_the_file(tmp_pa
         file.rename(tmp_path / f"events.out.tfevents.1.host.{pid}.0")
     clock = ClockRecord(offsets=((0, time.time_ns() - 50 * S),))
     files = dict.fromkeys(tmp_path.glob("events.out.tfevents.*"), clock.wall_ns(50 * S))
-    row = judge(pair, states, clock=clock, changed=Changed(folder=tmp_path, files=files, is_whole=True))
+    row = judge(pair, states, clock=clock, changed=Changes(folder=tmp_path, files=files, is_whole=True))
     assert [job.metrics["throughput_samples_per_s"] for job in row.jobs] == [41, 42]
     anonymous = (tmp_path / "events.out.tfevents.1.host.41.0").rename(tmp_path / "events.out.tfevents.x")
     files = {anonymous: clock.wall_ns(50 * S)}
-    row = judge(pair, states, clock=clock, changed=Changed(folder=tmp_path, files=files, is_whole=True))
-    assert "nobody knows which job wrote events.out.tfevents.x" in row.reason
+    row = judge(pair, states, clock=clock, changed=Changes(folder=tmp_path, files=files, is_whole=True))
+    assert "events.out.tfevents.x may be of any job" in row.reason
 
 
 def in_output(path, pattern, text, t_ns=(), sizes=(), end_ns=S, unit="samples", **source):
     """What is read of an output."""
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    reader = output.OutputReader(RateSource(pattern=pattern, **source), unit)
+    reader = output_rates.OutputReader(RateSource(pattern=pattern, **source), unit)
     reader.read(path, t_ns, sizes, end_ns)
     return reader.rates
 
@@ -244,13 +244,13 @@ def test_a_torn_event_file_gives_what_was_whole(tmp_path):
         writer.add_scalar("loss", step / 2, step)
     writer.close()
     (file,) = tmp_path.iterdir()
-    whole = tensorboard.scalars(file)["loss"]
+    whole = tensorboard.read_scalars(file)["loss"]
     assert [value for _, value in whole] == [step / 2 for step in range(300)]
     file.write_bytes(file.read_bytes()[:-7])
-    assert tensorboard.scalars(file)["loss"] == whole[:-1]
+    assert tensorboard.read_scalars(file)["loss"] == whole[:-1]
     file.write_bytes(file.read_bytes()[:500] + b"\xff" * 500)
-    assert len(tensorboard.scalars(file)["loss"]) < 20
-    assert tensorboard.scalars(tmp_path / "absent") == {}
+    assert len(tensorboard.read_scalars(file)["loss"]) < 20
+    assert tensorboard.read_scalars(tmp_path / "absent") == {}
 
 
 def test_scalars_that_tensorflow_writes_as_tensors_are_read(tmp_path):
@@ -267,7 +267,7 @@ def test_scalars_that_tensorflow_writes_as_tensors_are_read(tmp_path):
     values = b"".join(field(1, field(1, tag.encode()) + field(8, tensor)) for tag, tensor in tensors.items())
     event = b"\x09" + struct.pack("<d", 7.5) + field(5, values)
     (tmp_path / "file").write_bytes(struct.pack("<Q", len(event)) + bytes(4) + event + bytes(4))
-    assert tensorboard.scalars(tmp_path / "file") == {"t1": [(7.5, 2.5)], "t2": [(7.5, 3.25)]}
+    assert tensorboard.read_scalars(tmp_path / "file") == {"t1": [(7.5, 2.5)], "t2": [(7.5, 3.25)]}
 
 
 def test_the_first_use_of_the_gpu_is_the_first_sample_of_the_job_there_after_its_start(tmp_path):

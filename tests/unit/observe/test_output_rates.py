@@ -14,7 +14,7 @@ from pipeline.base.domain.workload import RateSource
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.state import Ending
 from pipeline.observe import endings, throughput
-from pipeline.observe.logged import output
+from pipeline.observe.program_rates import output_rates
 from tests.unit.observe.test_logged import S, in_output, judge, log_through_mlflow, of_scripts
 
 P, Q = "([0-9.]+) samples/s", "([0-9,.]+) samples/s"
@@ -269,7 +269,7 @@ def test_values_of_one_look_count_equally(tmp_path):
 )
 def test_a_value_that_stands_for_much_longer_than_the_others_is_marked(gaps, is_marked):
     t_s = [0, *(sum(gaps[: i + 1]) for i in range(len(gaps)))]
-    words = throughput.long_value([(t * S, 5.0) for t in t_s], (0, t_s[-1] * S))
+    words = throughput.describe_long_value([(t * S, 5.0) for t in t_s], (0, t_s[-1] * S))
     assert (words is not None) == is_marked
     assert words is None or words.startswith("one value stands for 8 s of the window, and others for 1 s")
 
@@ -290,12 +290,12 @@ def test_where_no_line_matches_the_numbers_of_both_outputs_are_shown(tmp_path):
 def test_the_error_output_of_a_failed_job_has_no_progress_bar(tmp_path):
     _, (job,) = of_scripts(tmp_path, RateSource(pattern=P))
     (job.folder / "stderr.log").write_bytes(b"one line\r\n" + TQDM + b"\nValueError: no\n")
-    lines = endings.error_output(job, Ending(Result.FAILED))
+    lines = endings.read_error_output(job, Ending(Result.FAILED))
     assert lines == ("one line", "ValueError: no")
 
 
 def test_of_a_flood_only_so_many_values_of_one_look_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(output, "MOST_VALUES", 100)
+    monkeypatch.setattr(output_rates, "MOST_VALUES", 100)
     parts = [b"%d samples/s\n" % (100 * number) * 50_000 for number in range(1, 6)]
     ends = [sum(map(len, parts[:number])) for number in range(1, 6)]
     instants = [number * S for number in range(1, 6)]

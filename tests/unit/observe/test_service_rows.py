@@ -11,7 +11,7 @@ from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.workload import Objective
 from pipeline.launch.state import JobState
-from pipeline.observe import measure
+from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
 from tests.support.rows import FIELDS, S, group, state, steps
@@ -42,7 +42,7 @@ def asked(
 
 
 def judge(the_group, *states, **seen) -> GroupResult:
-    return measure.judge(the_group, Observation(batches=[states], fields=FIELDS, **({"samples": ()} | seen)))
+    return group_row.judge(the_group, Observation(batches=[states], fields=FIELDS, **({"samples": ()} | seen)))
 
 
 def test_a_steady_job_that_answers_requests_has_a_row(tmp_path):

@@ -6,8 +6,8 @@ import threading
 
 from pipeline.base.domain.samples import Sample
 from pipeline.observe.sinks import SampleLog
-from pipeline.record import series
-from pipeline.record.series import SeriesKey
+from pipeline.record import sample_series
+from pipeline.record.sample_series import SeriesKey
 
 
 def test_samples_are_kept_in_memory_and_in_the_file(tmp_path):
@@ -16,7 +16,7 @@ def test_samples_are_kept_in_memory_and_in_the_file(tmp_path):
     for sample in samples:
         log.put(sample)
     assert log.samples == samples
-    read = series.read_samples(tmp_path / "samples.jsonl")  # not closed yet: a killed orchestrator loses none
+    read = sample_series.read_samples(tmp_path / "samples.jsonl")  # not closed yet: a killed orchestrator loses none
     assert list(read[SeriesKey("nvml", None, None, "power_w")].values) == [70.0, 72.0, 74.0, 76.0, 78.0]
     assert list(read[SeriesKey("nvml", None, 1, "power_w")].t_ns) == [1, 3, 5, 7, 9]
     log.close()
@@ -35,6 +35,6 @@ def test_lines_of_several_threads_stay_whole(tmp_path):
     for thread in threads:
         thread.join()
     file.close()
-    read = series.read_samples(tmp_path / "samples.jsonl")
+    read = sample_series.read_samples(tmp_path / "samples.jsonl")
     assert {origin.source for origin in read} == set("abcd")
     assert all(list(found.t_ns) == list(range(200)) for found in read.values())

@@ -18,8 +18,8 @@ from pipeline.base.system import startup
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
-from pipeline.observe.progress import Progress
-from pipeline.observe.table import table
+from pipeline.observe.study_progress import Progress
+from pipeline.observe.table import format_table
 from pipeline.observe.view import make_view
 from tests.support.rows import FIELDS, group
 
@@ -47,7 +47,7 @@ def test_the_table_shows_what_there_is():
         good, tags={"collocation.invalid": "overlap 0.900 is below 0.95", "collocation.flag": "hot"}
     )
     failed = GroupResult(group=group("b"), result=Result.FAILED, reason="job 0-b: ended with status 3")
-    lines = table([flagged, failed], FIELDS).splitlines()
+    lines = format_table([flagged, failed], FIELDS).splitlines()
     assert lines[0].split() == ["group", "result", "samples/s", "overlap", "GPU", "MiB", "SMACT", "J/sample"]
     assert lines[1].split() == ["naive-a+a", "ok*", "1234.6", "0.900", "512", "0.12", "7.13e-09"]
     assert lines[2].split() == ["naive-b", "failed", "-", "-", "-", "-", "-"]
@@ -63,7 +63,7 @@ def test_a_group_has_one_line_for_all_its_blocks_beside_the_others_of_its_case()
 
     rows = [*block(1, 30, 20, 10), *block(2, 31, 26, 12), *block(3, 90, 22, 11)]
     rows[3] = dataclasses.replace(rows[3], result=Result.FAILED, reason="lost", metrics={})
-    lines = [re.split("  +", line) for line in table(rows, FIELDS, {rows[1].group.key}).splitlines()]
+    lines = [re.split("  +", line) for line in format_table(rows, FIELDS, {rows[1].group.key}).splitlines()]
     assert lines == [
         ["group", "blocks", "result", "samples/s"],
         ["naive-a", "3", "ok", "11.0"],
@@ -81,10 +81,10 @@ def test_the_figures_of_a_group_are_those_of_its_valid_blocks_and_a_note_on_its_
         return GroupResult(group=group("a", "a", block=block), result=Result.OK, reason="", metrics=metrics, tags=tags)
 
     rows = [row(1, 2.0), row(2, 9.0, invalid="suspended"), row(3, 2.2)]
-    first, *notes = table(rows, FIELDS).splitlines()[1:]
+    first, *notes = format_table(rows, FIELDS).splitlines()[1:]
     assert first.split() == ["naive-a+a", "3", "ok*", "2.10"]
     assert notes[-1] == "* naive-a+a (1 of 3 blocks): invalid: suspended"
-    first, *notes = table(rows[:1], FIELDS, (), {rows[0].group.key: "above the ideal"}).splitlines()[1:]
+    first, *notes = format_table(rows[:1], FIELDS, (), {rows[0].group.key: "above the ideal"}).splitlines()[1:]
     assert first.split() == ["naive-a+a", "ok*", "2.00"]
     assert notes == ["* naive-a+a: above the ideal"]
 
@@ -97,12 +97,12 @@ def test_each_gpu_counts_once():
 
     here = group("a").device.uuid
     resumed = [row(1, 10, here), row(2, 12)]
-    assert table(resumed, FIELDS).splitlines()[1:] == [
+    assert format_table(resumed, FIELDS).splitlines()[1:] == [
         "naive-a       2  ok           11.0",
         "figures are medians over the blocks",
     ]
     others = [row(block, 20, "GPU-other") for block in (3, 4, 5)]
-    first, note = table([*resumed, *others], FIELDS).splitlines()[1:]
+    first, note = format_table([*resumed, *others], FIELDS).splitlines()[1:]
     assert first.split() == ["naive-a", "5", "ok", "15.5"]
     assert note == "figures are medians over the blocks; of the 2 GPUs each counts once"
 
@@ -118,14 +118,14 @@ def test_programs_that_differ_in_a_flag_are_cases_of_their_own():
         for number in (2, 1)
         for size in ("32", "16")
     ]
-    names = [line.split()[0] for line in table(rows, FIELDS).splitlines()[1:]]
+    names = [line.split()[0] for line in format_table(rows, FIELDS).splitlines()[1:]]
     assert names == ["1x-16", "2x-16", "1x-32", "2x-32"]
 
 
 def test_a_reason_that_many_groups_share_is_said_once():
     groups = [group(*"a" * number) for number in range(2, 8)]
     rows = [GroupResult(group=each, result=Result.FAILED, reason="lost") for each in groups]
-    *_, last = lines = table(rows, FIELDS).splitlines()
+    *_, last = lines = format_table(rows, FIELDS).splitlines()
     assert len(lines) == 1 + 6 + 1
     assert last == "naive-a+a, naive-a+a+a, naive-a+a+a+a, naive-a+a+a+a+a and 2 more: lost"
 
@@ -134,11 +134,11 @@ def test_skipped_groups_stand_below_the_table():
     alone, pair, three = (group(*"a" * number) for number in (1, 2, 3))
     skipped = [GroupResult(group=each, result=Result.SKIPPED, reason="needs MIG") for each in (pair, three)]
     ran = GroupResult(group=alone, result=Result.OK, reason="", metrics={"makespan_s": 3.0})
-    *_, row, below = table([ran, *skipped], FIELDS).splitlines()
+    *_, row, below = format_table([ran, *skipped], FIELDS).splitlines()
     assert row.split() == ["naive-a", "ok", "3.0"]
     assert below == "skipped naive-a+a, naive-a+a+a: needs MIG"
-    assert table(skipped, FIELDS) == below
-    partly = table([dataclasses.replace(ran, group=pair), skipped[0]], FIELDS).splitlines()[1:]
+    assert format_table(skipped, FIELDS) == below
+    partly = format_table([dataclasses.replace(ran, group=pair), skipped[0]], FIELDS).splitlines()[1:]
     assert partly[0].split("  ")[:2] == ["naive-a+a", "1 ok, 1 skipped"]
 
 
@@ -148,7 +148,7 @@ def test_groups_of_one_name_are_told_apart_by_window_and_device():
     elsewhere = dataclasses.replace(pair, device=other, key="elsewhere")
     groups = [pair, elsewhere, group("a", "a", kind=WindowKind.WORK)]
     rows = [GroupResult(group=each, result=Result.OK, reason="") for each in groups]
-    assert [re.split("  +", line) for line in table(rows, FIELDS).splitlines()] == [
+    assert [re.split("  +", line) for line in format_table(rows, FIELDS).splitlines()] == [
         ["group", "window", "device", "result"],
         ["naive-a+a", "steady, 10 s after 1 s", "NVIDIA A30", "ok"],
         ["naive-a+a", "steady, 10 s after 1 s", pair.device.name, "ok"],
@@ -159,7 +159,7 @@ def test_groups_of_one_name_are_told_apart_by_window_and_device():
 def test_a_figure_of_a_new_listener_has_the_column_that_its_field_names():
     speed = Field(source_id="s", name="fan_rpm", unit="1/min", summary=Summary.MAX, column="fan rpm")
     row = GroupResult(group=group("a"), result=Result.OK, reason="", metrics={"fan_max_rpm": 900.0})
-    lines = table([row], Fields([FieldTable(source="fans", fields=(speed,))])).splitlines()
+    lines = format_table([row], Fields([FieldTable(source="fans", fields=(speed,))])).splitlines()
     assert re.split("  +", lines[0])[-1] == "fan rpm" and lines[1].endswith(" 900.0")
 
 
@@ -214,6 +214,6 @@ def test_the_live_view_shows_the_memory_of_a_job_from_the_best_listener():
         Sample(source="host", t_ns=2, values={"rss_mib": 50.0, "pss_mib": 40.0}, job=1),
         Sample(source="host", t_ns=3, values={"rss_mib": 60.0}, job=0),
     ]
-    assert [FIELDS.live_memory_mib(samples, job) for job in (0, 1, 2)] == [None, 70.0, None]
+    assert [FIELDS.read_live_memory_mib(samples, job) for job in (0, 1, 2)] == [None, 70.0, None]
     without_gpu = Fields(table for table in FIELDS.tables if table.source == "host")
-    assert [without_gpu.live_memory_mib(samples, job) for job in (0, 1, 2)] == [60.0, 40.0, None]
+    assert [without_gpu.read_live_memory_mib(samples, job) for job in (0, 1, 2)] == [60.0, 40.0, None]

@@ -19,7 +19,7 @@ from pipeline.plan import plan_builder as planning
 from pipeline.plan import plan_text, read
 from pipeline.plan.inventory import take as take_inventory
 from pipeline.prepare.device import nvml
-from pipeline.record.original import Original
+from pipeline.record.stored_group import Original
 from pipeline.study import plans
 from pipeline.study.reproduce.recorded_config import config_of
 from tests.conftest import DATA, GPU, inventory_of, sweep

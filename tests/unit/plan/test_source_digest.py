@@ -15,7 +15,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import inventory
 from pipeline.plan.source_digest import find_module_file, read_code
 from pipeline.record import resume
-from pipeline.record.original import FinishedGroup
+from pipeline.record.stored_group import FinishedGroup
 from tests.conftest import GPU
 
 MOVED = "from pipeline.prepare.sharing.naive import Naive\n\nclass Moved(Naive):\n    pass\n"
@@ -47,9 +47,9 @@ def test_after_a_program_was_added_and_a_class_moved_every_row_is_found_again(ma
     for plan, run in zip(before, runs, strict=True):
         after = make_plan([*run, "scenario._target_=moved.Moved"], device=GPU)
         assert "moved.Moved" in {group.sharing.target for group in after.groups}
-        left, rows = resume.remaining(after, stored(plan))
+        left, rows = resume.select_remaining(after, stored(plan))
         assert left == () and len(rows) == len(plan.groups)
-        assert resume.unused(after, left, stored(plan)) == []
+        assert resume.find_unused(after, left, stored(plan)) == []
 
 
 @pytest.mark.parametrize(

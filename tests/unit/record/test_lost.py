@@ -12,7 +12,7 @@ from pipeline.base.system.errors import CommandError
 from pipeline.record import group_folder
 from pipeline.record.shards import orphaned_runs
 from pipeline.record.store import upload
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 from tests.support.tracking_cases import as_running, make_spool, record
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
@@ -22,7 +22,7 @@ pytest_plugins = ["tests.support.tracking_fixtures"]
 def store(root):
     """A store with three groups of two units, each with a job; the last one has ended."""
     store = open_store(root)
-    experiment_id = store.experiment_id("e")
+    experiment_id = store.open_experiment("e")
     for number, (unit, name) in enumerate([(1, "first"), (2, "second"), (1, "ended")]):
         tags = {Tag.ROLE: "group", fact_tag("plan"): "p", Tag.PLAN_UNIT: str(unit), Tag.PROGRAM_DIGEST: f"of {name}"}
         tags |= {fact_tag("slurm_task"): f"c1/9_{unit}", fact_tag("user"): host.user_name()}
@@ -50,13 +50,13 @@ def described(store):
 
 
 def test_the_next_attempt_closes_what_earlier_ones_of_its_unit_left(store):
-    assert orphaned_runs.close_unit(store, "e", "p", 1, ["of first"]) == ["first"]
+    assert orphaned_runs.close_shard(store, "e", "p", 1, ["of first"]) == ["first"]
     assert endings(store) == {
         **dict.fromkeys(["first", "job of first"], ("KILLED", "interrupted")),
         **dict.fromkeys(["second", "job of second"], ("RUNNING", None)),
         **dict.fromkeys(["ended", "job of ended"], ("FINISHED", None)),
     }
-    assert orphaned_runs.close_unit(store, "e", "p", 1, ["of first"]) == []
+    assert orphaned_runs.close_shard(store, "e", "p", 1, ["of first"]) == []
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_group_of_another_plan_is_closed_only_if_its_task_has_left_the_queue(s
         return queue
 
     monkeypatch.setattr(orphaned_runs.squeue, "states_on", states_on)
-    assert orphaned_runs.close_unit(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
+    assert orphaned_runs.close_shard(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
     assert [name for name, (status, _) in endings(store).items() if status == "KILLED"] == [
         each for name in closed for each in (f"job of {name}", name)
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.mlflow_internals import pages
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 
 
 @pytest.mark.slow
@@ -17,11 +17,11 @@ def test_the_page_shows_each_unit_that_any_study_of_the_experiment_counts(tmp_pa
         experiment = open_store(tmp_path).client.get_experiment_by_name("e")
         return list(json.loads(experiment.tags[pages.VIEW_TAG])["selectedColumns"])
 
-    open_store(tmp_path).experiment_id("e", {"samples"})
+    open_store(tmp_path).open_experiment("e", {"samples"})
     assert "metrics.`throughput_total_samples_per_s`" in columns()
     assert not any("requests" in column for column in columns())
     store = open_store(tmp_path)
-    assert store.experiment_id("e", {"requests"}) == store.experiment_id("e")
+    assert store.open_experiment("e", {"requests"}) == store.open_experiment("e")
     both = ["samples", "requests"]
     assert {f"metrics.`throughput_total_{unit}_per_s`" for unit in both} <= set(columns())
     assert {"metrics.`energy_per_sample_j`", "metrics.`energy_per_request_j`"} <= set(columns())

@@ -15,11 +15,11 @@ from pipeline.launch.state import Ending
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.plan import plan_builder as planning
 from pipeline.plan import plan_text, read
-from pipeline.record import group_folder, provenance, server
+from pipeline.record import group_folder, provenance, tracking_server
 from pipeline.record.invocation import Invocation
-from pipeline.record.server import RequestHandler
 from pipeline.record.spool import Spool
 from pipeline.record.store.content import RunContent
+from pipeline.record.tracking_server import RequestHandler
 from tests.conftest import inventory_of
 from tests.support import secret_forms
 from tests.support.experiments import composed
@@ -54,9 +54,9 @@ def recorded(tmp_path_factory) -> Iterator[Mapping[str, str]]:
     plan = planning.build_plan(configs, inventory_of(configs), is_sweep=False)
     (group,) = plan.groups
     invocation = Invocation(words=["run.py", *overrides, "--", "train.py", *words])
-    facts, resume = provenance.collect({}, invocation), invocation.masked_to_resume
+    facts, resume = provenance.collect({}, invocation), invocation.masked_resume_command
     workload = group.jobs[0].workload
-    origins = {workload.script: provenance.origin_of(workload)}
+    origins = {workload.script: provenance.find_origin(workload)}
     spool = Spool(
         folder, Recorded(), facts, {"plan.txt": plan_text.format_plan(plan)}, {}, configs[0].tracking.uri, origins
     )
@@ -122,7 +122,7 @@ def test_a_name_that_only_looks_like_that_of_a_secret_hides_nothing(tmp_path):
 
 
 def test_a_server_in_the_spool_is_reached_with_the_login_of_this_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "open_store", lambda root, uri: uri)
+    monkeypatch.setattr(tracking_server, "open_store", lambda root, uri: uri)
     handler = RequestHandler(tmp_path, None, series_points=100)
     handler._uri = "https://me:s3cr3t@mlflow.example.org"  # as of a study that was opened
     assert handler._open("https://<hidden>@mlflow.example.org") == "https://me:s3cr3t@mlflow.example.org"

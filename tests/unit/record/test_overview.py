@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +15,16 @@ from pipeline.base.domain.tags import Tag, fact_tag
 from pipeline.base.system import host
 from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record.shards import group_runs, overview, reused_results, shard_states, slurm_arrays
-from pipeline.record.shards.group_runs import Told
-from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.shards.group_runs import GroupRun
+from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.record.store import content, results
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 
 NOW_S = 1000.0
 pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
-def run(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> Told:
+def run(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
     """A group's run that took 10 s; of one without a result, it runs still."""
     given = {"plan_unit": unit, "digest": digest, "plan": "p2", "plan_units": "2x2,1x1", "gpu_uuid": f"GPU-{unit}"}
     given |= (
@@ -32,7 +32,7 @@ def run(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> Told
         | facts
         | ({} if result is None else {"result": result})
     )
-    return Told(
+    return GroupRun(
         name=digest,
         status="RUNNING" if result is None else "FINISHED",
         start_ms=900_000,
@@ -46,10 +46,11 @@ def seen(monkeypatch, tmp_path):
     """The overview of these runs."""
 
     def look(
-        *runs: Told, queue: overview.Queue | None = None, ends: overview.TaskEnds = lambda _: {}
+        *runs: GroupRun, queue: overview.Queue | None = None, ends: Callable[..., Mapping[str, str]] = lambda _: {}
     ) -> overview.Overview:
-        monkeypatch.setattr(overview.group_runs, "groups", lambda *_: list(runs))
-        return overview.overview(tmp_path, "e", queue, ends)
+        monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: list(runs))
+        monkeypatch.setattr(overview.squeue, "list_end_states", ends)
+        return overview.read_overview(tmp_path, "e", queue)
 
     return look
 
@@ -59,10 +60,10 @@ def seen_of_server(monkeypatch, seen):
     """The overview of these runs, and of what Slurm was given."""
 
     def look(
-        given: Submitted, *runs: Told, queue: overview.Queue, ends: overview.TaskEnds = lambda _: {}
+        given: Submission, *runs: GroupRun, queue: overview.Queue, ends: Callable[..., Mapping[str, str]] = lambda _: {}
     ) -> overview.Overview:
         monkeypatch.setattr(overview, "is_server", lambda _: True)
-        monkeypatch.setattr(overview.slurm_arrays, "of", lambda *_: given)
+        monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: given)
         return seen(*runs, queue=queue, ends=ends)
 
     return look
@@ -70,8 +71,8 @@ def seen_of_server(monkeypatch, seen):
 
 @pytest.mark.parametrize("sizes", [[12] * 5, [12, 12, 6], [1], [3, 4, 3]])
 def test_sizes_of_units_are_kept_in_few_words(sizes) -> None:
-    assert overview.sizes_of(overview.sizes_in_words(sizes)) == sizes
-    assert overview.sizes_in_words([12, 12, 6]) == "12x2,6x1"
+    assert overview.parse_sizes(overview.format_sizes(sizes)) == sizes
+    assert overview.format_sizes([12, 12, 6]) == "12x2,6x1"
 
 
 def test_units_are_done_running_incomplete_or_not_begun(seen) -> None:
@@ -134,7 +135,7 @@ def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(seen, later,
 
 def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
     store = open_store(root)
-    experiment = store.experiment_id("e")
+    experiment = store.open_experiment("e")
 
     def measured(digest: str, **told_by_it: object) -> str:
         facts = {"role": "group", **run(1, digest, plan="p1", plan_units="1x2").facts} | told_by_it
@@ -145,17 +146,17 @@ def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
 
     old = [measured("a"), measured("b")]
     newest = measured("c", plan="p2", plan_unit=2, plan_units="2x1,1x1", command_line="run.py degree=2")
-    assert [unit.state for unit in overview.overview(root, "e").units] == ["not begun", "done"]
+    assert [unit.state for unit in overview.read_overview(root, "e").units] == ["not begun", "done"]
     facts = {"plan": "p2", "plan_units": "2x1,1x1"}
     reused_results.take_over(store, dict.fromkeys(old, 1), {**facts, "command_line": "run.py degree=2"})
-    found = overview.overview(root, "e")
+    found = overview.read_overview(root, "e")
     assert [(unit.state, dict(unit.results)) for unit in found.units] == [("done", {"ok": 2}), ("done", {"ok": 1})]
     assert [list(each.plans) for each in results.find_finished(store, "e")] == [["p1", "p2"], ["p1", "p2"], ["p2"]]
     of_one_group = {"plan": "p3", "plan_units": "1x1", "command_line": "x" * content.MAX_TAG}
     reused_results.take_over(store, {old[0]: 1}, {**of_one_group, "command_line": "run.py only=[a]"})
-    assert [unit.num_found for unit in overview.overview(root, "e").units] == [2, 1]
+    assert [unit.num_found for unit in overview.read_overview(root, "e").units] == [2, 1]
     reused_results.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it and another
-    found = overview.overview(root, "e")
+    found = overview.read_overview(root, "e")
     assert found.is_done and (found.plan, found.command) == ("p3", content.CUT)
 
 
@@ -193,7 +194,7 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> Non
 STUDY_OF_TASKS = {"plan_units": "2x9", "user": host.user_name()}
 
 
-def task(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> Told:
+def task(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
     """A group that a task of job array 7 ran."""
     return run(unit, digest, result, **{"slurm_task": f"c1/7_{unit}", **STUDY_OF_TASKS, **facts})
 
@@ -236,8 +237,8 @@ def test_a_unit_with_skipped_groups_waits_if_its_task_does(seen) -> None:
     assert [(unit.state, unit.tasks) for unit in found.units[:2]] == [("waiting", ("7_1",)), ("done", ())]
 
 
-def given(*arrays: str, command_line: str = "run.py hydra/launcher=slurm", time_ms: int = 0) -> Submitted:
-    return Submitted(command_line=command_line, num_units=3, cluster="c1", arrays=arrays, time_ms=time_ms)
+def given(*arrays: str, command_line: str = "run.py hydra/launcher=slurm", time_ms: int = 0) -> Submission:
+    return Submission(command_line=command_line, num_units=3, cluster="c1", arrays=arrays, time_ms=time_ms)
 
 
 def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
@@ -272,7 +273,7 @@ def test_a_study_whose_program_has_changed_is_not_done_while_its_new_tasks_wait(
     began = [task(1, "a", **facts), task(2, "b", **facts)]
     new = replace(given("7", "9", time_ms=2_000_000), plan_any_gpu="new")
 
-    def found(last: Submitted, *tasks: str) -> tuple[str, list[str]]:
+    def found(last: Submission, *tasks: str) -> tuple[str, list[str]]:
         seen = seen_of_server(last, *began, queue=lambda *_: dict.fromkeys(tasks, "PENDING Priority"))
         return seen.plan_any_gpu, [unit.state for unit in seen.units[:2]]
 
@@ -284,18 +285,18 @@ def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_pl
     store = open_store(tmp_path)
     for new in (given("7"), given("9", command_line="run.py hydra/launcher=slurm resume=true")):
         slurm_arrays.note(store, "e", new)
-    found = slurm_arrays._of(store, "e")
+    found = slurm_arrays._read(store, "e")
     assert found is not None and list(found.arrays) == ["7", "9"]
     slurm_arrays.note(store, "e", given("12", command_line="run.py degree=2 hydra/launcher=slurm"))
-    found = slurm_arrays._of(store, "e")
+    found = slurm_arrays._read(store, "e")
     assert found is not None and list(found.arrays) == ["12"]
-    store.client.set_experiment_tag(store.experiment_id("e"), slurm_arrays.TAG, '{"of": "another version"}')
-    assert slurm_arrays._of(store, "e") is slurm_arrays._of(store, "absent") is None
+    store.client.set_experiment_tag(store.open_experiment("e"), slurm_arrays.TAG, '{"of": "another version"}')
+    assert slurm_arrays._read(store, "e") is slurm_arrays._read(store, "absent") is None
 
 
 def test_a_task_that_ends_while_it_is_asked_for_is_not_lost(seen, monkeypatch) -> None:
     def queue(*_: object) -> Mapping[str, str]:
-        monkeypatch.setattr(overview.group_runs, "groups", lambda *_: [task(1, "a"), task(1, "b")])
+        monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [task(1, "a"), task(1, "b")])
         return {}
 
     assert seen(task(1, "a"), task(1, "b", None), queue=queue).units[0].state == "done"
@@ -315,7 +316,9 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(seen) -> None:
 
     found = seen(task(1, "a", None), queue=queue)
     assert found.units[0].state == "running"
-    assert re.search("^as the store says, without Slurm's queue: .*not cluster c1$", found.as_text(NOW_S), re.MULTILINE)
+    assert re.search(
+        "^states are those of the store, without Slurm's queue: .*not cluster c1$", found.as_text(NOW_S), re.MULTILINE
+    )
 
 
 def test_simulated_gpus_are_named(seen) -> None:
@@ -330,7 +333,7 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(s
         return SimpleNamespace(spool_id=name, experiment=experiment, parent=parent)
 
     ended = [record("s1", Result.INTERRUPTED), record("s2", Result.OK), record("s3", Result.OK, "other")]
-    monkeypatch.setattr(overview.group_folder, "ended", lambda _: ended)
+    monkeypatch.setattr(overview.group_folder, "read_ended", lambda _: ended)
     waiting = [run(number, "a", None, spool_id=f"s{number}", plan_units="1x3") for number in (1, 2, 3)]
     found = seen(*waiting)
     assert [(unit.state, dict(unit.results)) for unit in found.units] == [
@@ -345,7 +348,7 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(s
 def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
     command = "run.py -m repeats=1 hydra/launcher=beside"
 
-    def measured(plan: str, beside: int, **facts: str) -> Told:
+    def measured(plan: str, beside: int, **facts: str) -> GroupRun:
         study = {"plan": plan, "plan_any_gpu": plan, "plan_units": "1x1", "command_line": command, "device": "H100"}
         found = run(1, plan, beside=beside, **{**study, **facts})
         return replace(found, facts={**found.facts, "unit": "1"})
@@ -358,7 +361,7 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
     found = seen(measured("p1", 0), measured("p2", 1, command_line=f"{command} resume=true"))
     assert [(unit.model, unit.state) for unit in found.units] == [("H100 alone", "done"), ("H100 in company", "done")]
     assert found.is_done
-    with pytest.raises(TrackingError, match="holds what kept a GPU company"):
+    with pytest.raises(TrackingError, match="holds only company of a measured GPU"):
         seen(run(1, "a", beside=1, command_line=command))
 
 
@@ -373,23 +376,23 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
     [
         (
             "run.py -m a=1,2 hydra/launcher=gpus",
-            "to run what is left: python run.py -m a=1,2 hydra/launcher=gpus resume=true",
+            "to run what is left: PYTHON run.py -m a=1,2 hydra/launcher=gpus resume=true",
         ),
         (
             "run.py unit=1 resume=true -- train.py unit=1",
-            "to run what is left, with each K that is not done: python run.py unit=K resume=true -- train.py unit=1",
+            "to run what is left, with each K that is not done: PYTHON run.py unit=K resume=true -- train.py unit=1",
         ),
         (
             "run.py ++unit=2 hydra/launcher=slurm x.HF_TOKEN='<hidden>'",
             "to run what is left, with each K that is not done, if no job array of it waits, with your own "
-            "values for <hidden>: python run.py hydra/launcher=slurm 'x.HF_TOKEN=<hidden>' unit=K resume=true",
+            "values for <hidden>: PYTHON run.py hydra/launcher=slurm 'x.HF_TOKEN=<hidden>' unit=K resume=true",
         ),
         (f"run.py only='[a{content.CUT}", f"begun by: run.py only='[a{content.CUT}"),
     ],
 )
 def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, said: str) -> None:
     text = seen(run(1, "a", command_line=recorded)).as_text(NOW_S)
-    assert text.splitlines()[-1] == said
+    assert text.splitlines()[-1] == said.replace("PYTHON", "python")
     still_runs = seen(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(NOW_S)
     assert still_runs.splitlines()[-1] == f"begun by: {recorded}"
 
@@ -440,13 +443,13 @@ def test_many_messages_are_counted(seen_of_server, tmp_path) -> None:
 
 
 def test_a_store_that_says_nothing_of_units_is_an_error(seen) -> None:
-    with pytest.raises(TrackingError, match="says what was planned"):
+    with pytest.raises(TrackingError, match="has no planned group"):
         seen()
 
 
 def test_a_local_store_is_read_without_mlflow_as_through_it(root, monkeypatch) -> None:
     store = open_store(root)
-    experiment = store.experiment_id("e")
+    experiment = store.open_experiment("e")
     for number, role in enumerate(("group", "job", "group"), start=1):
         tags = {"collocation.role": role, "collocation.plan": "p", "collocation.result": "ok", "other": "x"}
         made = store.client.create_run(experiment, start_time=number, run_name=f"r{number}", tags=tags)
@@ -457,14 +460,14 @@ def test_a_local_store_is_read_without_mlflow_as_through_it(root, monkeypatch) -
     names = ("plan", "result")
 
     def read() -> list[tuple[object, ...]]:
-        found = group_runs.groups(root, "e", names)
+        found = group_runs.read_groups(root, "e", names)
         return [(g.name, g.status, g.start_ms, g.end_ms, *(g.facts.get(name) for name in names)) for g in found]
 
     with monkeypatch.context() as without:
         without.setattr(group_runs.results, "find_runs", None)
         directly = read()
     assert directly == [("r1", "FINISHED", 1, 9, "p", "ok"), ("r3", "RUNNING", 3, None, "p", "ok")]
-    monkeypatch.setattr(group_runs, "_read", lambda *_: [])
+    monkeypatch.setattr(group_runs, "_read_database", lambda *_: [])
     assert read() == directly
     with pytest.raises(TrackingError, match="no experiment 'f'"):
-        group_runs.groups(root, "f", names)
+        group_runs.read_groups(root, "f", names)

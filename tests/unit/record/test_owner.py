@@ -80,7 +80,7 @@ def test_what_a_dead_container_left_is_closed_and_what_another_machine_left_only
     before_boot = left_open(tmp_path, "0002-boot", host="4f2a", boot_id=OTHER_BOOT)
     theirs = left_open(tmp_path, "0003-theirs", host="there", boot_id=OTHER_BOOT, machine_id=OTHER_MACHINE)
     spool = theirs.parents[1]
-    assert len(group_folder.ended(spool)) == 2
+    assert len(group_folder.read_ended(spool)) == 2
     found = group_folder.survey(spool)
     assert (set(found.ready), found.elsewhere) == ({of_container, before_boot}, {theirs: "there"})
     assert [group_folder.read(folder).state for folder in (of_container, theirs)] == ["closed", "open"]
@@ -142,7 +142,7 @@ def test_flush_says_what_it_leaves_with_the_command_that_closes_it(tmp_path, mon
     root = folder.parents[2]
     assert tracking.main(["flush", "--root", str(root)]) == 1
     out = capsys.readouterr().out
-    assert out.startswith(f"left {folder}: host there may be at work on it; if that is gone: ")
+    assert out.startswith(f"left {folder}: host there may still write it; if that host is lost: ")
     assert out.endswith(f" -m pipeline.tracking flush --root {root} --close-lost\n")
     monkeypatch.setattr(tracking.RequestHandler, "send", lambda *_: None)
     assert tracking.main(["flush", "--root", str(root), "--close-lost"]) == 0

@@ -15,19 +15,19 @@ from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan.source_digest import read_code
 from pipeline.record import invocation, provenance
-from pipeline.record.original import script_files
+from pipeline.record.stored_group import name_script_artifacts
 
 
 def test_the_command_line_is_recorded_without_passwords(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "tracking.uri=https://me:s3cret@mlflow.example.org/x"])
-    facts = provenance.collect({}, invocation.current())
+    facts = provenance.collect({}, invocation.get_current())
     assert facts["command_line"] == "run.py degree=2 'tracking.uri=https://<hidden>@mlflow.example.org/x'"
 
 
 def test_the_commit_around_an_installed_package_is_not_that_of_the_project(monkeypatch):
-    assert "git_commit" in provenance.collect({}, invocation.current()) or git.read(PROJECT_DIR) is None
+    assert "git_commit" in provenance.collect({}, invocation.get_current()) or git.read(PROJECT_DIR) is None
     monkeypatch.setattr(provenance, "PROJECT_DIR", PROJECT_DIR / "pipeline")
-    assert "git_commit" not in provenance.collect({}, invocation.current())
+    assert "git_commit" not in provenance.collect({}, invocation.get_current())
 
 
 def test_a_worker_records_the_command_line_that_its_launcher_was_given_and_hands_it_to_no_job(monkeypatch):
@@ -37,7 +37,7 @@ def test_a_worker_records_the_command_line_that_its_launcher_was_given_and_hands
     monkeypatch.setenv(invocation.TASK, "cluster/12_3")
     invocation.begin()
     assert {invocation.STUDY, invocation.TASK}.isdisjoint(os.environ)
-    facts = provenance.collect({}, invocation.current())
+    facts = provenance.collect({}, invocation.get_current())
     assert facts["command_line"] == "run.py degree=2 hydra/launcher=slurm"
     assert facts["slurm_task"] == "cluster/12_3"
 
@@ -49,12 +49,12 @@ def test_what_no_launcher_hands_over_is_nothing(monkeypatch, handed):
     if handed is not None:
         monkeypatch.setenv(invocation.STUDY, handed)
     invocation.begin()
-    facts = provenance.collect({}, invocation.current())
+    facts = provenance.collect({}, invocation.get_current())
     assert facts["command_line"] == "run.py degree=2" and "slurm_task" not in facts
 
 
 def test_the_machine_is_recorded():
-    facts = provenance.collect({}, invocation.current())
+    facts = provenance.collect({}, invocation.get_current())
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     assert int(facts["memory_mib"]) == pytest.approx(int(lines["MemTotal"].split()[0]) / 1024, rel=0.01)
     assert facts["cpu_model"] and facts["os"]
@@ -79,7 +79,7 @@ def run(folder: Path, *argv: str) -> str:
 
 def origin(folder: Path) -> provenance.Origin:
     code = read_code(folder / "train.py", PROJECT_DIR)
-    return provenance.origin_of(
+    return provenance.find_origin(
         Workload(
             name="train",
             script=str(code.path),
@@ -115,7 +115,7 @@ def test_what_no_commit_tells_can_be_applied_to_the_commit(repository, tmp_path)
     found = origin(repository)
     assert (repository / ".git/index").read_bytes() == index
     assert (found.tags["mlflow.source.git.commit"], found.tags["collocation.program_changed"]) == (commit, "true")
-    text = provenance.uncommitted([found, found])
+    text = provenance.join_uncommitted([found, found])
     assert "s3cret" not in text and "notes" not in text and text.count("+WIDTH = 2") == 1
     run(tmp_path, "git", "clone", "-q", str(repository), "clone")
     (tmp_path / "diff").write_text(text)
@@ -130,18 +130,18 @@ def test_a_repository_that_would_run_programs_runs_none(repository):
         run(repository, "git", "config", key, f"touch {repository}/ran; false")
     (repository / ".gitattributes").write_text("*.py diff=x\n")
     (repository / "model.py").write_text("WIDTH = 2\n")
-    assert "+WIDTH = 2" in provenance.uncommitted([origin(repository)])
+    assert "+WIDTH = 2" in provenance.join_uncommitted([origin(repository)])
     assert not (repository / "ran").exists()
 
 
 def test_bytes_that_are_no_text_are_told_of(repository):
     (repository / "model.py").write_bytes(b"WIDTH = '\xe9'\n")
-    assert "# bytes that are no UTF-8 are \ufffd here\n" in provenance.uncommitted([origin(repository)])
+    assert "# bytes that are no UTF-8 are \ufffd here\n" in provenance.join_uncommitted([origin(repository)])
 
 
 def test_the_artifacts_of_scripts_have_names_that_a_disk_takes():
     long = "x" * 246 + ".py"
-    found = script_files(["a/t.py", f"a/{long}", f"a/y{long}", "a/t.py", "b/u.py"])
+    found = name_script_artifacts(["a/t.py", f"a/{long}", f"a/y{long}", "a/t.py", "b/u.py"])
     assert found["a/t.py"] == "script-t.py" and found["b/u.py"] == "script-u.py"
     assert len(set(found.values())) == 4 and found[f"a/{long}"].startswith("script-1-x")
     assert all(len(name) <= 255 and name.endswith(".py") for name in found.values())
@@ -153,14 +153,14 @@ def test_modules_of_a_script_without_a_repository_are_kept(tmp_path):
     if git.find_root(tmp_path) is not None:
         pytest.skip("temporary folders lie in a repository here")
     found = origin(tmp_path)
-    assert found.tags == {} and "+WIDTH = 1" in provenance.uncommitted([found])
-    assert "import model" not in provenance.uncommitted([found]), "the script is an artifact of its own"
+    assert found.tags == {} and "+WIDTH = 1" in provenance.join_uncommitted([found])
+    assert "import model" not in provenance.join_uncommitted([found]), "the script is an artifact of its own"
 
 
 def test_what_is_too_long_is_cut_and_says_so(repository, monkeypatch):
     monkeypatch.setattr(provenance, "_MOST_BYTES", 200)
     (repository / "model.py").write_text("WIDTH = 2\n" * 100)
-    text = provenance.uncommitted([origin(repository)])
+    text = provenance.join_uncommitted([origin(repository)])
     assert len(text) < 260 and "# cut: the first 200 of " in text
 
 

@@ -15,7 +15,7 @@ from pipeline.base.system import interrupts
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import plan_builder as planning
 from pipeline.plan import read
-from pipeline.record.original import Original
+from pipeline.record.stored_group import Original
 from pipeline.study.reproduce import reproduction
 from pipeline.study.reproduce.differences import find
 from pipeline.study.reproduce.recorded_config import config_of

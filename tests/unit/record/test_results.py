@@ -13,7 +13,7 @@ from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
 from pipeline.record.store import results
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 from tests.support.tracking_cases import EXPERIMENT, tags_of
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
@@ -23,7 +23,7 @@ pytest_plugins = ["tests.support.tracking_fixtures"]
 def filled(root: Path) -> Path:
     """Two groups that ended, one that runs, one without a digest."""
     store = open_store(root)
-    experiment_id = store.experiment_id(EXPERIMENT)
+    experiment_id = store.open_experiment(EXPERIMENT)
 
     def run(start_ms: int, tags: dict[str, str], status: str | None = "FINISHED", **metrics: float) -> str:
         run_id = store.client.create_run(experiment_id, start_ms, tags).info.run_id
@@ -85,7 +85,7 @@ def test_tables_of_nothing(root: Path, tmp_path: Path) -> None:
     for where, experiment in ((tmp_path / "absent", EXPERIMENT), (root, "never heard of")):
         with pytest.raises(TrackingError, match="no experiment"):
             results.load(where, experiment)
-    open_store(root).experiment_id("empty")
+    open_store(root).open_experiment("empty")
     assert len(results.load(root, "empty")) == len(results.load_groups(root, "empty")) == 0
 
 
@@ -98,7 +98,7 @@ def test_every_page_is_read(filled: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 def test_a_thousand_groups_are_read_in_seconds(root: Path) -> None:
     """1,000 groups of 2 jobs, 40 metrics, 40 params and 15 tags each, written straight into the database."""
-    experiment_id = int(open_store(root).experiment_id(EXPERIMENT))
+    experiment_id = int(open_store(root).open_experiment(EXPERIMENT))
     runs, tags, params, metrics = [], [], [], []
     for number in range(3000):
         run_id, role = f"{number:032x}", "group" if number < 1000 else "job"
@@ -135,5 +135,5 @@ def test_a_thousand_groups_are_read_in_seconds(root: Path) -> None:
 
 def test_a_group_that_ran_says_of_which_program_with_which_arguments() -> None:
     given = {"jobs": "train+train", "args": "--epochs 3", "flags.lr": "0.1", "flags.fast": "true", "degree": "2"}
-    assert results._called(given) == "train --epochs 3 --lr 0.1 --fast"
-    assert results._called({"jobs": "train+eval+train"}) == "train+eval"
+    assert results._describe_programs(given) == "train --epochs 3 --lr 0.1 --fast"
+    assert results._describe_programs({"jobs": "train+eval+train"}) == "train+eval"

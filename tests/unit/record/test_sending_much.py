@@ -15,11 +15,11 @@ from pipeline.base.domain.point_series import PointSeries, thinned
 from pipeline.base.mlflow_internals.file_store import read_script_runs
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.record import request_table
-from pipeline.record import sender as sending
+from pipeline.record import tracking_sender as sending
 from pipeline.record.group_folder import Clock
-from pipeline.record.sender import Sender
 from pipeline.record.store import upload
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
+from pipeline.record.tracking_sender import Sender
 from tests.support.tracking_cases import EXPERIMENT, by_name, child, client, make_spool, record, runs_of
 from workloads import client as job_client
 
@@ -95,7 +95,7 @@ def test_who_gives_up_leaves_what_is_not_sent_in_the_spool(root: Path, capsys, m
     folders = [make_spool(root, record((), number=number), name=f"000{number}-mig") for number in (1, 2)]
     with Sender() as sender:
         sender.open(EXPERIMENT, root, None, 100)
-        assert sender.store()["ok"]
+        assert sender.wait_for_store()["ok"]
         os.kill(*sender.pids(), signal.SIGSTOP)
         sender.send(folders[0])
         begin_s = time.monotonic()
@@ -129,7 +129,7 @@ def test_who_waits_for_long_is_told_for_what_and_a_signal_ends_it(root: Path, ca
     before = signal.signal(signal.SIGALRM, interrupt)
     with Sender() as sender:
         sender.open(EXPERIMENT, root, None, 100)
-        assert sender.store()["ok"]
+        assert sender.wait_for_store()["ok"]
         os.kill(*sender.pids(), signal.SIGSTOP)
         sender.send(folder)
         signal.setitimer(signal.ITIMER_REAL, 0.7)
@@ -140,5 +140,5 @@ def test_who_waits_for_long_is_told_for_what_and_a_signal_ends_it(root: Path, ca
             signal.signal(signal.SIGALRM, before)
         sender.give_up("interrupted")
         assert sender.unsent == {folder: "interrupted"}
-    told = [line for line in capsys.readouterr().err.splitlines() if "is sent to the store" in line]
-    assert 2 <= len(told) <= 6 and told[0].startswith("0001-mig (0 MB) is sent to the store, for ")
+    told = [line for line in capsys.readouterr().err.splitlines() if "sending " in line]
+    assert 2 <= len(told) <= 6 and told[0].startswith("sending 0001-mig (0 MB) to the store for ")

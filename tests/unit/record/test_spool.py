@@ -63,7 +63,7 @@ def test_names_that_are_not_utf8_are_recorded_with_escapes(tmp_path, a_group):
     kept = RunContent()
     kept.add_tag("folder", group_folder.read(run.folder).parent.tags["collocation.working_folder"])
     kept.add_param("long", name * 6000)
-    (batch,) = kept.batches()
+    (batch,) = kept.make_batches()
     assert dict(batch.tags)["folder"] == "/home/caf\\udce9"
     assert json.dumps([batch.params, kept.long_values], ensure_ascii=False).encode()
 

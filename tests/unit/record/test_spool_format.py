@@ -83,7 +83,7 @@ def test_what_has_ended_is_told_without_a_change(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (tmp_path / "spool").rglob("*") if path.is_file()}
     with (living / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        first, second = group_folder.ended(tmp_path / "spool")
+        first, second = group_folder.read_ended(tmp_path / "spool")
     assert {path: path.read_bytes() for path in (tmp_path / "spool").rglob("*") if path.is_file()} == before
     assert (second, elsewhere.is_dir()) == (group_folder.read(done), True)
     group_folder.survey(tmp_path / "spool")
@@ -103,7 +103,7 @@ def test_a_spool_that_others_made_removes_and_ends_nothing_of_ours(tmp_path: Pat
     (tmp_path / "spool" / "link").symlink_to(elsewhere.parent)
     found = group_folder.survey(tmp_path / "spool")
     assert found.ready == (theirs,) and list(found.unreadable) == [forged]
-    assert "is not one of ours: spool_id 'a/../other'" in found.unreadable[forged]
+    assert "is no record of this project: spool_id 'a/../other'" in found.unreadable[forged]
     assert elsewhere.is_dir() and not cleared
 
 
@@ -124,7 +124,7 @@ def test_what_is_made_below_the_spool_survives_whoever_removes_its_empty_folders
         if len(tries) < 3:
             raise FileNotFoundError
 
-    group_folder.below_spool(make)
+    group_folder.create_below_spool(make)
     assert len(tries) == 3
 
 

@@ -18,10 +18,10 @@ import sqlalchemy
 from pipeline import tracking
 from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.system.errors import ConfigError, StoreError, TrackingError
-from pipeline.record.store import schema
-from pipeline.record.store.existing import open_if_there
-from pipeline.record.store.local import is_local, is_ready, open_store
+from pipeline.record.store import database_schema
+from pipeline.record.store.local_store import is_local, is_ready, open_store
 from pipeline.record.store.relocate import relocate
+from pipeline.record.store.store_access import open_if_there
 from pipeline.report.__main__ import main as report
 from tests.support.tracking_cases import EXPERIMENT, PROJECT, client, make_spool, record, runs_of
 
@@ -35,7 +35,7 @@ def query(database: Path, statement: str, *values: object) -> list[tuple]:
 
 def log_a_file(root: Path, tmp_path: Path, experiment: str = EXPERIMENT) -> str:
     store = open_store(root)
-    run_id = store.client.create_run(store.experiment_id(experiment)).info.run_id
+    run_id = store.client.create_run(store.open_experiment(experiment)).info.run_id
     (tmp_path / "note.txt").write_text("kept")
     store.client.log_artifact(run_id, str(tmp_path / "note.txt"))
     return run_id
@@ -46,8 +46,8 @@ def test_a_fresh_store_keeps_everything_in_its_folder(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "a b#%é" / "mlruns", tmp_path / "cwd"
     elsewhere.mkdir()
     code = (
-        "import sys; from pathlib import Path; from pipeline.record.store.local import open_store\n"
-        "store = open_store(Path(sys.argv[1])); run = store.client.create_run(store.experiment_id('a/b'))\n"
+        "import sys; from pathlib import Path; from pipeline.record.store.local_store import open_store\n"
+        "store = open_store(Path(sys.argv[1])); run = store.client.create_run(store.open_experiment('a/b'))\n"
         "store.client.log_text(run.info.run_id, 'kept', 'note.txt')\n"
     )
     environ = {"PYTHONPATH": str(PROJECT), "PATH": "/usr/bin:/bin"}
@@ -77,7 +77,7 @@ def test_only_a_database_that_is_written_ahead_waits_seldom_for_the_disk(
 @pytest.mark.slow
 def test_a_store_half_built_by_a_killed_process_is_built_again(tmp_path: Path) -> None:
     (tmp_path / f".{DATABASE}.new").write_text("half a database")
-    assert open_store(tmp_path).experiment_id(EXPERIMENT) == "1"
+    assert open_store(tmp_path).open_experiment(EXPERIMENT) == "1"
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_an_experiment_has_the_view_that_links_open_whoever_made_it(root: Path) 
     store = open_store(root)
     store.client.create_experiment("made by hand")
     for name in ("made by hand", "ours"):
-        store.experiment_id(name)
+        store.open_experiment(name)
         tags = store.client.get_experiment_by_name(name).tags
         view = json.loads(tags["mlflow.sharedViewState.collocation"])
         assert "metrics.`speedup_vs_serial_ratio`" in view["selectedColumns"]
@@ -118,16 +118,16 @@ def test_an_experiment_has_the_view_that_links_open_whoever_made_it(root: Path) 
 
 def test_a_deleted_experiment_is_refused_with_the_way_out(root: Path) -> None:
     store = open_store(root)
-    experiment_id = store.experiment_id(EXPERIMENT)
+    experiment_id = store.open_experiment(EXPERIMENT)
     store.client.delete_experiment(experiment_id)
     with pytest.raises(TrackingError, match=f"restore --experiment-id {experiment_id}"):
-        open_store(root).experiment_id(EXPERIMENT)
+        open_store(root).open_experiment(EXPERIMENT)
 
 
 def test_a_store_is_ready_only_as_it_was_left_and_with_an_experiment_that_can_be_used(root: Path) -> None:
     assert not is_ready(root / "absent", "test")
     store = open_store(root)
-    experiment_id = store.experiment_id("test")
+    experiment_id = store.open_experiment("test")
     assert is_ready(root, "test") and is_ready(root, "another")
     store.client.delete_experiment(experiment_id)
     assert not is_ready(root, "test")
@@ -207,7 +207,7 @@ def test_an_upgrade_that_fails_changes_nothing_and_leaves_no_copy(root: Path, ca
     assert {file.name for file in root.iterdir()} - {f"{DATABASE}-wal", f"{DATABASE}-shm"} == {DATABASE, STORE_LOCK}
     (copy := root / f"{DATABASE}.before-3.0").touch()
     failed = SimpleNamespace(returncode=1, stderr="Traceback\nValueError: of 2.0\n(Background)\n")
-    monkeypatch.setattr(schema.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(database_schema.subprocess, "run", lambda *_, **__: failed)
     assert tracking.main(["upgrade", "--root", str(root)]) == 2
     err = capsys.readouterr().err
     assert "(ValueError: of 2.0)" in err and f"put back the copy from before it, {copy}\n" in err
@@ -284,12 +284,12 @@ def test_a_copied_store_asks_to_be_relocated_and_then_has_its_artifacts(root: Pa
     shutil.copytree(root, moved)
     shutil.rmtree(root)
     with pytest.raises(TrackingError, match=r"relocate --root '.*/new place/mlruns'`"):
-        open_store(moved).experiment_id(EXPERIMENT)
+        open_store(moved).open_experiment(EXPERIMENT)
 
     assert relocate(moved)["runs.artifact_uri"] == 1
 
     assert Path(client(moved).download_artifacts(run_id, "note.txt")).read_text() == "kept"
-    assert open_store(moved).experiment_id(EXPERIMENT) == runs_of(client(moved))[0].info.experiment_id
+    assert open_store(moved).open_experiment(EXPERIMENT) == runs_of(client(moved))[0].info.experiment_id
     assert relocate(moved) == {}
 
 
@@ -329,15 +329,15 @@ def test_relocating_refuses_what_it_cannot_tell(root: Path, tmp_path: Path) -> N
 def test_a_place_that_is_mistyped_is_an_error(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log_a_file(root, tmp_path, "one")
     assert tracking.main(["status", "--uri", "localhost:5000", "--root", str(root)]) == 2
-    assert "no address of a tracking server, which is http://HOST:PORT" in capsys.readouterr().err
+    assert "is no tracking server; give http://HOST:PORT" in capsys.readouterr().err
     moved = tmp_path / "moved"
     root.rename(moved)
     assert tracking.main(["relocate", "--from", "/wrong", "--root", str(moved)]) == 1
-    assert f"no artifact path begins with /wrong, but some with {root}" in capsys.readouterr().err
+    assert f"no artifact path begins with /wrong; name another --from: {root}" in capsys.readouterr().err
 
 
 def test_a_store_reached_through_a_link_is_in_its_place(root: Path, tmp_path: Path) -> None:
     log_a_file(root, tmp_path)
     link = tmp_path / "link"
     link.symlink_to(root)
-    assert open_store(link).experiment_id(EXPERIMENT)
+    assert open_store(link).open_experiment(EXPERIMENT)

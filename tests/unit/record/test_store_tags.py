@@ -11,7 +11,7 @@ from pipeline.base.domain.tags import GROUP, Tag, fact_tag, restore_names, store
 from pipeline.base.system.errors import TrackingError
 from pipeline.record.shards import group_runs
 from pipeline.record.store import results
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
 DIGEST = "0123456789abcdef" * 4
@@ -37,19 +37,19 @@ def test_groups_are_read_whatever_version_stored_them(root: Path, name_of) -> No
     store = open_store(root)
     facts = {Tag.DIGEST: DIGEST, fact_tag("plan"): "p", Tag.PLANNED: json.dumps({"settings": {}, "options": {}})}
     tags = {name_of(tag): value for tag, value in facts.items()} | {Tag.ROLE: GROUP, Tag.RESULT: "ok"}
-    run = store.client.create_run(store.experiment_id("e"), tags=tags)
+    run = store.client.create_run(store.open_experiment("e"), tags=tags)
     store.client.set_terminated(run.info.run_id)
     (finished,) = results.find_finished(root, "e")
     assert (finished.digest, finished.plans) == (DIGEST, ["p"])
-    (group,) = group_runs.groups(root, "e", ["plan", "result"])
+    (group,) = group_runs.read_groups(root, "e", ["plan", "result"])
     assert dict(group.facts) == {"plan": "p", "result": "ok"}
-    assert results.recall(root, run.info.run_id).fact("digest") == DIGEST
+    assert results.recall(root, run.info.run_id).get_fact("digest") == DIGEST
     assert results.load_groups(root, "e")[f"tags.{Tag.DIGEST}"].tolist() == [DIGEST]
 
 
 def test_an_experiment_that_is_not_there_is_named_with_those_that_are(root: Path) -> None:
     store = open_store(root)
     for name in ("study-rehearsal", "other"):
-        store.experiment_id(name)
+        store.open_experiment(name)
     with pytest.raises(TrackingError, match=r"no experiment 'study' in .*; there is: 'other', 'study-rehearsal'$"):
         results.load_groups(root, "study")

@@ -17,7 +17,7 @@ from pipeline.observe.group_result import GroupResult, JobResult, Span
 from pipeline.record import trace as traces
 from pipeline.record.group_folder import Clock, Record, RunRecord
 from pipeline.record.store import upload
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 from tests.support.rows import FIELDS, S
 from tests.support.rows import group as make_group
 from tests.support.trace_format import problems
@@ -52,7 +52,7 @@ def trace_of(jobs: dict[int, list[tuple[str, float, float]]], samples=(), spans=
     of_jobs = [span for index, named in jobs.items() for span in spans_of(*named, job=index)]
     tags = {"collocation.window_start_ns": str(22 * S), "collocation.window_end_ns": str(28 * S)}
     row = GroupResult(group=made, result=Result.OK, reason="", jobs=tuple(results), tags=tags, spans=(*spans, *of_jobs))
-    return traces.trace_of(record(), row, samples, FIELDS)
+    return traces.make_trace(record(), row, samples, FIELDS)
 
 
 def slices(trace: dict[str, Any], track: int) -> dict[str, tuple[float, float]]:
@@ -112,7 +112,7 @@ def test_a_job_that_never_ended_has_no_track():
 def test_a_group_that_failed_before_its_launch_has_no_job():
     spans = tuple(spans_of(("setup", 1, 2), ("cleanup", 2, 3)))
     row = GroupResult(group=make_group("a"), result=Result.FAILED, reason="no MIG", spans=spans)
-    trace = traces.trace_of(record(), row, (), FIELDS)
+    trace = traces.make_trace(record(), row, (), FIELDS)
     assert problems(trace) == []
     assert slices(trace, 1).keys() == {"naive-a", "setup", "cleanup"}
 
@@ -139,7 +139,7 @@ def test_groups_of_several_starts_are_processes_beside_each_other():
     second["otherData"] |= {"begin_ns": 60 * S, "begin_wall_ns": first["otherData"]["begin_wall_ns"] + 7 * S}
     later = json.loads(json.dumps(first))
     later["otherData"] |= {"study": "second", "begin_wall_ns": first["otherData"]["begin_wall_ns"] + 3600 * S}
-    trace = traces.merged([later, first, second])
+    trace = traces.merge([later, first, second])
     assert problems(trace) == []
     begins = [(e["pid"], e["ts"]) for e in trace["traceEvents"] if e["ph"] == "X" and e["name"] == "naive-w0"]
     # The clock on the wall was set back by 43 s between two groups of one start; the monotonic one was not.

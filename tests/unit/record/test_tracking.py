@@ -25,9 +25,9 @@ import pytest
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.record.group_folder import Amendment, Record, write_amendment
-from pipeline.record.sender import Sender
-from pipeline.record.store.links import hint_of, run_link, ui_hint, ui_link
-from pipeline.record.store.local import set_mlflow_defaults
+from pipeline.record.store.links import describe_local_ui, describe_ui, make_run_link, make_ui_link
+from pipeline.record.store.local_store import set_mlflow_defaults
+from pipeline.record.tracking_sender import Sender
 from tests.support import forks
 from tests.support.mlflow_server import start_server
 from tests.support.tracking_cases import (
@@ -160,7 +160,7 @@ def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
     folders = [make_spool(root, record((), number=n), name=f"000{n}-mig") for n in (1, 2)]
     with Sender() as sender:
         sender.open(EXPERIMENT, root, None, 100)
-        assert sender.store()["ok"]
+        assert sender.wait_for_store()["ok"]
         for folder in folders:
             os.kill(*sender.pids(), signal.SIGKILL)
             sender.send(folder)
@@ -179,7 +179,7 @@ def test_one_process_sends_for_one_study_after_another_and_each_begins_with_noth
         first.send(folders[0])
         first.send(root / "spool" / "study" / "no such group")
         first.rest()
-        assert first.runs and first.store()["ok"]
+        assert first.runs and first.wait_for_store()["ok"]
         second = first.renew()
     with second:  # the end of the first study has not ended its process
         assert second.pids() == pid and not second.runs and not second.unsent
@@ -195,7 +195,7 @@ def test_one_process_sends_for_one_study_after_another_and_each_begins_with_noth
         fourth = third.renew()
     with fourth:
         fourth.open(EXPERIMENT, root, None, 100)
-        assert fourth.store()["ok"]
+        assert fourth.wait_for_store()["ok"]
     assert sorted(by_name(client(root))) == ["group 1", "group 2"]
 
 
@@ -212,11 +212,11 @@ def test_an_interruption_while_a_sender_is_started_again_loses_no_request(root: 
 
     with Sender() as sender:
         sender.open(EXPERIMENT, root, None, 100)
-        assert sender.store()["ok"]
+        assert sender.wait_for_store()["ok"]
         os.kill(*sender.pids(), signal.SIGKILL)
         monkeypatch.setattr(Sender, "_read", interrupted_once)
         with pytest.raises(Interrupted):
-            sender.finished(EXPERIMENT)
+            sender.find_finished(EXPERIMENT)
         sender.send(folder)
         sender.rest()
     assert not folder.exists() and list(by_name(client(root))) == ["group 1"]
@@ -368,7 +368,8 @@ def test_flush_sends_what_was_left_and_says_what_it_could_not(root: Path) -> Non
 
 def test_importing_the_tracking_modules_imports_no_mlflow() -> None:
     code = (
-        "import sys, pipeline.tracking, pipeline.record.store.results, pipeline.record.sender, pipeline.record.spool\n"
+        "import sys, pipeline.tracking, pipeline.record.store.results, pipeline.record.spool\n"
+        "import pipeline.record.tracking_sender\n"
         "sys.exit(any(name in sys.modules for name in ('mlflow', 'pandas', 'pyarrow', 'sqlalchemy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 0
@@ -377,29 +378,29 @@ def test_importing_the_tracking_modules_imports_no_mlflow() -> None:
 def test_links_open_the_view_that_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     page = "#/experiments/3/runs?workflowType=machine_learning&viewStateShareKey=collocation"
-    assert ui_link("http://host:80/", "3") == f"http://host:80/{page}"
+    assert make_ui_link("http://host:80/", "3") == f"http://host:80/{page}"
     monkeypatch.chdir(tmp_path)
-    assert ui_hint(Path("mlruns"), "3") == (
+    assert describe_local_ui(Path("mlruns"), "3") == (
         f"mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db --workers 1   then open http://127.0.0.1:5000/{page}"
     )
-    assert ui_hint(Path("/a b"), "3").startswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' ")
-    assert hint_of("https://host:80/", "3") == f"https://host:80/{page}"
+    assert describe_local_ui(Path("/a b"), "3").startswith("mlflow ui --backend-store-uri 'sqlite:////a b/mlflow.db' ")
+    assert describe_ui("https://host:80/", "3") == f"https://host:80/{page}"
     for uri, typed in (
         ("sqlite:///other.db", "sqlite:///other.db"),
         ("sqlite:////a b/other.db", "'sqlite:////a b/other.db'"),
         ("postgresql+psycopg2://me:secret@host/db", "postgresql+psycopg2://host/db"),
         ("file:///runs", "file:///runs"),
     ):
-        command, _, link = hint_of(uri, "3").partition("   then open ")
+        command, _, link = describe_ui(uri, "3").partition("   then open ")
         assert command == f"mlflow ui --backend-store-uri {typed} --workers 1"
         assert link == f"http://127.0.0.1:5000/{page}"
-    assert hint_of("databricks://mine", "3") == "experiment 3 in the workspace of databricks://mine"
+    assert describe_ui("databricks://mine", "3") == "experiment 3 in the workspace of databricks://mine"
     page = "#/experiments/3/runs/ab?workflowType=machine_learning"  # else MLflow shows its GenAI pages
-    assert run_link("http://host:80/", "3", "ab") == f"http://host:80/{page}"
-    assert run_link(None, "3", "ab") == f"http://127.0.0.1:5000/{page}"
+    assert make_run_link("http://host:80/", "3", "ab") == f"http://host:80/{page}"
+    assert make_run_link(None, "3", "ab") == f"http://127.0.0.1:5000/{page}"
     monkeypatch.setattr("shutil.which", lambda program: None)
     monkeypatch.setattr("sys.executable", "/b c/python")
-    assert ui_hint(Path("mlruns"), "3").startswith("'/b c/mlflow' ui ")
+    assert describe_local_ui(Path("mlruns"), "3").startswith("'/b c/mlflow' ui ")
 
 
 def test_a_server_that_never_answers_is_an_error_within_fifteen_seconds(

@@ -15,9 +15,9 @@ from pipeline.base import mlflow_internals
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.tags import Tag
 from pipeline.base.mlflow_internals import database_tables, pages
-from pipeline.record.store import schema
-from pipeline.record.store.links import ui_link
-from pipeline.record.store.local import open_store, set_mlflow_defaults
+from pipeline.record.store import database_schema
+from pipeline.record.store.links import make_ui_link
+from pipeline.record.store.local_store import open_store, set_mlflow_defaults
 from tests.support.tracking_cases import EXPERIMENT, PROJECT, client
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
@@ -79,16 +79,16 @@ def test_a_store_is_made_used_and_upgraded_without_what_is_private(
     monkeypatch.setattr(database_tables, "import_module", lambda name: imported.append(name) or __import__(name))
     root = tmp_path / "store"
     store = open_store(root)
-    experiment_id = store.experiment_id(EXPERIMENT, {"samples"})
+    experiment_id = store.open_experiment(EXPERIMENT, {"samples"})
     run = store.client.create_run(experiment_id, start_time=1, run_name="a", tags={Tag.ROLE: "group"})
     store = open_store(root)
-    assert store.experiment_id(EXPERIMENT, {"requests"}) == experiment_id
+    assert store.open_experiment(EXPERIMENT, {"requests"}) == experiment_id
     assert imported == ["mlflow"]
     assert pages.VIEW_TAG not in client(root).get_experiment(experiment_id).tags
-    assert ui_link("http://h:1", "3") == "http://h:1/#/experiments/3/runs?workflowType=machine_learning"
+    assert make_ui_link("http://h:1", "3") == "http://h:1/#/experiments/3/runs?workflowType=machine_learning"
     assert database_tables.read_groups(root / DATABASE, EXPERIMENT, [Tag.ROLE]) == []
     ended = SimpleNamespace(returncode=0)
-    monkeypatch.setattr(schema.subprocess, "run", lambda argv, **_: upgrades.append(argv[3:6]) or ended)
+    monkeypatch.setattr(database_schema.subprocess, "run", lambda argv, **_: upgrades.append(argv[3:6]) or ended)
     assert tracking.main(["upgrade", "--root", str(root)]) == 0
     assert upgrades == [["mlflow", "db", "upgrade"]]
     assert f"upgraded {root / DATABASE} for MLflow 3.99.1" in capsys.readouterr().out
@@ -99,7 +99,7 @@ def test_status_says_the_same_through_mlflow(root: Path, request, capsys) -> Non
     store = open_store(root)
     tags = {Tag.ROLE: "group", "collocation.plan": "p", "collocation.plan_units": "1x1", "collocation.plan_unit": "1"}
     tags |= {Tag.DIGEST: "d", Tag.RESULT: "ok"}
-    run = store.client.create_run(store.experiment_id("e"), start_time=1, run_name="a", tags=tags)
+    run = store.client.create_run(store.open_experiment("e"), start_time=1, run_name="a", tags=tags)
     store.client.set_terminated(run.info.run_id, end_time=9)
 
     def status() -> str:

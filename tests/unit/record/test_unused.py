@@ -13,8 +13,8 @@ from pipeline.base.system.errors import TrackingError
 from pipeline.plan import plan_builder as planning
 from pipeline.plan import read
 from pipeline.prepare.env import lock
-from pipeline.record.original import FinishedGroup, Original
-from pipeline.record.spool import _group_json
+from pipeline.record.spool import _encode_group
+from pipeline.record.stored_group import FinishedGroup, Original
 from pipeline.study.reproduce import differences, unused_results
 from tests.conftest import GPU, inventory_of
 
@@ -49,7 +49,7 @@ def stored(group):
         settings=group.settings_digest,
     )
     tags = {"collocation.planned": json.dumps({"settings": group.settings, "options": group.options})}
-    files = {layout.GROUP: _group_json(group)}
+    files = {layout.GROUP: _encode_group(group)}
     original = Original(run_id="run", experiment="e", name=group.name, tags=tags, params={}, metrics={}, files=files)
     return finished, original
 

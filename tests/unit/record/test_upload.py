@@ -22,7 +22,7 @@ from pipeline.observe.fields import Fields
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Amendment
 from pipeline.record.store import upload
-from pipeline.record.store.local import Store, open_store
+from pipeline.record.store.local_store import Store, open_store
 from tests.support.tracking_cases import (
     CLOCK,
     EXPERIMENT,

@@ -13,7 +13,7 @@ import pytest
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
-from pipeline.record.store.local import open_store
+from pipeline.record.store.local_store import open_store
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.page import tables as report_tables
@@ -27,7 +27,7 @@ SETTINGS = {"device": DEVICE, "window": "steady, 5 s after 1 s", "seed": "0", "p
 
 def insert(root: Path, groups: list[dict]) -> None:
     """Write groups and their jobs straight into the database: the client takes milliseconds a value."""
-    experiment_id = int(open_store(root).experiment_id(EXPERIMENT))
+    experiment_id = int(open_store(root).open_experiment(EXPERIMENT))
     runs, tags, params, metrics = [], [], [], []
 
     def add(run_id: str, name: str, start_ms: int, status: str, **content: dict) -> None:
@@ -135,7 +135,7 @@ def test_what_failed_before_a_resume_is_replaced_by_what_came_after(root: Path) 
 def test_an_experiment_that_is_not_there_is_an_error_and_an_empty_one_an_empty_study(root: Path) -> None:
     with pytest.raises(TrackingError, match="no experiment 'nothing'"):
         rows.read([root], "nothing")
-    open_store(root).experiment_id("empty")
+    open_store(root).open_experiment("empty")
     study = rows.read([root], "empty")
     cells = cells_of(study)
     found = verdicts.verdicts(cells)

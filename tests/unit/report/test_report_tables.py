@@ -306,7 +306,7 @@ def test_a_figure_of_a_new_listener_has_its_columns_without_being_known_here() -
         ),
     )
     metrics = {"fan_max_rpm": 900.0, "fan_idle_mean_ratio": 0.25, "fan_noise_mean_db": 30.0, "power_mean_w": 70.0}
-    facts = {"figures": Fields([fans, NvmlListener(1000).table]).titled(metrics)}
+    facts = {"figures": Fields([fans, NvmlListener(1000).table]).describe_titled(metrics)}
     rows = [row("serial", (job(0, params(), 100.0),), block, metrics=metrics, facts=facts) for block in (1, 2)]
     rows.append(row("naive", tuple(job(i, params(), 60.0) for i in range(2))))
     found = cells_of(study(*rows))

@@ -19,10 +19,10 @@ from pipeline.base.system.interrupts import UndoStack
 from pipeline.plan import read
 from pipeline.record.invocation import Invocation
 from pipeline.record.shards import overview
-from pipeline.record.shards.group_runs import Told
-from pipeline.record.shards.slurm_arrays import Submitted
+from pipeline.record.shards.group_runs import GroupRun
+from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.scale import slurm
-from pipeline.scale.options import SlurmOptions
+from pipeline.scale.launcher_options import SlurmOptions
 from tests.conftest import GPU
 
 OF_TASK = {"SLURM_CLUSTER_NAME": "test", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}
@@ -33,12 +33,12 @@ TYPED = ("run.py", "-m", "repeats=3", "hydra/launcher=slurm", "resume=true", "--
 
 def test_an_exporter_is_refused_as_tasks_on_one_host_would_want_its_port() -> None:
     config = SimpleNamespace(gpu=SimpleNamespace(device="auto"), unit=None, exporter=SimpleNamespace(name="prometheus"))
-    with pytest.raises(ConfigError, match="would take the same port for exporter=prometheus; leave it out"):
+    with pytest.raises(ConfigError, match="would share the port of exporter=prometheus; leave it out"):
         slurm.run(SimpleNamespace(configs=[config], config=config), UndoStack(), SlurmOptions())  # type: ignore[arg-type]
 
 
 def script(options: SlurmOptions, limit_s: float | None = None, typed: Sequence[str] = TYPED) -> str:
-    return slurm.script_of(options, typed, [1, 3], "false", limit_s, Path("/shared/slurm"))
+    return slurm.make_script(options, typed, [1, 3], "false", limit_s, Path("/shared/slurm"))
 
 
 def test_options_are_directives_and_what_is_not_given_is_left_to_the_cluster() -> None:
@@ -113,10 +113,10 @@ def left(monkeypatch: pytest.MonkeyPatch):
 
     def look(*units: SimpleNamespace, plan: str = "p", num_models: int = 1) -> tuple[list[int], int]:
         found = SimpleNamespace(plan_any_gpu=plan, num_models=1, units=units, unasked="")
-        monkeypatch.setattr(slurm, "_overview", lambda *_: found)
-        asked: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
+        monkeypatch.setattr(slurm, "_read_overview", lambda *_: found)
+        request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
         planned: Any = SimpleNamespace(any_gpu_digest="p", unit_sizes=(2, 2, 2))
-        return slurm._left(asked, "http://h:1", planned, num_models)
+        return slurm._select_units(request, "http://h:1", planned, num_models)
 
     return look
 
@@ -137,20 +137,20 @@ def test_units_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_sam
 
 def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypatch, capsys) -> None:
     facts = {"plan": "p", "plan_units": "1x2", "plan_unit": "1", "slurm_task": "c1/9_1", "command_line": "run.py"}
-    running = Told(name="a", status="RUNNING", start_ms=0, end_ms=None, facts=facts)
-    monkeypatch.setattr(overview.group_runs, "groups", lambda *_: [running])
-    monkeypatch.setattr(overview.slurm_arrays, "of", lambda *_: None)
+    running = GroupRun(name="a", status="RUNNING", start_ms=0, end_ms=None, facts=facts)
+    monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [running])
+    monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: None)
 
     def left(error: CommandError) -> tuple[list[int], int]:
         monkeypatch.setattr(slurm.squeue, "states_on", lambda *_: (_ for _ in ()).throw(error))
-        asked: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
+        request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
         plan: Any = SimpleNamespace(any_gpu_digest="of a program that has changed", unit_sizes=(1, 1))
-        return slurm._left(asked, "http://h:1", plan, 1)
+        return slurm._select_units(request, "http://h:1", plan, 1)
 
     with pytest.raises(ConfigError, match=r"cannot tell which units .*timed out.*; resume once Slurm answers"):
         left(CommandError(["squeue"], 1, "Socket timed out"))
     assert left(CommandError(["scontrol"], 0, "this is not c1")) == ([1, 2], 0)
-    assert "warning: units that wait elsewhere are submitted here as well: " in capsys.readouterr().err
+    assert "warning: units in the queue of another cluster are submitted here as well: " in capsys.readouterr().err
 
 
 def test_of_several_models_a_unit_is_done_once_each_of_them_has_it(left) -> None:
@@ -165,7 +165,7 @@ def test_of_several_models_a_unit_is_done_once_each_of_them_has_it(left) -> None
             {},
             "timeout_min=2 leaves no time to measure: .*signal_delay_s=120 s before; give .*=3 or",
         ),
-        ({}, {"dry_run": "json"}, "dry_run=json: hydra/launcher=slurm shows a batch script"),
+        ({}, {"dry_run": "json"}, "dry_run=json does not work with hydra/launcher=slurm"),
     ],
 )
 def test_what_no_task_could_run_is_refused(config, options, changes, why) -> None:
@@ -176,9 +176,9 @@ def test_what_no_task_could_run_is_refused(config, options, changes, why) -> Non
 
 def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
     configs = read.read(compose(["degree=2", "only=[naive-2x-typo]"]))
-    asked: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
+    request: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
     with pytest.raises(ConfigError, match="the plan has no group of that name"):
-        slurm._planned(asked)
+        slurm._plan(request)
 
 
 @pytest.mark.parametrize(
@@ -186,14 +186,14 @@ def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
 )
 def test_a_task_has_the_plan_that_was_made_where_the_study_was_typed(compose, gpu, of_task) -> None:
     configs = read.read(compose(["workload=tiny", "degree=2", f"gpu={gpu}"]))
-    asked: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
-    there = slurm.workers.planned(asked, lambda _: of_task)
-    assert slurm._planned(asked).any_gpu_digest == there.any_gpu_digest
+    request: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
+    there = slurm.worker_command.make_plan(request, lambda _: of_task)
+    assert slurm._plan(request).any_gpu_digest == there.any_gpu_digest
 
 
 def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_path: Path) -> None:
     said = {"status": 0, "stdout": "7;cluster\n", "stderr": ""}
-    monkeypatch.setattr(slurm, "_slurm", lambda *argv: Completed(argv=argv, **said))
+    monkeypatch.setattr(slurm, "_run_slurm", lambda *argv: Completed(argv=argv, **said))
     assert slurm._submit("#!/bin/bash\n", tmp_path) == "7"
     (path,) = tmp_path.glob("submit-*.sh")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -204,17 +204,19 @@ def test_only_its_owner_reads_a_script_which_may_hold_secrets(monkeypatch, tmp_p
     [("gpu:1", ("gpu:1",)), (None, (None,)), (["gpu:h100:1", "gpu:a100:1"], ["gpu:h100:1", "gpu:a100:1"])],
 )
 def test_each_gres_of_a_list_is_another_model_of_gpu(gres, found) -> None:
-    assert slurm.gres_of(SlurmOptions(gres=gres)) == found
+    assert slurm.list_gres(SlurmOptions(gres=gres)) == found
 
 
-@pytest.mark.parametrize(("gres", "why"), [(["gpu:1"] * 2, "names gpu:1 twice"), ([], "give the gres"), ([1], "give")])
+@pytest.mark.parametrize(
+    ("gres", "why"), [(["gpu:1"] * 2, "names gpu:1 twice"), ([], "is neither a gres nor a list of them"), ([1], "give")]
+)
 def test_what_is_no_list_of_gres_is_refused(gres, why) -> None:
     with pytest.raises(ConfigError, match=why):
-        slurm.gres_of(SlurmOptions(gres=gres))
+        slurm.list_gres(SlurmOptions(gres=gres))
 
 
 def test_a_task_of_one_of_several_models_is_told_how_many_there_are() -> None:
-    text = slurm.script_of(SlurmOptions(gres="gpu:h100:1"), TYPED, [1], "false", None, Path("/shared"), 2)
+    text = slurm.make_script(SlurmOptions(gres="gpu:h100:1"), TYPED, [1], "false", None, Path("/shared"), 2)
     assert "#SBATCH --gres=gpu:h100:1\n" in text and ' gpu.models=2 wait=true unit="$SLURM_ARRAY_TASK_ID"' in text
     assert "gpu.models" not in script(SlurmOptions())
 
@@ -222,14 +224,14 @@ def test_a_task_of_one_of_several_models_is_told_how_many_there_are() -> None:
 class Queue:
     """A Slurm that takes a number of job arrays, whose tasks have ended when they are asked for again."""
 
-    asked: ClassVar[list[tuple[str, ...]]]
+    request: ClassVar[list[tuple[str, ...]]]
 
     def __init__(self, num_taken: int) -> None:
-        self.num_taken, self.scripts, self.given = num_taken, list[str](), list[Submitted]()
+        self.num_taken, self.scripts, self.given = num_taken, list[str](), list[Submission]()
         self.answers = [{"11_1": "RUNNING", "12_1": "PENDING Priority"}, {}]
 
     def __call__(self, *argv: str) -> Completed:
-        self.asked.append(argv)
+        self.request.append(argv)
         if argv[0] == "sbatch":
             self.scripts.append(Path(argv[-1]).read_text())
             is_taken = len(self.scripts) <= self.num_taken
@@ -238,7 +240,7 @@ class Queue:
         return Completed(argv=argv, status=0, stdout="", stderr="")
 
     def states(self, jobs: Collection[str]) -> Mapping[str, str]:
-        self.asked.append(("squeue", *jobs))
+        self.request.append(("squeue", *jobs))
         return self.answers.pop(0)
 
 
@@ -261,23 +263,25 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamesp
     """Submit a study of one unit on two models to such a Slurm; the exit status and what was asked of it."""
 
     def run(num_taken: int) -> tuple[int, Queue]:
-        Queue.asked = []
+        Queue.request = []
         queue = Queue(num_taken)
-        monkeypatch.setattr(slurm, "_slurm", queue)
+        monkeypatch.setattr(slurm, "_run_slurm", queue)
         monkeypatch.setattr(slurm.squeue, "states", queue.states)
         monkeypatch.setattr(slurm, "_POLL_S", 0.0)
-        monkeypatch.setattr(slurm, "_overview", lambda *_: SimpleNamespace(as_text=lambda _: "all", is_done=True))
+        monkeypatch.setattr(slurm, "_read_overview", lambda *_: SimpleNamespace(as_text=lambda _: "all", is_done=True))
         plan = SimpleNamespace(any_gpu_digest="p", unit_sizes=(1,))
-        monkeypatch.setattr(slurm, "_planned", lambda _: plan)
+        monkeypatch.setattr(slurm, "_plan", lambda _: plan)
         monkeypatch.setattr(slurm.squeue, "cluster", lambda: "c1")
         given = queue.given.append
-        sender = SimpleNamespace(open=lambda *_: None, store=lambda: None, submitted=lambda _, new: given(new))
+        sender = SimpleNamespace(
+            open=lambda *_: None, wait_for_store=lambda: None, note_arrays=lambda _, new: given(new)
+        )
         invocation = Invocation(words=TYPED)
-        asked: Any = SimpleNamespace(
+        request: Any = SimpleNamespace(
             configs=[config], config=config, sender=sender, root=tmp_path, invocation=invocation
         )
         options = SlurmOptions(gres=["gpu:h100:1", "gpu:a100:1"], folder=str(tmp_path / "slurm"))
-        return slurm.run(asked, UndoStack(), options), queue
+        return slurm.run(request, UndoStack(), options), queue
 
     return run
 
@@ -287,7 +291,7 @@ def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(s
     assert status == 0
     assert [text.partition("--gres=")[2].partition("\n")[0] for text in queue.scripts] == ["gpu:h100:1", "gpu:a100:1"]
     assert len(list((tmp_path / "slurm").glob("submit-*.sh"))) == 2
-    assert queue.asked[-1] == ("squeue", "11", "12")
+    assert queue.request[-1] == ("squeue", "11", "12")
     assert [(given.num_units, given.cluster, given.arrays) for given in queue.given] == [(1, "c1", ["11", "12"])]
     said = capsys.readouterr().err
     for line in (
@@ -304,4 +308,4 @@ def test_where_one_of_the_arrays_is_refused_none_is_left(submit) -> None:
     refused = "refused the job array: Invalid generic resource.*; job array 11, submitted before it, was cancelled"
     with pytest.raises(ConfigError, match=refused):
         submit(1)
-    assert ("scancel", "11") in Queue.asked
+    assert ("scancel", "11") in Queue.request

@@ -9,7 +9,7 @@ import pytest
 from pipeline.base.system import entry_points
 from pipeline.launch.environ import inherited_environ
 from pipeline.record import owner
-from pipeline.record.invocation import Invocation, command_to_resume
+from pipeline.record.invocation import Invocation, spell_resume_command
 
 TYPED = ["/site/gpu_collocation/run.py", "degree=2", "--", "train.py", "resume=false"]
 
@@ -40,10 +40,10 @@ def test_elsewhere_a_clone_is_named_by_its_path(tmp_path, monkeypatch):
     monkeypatch.setattr(entry_points, "PROJECT_DIR", clone)
     assert entry_points.spell("run", "degree=2") == f"python '{clone}/run.py' degree=2"
     assert entry_points.spell("schema") == f"python '{clone}/collocate.py' schema"
-    assert owner.close_command(tmp_path).endswith(
+    assert owner.spell_close_command(tmp_path).endswith(
         f"'{clone}/collocate.py' tracking flush --root {tmp_path} --close-lost"
     )
-    assert command_to_resume(["run.py", "degree=2"]).endswith(f"'{clone}/run.py' degree=2 resume=true")
+    assert spell_resume_command(["run.py", "degree=2"]).endswith(f"'{clone}/run.py' degree=2 resume=true")
     monkeypatch.chdir(clone)
     assert entry_points.spell("gpu", "clean") == "python -m pipeline.gpu clean"
     clone.rmdir()
@@ -69,8 +69,8 @@ def test_a_command_that_is_not_on_the_path_is_spelled_by_its_path(by_command, mo
 
 def test_what_resumes_a_study_is_spelled_so_too(by_command):
     by_command.mkdir()
-    assert command_to_resume(TYPED) == "collocate run degree=2 resume=true -- train.py resume=false"
-    assert Invocation(words=TYPED).masked == "collocate run degree=2 -- train.py resume=false"
+    assert spell_resume_command(TYPED) == "collocate run degree=2 resume=true -- train.py resume=false"
+    assert Invocation(words=TYPED).masked_command == "collocate run degree=2 -- train.py resume=false"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_start_of_a_recorded_command_line_is_known(recorded, start):
 
 def test_a_study_of_the_command_can_be_resumed_from_a_clone(monkeypatch):
     recorded = ["collocate", "run", "degree=2", "unit=1"]
-    assert command_to_resume(recorded) == "collocate run degree=2 unit=1 resume=true"
+    assert spell_resume_command(recorded) == "collocate run degree=2 unit=1 resume=true"
 
 
 def test_jobs_do_not_inherit_how_the_study_was_started(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.system import tracking_root
 from pipeline.record.spool import Spool
-from pipeline.record.store import local
+from pipeline.record.store import local_store
 
 
 def untracked(repository: Path) -> str:
@@ -40,6 +40,6 @@ def test_a_folder_that_was_there_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_whoever_needs_the_folder_first_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Spool(tmp_path / "spooled", None, {}, {})  # type: ignore[arg-type]
-    monkeypatch.setattr(local, "_prepare", lambda root, **_: (root / DATABASE).touch())
-    local.open_store(tmp_path / "opened")
+    monkeypatch.setattr(local_store, "_prepare", lambda root, **_: (root / DATABASE).touch())
+    local_store.open_store(tmp_path / "opened")
     assert all((tmp_path / name / ".gitignore").exists() for name in ("spooled", "opened"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.planner.__main__ import main
-from pipeline.planner.profile import SIMULATED, Profile, Row, write
+from pipeline.planner.profile_table import SIMULATED, Profile, Row, write
 from pipeline.report.figures.drawing import STAMP
 
 ROW = Row(

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.planner import deployment
 from pipeline.planner.__main__ import main
-from pipeline.planner.transition import proof, steps
+from pipeline.planner.transition import proof, transition_steps
 from tests.unit.planner.transition.deployments import random_plan
 
 DURATIONS = ["--duration", "create=30", "--duration", "delete=5", "--duration", "repartition=2"]
@@ -31,7 +31,7 @@ def test_the_steps_are_written_proved_and_told(
     out = tmp_path / "steps.json"
     assert main(["transition", *files, "--spare", "1", "--out", str(out), *DURATIONS]) == 0
     said = capsys.readouterr().out
-    written = steps.read(out)
+    written = transition_steps.read(out)
     assert proof.check(written).broken == ()
     assert written.durations_s == {"create": 30, "delete": 5, "migrate": 35, "repartition": 2}
     assert f"makespan {written.makespan_s:g} s" in said and f"steps: {out}" in said
@@ -109,5 +109,5 @@ def test_a_file_of_steps_is_read_whole_or_not_at_all(files: list[str], tmp_path:
         {"today": {"gpus": [{"model": "a100_80gb", "instances": []}]}},
     ):
         out.write_text(json.dumps(content | change))
-        with pytest.raises(steps.ConfigError, match=str(out)):
-            steps.read(out)
+        with pytest.raises(transition_steps.ConfigError, match=str(out)):
+            transition_steps.read(out)

@@ -12,7 +12,7 @@ import yaml
 
 from pipeline.planner import __main__, deployment
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
-from pipeline.planner.export.experiment import groups_of, programs_of, rates_per_s
+from pipeline.planner.export.experiment import build_programs, deal_rates, group_gpus
 from tests.conftest import DATA
 from tests.support.experiments import configs_of, planned
 from tests.support.json_schema import violations
@@ -52,23 +52,23 @@ def export(tmp_path: Path, plan: Plan, kind: str, *options: str) -> int:
 
 def test_rates_are_dealt_by_throughput_and_add_up() -> None:
     plan = plan_of(divided(), WHOLE)
-    rates = rates_per_s(plan)
+    rates = deal_rates(plan)
     assert rates == {(0, 0): 9.0, (0, 2): 3.0, (0, 1): 60.0, (1, 0): 15.0}  # of 90 + 10 + 100: 27 of 3, 3, 30 of 2
     unknown = Gpu(
         model=H100, instances=(instance("1g.10gb", 0, "a", None, processes=2), instance("1g.10gb", 1, "a", 5.0))
     )
-    assert rates_per_s(plan_of(unknown)) == {(0, 0): 20.0, (0, 1): 20.0}
+    assert deal_rates(plan_of(unknown)) == {(0, 0): 20.0, (0, 1): 20.0}
 
 
 def test_gpus_that_are_alike_are_one_group_and_every_process_is_a_job() -> None:
     plan = plan_of(divided(), divided(), WHOLE)
-    groups = groups_of(plan)
+    groups = group_gpus(plan)
     assert [group.gpus for group in groups] == [(0, 1), (2,)]
     first, whole = groups
     assert first.instance_of == (0, 0, 0, 1, 2) and len(set(first.sizes)) == 3
     assert (first.scenario, first.profiles) == ("mig_mps", ("3g", "2g", "1g"))
     assert (whole.scenario, whole.profiles) == ("mps_percent", ())
-    values = {size: dict(program.values) for program, size in programs_of(plan, groups, {}).items()}
+    values = {size: dict(program.values) for program, size in build_programs(plan, groups, {}).items()}
     assert values[first.sizes[0]]["max_batch"] == 8 and values[first.sizes[0]]["objective_percentile"] == 99.0
     assert "objective_percentile" not in values[first.sizes[4]]
 
@@ -97,7 +97,7 @@ def test_the_exported_experiment_is_what_was_planned(tmp_path: Path, capsys) -> 
         options = dict(mig.sharing.options)
         assert options["profiles"] == ("3g", "2g", "1g") and options["instance_of"] == (0, 0, 0, 1, 2)
         jobs = [dict(job.workload.params) for job in mig.jobs]
-        rates = rates_per_s(plan_of(divided(), divided(), WHOLE))
+        rates = deal_rates(plan_of(divided(), divided(), WHOLE))
         assert [float(params["rate_per_s"]) for params in jobs] == [rates[0, place] for place in (0, 0, 0, 1, 2)]
         assert {params["arrival"] for params in jobs} == {"poisson"} and {
             params["objective_ms"] for params in jobs
@@ -113,7 +113,7 @@ def test_an_experiment_is_of_one_model_and_of_known_workloads(tmp_path: Path, ca
     other = Gpu(model="a100_80gb", instances=(instance("3g.40gb", 0, "infer_tiny", 100.0),))
     out = ["--out", str(tmp_path / "conf")]
     assert export(tmp_path, plan_of(WHOLE, other), "experiment", *out) == 2
-    assert "it has GPUs of 2 models (a100_80gb, h100_80gb)" in capsys.readouterr().err
+    assert "GPUs of 2 models (a100_80gb, h100_80gb)" in capsys.readouterr().err
     assert export(tmp_path, plan_of(WHOLE, other), "experiment", *out, "--gpu", "simulated_a100_80gb") == 0
     content = yaml.safe_load((tmp_path / "conf/experiment/mine.yaml").read_text())
     assert [program["rate_per_s"] for program in content["sizes"].values()] == [30.0]
@@ -215,7 +215,11 @@ def test_the_schema_refuses_what_mig_parted_refuses(changes: dict[str, Any], sai
 
 def test_a_plan_without_gpus_or_a_bad_name_is_refused(tmp_path: Path, capsys) -> None:
     empty = Plan(deployment=Deployment(gpus=()))
-    for kind, said in (("experiment", "it has none"), ("mig-parted", "it has no GPU"), ("kubernetes", "no manifest")):
+    for kind, said in (
+        ("experiment", "GPUs of 0 models (none)"),
+        ("mig-parted", "it has no GPU"),
+        ("kubernetes", "no manifest"),
+    ):
         assert export(tmp_path, empty, kind) == 2
         assert said in capsys.readouterr().err
     assert export(tmp_path, empty, "mig-parted", "--name", "a b") == 2

@@ -15,9 +15,9 @@ from pipeline.base.domain.normalise import SPEEDUP
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.planner.commands.advise import answer_of
+from pipeline.planner.commands.advise_command import answer_of
 from pipeline.planner.results.advice import Advice, advise
-from pipeline.planner.results.settle import command
+from pipeline.planner.results.follow_up_sweep import build_command
 from pipeline.report.evaluate.cells import Case, Cell, cells_of
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Decision, Verdict, slower_pairs, verdicts, winners
@@ -190,7 +190,7 @@ def test_modes_that_no_verdict_compares_are_compared() -> None:
 
 def test_too_few_blocks_wrong_results_and_too_few_gpus_are_refused() -> None:
     (few,) = advice_on(*blocks(4, naive=1.2, mps=1.9))
-    assert few.mode is None and few.because.startswith("4 blocks, and advice needs 5: MPS is 1.58 times")
+    assert few.mode is None and few.because.startswith("4 blocks, advice needs 5: MPS is 1.58 times")
     assert few.undecided == ("MPS", "naive", "serial") and few.blocks_needed == 5
     wrong = [
         each
@@ -205,7 +205,7 @@ def test_too_few_blocks_wrong_results_and_too_few_gpus_are_refused() -> None:
     assert other.mode == "naive" and "MPS: computes wrong results in 1 of 5 blocks" in other.not_considered[0]
     two_gpus = [on_gpu(each, f"GPU-{each.block % 2}") for each in blocks(8, naive=1.2, mps=1.9)]
     (pooled,) = advice_on(*two_gpus)
-    assert pooled.mode is None and "the blocks are of 2 GPUs" in pooled.because
+    assert pooled.mode is None and pooled.because.startswith("2 GPUs, advice needs 3")
 
 
 def on_gpu(one: Row, uuid: str) -> Row:
@@ -254,7 +254,7 @@ def test_training_beside_a_service_takes_what_keeps_most_among_what_meets_the_ob
     assert advice.not_considered == ("MIG: misses the objective in 5 of 5 blocks",)
     (refused,) = advice_on(*beside())
     assert refused.mode is None and "give the services an objective" in refused.because
-    assert command(study(*beside()), refused) is None
+    assert build_command(study(*beside()), refused) is None
 
 
 TYPED = "run.py -m scenario=naive,mps degree=2 workload=tiny gpu=simulated_a100_40gb repeats=3 resume=false"
@@ -268,7 +268,7 @@ def test_the_sweep_that_would_settle_it_can_be_typed(make_plan) -> None:
     rows = as_typed(blocks(3, naive=1.80, mps=1.79), TYPED)
     found = study(*rows)
     (advice,) = advice_on(*rows)
-    typed = command(found, advice)
+    typed = build_command(found, advice)
     assert typed is not None and advice.blocks_needed is not None and advice.blocks_needed > 3
     python, program, *words = shlex.split(typed)
     assert (python, program) == ("python", "run.py") and words.count("-m") == 1
@@ -284,9 +284,11 @@ def test_the_sweep_that_would_settle_it_can_be_typed(make_plan) -> None:
 def test_a_launcher_is_typed_again_but_where_another_gpu_is_needed() -> None:
     typed = f"{TYPED} hydra/launcher=gpus hydra.launcher.devices=[0,1]"
     rows = as_typed(blocks(3, naive=1.80, mps=1.79), typed)
-    assert " hydra/launcher=gpus 'hydra.launcher.devices=[0,1]' " in str(command(study(*rows), advice_on(*rows)[0]))
+    assert " hydra/launcher=gpus 'hydra.launcher.devices=[0,1]' " in str(
+        build_command(study(*rows), advice_on(*rows)[0])
+    )
     rows = [on_gpu(each, f"GPU-{each.block % 2}") for each in as_typed(blocks(8, naive=1.2, mps=1.9), typed)]
-    again = command(study(*rows), advice_on(*rows)[0])
+    again = build_command(study(*rows), advice_on(*rows)[0])
     assert again is not None and "hydra" not in again and again.endswith(" tracking.root=mlruns_3")
 
 
@@ -296,10 +298,10 @@ def test_what_was_not_measured_is_asked_for() -> None:
     (no_baseline,) = advice_on(*(each for each in rows if each.scenario != "serial"))
     assert no_baseline.because == "there is no baseline to compare with"
     ending = "repeats=5 resume=true -- train.py --only x"
-    assert command(study(*rows), no_baseline) == f"python run.py degree=2 baseline=always {ending}"
+    assert build_command(study(*rows), no_baseline) == f"python run.py degree=2 baseline=always {ending}"
     oom = [replace(each, result=Result.OOM, metrics={}) if each.scenario == "naive" else each for each in rows]
     (alone,) = advice_on(*oom)
-    assert command(study(*oom), alone) == f"python run.py degree=2 scenario=mps {ending}"
+    assert build_command(study(*oom), alone) == f"python run.py degree=2 scenario=mps {ending}"
 
 
 def test_what_is_printed_and_how_it_ends() -> None:
@@ -309,5 +311,5 @@ def test_what_is_printed_and_how_it_ends() -> None:
     refused = answer_of(study(*as_typed(blocks(3, naive=1.2, mps=1.9), TYPED)))
     assert refused.status == 1 and "    to settle it: python run.py -m scenario=naive,mps" in refused.text
     assert refused.data["cases"][0]["sweep"] in refused.text
-    with pytest.raises(ConfigError, match="no group of several jobs"):
+    with pytest.raises(ConfigError, match="no result of jobs that ran together"):
         answer_of(study(copies("serial", 1, 100.0)))

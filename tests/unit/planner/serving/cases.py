@@ -6,7 +6,7 @@ import random
 
 import yaml
 
-from pipeline.planner.profile import Profile, Row, as_csv
+from pipeline.planner.profile_table import Profile, Row, write
 from tests.unit.planner.serving.validator import KEYS, TABLE
 
 MODELS = ("a30_24gb", "a100_40gb", "a100_80gb", "h100_80gb", "rtxpro6000_96gb")
@@ -85,7 +85,7 @@ def random_case(seed, folder):
         limits = {"gpus": {models[0]: chance.randint(0, 3)}}
     margin = chance.choice([0.0, 0.0, 0.2])
     profile, demand = folder / f"profile{seed}.csv", folder / f"services{seed}.yaml"
-    profile.write_text(as_csv(Profile(rows=tuple(rows))))
+    write(profile, Profile(rows=tuple(rows)))
     demand.write_text(yaml.safe_dump({"services": services, "limits": limits}))
     argv = [str(demand), "--profile", str(profile), "--margin", str(margin)]
     for model in models:

@@ -9,9 +9,9 @@ import yaml
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import __main__ as planner
-from pipeline.planner import parvagpu, profile
-from pipeline.planner.pictures import load
-from pipeline.planner.serving import methods
+from pipeline.planner import parvagpu, profile_table
+from pipeline.planner.pictures import load_picture
+from pipeline.planner.serving import solvers
 from tests.unit.planner.serving import validator
 from tests.unit.planner.serving.cases import random_case
 
@@ -36,7 +36,7 @@ def scenario(number):
 @pytest.fixture(scope="module")
 def parva_profile(tmp_path_factory):
     path = tmp_path_factory.mktemp("parvagpu") / "profile.csv"
-    profile.write(path, parvagpu.read(PARVAGPU))
+    profile_table.write(path, parvagpu.read(PARVAGPU))
     return path
 
 
@@ -173,7 +173,7 @@ def test_too_few_gpus_are_said_with_who_must_go(tmp_path, capsys):
 SPEEDS = {"1g.10gb": 15, "2g.20gb": 114, "3g.40gb": 112, "7g.80gb": 164}
 
 
-@pytest.mark.parametrize("method", methods.METHODS)
+@pytest.mark.parametrize("method", solvers.METHODS)
 @pytest.mark.parametrize("limits", [{}, {"services_per_gpu": 1}])
 def test_a_small_service_gets_a_small_instance(tmp_path, capsys, method, limits):
     rows = [ROW | {"instance_profile": name, "throughput_per_s": str(speed)} for name, speed in SPEEDS.items()]
@@ -220,11 +220,11 @@ BAD_SERVICES = {
     "rate of 0": ({"services": [BERT | {"rate_per_s": 0}]}, "services[0] bert, rate_per_s: must be above 0"),
     "objective of 0": ({"services": [BERT | {"objective_ms": 0}]}, "services[0] bert, objective_ms: must be above 0"),
     "a huge rate": ({"services": [BERT | {"rate_per_s": 1e9}]}, "rate_per_s: 1e+09 needs more than 100000 of its"),
-    "a tiny rate": ({"services": [BERT | {"rate_per_s": 1e-12}]}, "rate_per_s: 1e-12 is less than one request"),
+    "a tiny rate": ({"services": [BERT | {"rate_per_s": 1e-12}]}, "rate_per_s: 1e-12 is too small"),
     "no objective": ({"services": [{"name": "bert", "rate_per_s": 1}]}, "services[0] bert: key 'objective_ms' is miss"),
     "negative": ({"services": [BERT | {"rate_per_s": -1}]}, "rate_per_s must be finite and not negative"),
     "no number": ({"services": [BERT | {"rate_per_s": "many"}]}, 'rate_per_s must be a number, not "many"'),
-    "twice": ({"services": [BERT, BERT]}, "services: bert is there 2 times"),
+    "twice": ({"services": [BERT, BERT]}, "services: bert is listed 2 times"),
     "unknown key": ({"services": [BERT | {"slo": 3}]}, "services[0]: unknown key 'slo'"),
     "nothing": ({"services": []}, "services is empty"),
     "a share above 1": ({"services": [BERT], "latency_share": 2}, "latency_share: 2 is above 1"),
@@ -250,15 +250,15 @@ BAD_TEXTS = {
     "a date as a rate": (GOOD_TEXT.replace("rate_per_s: 1", "rate_per_s: 2024-01-01"), "not a value of type date"),
     "bytes": (GOOD_TEXT.replace("bert", "!!binary aGVsbG8="), "not a value of type bytes"),
     "a set": (GOOD_TEXT.replace("bert", "!!set {a, b}"), "not a value of type set"),
-    "no truth": (GOOD_TEXT.replace("bert", "!!bool perhaps"), "services.yaml: holds what cannot be read"),
+    "no truth": (GOOD_TEXT.replace("bert", "!!bool perhaps"), "services.yaml: not valid YAML"),
     "a list in itself": ("services: &a [*a]", "services[0] must be an object, not a value of type list"),
     "nested too deep": (f"services: {'[' * 5000}{']' * 5000}", "services.yaml"),  # PyYAML before 6.0.4 reads it
     "keys of two types": (f"{GOOD_TEXT}1: 2\nfoo: 3\n", "services.yaml: the key 1 must be a text"),
     "a model without a name": (f"{GOOD_TEXT}limits: {{gpus: {{1: 2}}}}", "limits.gpus: the key 1 must be a text"),
-    "digits without end": (GOOD_TEXT.replace("rate_per_s: 1", f"rate_per_s: {'9' * 5000}"), "holds what cannot be re"),
+    "digits without end": (GOOD_TEXT.replace("rate_per_s: 1", f"rate_per_s: {'9' * 5000}"), "not valid YAML"),
     "digits in hex": (GOOD_TEXT.replace("rate_per_s: 1", f"rate_per_s: 0x{'9' * 5000}"), "not a value of type int"),
-    "a day that is none": (GOOD_TEXT.replace("bert", "2024-02-31"), "holds what cannot be read"),
-    "a key twice": (f"{GOOD_TEXT}services: []\n", "services.yaml row 3: no YAML: the key services is there twice"),
+    "a day that is none": (GOOD_TEXT.replace("bert", "2024-02-31"), "not valid YAML"),
+    "a key twice": (f"{GOOD_TEXT}services: []\n", "services.yaml row 3: not valid YAML: key services is listed twice"),
 }
 
 
@@ -300,7 +300,7 @@ def test_profiles_that_cannot_be_used_are_refused(tmp_path, capsys, rows, others
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_planned(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(methods, "solve", lambda *_, **__: pytest.fail("planned"))
+    monkeypatch.setattr(solvers, "solve", lambda *_, **__: pytest.fail("planned"))
     argv = ["serve", demand(tmp_path, [BERT]), "--profile", table(tmp_path, ROW), "--out", tmp_path / "no/plan.json"]
     status, error = run(capsys, *argv)
     assert status == 2 and "there is no folder" in error and error.count("\n") == 1
@@ -309,7 +309,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_planned(tmp_pa
 def test_a_file_that_is_not_there_is_named_once(tmp_path, capsys):
     status, error = run(capsys, "serve", tmp_path / "no.yaml", "--profile", table(tmp_path, ROW))
     assert status == 2 and error.startswith(
-        f"error: {tmp_path}/no.yaml: cannot be read: No such file or directory; give"
+        f"error: {tmp_path}/no.yaml: cannot be read: No such file or directory; name"
     )
 
 
@@ -317,7 +317,7 @@ def test_a_file_that_is_no_yaml_is_named_with_its_row(tmp_path, capsys):
     services = tmp_path / "services.yaml"
     services.write_text("services:\n  - {name: [bert\n")
     status, error = run(capsys, "serve", services, "--profile", table(tmp_path, ROW))
-    assert status == 2 and "services.yaml row 3: no YAML" in error and error.count("\n") == 1
+    assert status == 2 and "services.yaml row 3: not valid YAML" in error and error.count("\n") == 1
 
 
 def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
@@ -327,7 +327,7 @@ def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
     _, both = run(capsys, *argv, "--load", 1, "--load", 3)
     needed = [{row["method"]: row["num_gpus"] for row in each["methods"]} for each in (one, *both["loads"])]
     assert [each["load"] for each in both["loads"]] == [1, 3] and needed[0] == needed[1]
-    assert [each.load for each in load.read(both, "compare.json")] == [1, 3]  # as it is drawn from
+    assert [each.load for each in load_picture.read(both, "compare.json")] == [1, 3]  # as it is drawn from
     tripled = [service | {"rate_per_s": 3 * service["rate_per_s"]} for service in scenario(0)]
     _, expected = run(capsys, "serve", demand(tmp_path, tripled), "--profile", parva_profile)
     assert needed[2]["exact"] == expected["num_gpus"] > needed[0]["exact"]
@@ -352,4 +352,4 @@ def test_only_what_was_profiled_is_compared_with(tmp_path, capsys, profiles, exp
     argv = ["compare", demand(tmp_path, [BERT]), "--profile", table(tmp_path, *rows)]
     status, found = run(capsys, *argv)
     assert status == 0
-    assert [row["method"] for row in found["methods"]][len(methods.METHODS) :] == expected
+    assert [row["method"] for row in found["methods"]][len(solvers.METHODS) :] == expected

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.planner import __main__, profile
-from pipeline.planner.export.experiment import groups_of
-from pipeline.planner.profile import Profile, Row
-from pipeline.planner.results.against import check
+from pipeline.planner import __main__, profile_table
+from pipeline.planner.export.experiment import group_gpus
+from pipeline.planner.profile_table import Profile, Row
+from pipeline.planner.results.plan_check import check
 from pipeline.planner.serving.problem import Model
-from pipeline.planner.training import as_plan, schedule
-from pipeline.planner.training import jobs as training
-from pipeline.planner.training.jobs import Group, Job, Problem
+from pipeline.planner.training import schedule, training_plan
+from pipeline.planner.training import training_jobs as training
 from pipeline.planner.training.schedule import Schedule
-from pipeline.planner.training.speed import Place, Speeds, fitted
+from pipeline.planner.training.speed import Place, Speeds, fit_speed
+from pipeline.planner.training.training_jobs import Group, Job, Problem
 from pipeline.prepare.mig import profiles
 from tests.support.report_rows import job, params, study
 from tests.support.report_rows import row as report_row
@@ -55,41 +55,41 @@ A = ("a", 32)
 
 
 def test_what_takes_a_plus_b_over_its_share_is_predicted_exactly() -> None:
-    assert fitted([(x, 1 / (0.002 + 0.001 / x)) for x in (1.0, 0.5, 0.2)]) == pytest.approx((0.002, 0.001))
-    assert fitted([(1.0, 100.0), (0.5, 100.0)]) == pytest.approx((0.01, 0.0))  # no profit from more
+    assert fit_speed([(x, 1 / (0.002 + 0.001 / x)) for x in (1.0, 0.5, 0.2)]) == pytest.approx((0.002, 0.001))
+    assert fit_speed([(1.0, 100.0), (0.5, 100.0)]) == pytest.approx((0.01, 0.0))  # no profit from more
     rows = [row("serial", 1, 1 / 0.003), *(row("mps", k, 1 / (0.002 + 0.001 * k)) for k in (2, 3, 7))]
     speeds = speeds_of(*rows)
-    five = speeds.at(A, Place(mode="mps", processes=5))
+    five = speeds.find(A, Place(mode="mps", processes=5))
     assert five is not None and five.is_predicted
     assert five.rate_per_s == pytest.approx(1 / 0.007) and five.error_ratio == pytest.approx(0, abs=1e-9)
-    assert len(speeds.left_out) == 3  # of the three that share, each from the others
-    two = speeds.at(A, Place(mode="mps", processes=2))
+    assert len(speeds.held_out) == 3  # of the three that share, each from the others
+    two = speeds.find(A, Place(mode="mps", processes=2))
     assert two is not None and not two.is_predicted and two.error_ratio is None
 
 
 def test_the_error_of_a_prediction_is_that_of_measured_cells_left_out() -> None:
     # A straight line through (1, 100) and (1/2, 50) gives 33.3 for a third; 40 was measured.
     speeds = speeds_of(row("serial", 1, 100.0), row("mps", 2, 50.0), row("mps", 3, 40.0))
-    errors = {each.row.processes: each.error_ratio for each in speeds.left_out}
+    errors = {each.row.processes: each.error_ratio for each in speeds.held_out}
     assert errors[3] == pytest.approx(1 - (100 / 3) / 40)
-    four = speeds.at(A, Place(mode="mps", processes=4))
+    four = speeds.find(A, Place(mode="mps", processes=4))
     assert four is not None and four.error_ratio == pytest.approx(sum(errors.values()) / 2)
-    mixed = speeds.at(A, Place(mode="mps", processes=3), is_mixed=True)
+    mixed = speeds.find(A, Place(mode="mps", processes=3), is_mixed=True)
     assert mixed is not None and mixed.is_predicted and mixed.error_ratio is None  # no mix was measured
 
 
 def test_mig_is_predicted_from_shares_and_multiprocessors_but_no_way_of_sharing_from_another() -> None:
     share = {"share_percent": 50.0}
     speeds = speeds_of(row("serial", 1, 100.0), row("mps_percent", 2, 60.0, **share), row("naive", 2, 45.0))
-    three = speeds.at(A, Place(mode="mig", instance_profile="3g.40gb"))
+    three = speeds.find(A, Place(mode="mig", instance_profile="3g.40gb"))
     assert three is not None and three.is_predicted and three.error_ratio is None
-    a, b = fitted([(1.0, 100.0), (0.5, 60.0)]) or (0, 0)
+    a, b = fit_speed([(1.0, 100.0), (0.5, 60.0)]) or (0, 0)
     assert three.rate_per_s == pytest.approx(1 / (a + b * 132 / 60))
-    assert speeds.at(A, Place(mode="mps", processes=2)) is None
-    assert speeds.at(A, Place(mode="naive", processes=3)) is not None
-    alone = speeds.at(A, Place(mode="naive", processes=1))
+    assert speeds.find(A, Place(mode="mps", processes=2)) is None
+    assert speeds.find(A, Place(mode="naive", processes=3)) is not None
+    alone = speeds.find(A, Place(mode="naive", processes=1))
     assert alone is not None and (alone.rate_per_s, alone.is_predicted) == (100.0, False)
-    assert speeds.at(("b", 32), Place(mode="serial")) is None
+    assert speeds.find(("b", 32), Place(mode="serial")) is None
 
 
 def test_jobs_that_stay_speed_up_when_others_end_and_memory_must_fit() -> None:
@@ -173,7 +173,7 @@ def test_schedules_are_as_good_as_trying_every_one(seed: int) -> None:
     jobs = [Job(name="a", work=rng.uniform(500, 2000), count=3), Job(name="b", work=rng.uniform(500, 2000), count=2)]
     problem = problem_of(jobs, rows, num_gpus=2)
     for objective in ("makespan", "completion", "energy"):
-        groups = training.cheapest(problem, objective, ["serial", "mps"])
+        groups = training.find_cheapest(problem, objective, ["serial", "mps"])
         found = schedule.solve(problem, groups, objective, seed=0, time_limit_s=60.0)
         assert found is not None
         counts = [sum(g.composition[kind] for gpu in found.gpus for g in gpu) for kind in range(2)]
@@ -196,7 +196,7 @@ def test_the_mean_completion_is_as_good_as_trying_every_group_on_instances_and_o
     jobs = [Job(name=name, work=rng.uniform(200, 3000), count=2) for name in "ab"]
     problem, modes = problem_of(jobs, rows, num_gpus=rng.randint(1, 2)), ["serial", "mps", "mig"]
     found = schedule.solve(
-        problem, training.cheapest(problem, "completion", modes), "completion", seed=0, time_limit_s=60.0
+        problem, training.find_cheapest(problem, "completion", modes), "completion", seed=0, time_limit_s=60.0
     )
     assert found is not None
     assert found.mean_completion_s == pytest.approx(best_by_trying(problem, modes, "completion"), rel=1e-9)
@@ -205,13 +205,13 @@ def test_the_mean_completion_is_as_good_as_trying_every_group_on_instances_and_o
 def test_only_measured_speeds_where_that_is_asked_for() -> None:
     rows = [row("serial", 1, 100.0), row("mps", 2, 90.0), row("mps", 3, 80.0)]
     problem = problem_of([Job(name="a", work=100, count=4)], rows)
-    assert any(group.runs[0].is_predicted for (group,) in training.cheapest(problem, "makespan").values())
-    measured = training.cheapest(problem, "makespan", is_measured_only=True)
+    assert any(group.runs[0].is_predicted for (group,) in training.find_cheapest(problem, "makespan").values())
+    measured = training.find_cheapest(problem, "makespan", is_measured_only=True)
     assert set(measured) == {(1,), (2,), (3,)}
 
 
 def run(tmp_path: Path, jobs: str, rows: list[Row], *options: str) -> int:
-    profile.write(tmp_path / "p.csv", Profile(rows=tuple(rows)))
+    profile_table.write(tmp_path / "p.csv", Profile(rows=tuple(rows)))
     (tmp_path / "jobs.yaml").write_text(jobs)
     return __main__.main(["train", str(tmp_path / "jobs.yaml"), "--profile", str(tmp_path / "p.csv"), *options])
 
@@ -230,7 +230,7 @@ def test_the_command_prints_and_writes_the_plan_and_marks_predictions(tmp_path: 
         "optimal",
         18.0,
     )
-    assert plan["profile_digest"] == profile.read(tmp_path / "p.csv").digest
+    assert plan["profile_digest"] == profile_table.read(tmp_path / "p.csv").digest
     (group,) = plan["gpus"][0]["groups"]
     assert group["mode"] == "mps" and [each["is_predicted"] for each in group["jobs"]] == [False, False]
     assert run(tmp_path, jobs.replace("2", "5"), ROWS, "--modes", "mps", "--json") == 0
@@ -259,7 +259,7 @@ def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for
         ("jobs: [{name: a, work: 5, batch: 64}]", [], 2, "the profile has no row of a at 64"),
         ("jobs: [{name: a, work: .nan}]", [], 2, "jobs[0].work must be finite"),
         ("jobs: [{name: a, works: 5}]", [], 2, "unknown key 'works'"),
-        ("jobs: [", [], 2, "jobs.yaml row 2: no YAML"),
+        ("jobs: [", [], 2, "jobs.yaml row 2: not valid YAML"),
         ("gpus: 0\njobs: [{name: a, work: 5}]", [], 2, "jobs.yaml: gpus: 0: must be from 1 to 4096"),
         ("jobs: [{name: a, work: 5}]", ["--gpus", "100000000"], 2, "--gpus 100000000: must be from 1 to 4096"),
         ("jobs: [{name: a, work: 5, count: 100001}]", [], 2, "jobs: 100001 together, and a plan is made for 100000 at"),
@@ -291,9 +291,9 @@ def test_a_training_plan_is_exported_and_checked_group_by_group(tmp_path: Path) 
     ]
     jobs = "jobs: [{name: one, workload: a, work: 900, count: 2}, {name: two, workload: b, work: 450}]"
     assert run(tmp_path, jobs, rows, "--modes", "mps", "--out", str(tmp_path / "plan.json")) == 0
-    plan, is_training = as_plan.read(tmp_path / "plan.json")
+    plan, is_training = training_plan.read(tmp_path / "plan.json")
     assert is_training and all(gpu.mode in ("mps", "naive") for gpu in plan.deployment.gpus)
-    groups = groups_of(plan)
+    groups = group_gpus(plan)
     assert sorted(size for group in groups for size in group.sizes) == ["a", "a", "b"]
     ran = []
     for group in groups:
@@ -314,7 +314,7 @@ def test_instances_of_a_training_plan_have_starts_and_one_workload_each(tmp_path
     rows += [row("mig", 1, 45.0, "b", instance_profile="4g.40gb"), row("mig", 1, 45.0, "b", instance_profile="3g.40gb")]
     jobs = "jobs: [{name: a, work: 900}, {name: b, work: 450}]"
     assert run(tmp_path, jobs, rows, "--modes", "mig", "--measured-only", "--out", str(tmp_path / "plan.json")) == 0
-    plan, _ = as_plan.read(tmp_path / "plan.json")
+    plan, _ = training_plan.read(tmp_path / "plan.json")
     (gpu,) = plan.deployment.gpus
     assert gpu.mode == "mig" and {each.service for each in gpu.instances} == {"a", "b"}
     content = json.loads((tmp_path / "plan.json").read_text())
@@ -322,7 +322,7 @@ def test_instances_of_a_training_plan_have_starts_and_one_workload_each(tmp_path
     group["jobs"][1]["instance"] = group["jobs"][0]["instance"]
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=r"plan.json: gpus\[0\].groups\[0\]: instance \d has (a, b|no job)"):
-        as_plan.read(tmp_path / "plan.json")
+        training_plan.read(tmp_path / "plan.json")
     (tmp_path / "plan.json").write_text(json.dumps(content | {"version": 2}))
     with pytest.raises(ConfigError, match="version is 2, but this program reads version 1"):
-        as_plan.read(tmp_path / "plan.json")
+        training_plan.read(tmp_path / "plan.json")

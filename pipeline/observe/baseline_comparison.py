@@ -1,0 +1,164 @@
+"""Comparison of rows with the serial baselines of their block, as both become known.
+
+The order within a block is random, so a baseline may run after the groups that need it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from pipeline.base.domain.baselines import Baselines
+from pipeline.base.domain.normalise import Compared, mean_of, normalise
+from pipeline.base.domain.records import Group, Result
+from pipeline.base.domain.tags import Tag
+from pipeline.observe.group_result import GroupResult, JobResult
+
+# How far the loss of each of the first steps may be from that of the same job alone, relative to it. About four times
+# the largest difference between equal jobs that computed correctly: two models, seven jobs at once on an H100, in fp32,
+# tf32, bf16 and fp16 (`default` rounds as tf32 does, or less). The first loss comes from one forward pass; later ones
+# multiply differences of rounding.
+_LOSS_TOLERANCES = (0.003, 0.04, 0.15, 0.2, 0.4, 0.4, 0.4, 0.4, 0.8, 1.2)
+
+
+# How far the norm of the answer to each fixed request may be: rounding hits the values of an answer in both directions.
+_OUTPUT_TOLERANCES = (0.01,) * 8
+
+_FirstSteps = tuple[list[float], list[float]]
+"""The losses of a job's first steps, and the norms of its first answers; empty of a job that has none."""
+_SoloRun = tuple[JobResult, _FirstSteps]
+_Baselines = Baselines[GroupResult, _SoloRun]
+
+
+class Comparison:
+    """The rows of a study and the baselines among them."""
+
+    def __init__(self) -> None:
+        # Serial rows that ended well and are valid, by what a comparison must share.
+        self._serial: dict[tuple[object, ...], list[GroupResult]] = defaultdict(list)
+        self._rows: dict[str, GroupResult] = {}
+        self._baselines: dict[tuple[object, ...], _Baselines] = {}
+
+    def add(self, row: GroupResult) -> list[GroupResult]:
+        """Add a row, and return the rows of which more is known now.
+
+        These hold only the new figures against the baseline, or the result `wrong_results` if they learn otherwise than
+        the same jobs alone; `latest` has all figures of a row.
+        """
+        self._rows[row.group.digest] = row
+        concerned = [row.group.digest]
+        if row.group.sequential and row.result is Result.OK and not row.marks.invalid:
+            self._serial[make_comparison_key(row.group)].append(row)
+            self._baselines.clear()
+            concerned = list(self._rows)
+        changed = []
+        for digest in concerned:
+            other = self._rows[digest]
+            if other.result is not Result.OK:
+                continue
+            if difference := self._find_difference(other):
+                self._rows[digest] = dataclasses.replace(other, result=Result.WRONG_RESULTS, reason=difference)
+                changed.append(dataclasses.replace(self._rows[digest], metrics={}))
+                continue
+            metrics = self._compare(other)
+            if not metrics.items() <= other.metrics.items():
+                self._rows[digest] = dataclasses.replace(other, metrics=other.metrics | metrics)
+                changed.append(dataclasses.replace(other, metrics=metrics))
+        return changed
+
+    def get_latest(self, row: GroupResult) -> GroupResult:
+        return self._rows.get(row.group.digest, row)
+
+    def _find_baselines(self, row: GroupResult) -> _Baselines:
+        """Return the baselines of the row's machine state."""
+        state, shared = row.machine_state, make_comparison_key(row.group)
+        if (key := (state, shared)) not in self._baselines:
+            self._baselines[key] = baselines = _Baselines()
+            for serial in self._serial[shared]:
+                if state.is_same(serial.machine_state):
+                    baselines.add(
+                        serial, _list_digests(serial), list(zip(serial.measured, _read_first(serial), strict=True))
+                    )
+        return self._baselines[key]
+
+    def _find_solo_runs(self, row: GroupResult) -> list[list[_SoloRun]]:
+        baselines, together = self._find_baselines(row), _list_digests(row)
+        return [baselines.alone(digest, together) for digest in together]
+
+    def _find_difference(self, row: GroupResult) -> str | None:
+        for job, (losses, outputs), runs in zip(row.measured, _read_first(row), self._find_solo_runs(row), strict=True):
+            for _, (losses_alone, outputs_alone) in runs:
+                if difference := describe_loss_difference(losses, losses_alone):
+                    return f"the losses of job {job.job.name} differ from its solo run: {difference}"
+                if difference := describe_output_difference(outputs, outputs_alone):
+                    return f"the answers of job {job.job.name} differ from its solo run: {difference}"
+        return None
+
+    def _compare(self, row: GroupResult) -> dict[str, float]:
+        solo = {
+            digest: mean_of([job.metrics for job, _ in runs])
+            for digest, runs in zip(_list_digests(row), self._find_solo_runs(row), strict=True)
+        }
+        mix = self._find_baselines(row).in_turn(_list_digests(row))
+        return compare_with_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
+
+
+def compare_with_baseline(
+    row: GroupResult, solo: Mapping[str, Mapping[str, float]], serial_makespan_s: float | None
+) -> dict[str, float]:
+    """Compute the figures of a group against its serial baseline; absent where a baseline is absent.
+
+    Args:
+        row: of the group.
+        solo: figures of each job alone, by workload digest.
+        serial_makespan_s: of the same jobs one after another, if that was measured.
+    """
+    programs = [job.job.workload for job in row.measured]
+    return normalise(
+        row.group.window.kind,
+        [
+            Compared(program.unit, program.is_rate_given, job.metrics, solo.get(program.digest, {}))
+            for program, job in zip(programs, row.measured, strict=True)
+        ],
+        is_sequential=row.group.sequential,
+        has_neighbours=row.group.has_neighbours,
+        serial_s=serial_makespan_s,
+        makespan_s=row.metrics.get("makespan_s"),
+    )
+
+
+def describe_loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
+    """Describe the first step whose loss differs from the same job alone by more than rounding explains."""
+    for step, (loss, expected) in enumerate(zip(together, alone, strict=False)):
+        if not math.isfinite(expected) or step >= len(_LOSS_TOLERANCES):
+            return None
+        if not abs(loss - expected) <= _LOSS_TOLERANCES[step] * abs(expected):
+            return f"loss {loss:.6g} instead of {expected:.6g} in step {step + 1}"
+    return None
+
+
+def describe_output_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
+    """Describe the first request whose answer has another norm than that of the same job alone."""
+    pairs = zip(together, alone, _OUTPUT_TOLERANCES, strict=False)
+    for number, (norm, expected, tolerance) in enumerate(pairs, start=1):
+        if not abs(norm - expected) <= tolerance * abs(expected):
+            return f"norm {norm:.6g} instead of {expected:.6g} of the answer to request {number}"
+    return None
+
+
+def _read_first(row: GroupResult) -> list[_FirstSteps]:
+    losses, outputs = (json.loads(row.tags.get(tag, "{}")) for tag in (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS))
+    indices = [str(job.job.index) for job in row.measured]
+    return [(losses.get(index, []), outputs.get(index, [])) for index in indices]
+
+
+def _list_digests(row: GroupResult) -> tuple[str, ...]:
+    return tuple(job.workload.digest for job in row.group.measured)
+
+
+def make_comparison_key(group: Group) -> tuple[object, ...]:
+    """Return the settings that a group shares with its baselines, beside workloads and machine state."""
+    return (group.block, *sorted(group.shared_settings.items()), group.profiler)

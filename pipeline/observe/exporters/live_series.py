@@ -1,0 +1,125 @@
+"""The running group as named and labelled series, for any exporter.
+
+Read on request from data that listeners and jobs leave in memory and in files anyway.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pipeline.base.domain.protocols import Live
+from pipeline.base.domain.records import Device, Group, Job
+from pipeline.observe.live_progress import LiveJobs
+
+PREFIX = "collocation"
+LABELS = ("experiment", "scenario", "group", "job_name", "gpu", "gpu_instance")
+"""Of every series; empty where it has none. `job` and `instance` are Prometheus's own, for whom it asks."""
+INFO, PHASE = f"{PREFIX}_group_info", f"{PREFIX}_job_phase"
+WORK, RATE, EPOCH = f"{PREFIX}_job_work_total", f"{PREFIX}_job_work_per_s", f"{PREFIX}_job_epoch"
+
+_MISSED = 2  # readings of a listener
+_LATE_NS = 2_000_000_000  # samples of a program that streams come in portions
+_NOT_IN_A_NAME = re.compile(r"\W", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One quantity: its values by those of its labels. A counter only grows while its group runs."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = LABELS
+    is_counter: bool = False
+    values: dict[tuple[str, ...], float] = field(default_factory=dict)
+
+
+class _Series(NamedTuple):
+    source: str
+    quantity: str
+    job: int | None
+    gi_id: int | None
+
+
+def name_metric(source: str, quantity: str) -> str:
+    """Return the metric of a listener's quantity: `collocation_nvml_power_w`."""
+    return _NOT_IN_A_NAME.sub("_", f"{PREFIX}_{source}_{quantity}")
+
+
+class GroupSeries:
+    """The series of one group. Read by one thread at a time."""
+
+    def __init__(self, group: Group, live: Live, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._group, self._live, self._now_ns = group, live, now_ns
+        self._jobs = LiveJobs(group, live, now_ns)
+        self._of_machine = {table.source for table in live.tables if table.of_machine}
+        self._fields = {(table.source, quantity.name): quantity for table in live.tables for quantity in table.fields}
+        self._intervals_ns = {listener.name: listener.interval_ms * 1_000_000 for listener in group.listeners}
+        self._latest: dict[_Series, tuple[int, float]] = {}
+        self._num_seen = 0
+
+    def read(self) -> list[Metric]:
+        """Return the present values, without those that were not renewed for a while."""
+        return [self._read_info(), *self._read_progress(), *self._read_samples()]
+
+    def _read_info(self) -> Metric:
+        group = self._group
+        labels = (*LABELS, "device", "window", "block", "degree")
+        of_group = (group.settings["device"], group.window.words, str(group.block), str(group.degree))
+        values = {(*self._make_labels(None, is_of_device=True), *of_group): 1.0}
+        return Metric(INFO, "The group that runs, and on what.", labels, values=values)
+
+    def _read_progress(self) -> Iterator[Metric]:
+        phase = Metric(PHASE, "What the job does: 1 for the phase that it is in.", (*LABELS, "phase"))
+        work = Metric(WORK, "Work done since the job started, in its unit.", (*LABELS, "unit"), is_counter=True)
+        rate = Metric(RATE, "Work a second, over the last seconds.", (*LABELS, "unit"))
+        epoch = Metric(EPOCH, "The epoch that the job is in.")
+        for now in self._jobs.read():
+            labels, unit = self._make_labels(now.job), now.job.workload.unit
+            phase.values[*labels, now.phase] = 1.0
+            for metric, value in ((work, now.total), (rate, now.per_s)):
+                if value is not None:
+                    metric.values[*labels, unit] = value
+            if now.epoch is not None:
+                epoch.values[labels] = now.epoch
+        yield from (phase, work, rate, epoch)
+
+    def _read_samples(self) -> Iterator[Metric]:
+        metrics: dict[str, Metric] = {}
+        for (source, quantity, job, gi_id), value in self._select_newest():
+            name, known = name_metric(source, quantity), self._fields.get((source, quantity))
+            text = f"{known.source_id}, in {known.unit}" if known else ""
+            metric = metrics.setdefault(name, Metric(name, text))
+            of_job = None if job is None else self._group.jobs[job]
+            metric.values[self._make_labels(of_job, gi_id, is_of_device=source not in self._of_machine)] = value
+        yield from metrics.values()
+
+    def _select_newest(self) -> Iterator[tuple[_Series, float]]:
+        """Yield the last value of each series, unless it was not renewed for some readings."""
+        samples = self._live.samples
+        end = len(samples)  # listeners go on appending
+        for sample in samples[self._num_seen : end]:
+            for quantity, value in sample.values.items():
+                self._latest[_Series(sample.source, quantity, sample.job, sample.gi_id)] = sample.t_ns, value
+        self._num_seen = end
+        now_ns, longest_ns = self._now_ns(), max(self._intervals_ns.values(), default=0)
+        for series, (t_ns, value) in self._latest.items():
+            interval_ns = self._intervals_ns.get(series.source, longest_ns)
+            if now_ns - t_ns <= _MISSED * interval_ns + _LATE_NS:
+                yield series, value
+
+    def _make_labels(self, job: Job | None, gi_id: int | None = None, *, is_of_device: bool = True) -> tuple[str, ...]:
+        group = self._group
+        if job is not None:
+            gi_id, is_of_device = self._live.slots[job.index].gi_id, True
+        gpu, instance = _name_gpu(group.device) if is_of_device else "", "" if gi_id is None else str(gi_id)
+        return group.experiment, group.scenario, group.name, "" if job is None else job.name, gpu, instance
+
+
+def _name_gpu(device: Device) -> str:
+    if not device.is_gpu:
+        return ""
+    return f"simulated {device.gpu_uuid}" if device.is_simulated else device.gpu_uuid

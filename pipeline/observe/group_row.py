@@ -1,0 +1,316 @@
+"""From observations to a row: the figures of jobs and group. `endings` decides how each ended.
+
+Pure: it reads the event files of a finished group, and computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from pipeline.base.domain import layout, services, units
+from pipeline.base.domain.marks import join
+from pipeline.base.domain.normalise import compared_names
+from pipeline.base.domain.point_series import PointSeries
+from pipeline.base.domain.records import Group, Result, WindowKind
+from pipeline.base.domain.tags import Tag
+from pipeline.launch import event_reader
+from pipeline.launch.events import Events
+from pipeline.launch.state import Ending, JobState
+from pipeline.observe import changed_files, endings, host_load, latency, phases, sample_figures, work
+from pipeline.observe.group_result import GroupResult, JobResult
+from pipeline.observe.observation import Observation
+from pipeline.observe.program_rates import logged_rate
+from pipeline.observe.program_rates.logged_rate import LoggedRate
+from pipeline.observe.row_marks import Batch, find_marks
+
+FIRST_GPU_USE = "first_gpu_use_s"
+_HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
+
+
+def judge(group: Group, seen: Observation) -> GroupResult:
+    """Compute the row of a group."""
+    jobs: list[JobResult] = []
+    batches: list[Batch] = []
+    read = sample_figures.group_by_subject(seen.samples)
+    all_states = [state for batch in seen.batches for state in batch]
+    log_of = {state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime) for state in all_states}
+    whose = changed_files.find_owners(seen.changed, all_states, log_of, seen.clock)
+    logged_of = {
+        state.job.index: logged_rate.read(state, log_of[state.job.index], whose, seen.clock) for state in all_states
+    }
+    for states in seen.batches:
+        batch = _make_batch(group, [state for state in states if not state.job.is_neighbour], log_of, logged_of)
+        batches.append(batch)
+        for state in states:
+            log, logged = log_of[state.job.index], logged_of[state.job.index]
+            if not state.job.is_neighbour:
+                logged = _check_logged_together(group, batch, logged)
+            jobs.append(_judge_job(group, state, log, logged, batch.window, seen, read))
+    windows = [batch.window for batch in batches if batch.window is not None]
+    ending = endings.judge_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
+    measured_jobs = [job for job in jobs if not job.job.is_neighbour]
+    metrics = _compute_group_metrics(group, measured_jobs, jobs) if ending.result in _HAS_FIGURES else {}
+    absent: dict[str, str] = {}
+    of_device = sample_figures.compute_figures(read.get(sample_figures.WHOLE, {}), seen.fields, windows, absent)
+    # The energy is that of the whole device: with neighbours on it, none of it is that of the work that is measured.
+    rates = {} if group.has_neighbours else {unit: metrics[units.total_of(unit)] for unit in units.units_in(metrics)}
+    metrics |= host_load.compute_figures(measured_jobs, of_device)
+    metrics |= of_device | sample_figures.derive_energy(of_device, windows, seen.idle_w, rates)
+    if seen.tool_cpu_s is not None and seen.tool_wall_s:
+        metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
+    metrics |= _measure_logged_windows(group, batches) if ending.result in _HAS_FIGURES else {}
+    metrics |= phases.compute_group_metrics(seen.spans)
+    tags = dict(seen.tags) | _make_comparison_tags(measured_jobs) | _describe_damages(all_states, log_of)
+    if (
+        seen.changed
+        and not group.sequential
+        and (shared := changed_files.describe_shared(seen.changed.folder, whose, all_states))
+    ):
+        tags[Tag.SHARED_FILES] = shared
+    if titled := seen.fields.describe_titled(metrics):
+        tags[Tag.FIGURES] = titled
+    if windows:
+        tags[Tag.WINDOW_START_NS] = str(min(begin for begin, _ in windows))
+        tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
+    if absent:
+        tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
+    marks = find_marks(group, seen, batches, jobs, metrics)
+    if Tag.DAMAGED in tags:
+        marks = marks._replace(note=join([marks.note, f"left out what cannot be true: {tags[Tag.DAMAGED]}"]))
+    tags |= {tag: mark for tag, mark in ((Tag.INVALID, marks.invalid), (Tag.FLAG, marks.note)) if mark}
+    return GroupResult(
+        group=group,
+        result=ending.result,
+        reason=ending.reason,
+        jobs=tuple(jobs),
+        metrics=metrics,
+        tags=tags,
+        spans=(*seen.spans, *(span for job in jobs for span in job.spans)),
+    )
+
+
+def _make_batch(
+    group: Group,
+    states: Sequence[JobState],
+    log_of: Mapping[int, Events],
+    logged_of: Mapping[int, LoggedRate | None],
+) -> Batch:
+    """Collect the logs of measured jobs that ran together, with the window in which they are measured."""
+    logs, logged = [log_of[state.job.index] for state in states], [logged_of[state.job.index] for state in states]
+    batch = Batch(states=states, logs=logs, logged=logged, window=_find_window(group, states, logs))
+    if group.window.kind is not WindowKind.LOGGED or len(batch.logged_spans) < len(states):
+        return batch
+    begin, end = max(begin for begin, _ in batch.logged_spans), min(end for _, end in batch.logged_spans)
+    return dataclasses.replace(batch, window=(begin, end) if begin < end else None)
+
+
+def _check_logged_together(group: Group, batch: Batch, logged: LoggedRate | None) -> LoggedRate | None:
+    """Return the rate that a job logged, unless the jobs never logged at the same time."""
+    if (
+        group.window.kind is not WindowKind.LOGGED
+        or batch.window is not None
+        or len(batch.logged_spans) < len(batch.states)
+    ):
+        return logged
+    first = min(zip(batch.logged_spans, batch.states, strict=True), key=lambda pair: pair[0][1])[1]
+    last = max(zip(batch.logged_spans, batch.states, strict=True), key=lambda pair: pair[0][0])[1]
+    never = f"jobs {first.job.name} and {last.job.name} never logged at the same time; let them train longer"
+    if first is last:
+        never = f"job {first.job.name} logged at one instant only; let it train longer"
+    return LoggedRate(absence=never)
+
+
+def _measure_logged_windows(group: Group, batches: Sequence[Batch]) -> dict[str, float]:
+    """Return how long jobs logged at the same time, and the share of that in the longest of them."""
+    if group.window.kind is not WindowKind.LOGGED:
+        return {}
+    windows = [batch.window for batch in batches if batch.window is not None]
+    metrics = {"window_s": sum(end - begin for begin, end in windows) / 1e9}
+    spans = [span for batch in batches for span in batch.logged_spans]
+    if not group.sequential and windows and spans:
+        metrics["overlap_ratio"] = (windows[0][1] - windows[0][0]) / max(end - begin for begin, end in spans)
+    return metrics
+
+
+def _find_window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sample_figures.Window | None:
+    """Return the measured interval of jobs that ran together: steady, or else from first start to last end."""
+    starts = [log.started_ns for log in logs if log.started_ns is not None]
+    if len(starts) < len(logs):
+        return None
+    if group.window.kind is WindowKind.STEADY:
+        stops = [state.ended.told_ns for state in states if state.ended.told_ns is not None]
+        if not stops:
+            return None
+        # All jobs are past their first step and the settling time when the window opens.
+        first = [instants[0] for log in logs if (instants := work.list_instants_ns(log))]
+        begin = max(max(starts) + int(group.window.settle_s * 1e9), *first, 0)
+        return (begin, min(stops)) if begin < min(stops) else None
+    ends = [_find_end_ns(state, log) for state, log in zip(states, logs, strict=True)]
+    known = [end for end in ends if end is not None]
+    return (min(starts), max(known)) if known else None
+
+
+def _describe_damages(states: Sequence[JobState], log_of: Mapping[int, Events]) -> dict[str, str]:
+    texts = []
+    for state in states:
+        log = log_of[state.job.index]
+        damages = [log.damages, *([log.requests.damages] if log.requests is not None else [])]
+        if words := "; ".join(damage.in_words() for damage in damages if damage):
+            texts.append(f"job {state.job.name}: {words}")
+    return {Tag.DAMAGED: "; ".join(texts)} if texts else {}
+
+
+def _find_end_ns(state: JobState, log: Events) -> int | None:
+    """Return the last instant of a job's work: its last step, answer or epoch, or else its exit."""
+    marks = [*work.list_instants_ns(log)[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
+    if marks and log.requests is not None and state.ended.told_ns is not None:
+        return min(max(marks), state.ended.told_ns)  # what it answers after the stop was asked before it
+    if marks:
+        return max(marks)
+    if log.ended_ns is not None:
+        return log.ended_ns  # and not after what we ourselves still do beside a script
+    # What a profiler does after the job's end is not the job's work.
+    return state.ended.at_ns if state.profiler is None else state.said.bye_ns
+
+
+def _judge_job(
+    group: Group,
+    state: JobState,
+    log: Events,
+    logged: LoggedRate | None,
+    window: sample_figures.Window | None,
+    seen: Observation,
+    read: Mapping[sample_figures.Subject, sample_figures.Readings],
+) -> JobResult:
+    metrics: dict[str, float] = {}
+    of_job, place = read.get((state.job.index, None), {}), seen.places[state.job.index] if seen.places else {}
+    end_ns = _find_end_ns(state, log)
+    if log.started_ns is not None and end_ns is not None:
+        metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
+    metrics |= work.compute_figures(group, state.job, log, logged, window, metrics.get("makespan_s"))
+    if state.job.workload.ends_by_itself and log.started_ns is not None:
+        use_ns = sample_figures.find_first_gpu_use_ns(of_job, seen.fields, log.started_ns)
+        metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
+    if log.epochs:
+        metrics["epoch_time_mean_s"] = statistics.fmean(epoch.whole_s for epoch in log.epochs)
+    windows = [window] if window is not None else []
+    if "gi_id" in place:  # what is known of its GPU instance, which it may share
+        metrics |= sample_figures.compute_figures(read.get((None, int(place["gi_id"])), {}), seen.fields, windows)
+    # Of a job that ended before others nothing could be read in the rest of their window.
+    metrics |= sample_figures.compute_figures(
+        of_job, seen.fields, [_clip(span, log.started_ns, end_ns) for span in windows]
+    )
+    spans = phases.list_job_phases(state, log)
+    metrics |= phases.compute_job_metrics(spans)
+    cpus = state.started.cpus if state.started is not None else ()
+    ending = endings.judge_job(state, log, interrupted=seen.interrupted)
+    if ending.result is Result.OK and (absence := work.explain_absence(group, state.job, log, metrics, logged)):
+        ending = Ending(Result.FAILED, absence)
+    return JobResult(
+        job=state.job,
+        result=ending.result,
+        reason=ending.reason,
+        error_output=endings.read_error_output(state, ending),
+        exit_status=state.ended.status,
+        pid=state.pid,
+        start_ns=log.started_ns,
+        end_ns=end_ns,
+        metrics=metrics,
+        series=_make_series(log) | _make_logged_series(logged, state.job.workload.unit),
+        spans=tuple(spans),
+        place=place,
+        params=log.params
+        | ({"cpus": ",".join(map(str, cpus))} if cpus else {})
+        | ({"throughput_from": logged.source} if logged and logged.points else {}),
+    )
+
+
+def _clip(window: sample_figures.Window, begin_ns: int | None, end_ns: int | None) -> sample_figures.Window:
+    begin, end = window
+    return begin if begin_ns is None else max(begin, begin_ns), end if end_ns is None else min(end, end_ns)
+
+
+def _make_logged_series(logged: LoggedRate | None, unit: str) -> dict[str, list[tuple[int, int, float]]]:
+    points = logged.points if logged is not None else ()
+    series = PointSeries((step, *point) for step, point in enumerate(points))
+    return {f"logged_{unit}_per_s": list(series)} if points else {}
+
+
+def _make_series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
+    series: dict[str, PointSeries] = defaultdict(PointSeries)
+    for epoch in log.epochs:
+        for name, value in {"epoch_time_s": epoch.whole_s, **epoch.metrics}.items():
+            series[name].append(epoch.number, epoch.t_ns, value)
+    for name, points in log.metrics.items():
+        for point in points:
+            series[name].append(*point)
+    return {name: list(points) for name, points in series.items()} | (
+        latency.make_series(log.requests) if log.requests is not None else {}
+    )
+
+
+def _make_comparison_tags(jobs: Sequence[JobResult]) -> dict[str, str]:
+    """Return the tags that comparisons need of each job: a resumed study reads no runs of jobs."""
+    first: dict[str, Mapping[int, object]] = {
+        tag: {
+            job.job.index: [float(f"{value:.6g}") for _, _, value in sorted(job.series.get(name, ()))] for job in jobs
+        }
+        for tag, name in ((Tag.FIRST_LOSSES, "first_loss"), (Tag.FIRST_OUTPUTS, "first_output_norm"))
+    }
+    rates = {
+        job.job.index: {name: job.metrics[name] for name in compared_names(unit) if name in job.metrics}
+        for unit, job in ((job.job.workload.unit, job) for job in jobs)
+    }
+    figures: dict[str, Mapping[int, object]] = {**first, Tag.RATES: rates}
+    known = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in figures.items()}
+    return {tag: json.dumps(of_each) for tag, of_each in known.items() if of_each}
+
+
+def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[JobResult]) -> dict[str, float]:
+    """Return the figures of the measured jobs, and the work of the co-runners among `every`."""
+    metrics = _compute_co_runner_totals([job.metrics for job in all_jobs if job.job.is_neighbour])
+    spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
+    if len(spans) == len(jobs):
+        lengths = [end - start for start, end in spans]
+        if group.sequential:
+            # One after another: their times add up; what lies between two jobs is the start of a process.
+            metrics["makespan_s"] = sum(lengths) / 1e9
+        else:
+            metrics["makespan_s"] = (max(end for _, end in spans) - min(start for start, _ in spans)) / 1e9
+            metrics["start_skew_ms"] = (max(s for s, _ in spans) - min(s for s, _ in spans)) / 1e6
+            common = min(end for _, end in spans) - max(start for start, _ in spans)
+            metrics["overlap_ratio"] = max(0, common) / max(lengths) if max(lengths) else 0.0
+    metrics |= _compute_totals(group, jobs, metrics.get("makespan_s"))
+    metrics |= services.summarise_group([job.metrics for job in jobs])
+    uses = [job.metrics[FIRST_GPU_USE] for job in jobs if FIRST_GPU_USE in job.metrics]
+    if len(uses) == len(jobs):
+        metrics[FIRST_GPU_USE] = max(uses)
+    epochs = [job.metrics["epoch_time_mean_s"] for job in jobs if "epoch_time_mean_s" in job.metrics]
+    if len(epochs) == len(jobs):
+        metrics["epoch_time_mean_s"] = statistics.fmean(epochs)
+    # MLflow's page that compares runs opens on the metric that was logged first.
+    return {name: metrics[name] for name in sorted(metrics, key=lambda name: not units.units_in([name]))}
+
+
+def _compute_co_runner_totals(neighbours: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {
+        f"neighbours_{units.total_of(unit)}": sum(metrics[units.rate_of(unit)] for metrics in neighbours)
+        for unit in units.find_common_units(neighbours)
+    }
+
+
+def _compute_totals(group: Group, jobs: Sequence[JobResult], makespan_s: float | None) -> dict[str, float]:
+    """Return the total rates of the jobs, in each unit that all of them count."""
+    totals: dict[str, float] = {}
+    for unit in units.find_common_units([job.metrics for job in jobs]):
+        if group.window.kind is WindowKind.WORK:
+            numbers = [job.metrics[units.number_of(unit)] for job in jobs if units.number_of(unit) in job.metrics]
+            if len(numbers) == len(jobs) and makespan_s:
+                totals[units.total_of(unit)] = sum(numbers) / makespan_s
+        elif len(jobs) == 1 or not group.sequential:
+            totals[units.total_of(unit)] = sum(job.metrics[units.rate_of(unit)] for job in jobs)
+    return totals

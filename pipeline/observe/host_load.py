@@ -1,0 +1,81 @@
+"""Figures of the host's speed for a group, and jobs that waited for the host instead of the device."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from pipeline.observe.group_result import JobResult
+
+BUSY_PROCESS_PCT = 90.0
+IDLE_GRACT_RATIO = 0.9
+"""A job is bound by the host if a process of it kept a core this busy while kernels ran for less of the time."""
+
+FOREIGN_LOAD = "other programs used"
+MOST_WAIT_PCT = 20.0
+_MOST_FOREIGN_SHARE, _MOST_IDLE_SHARE = 0.1, 0.2
+"""Other programs held a job up that waited for a CPU for more of its time than the first, in which they had more than
+the second of the CPUs that it may use, of which less than the third was idle."""
+
+LOOP = "host_loop_ms"
+_LOOPS = ("host_loop_before_ms", "host_loop_after_ms")
+_BUSIEST = "process_cpu_mean_pct"
+_WAIT, _CPU = "run_queue_delay_pct", "host_cpu_mean_pct"
+_MEANS = (_BUSIEST, _WAIT, "involuntary_switches_per_s", "cpu_clock_mean_mhz")
+
+
+def average_loop(job: JobResult) -> float | None:
+    """Return the mean of a job's host loops before and after its work."""
+    measured = [value for name in _LOOPS for _, _, value in job.series.get(name, ())]
+    return statistics.fmean(measured) if measured else None
+
+
+def compute_figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -> dict[str, float]:
+    """Return the host figures of a group; each is absent if a job or the device lacks it.
+
+    The loop is the median over the jobs, the others are means; `host_bound_ratio` is the share of host-bound jobs.
+    """
+    metrics = {}
+    loops = [average_loop(job) for job in jobs]
+    if loops and None not in loops:
+        metrics[LOOP] = statistics.median(filter(None, loops))
+    for name in _MEANS:
+        values = [job.metrics[name] for job in jobs if name in job.metrics]
+        if values and len(values) == len(jobs):
+            metrics[name] = statistics.fmean(values)
+    gract = of_device.get("gract_mean_ratio")
+    if gract is not None and _BUSIEST in metrics:
+        bound = [job.metrics[_BUSIEST] >= BUSY_PROCESS_PCT and gract < IDLE_GRACT_RATIO for job in jobs]
+        metrics["host_bound_ratio"] = statistics.fmean(bound)
+    return metrics
+
+
+def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:
+    """Name the jobs that waited for CPUs that other programs used; empty for none, or where that was not read.
+
+    Args:
+        jobs: all that ran, with co-runners.
+        of_device: figures of the machine, among others.
+        own_pct: usage of the orchestrator and its samplers, in per cent of a core.
+    """
+    busy, idle = of_device.get("busy_mean_cpus"), of_device.get("idle_mean_cpus")
+    if busy is None or idle is None or any(_CPU not in job.metrics for job in jobs):
+        return ""
+    num_cpus, foreign = busy + idle, busy - (sum(job.metrics[_CPU] for job in jobs) + own_pct) / 100
+    if foreign < _MOST_FOREIGN_SHARE * num_cpus or idle > _MOST_IDLE_SHARE * num_cpus:
+        return ""
+    waits = {job.job.name: wait for job in jobs if (wait := _compute_wait_pct(job)) > MOST_WAIT_PCT}
+    if not waits:
+        return ""
+    longest = max(waits, key=waits.__getitem__)
+    who = f"job {longest}" if len(waits) == 1 else f"{len(waits)} jobs, such as {longest},"
+    return (
+        f"{who} waited for a CPU for "
+        f"{waits[longest]:.0f} % of the time while {FOREIGN_LOAD} {foreign:.1f} of {num_cpus:.0f} CPUs"
+    )
+
+
+def _compute_wait_pct(job: JobResult) -> float:
+    """Return the share of a job's runnable time in which it waited for a CPU, and of all time at most."""
+    wait, cpu = job.metrics.get(_WAIT, 0.0), job.metrics[_CPU]
+    return min(wait, 100 * wait / (wait + cpu)) if wait > 0 else 0.0

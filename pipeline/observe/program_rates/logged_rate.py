@@ -1,0 +1,186 @@
+"""The rate that a program logged, or why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.domain import layout
+from pipeline.base.domain.workload import RateSource
+from pipeline.base.mlflow_internals.file_store import read_script_runs
+from pipeline.base.system import regular_files
+from pipeline.base.system.words import counted, list_first
+from pipeline.launch.events import Events, last_shown
+from pipeline.launch.state import JobState
+from pipeline.observe.clock import ClockRecord
+from pipeline.observe.program_rates import rate_text, tensorboard
+from pipeline.observe.program_rates.numbers import UnreadableError
+from pipeline.observe.program_rates.output_rates import OutputReader, Rates
+
+Points = Sequence[tuple[int, float]]
+"""Monotonic instants with values, in order."""
+_MAX_NAMES = 12
+_ROUNDING_NS = 10_000_000  # MLflow keeps milliseconds, and a job runs just before we know
+_TAIL_BYTES, _SHOWN = 1 << 14, 100
+_OUTPUTS = ((layout.STDOUT, "stdout"), (layout.STDERR, "stderr"))
+_MOST_VALUES = 1 << 20
+"""Of a metric; of more, every second stands for the one before as well."""
+
+_NOTHING_CAME = (
+    "no metric was logged through MLflow or in TensorBoard files; remove mlflow.set_tracking_uri from the program"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRate:
+    """The rate that a program logged.
+
+    Attributes:
+        points: monotonic instants with rates; none without any.
+        source: origin and number of the points, in words.
+        absence: why there are no points.
+        num_misplaced: number of values left out whose times are outside the job's life.
+        doubts: remarks to show beside the rate.
+    """
+
+    points: Points = ()
+    source: str = ""
+    absence: str = ""
+    num_misplaced: int = 0
+    doubts: tuple[str, ...] = ()
+
+
+def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: ClockRecord) -> LoggedRate | None:
+    """Return the rate that a job logged; `None` if it is not configured to log one.
+
+    Args:
+        state: of the job, which has ended.
+        log: its events.
+        whose: files that changed in the working directory, each with the job that wrote it, if known.
+        clock: of the machine meanwhile.
+    """
+    rate = state.job.workload.rate
+    if rate.pattern is not None:
+        return _read_output(state, log, rate)
+    if rate.metric is None:
+        return None
+    through_mlflow = _read_mlflow(state.folder)
+    output_files = regular_files.list_files(state.folder / layout.OUTPUT).files
+    event_files = [path for path in output_files if path.match(tensorboard.PATTERN)]
+    in_directory = {path: index for path, index in whose.items() if path.match(tensorboard.PATTERN)}
+    event_files += [path for path, index in in_directory.items() if index == state.job.index]
+    in_files = _read_event_files(event_files)
+    for source, metrics in (("MLflow", through_mlflow), ("TensorBoard", in_files)):
+        if points := metrics.get(rate.metric):
+            return _place_points(state, clock, points, source)
+    came = [
+        f"{source}: {list_first(sorted(metrics), _MAX_NAMES)}"
+        for source, metrics in (("through MLflow", through_mlflow), ("in TensorBoard files", in_files))
+        if metrics
+    ]
+    if unknown := [path for path, index in in_directory.items() if index is None]:
+        came.append(f"{unknown[0].name} may be of any job: write it to {{output_dir}}")
+    return LoggedRate(absence=f"workload.metric={rate.metric} never came; {'; '.join(came) or _NOTHING_CAME}")
+
+
+def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate:
+    end_ns = log.ended_ns or state.ended.at_ns or 0
+    reader = OutputReader(source, state.job.workload.unit)
+    for (name, _), sizes in zip(_OUTPUTS, (log.written.stdout, log.written.stderr), strict=True):
+        reader.read(state.folder / name, log.written.t_ns, sizes, end_ns)
+    rates, what = reader.rates, f"workload.metric_pattern={source.pattern}"
+    if rates.unreadable:
+        return LoggedRate(absence=f"workload.metric_pattern cannot read the number of {rates.unreadable}")
+    if not rates.num_values:
+        return LoggedRate(absence=_explain_no_match(state.folder, what, rates))
+    if rates.least < 0 or rates.most == 0:
+        return LoggedRate(absence=f"{what} gave {rates.least:g}, and a rate is above 0")
+    source_words = f"its output, {counted(rates.num_values, 'value')}"
+    if rates.num_not_finite:
+        source_words += f" (without {rates.num_not_finite}, which are not finite)"
+    return LoggedRate(points=rates.points, source=source_words, doubts=tuple(_describe_doubts(rates)))
+
+
+def _explain_no_match(folder: Path, what: str, rates: Rates) -> str:
+    """Say why there is no rate, and quote the last line of each output, with a number if there is one."""
+    if rates.num_not_finite:
+        return f"{what} gave no finite number in {counted(rates.num_not_finite, 'line')}"
+    if rates.without_number:
+        return f"{what} matched no line of its output with a number, but `{rates.without_number}`"
+    seen = {where: last_shown(folder / name, _TAIL_BYTES) for name, where in _OUTPUTS}
+    numbers = {where: [line for line in lines if re.search(r"\d", line)] for where, lines in seen.items()}
+    last = {where: lines for where, lines in (numbers if any(numbers.values()) else seen).items() if lines}
+    how = "has numbers, as in" if any(numbers.values()) else "ends with"
+    shown = [f"{where} {how} `{lines[-1].strip()[:_SHOWN]}`" for where, lines in last.items()]
+    return f"{what} matched no line of its output with a number; {' and '.join(shown) or 'it wrote none'}"
+
+
+def _describe_doubts(rates: Rates) -> Iterator[str]:
+    if 0 < rates.num_times < rates.num_values:
+        values = f"{rates.num_times} of {counted(rates.num_values, 'value')} of its output"
+        yield f"{values} are the time of one, such as s/it, and were read as 1/time"
+    for noun in rates.nouns & rates.passed_over.keys():
+        lines = counted(rates.passed_over[noun], "line")
+        yield f"workload.metric_pattern passes over {lines} of its output with s/{noun} instead of {noun}/s"
+
+
+def _read_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    metrics: dict[str, list[tuple[int, float]]] = {}
+    for run in read_script_runs(folder / layout.SCRIPT_STORE, _MOST_VALUES):
+        for name, points in run.metrics.items():
+            metrics.setdefault(name, []).extend((t_ms * 1_000_000, value) for _, t_ms, value in points)
+    return metrics
+
+
+def _read_event_files(files: Sequence[Path]) -> dict[str, list[tuple[int, float]]]:
+    metrics: dict[str, list[tuple[int, float]]] = {}
+    for file in files:
+        for name, points in tensorboard.read_scalars(file).items():
+            metrics.setdefault(name, []).extend((int(seconds * 1e9), value) for seconds, value in points)
+    return metrics
+
+
+def _place_points(state: JobState, clock: ClockRecord, came: Points, source: str) -> LoggedRate:
+    """Convert points from wall time, in the order in which they were logged."""
+    rate = state.job.workload.rate
+    instants_ns = clock.convert_in_order_ns(wall_ns for wall_ns, _ in came)
+    points = [(t_ns, value) for t_ns, (_, value) in zip(instants_ns, came, strict=True)]
+    begin_ns = state.started.at_ns - _ROUNDING_NS if state.started is not None else 0
+    end_ns = state.ended.at_ns + _ROUNDING_NS if state.ended.at_ns is not None else math.inf
+    placed = sorted(point for point in points if begin_ns <= point[0] <= end_ns)
+    if not placed:
+        what = f"workload.metric={rate.metric}"
+        return LoggedRate(
+            absence=f"{what} came in {source} with times at which the job did not run, as of another clock"
+        )
+    logged = _convert_to_rates(placed, source, rate, state.job.workload.unit)
+    return dataclasses.replace(logged, num_misplaced=len(points) - len(placed))
+
+
+def _convert_to_rates(came: Points, source: str, rate: RateSource, unit: str) -> LoggedRate:
+    """Convert points to rates, or say why they cannot be rates."""
+    what = f"workload.metric={rate.metric}"
+    try:
+        label = rate_text.read_label(str(rate.metric).removesuffix("/min"), unit)  # which is the least, not a minute
+        metric_unit = rate_text.to_unit(label, rate.metric_unit)
+    except UnreadableError as error:
+        return LoggedRate(absence=f"{what}: {error}")
+    rates = [(t_ns, metric_unit.rate(value)) for t_ns, value in came]
+    points = [point for point in rates if math.isfinite(point[1])]
+    if not points:
+        return LoggedRate(absence=f"{what} gave no finite number, but {came[-1][1]:g}")
+    values = [value for _, value in points]
+    if min(values) < 0 or max(values) == 0:
+        return LoggedRate(absence=f"{what} gave {min(values):g}, and a rate is above 0")
+    if left_out := len(came) - len(points):
+        source += f" (without {left_out} of {len(came)} values, which are not finite)"
+    by_instant: dict[int, list[float]] = {}
+    for t_ns, value in points:
+        by_instant.setdefault(t_ns, []).append(value)
+    means = [(t_ns, statistics.fmean(at_once)) for t_ns, at_once in sorted(by_instant.items())]
+    return LoggedRate(points=means, source=f"{source}, {counted(len(points), 'value')}")

@@ -1,0 +1,212 @@
+"""The rate in a program's output, with the times at which it was written (`Events.written`).
+
+The output may have any size: of what was written between two looks at its size, a limited number of values is read.
+They share one instant, so their mean is one point.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from pipeline.base.domain.workload import RateSource
+from pipeline.base.system import regular_files
+from pipeline.observe.program_rates import numbers, rate_text
+from pipeline.observe.program_rates.numbers import UnreadableError
+
+MOST_VALUES = 200
+"""Read of those that have one instant."""
+
+_SHOWN = 50
+# In a pattern, what follows the number: `it/s`, ` samples/s`, `\s*tok/sec`.
+_RATE_IN_PATTERN = re.compile(r"(?P<gap>(?:\\s[*+?]?| [*+?]?)*)(?P<noun>(?<!\\)\b[A-Za-z]+)/(?P<time>s|sec)\b")
+# What a progress bar writes instead of `it/s`: `kit/s` when it is fast, `s/it` when it is slow.
+_SEVERAL_FORMS = r"(?:[kMGT]?\g<gap>[kMGT]?\g<noun>/\g<time>|\\s?\g<time>/\\s?\g<noun>)"
+_TIME_OF_ONE = re.compile(r"\d ?(?:ms|s)/ ?([A-Za-z]+)")
+
+_BLOCK_BYTES = 1 << 20
+_LINE_BYTES = 1 << 16
+_LINE = re.compile(rb"[^\r\n]+")  # a progress bar writes over its line
+_BREAK = re.compile(rb"[\r\n]")
+_ESCAPE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+"""Colours and movements of the cursor. Source: ECMA-48, section 5.4."""
+
+
+@dataclass(slots=True)
+class Rates:
+    """Rates in the output of a program.
+
+    Attributes:
+        sums: by instant, the sum of the rates and their number.
+        num_times: number of values that are the time of one, as `2.00s/it`.
+        nouns: what they count.
+        unreadable: the first line with an unreadable number, and why; empty if there is none.
+        without_number: the last line that matches and has no number.
+        passed_over: number of unmatched lines with the time of one, by its noun.
+    """
+
+    sums: dict[int, tuple[float, int]] = field(default_factory=dict)
+    least: float = math.inf
+    most: float = -math.inf
+    num_values: int = 0
+    num_times: int = 0
+    num_not_finite: int = 0
+    nouns: set[str] = field(default_factory=set)
+    unreadable: str = ""
+    without_number: str = ""
+    passed_over: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        """Instants in order, each with the mean of its rates."""
+        return [(t_ns, total / num) for t_ns, (total, num) in sorted(self.sums.items())]
+
+    def add(self, t_ns: int, rate: float, *, is_time: bool) -> int:
+        """Add the rate of a line, and return how many have its instant."""
+        if not math.isfinite(rate):
+            self.num_not_finite += 1
+            return 0
+        total, num = self.sums.get(t_ns, (0.0, 0))
+        self.sums[t_ns] = total + rate, num + 1
+        self.least, self.most = min(self.least, rate), max(self.most, rate)
+        self.num_values += 1
+        self.num_times += is_time
+        return num + 1
+
+
+class OutputReader:
+    """Reads the outputs of a program by a pattern, into `rates`.
+
+    A group that the pattern does not bound takes the whole number that it is part of: of `([0-9.]+) samples/s` and
+    `1,050.0 samples/s`, 1050, as of `1.05e3 samples/s`. A pattern with `it/s` takes `s/it` and `kit/s` as well.
+
+    Args:
+        source: the pattern, and the unit of its number as far as a line does not say.
+        unit: of work of the workload.
+    """
+
+    def __init__(self, source: RateSource, unit: str) -> None:
+        assert source.pattern is not None
+        self._source, self._unit = source, unit
+        self._wanted = widen(source.pattern)
+        self._is_widened = self._wanted.pattern != source.pattern
+        self.rates = Rates()
+
+    def read(self, path: Path, t_ns: Sequence[int], sizes: Sequence[int], end_ns: int) -> None:
+        """Read an output up to the first number that cannot be read.
+
+        Args:
+            path: of the output.
+            t_ns: instants.
+            sizes: bytes that it had then.
+            end_ns: end of the program, for what came after the last of them.
+        """
+        try:
+            with os.fdopen(regular_files.opened(path), "rb") as file:
+                lines = OutputLines(file)
+                for line, end in lines:
+                    look = bisect_left(sizes, end)
+                    num_values = self._add(line, t_ns[look] if look < len(t_ns) else end_ns)
+                    if self.rates.unreadable:
+                        return
+                    if num_values >= MOST_VALUES:
+                        if look == len(sizes):
+                            return
+                        lines.skip_to(sizes[look])
+        except OSError:
+            return
+
+    def _add(self, line: str, t_ns: int) -> int:
+        """Add the rate of a line, if it has one, and return how many have its instant."""
+        rates = self.rates
+        if (match := self._wanted.search(line)) is None:
+            if not self._is_widened and (time := _TIME_OF_ONE.search(line)) is not None and len(rates.passed_over) < 9:
+                rates.passed_over[time[1]] += 1
+            return 0
+        mark = self._source.decimal_mark
+        try:
+            if (number := numbers.read(line, match.span(1), _find_bounds(match), mark)) is None:
+                rates.without_number = line.strip()[:_SHOWN]
+                return 0
+            default_unit = self._source.metric_unit
+            sides = line[: number.begin], line[number.end :]
+            text = rate_text.read(*sides, self._unit, is_unit_given=default_unit is not None)
+            metric_unit = rate_text.to_unit(text, default_unit)
+        except UnreadableError as error:
+            rates.unreadable = f"`{_quote(line, *match.span(1))}`: {error}"
+            return 0
+        rates.nouns.add(text.noun)
+        return rates.add(t_ns, metric_unit.rate(number.value), is_time=metric_unit.is_time)
+
+
+def widen(pattern: str) -> re.Pattern[str]:
+    """Return the pattern, with the other forms of a rate if it contains `it/s`."""
+    original = re.compile(pattern)
+    try:
+        extended = re.compile(_RATE_IN_PATTERN.sub(_SEVERAL_FORMS, pattern), original.flags)
+    except re.error:  # it stood where it means something else
+        return original
+    return extended if extended.groups == original.groups else original
+
+
+def _find_bounds(match: re.Match[str]) -> tuple[int, int]:
+    """Return the limits of the number; the whole line where the pattern does not bound it."""
+    begin, end = match.span(1)
+    return 0 if match.start() == begin else begin, len(match.string) if match.end() == end else end
+
+
+def _quote(line: str, begin: int, end: int) -> str:
+    first = max(0, min(begin - _SHOWN // 2, len(line) - _SHOWN))
+    return line[first : max(end, first + _SHOWN)].strip()[:_SHOWN]
+
+
+class OutputLines:
+    """Iterator over `(line, offset of its end)`, without escape sequences.
+
+    A line longer than 64 KiB is cut there, after a whole word.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._target = 0
+
+    def skip_to(self, offset: int) -> None:
+        """Continue with the first line that begins behind an offset."""
+        self._target = offset
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        begin, data, at, is_cut = 0, b"", 0, False
+        while True:
+            more = self._file.read(_BLOCK_BYTES)
+            data, begin, at = data[at:] + more, begin + at, 0
+            if is_cut and (match := _BREAK.search(data)) is not None:
+                is_cut, at = False, match.end()
+            elif is_cut:
+                at = len(data)
+            while (match := _LINE.search(data, at)) is not None and (match.end() < len(data) or not more):
+                at = match.end()
+                yield _decode(match[0]), begin + at
+                if self._target > begin + at:
+                    break
+            if self._target > begin + at:
+                self._file.seek(self._target)
+                begin, data, at, is_cut = self._target, b"", 0, True
+            elif len(data) - at > _LINE_BYTES:
+                line = data[at : at + _LINE_BYTES].lstrip(b"\r\n")
+                yield _decode(line.rpartition(b" ")[0]), begin + at + _LINE_BYTES
+                at, is_cut = len(data), True
+            elif not more:
+                return
+
+
+def _decode(line: bytes) -> str:
+    if b"\x1b" in line:
+        line = _ESCAPE.sub(b"", line)
+    return line[:_LINE_BYTES].decode(errors="replace")

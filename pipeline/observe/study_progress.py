@@ -1,0 +1,213 @@
+"""Progress of a study: groups and blocks done, results, and the time left. Data and arithmetic only."""
+
+from __future__ import annotations
+
+import enum
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.base.domain.records import Group, Result, Window, WindowKind
+from pipeline.base.system.words import duration
+
+_WINDOWS_OF_SCRIPTS = frozenset(Window(kind=kind).words for kind in (WindowKind.WORK, WindowKind.LOGGED))
+"""In words, the windows of programs that end by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastGroup:
+    """A group that ended well, as an example of how long similar groups take.
+
+    Attributes:
+        window, device: in the words of its settings; `kind` is that of its window.
+        jobs: their sizes or workloads, in the words of the group's run: `tiny+tiny`.
+        on_top_s: time beside its window, if that is known before it runs.
+        program: the digest of the group without its packages.
+        called: its programs with their arguments, as users read them: `train --epochs 3`.
+    """
+
+    key: str
+    scenario: str
+    jobs: str
+    window: str
+    kind: str
+    device: str
+    on_top_s: float
+    program: str = ""
+    called: str = ""
+
+
+class Likeness(enum.Enum):
+    """Similarity of a group and those that its estimate rests on, where the amount of work is unknown."""
+
+    SAME = "the same group, or one whose time is that of its window"
+    OTHER_PACKAGES = "the same group with other packages"
+    OTHER_PROGRAM = "the same script with other arguments, or before it was changed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Estimated seconds of a group, and the programs that the estimate rests on."""
+
+    seconds: float
+    likeness: Likeness = Likeness.SAME
+    source: str = ""
+
+
+class Progress:
+    """Counts the groups of a study and estimates the time left from similar groups that ran.
+
+    A group takes its window, which is known, and an extra time for starting, warming up and ending: the median of the
+    groups that ran and are most similar. That is the same group in another block, else the same jobs in the same
+    scenario, else jobs of the same workloads there, else anywhere; within this study also the same scenario and degree,
+    else the same scenario, else the same window, or kind of window, on the same kind of device.
+
+    Args:
+        groups: the whole study, in its order.
+        known: results of groups that an earlier start ran.
+        left: the groups to run; all by default.
+        clock: returns seconds.
+        past: groups that ran before this study.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        known: Iterable[Result] = (),
+        to_run: Sequence[Group] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        past: Iterable[PastGroup] = (),
+    ) -> None:
+        self.results = Counter(known)
+        self.num_groups, self.num_blocks = len(groups), len({group.block for group in groups})
+        self._left = list(groups if to_run is None else to_run)
+        self._clock = clock
+        self._begin_s = clock()
+        self._group_begin_s: float | None = None
+        self._seen: dict[Hashable, list[PastGroup]] = {}
+        for ran in past:
+            # Another study tells of its workloads only: others may take minutes to start. How long work takes, only the
+            # same work tells, or roughly the same script.
+            self._learn(
+                ran, _list_kinds_by_jobs(ran) if ran.kind == WindowKind.STEADY else [ran.key, *_list_looser_kinds(ran)]
+            )
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._begin_s
+
+    def begin(self, group: Group) -> None:
+        assert self._left[0] is group
+        self._group_begin_s = self._clock()
+
+    def done(self, result: Result) -> None:
+        assert self._group_begin_s is not None
+        group, took_s = self._left.pop(0), self._clock() - self._group_begin_s
+        self._group_begin_s = None
+        self.results[result] += 1
+        if group.skip_reason is None and result is Result.OK:
+            # What failed ended early, or late at a deadline, and tells nothing about the groups to come.
+            self._learn(_describe_group(group, took_s - _compute_window_s(group)), _list_kinds(group))
+
+    def estimate_left_s(self) -> tuple[float, bool]:
+        """Return the seconds until the study ends, and whether they are an estimate or only a minimum."""
+        total, is_estimate = 0.0, True
+        for number, group in enumerate(self._left):
+            expected = self.expect(group)
+            is_estimate = is_estimate and expected is not None
+            takes_s = _compute_window_s(group) if expected is None else expected.seconds
+            if number == 0 and self._group_begin_s is not None:
+                takes_s -= self._clock() - self._group_begin_s
+            total += max(0.0, takes_s)
+        return total, is_estimate
+
+    def position(self, group: Group) -> str:
+        """Return `[3/20] block 1 of 5` for the group that runs or ran last."""
+        number = self.results.total() + (self._group_begin_s is not None)
+        block = f" block {group.block} of {self.num_blocks}" if self.num_blocks > 1 else ""
+        return f"[{number}/{self.num_groups}]{block}"
+
+    def summary(self) -> str:
+        """Return time elapsed, time left, and the results so far."""
+        words = [f"{duration(self.elapsed_s)} elapsed"]
+        if self._left:
+            left_s, is_estimate = self.estimate_left_s()
+            if is_estimate:
+                words.append(f"about {duration(left_s)} left")
+            elif left_s > 0:  # no group was measured: its window is known, what starting jobs takes is not
+                words.append(f"more than {duration(left_s)} left")
+        counted = [f"{self.results[result]} {result.value}" for result in Result if self.results[result]]
+        return ", ".join(words) + (f"; {', '.join(counted)}" if counted else "")
+
+    def expect(self, group: Group) -> Estimate | None:
+        """Estimate the duration of a group; `None` if nothing similar has run."""
+        if group.skip_reason is not None:
+            return Estimate(seconds=0.0)
+        same, *wider = _list_kinds(group)
+        kind = next(
+            (kind for kind in (same, *_list_looser_kinds(_describe_group(group)), *wider) if kind in self._seen), None
+        )
+        if kind is None:
+            return None
+        likeness = kind[0] if isinstance(kind, tuple) and isinstance(kind[0], Likeness) else Likeness.SAME
+        source = self._seen[kind][0].called  # the newest of those that ran before
+        of_one = likeness is Likeness.OTHER_PROGRAM
+        on_top_s = [ran.on_top_s for ran in self._seen[kind] if ran.called == source or not of_one]
+        seconds = _compute_window_s(group) + statistics.median(on_top_s)
+        return Estimate(seconds=seconds, likeness=likeness, source=source)
+
+    def _learn(self, ran: PastGroup, kinds: Iterable[Hashable]) -> None:
+        for kind in kinds:
+            self._seen.setdefault(kind, []).append(ran)
+
+
+def _list_kinds(group: Group) -> Iterator[Hashable]:
+    """Yield the kinds of a group, from the closest to the widest."""
+    ran = _describe_group(group)
+    where = (ran.device, ran.window)
+    yield from _list_kinds_by_jobs(ran)
+    yield (*where, ran.scenario, len(ran.jobs.split("+")))
+    yield (*where, ran.scenario)
+    yield where
+    yield (ran.device, ran.kind)
+
+
+def _list_looser_kinds(ran: PastGroup) -> Iterator[Hashable]:
+    """Yield the kinds of groups without a fixed window, apart from their packages or their scripts' arguments."""
+    if ran.kind == WindowKind.STEADY:
+        return
+    if ran.program:
+        yield (Likeness.OTHER_PACKAGES, ran.program)
+    if ran.window in _WINDOWS_OF_SCRIPTS:
+        yield (Likeness.OTHER_PROGRAM, ran.device, ran.window, ran.scenario, ran.jobs)
+
+
+def _list_kinds_by_jobs(ran: PastGroup) -> Iterator[Hashable]:
+    where, workloads = (ran.device, ran.window), frozenset(ran.jobs.split("+"))
+    yield ran.key
+    yield (*where, ran.scenario, ran.jobs)
+    yield (*where, ran.scenario, workloads)
+    yield (*where, workloads)
+
+
+def _describe_group(group: Group, on_top_s: float = 0.0) -> PastGroup:
+    return PastGroup(
+        key=group.key,
+        scenario=group.scenario,
+        jobs=group.jobs_in_words,
+        window=group.settings["window"],
+        kind=group.window.kind,
+        device=group.settings["device"],
+        on_top_s=on_top_s,
+        program=group.program_digest,
+    )
+
+
+def _compute_window_s(group: Group) -> float:
+    """Return the part of a group's duration that is known before it runs."""
+    if group.skip_reason is not None or group.window.kind is not WindowKind.STEADY:
+        return 0.0
+    turns = len(group.jobs) if group.sequential else 1
+    return turns * (group.window.settle_s + group.window.seconds)

@@ -1,0 +1,95 @@
+"""`python -m pipeline.planner advise`: which sharing mode the results of a study recommend for each of its cases."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system import entry_points, json_decoder, words
+from pipeline.base.system.errors import ConfigError
+from pipeline.planner.results import follow_up_sweep
+from pipeline.planner.results.advice import Advice, advise
+from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.verdicts import verdicts
+from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.page.table_format import MISSING, with_interval
+from pipeline.report.read import rows
+from pipeline.report.read.records import Study
+from pipeline.report.read.stores import add_store_arguments, named_stores
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the study."""
+    add_store_arguments(parser)
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """Return advice for each case of several jobs; status 1 where there is none for one of them."""
+    return answer_of(rows.read(named_stores(arguments), arguments.experiment))
+
+
+def answer_of(study: Study) -> Answer:
+    """Return the same for a study that was read.
+
+    Raises:
+        ConfigError: no jobs ran together in it.
+    """
+    cells = cells_of(study)
+    advices = advise(cells, verdicts(cells))
+    if not advices:
+        raise ConfigError(
+            f"experiment {study.experiment!r} has no result of jobs that ran together; "
+            "measure some: "
+            f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
+        )
+    sweeps = [follow_up_sweep.build_command(study, advice) for advice in advices]
+    text = "\n".join(
+        [*_table(advices), "", *(line for pair in zip(advices, sweeps, strict=True) for line in _describe(*pair))]
+    )
+    if study.is_simulated:
+        text += "\nsimulated: says nothing about a real GPU"
+    cases = list(map(_data, advices, sweeps))
+    status = 0 if all(advice.mode for advice in advices) else 1
+    data = {"experiment": study.experiment, "is_simulated": study.is_simulated, "cases": cases}
+    return Answer(data=data, text=text, status=status)
+
+
+def _table(advices: list[Advice]) -> list[str]:
+    heads = ["case", "jobs", "take", "figure", "", "runner-up", "times as fast"]
+    lines = [
+        [
+            advice.case.label,
+            str(advice.degree),
+            advice.mode or MISSING,
+            with_interval(advice.figure) if advice.figure else MISSING,
+            advice.aim.words if advice.mode and advice.aim else "",
+            advice.runner_up or MISSING,
+            with_interval(advice.over_runner_up) if advice.over_runner_up else MISSING,
+        ]
+        for advice in advices
+    ]
+    return words.aligned([heads, *lines], left=(0, 2, 3, 4, 5, 6))
+
+
+def _describe(advice: Advice, sweep: str | None) -> list[str]:
+    taken = f"take {advice.mode}" if advice.mode else "no advice"
+    return [
+        f"{jobs_in_words(advice.case, advice.degree)}: {taken}: {advice.because}",
+        *(f"    {change}" for change in advice.changes),
+        *(f"    not considered: {mode}" for mode in advice.not_considered),
+        *([f"    to settle it: {sweep}"] if sweep else []),
+    ]
+
+
+def _data(advice: Advice, sweep: str | None) -> dict[str, Any]:
+    data = {field.name: json_decoder.encode(getattr(advice, field.name)) for field in fields(advice)}
+    for key in ("case", "degree", "aim"):
+        del data[key]
+    estimates = {
+        key: estimate and {"median": estimate.median, "low": estimate.low, "high": estimate.high}
+        for key, estimate in (("figure", advice.figure), ("over_runner_up", advice.over_runner_up))
+    }
+    metric = advice.aim.metric if advice.aim else None
+    return {"case": advice.case.label, "jobs": advice.degree, "metric": metric, **data, **estimates, "sweep": sweep}

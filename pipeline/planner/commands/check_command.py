@@ -1,0 +1,108 @@
+"""`python -m pipeline.planner check`: what a plan predicted of each service beside what its experiment measured."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import aligned
+from pipeline.planner import profile_table
+from pipeline.planner.deployment import Plan
+from pipeline.planner.pictures import gpu_picture
+from pipeline.planner.results import plan_check
+from pipeline.planner.results.plan_check import Check
+from pipeline.planner.training import training_plan
+from pipeline.report import publish
+from pipeline.report.figures.drawing import draw
+from pipeline.report.page.page import content_of
+from pipeline.report.page.table_format import Table, shown
+from pipeline.report.read import rows
+from pipeline.report.read.records import Study
+from pipeline.report.read.stores import add_store_arguments, named_stores
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the plan, its experiment, the profile and the report."""
+    parser.add_argument("plan", type=Path, help="as `serve` or `train` wrote it, in JSON")
+    add_store_arguments(parser)
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="that the plan was made from: for energy and the intervals of predictions",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="write the report of the experiment with this table in it"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report; reports/NAME")
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """Compare; status 1 if something was not measured or a service did not get what it was promised."""
+    if arguments.out is not None and not arguments.report:
+        raise ConfigError("--out says where the report goes; add --report")
+    plan, is_training = training_plan.read(arguments.plan)
+    table = profile_table.read(arguments.profile) if arguments.profile else None
+    study = rows.read(named_stores(arguments), arguments.experiment)
+    outcome = plan_check.check(plan, study, table, arguments.plan.name, by_group=is_training)
+    planned = plan_check.build_table(outcome, arguments.plan.name)
+    text = describe_check(outcome, planned)
+    if plan.is_simulated:
+        text += f"\nplanned: {profile_table.SIMULATED}"
+    if arguments.report:
+        folder = arguments.out or publish.default_folder(arguments.experiment)
+        text += f"\nreport: {_report(study, planned, None if is_training else plan, folder).absolute()}"
+    return Answer(data=_data(outcome), text=text, status=0 if outcome.holds else 1)
+
+
+def describe_check(check: Check, table: Table) -> str:
+    """Format the table, and list what does not hold."""
+    lines = aligned([list(table.columns), *([shown(cell) for cell in row] for row in table.rows)], left=(0, 1, 2, 3))
+    lines += [f"not measured: {why}" for why in check.missing]
+    lines += [f"not kept: {what}" for what in check.broken]
+    lines += [f"not checked: {what}" for what in check.unchecked]
+    lines += plan_check.describe_held_by_mean(check)
+    if check.is_simulated:
+        lines.append("simulated: the measurements say nothing about a real GPU")
+    return "\n".join(lines)
+
+
+def _report(study: Study, table: Table, plan: Plan | None, folder: Path) -> Path:
+    content = content_of(study)
+    figures = list(content.figures)
+    if plan is not None:
+        figures.append(draw(gpu_picture.sketch(plan, "planned-gpus"), "planned-gpus", is_simulated=plan.is_simulated))
+    added = dataclasses.replace(content, tables=[table, *content.tables], figures=figures)
+    return publish.write(added, folder).page
+
+
+def _data(check: Check) -> dict[str, Any]:
+    return {
+        "holds": check.holds,
+        "is_simulated": check.is_simulated,
+        "not_measured": list(check.missing),
+        "not_kept": list(check.broken),
+        "not_checked": list(check.unchecked),
+        "held_by_mean": list(check.held_by_mean),
+        "compared": [
+            {
+                "service": compared.service,
+                "quantity": compared.quantity,
+                "predicted": compared.predicted,
+                "predicted_low": compared.low,
+                "predicted_high": compared.high,
+                "measured": getattr(compared.measured, "median", None),
+                "measured_low": getattr(compared.measured, "low", None),
+                "measured_high": getattr(compared.measured, "high", None),
+                "num_blocks": getattr(compared.measured, "n", None),
+                "error_ratio": compared.error_ratio,
+                "is_within": compared.is_within,
+            }
+            for compared in check.compared
+        ],
+    }

@@ -1,0 +1,67 @@
+"""`python -m pipeline.planner draw`: pictures of what the other commands wrote, as SVG and PDF."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system.errors import ConfigError
+from pipeline.planner import deployment, input_files
+from pipeline.planner.pictures import gpu_picture, load_picture, transition_picture
+from pipeline.planner.transition import transition_steps
+from pipeline.report.figures.drawing import Sketch, draw
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the files, and the folder of the pictures."""
+    parser.add_argument(
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="a plan (its GPUs, slice by slice), the steps of a transition (a timeline), or what `compare --json` "
+        "printed (GPUs by load)",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where each FILE.svg and FILE.pdf goes")
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """Draw all pictures, then write them."""
+    names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem) for path in arguments.files]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two of the files would be drawn as {max(names, key=names.count)}.svg; draw one at a time")
+    sketched = [_sketch(path, name) for path, name in zip(arguments.files, names, strict=True)]
+    drawn = [
+        draw(sketch, name, is_simulated=is_simulated)
+        for (sketch, is_simulated), name in zip(sketched, names, strict=True)
+    ]
+    rows = []
+    for drawing in drawn:
+        paths = [arguments.out / f"{drawing.name}{suffix}" for suffix in (".svg", ".pdf")]
+        try:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            paths[0].write_text(drawing.svg, encoding="utf-8")
+            paths[1].write_bytes(drawing.pdf)
+        except OSError as error:
+            raise ConfigError(f"--out {arguments.out}: cannot be written: {error.strerror}") from error
+        rows.append(
+            {"files": [str(path) for path in paths], "title": drawing.sketch.title, "caption": drawing.sketch.caption}
+        )
+    text = "\n\n".join(f"{' '.join(row['files'])}\n{row['title']}. {row['caption']}" for row in rows)
+    return Answer(data={"pictures": rows}, text=text)
+
+
+def _sketch(path: Path, name: str) -> tuple[Sketch, bool]:
+    """Return the picture of a file, and whether it shows something simulated."""
+    content = input_files.read_json(path)
+    if "steps" in content:
+        transition = transition_steps.read(path)
+        return transition_picture.sketch(transition, name), transition.is_simulated
+    if "loads" in content:
+        return load_picture.sketch(load_picture.read(content, str(path)), name), content.get("is_simulated") is True
+    if "gpus" in content:
+        plan = deployment.from_json(content, str(path))
+        return gpu_picture.sketch(plan, name), plan.is_simulated
+    raise ConfigError(f"{path}: holds no plan, no steps of a transition and no comparison of methods")

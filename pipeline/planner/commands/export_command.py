@@ -1,0 +1,122 @@
+"""`python -m pipeline.planner export`: a plan as an experiment, as a configuration of mig-parted, or for Kubernetes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system.errors import ConfigError
+from pipeline.importer import experiment_file
+from pipeline.planner import input_files
+from pipeline.planner.deployment import Plan
+from pipeline.planner.export import experiment, kubernetes, mig_parted
+from pipeline.planner.profile_table import SIMULATED
+from pipeline.planner.training import training_plan
+
+_EXPERIMENT, _MIG_PARTED, _KUBERNETES = "experiment", "mig-parted", "kubernetes"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the plan, the format, and the path of the export."""
+    parser.add_argument("plan", type=Path, help="as `serve` or `train` wrote it, in JSON")
+    parser.add_argument("--as", dest="kind", required=True, choices=[_EXPERIMENT, _MIG_PARTED, _KUBERNETES])
+    parser.add_argument("--name", help="of what is made; by default that of the plan's file")
+    parser.add_argument(
+        "--out",
+        metavar="PATH",
+        help="experiment: write DIR/experiment/NAME.yaml (conf by default); else the file to write. - prints, which is "
+        "the default of the others",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--gpu", metavar="MODEL", help="only the GPUs of this model")
+    parser.add_argument(
+        "--workload",
+        action="append",
+        default=[],
+        metavar="SERVICE=WORKLOAD",
+        help="experiment: the choice of conf/workload that a service is, if it has another name; may be given again",
+    )
+    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="mig-parted: a configuration for each N GPUs")
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="[SERVICE=]IMAGE",
+        help="kubernetes: the container image of all services, or of one; may be given again",
+    )
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """Write or print it."""
+    plan, _ = training_plan.read(arguments.plan)
+    name = arguments.name or re.sub(r"\W", "_", arguments.plan.stem)
+    if not experiment_file.NAME.fullmatch(name):
+        raise ConfigError(f"--name {name}: must be letters, digits and _, and begin with a letter")
+    if arguments.gpu is not None:
+        plan = _select_model(plan, arguments.gpu, str(arguments.plan))
+    text = _export(plan, name, arguments)
+    data: dict[str, Any] = {"as": arguments.kind, "name": name, "content": text, "file": None, "run": None}
+    if arguments.out == "-" or (arguments.out is None and arguments.kind != _EXPERIMENT):
+        return Answer(data=data, text=text.rstrip("\n"))
+    if arguments.kind == _EXPERIMENT:
+        folder = Path(arguments.out) if arguments.out else None
+        how = experiment_file.write(text, name, folder, replace=arguments.force)
+        run = how.partition(": ")[2]
+        window_s = experiment.rehearsal_s(plan)
+        rehearse = f"{run} +rehearse=tiny" + (f" window.seconds={window_s}" if window_s > 1 else "")
+        few = list(experiment.find_without_p99(plan))
+        lines = [how, f"rehearse it: {rehearse}"]
+        if few:
+            lines.append(
+                f"too few requests for a p99 of {', '.join(few)}: `check` holds the mean latency against the objective"
+            )
+        return Answer(data=data | {"run": run, "rehearse": rehearse, "without_p99": few}, text="\n".join(lines))
+    path = Path(arguments.out)
+    if path.exists() and not arguments.force:
+        raise ConfigError(f"{path} exists; give another --out, or --force to replace it")
+    input_files.write(path, text)
+    return Answer(data=data | {"file": str(path)}, text=f"written: {path}")
+
+
+def _select_model(plan: Plan, model: str, where: str) -> Plan:
+    names = {gpu.model for gpu in plan.deployment.gpus}
+    name_in_plan = next((name for name in names if mig_table.model_called(name) == mig_table.model_called(model)), None)
+    if name_in_plan is None:
+        raise ConfigError(f"--gpu {model}: {where} has no such GPU, only {', '.join(sorted(names)) or 'none'}")
+    return experiment.select_model(plan, name_in_plan)
+
+
+def _export(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
+    source = arguments.plan.name
+    if arguments.kind == _EXPERIMENT:
+        workloads = _split_by_service("--workload", arguments.workload, needs_service=True)
+        if unknown := workloads.keys() - {
+            instance.service for gpu in plan.deployment.gpus for instance in gpu.instances
+        }:
+            raise ConfigError(f"--workload {sorted(unknown)[0]}=...: {source} has no such service")
+        return experiment.text_of(plan, name, source, workloads)
+    if arguments.kind == _MIG_PARTED:
+        text = mig_parted.text_of(plan, name, source, arguments.gpus_per_node)
+    else:
+        text = kubernetes.text_of(
+            plan, name, source, _split_by_service("--image", arguments.image, needs_service=False)
+        )
+    return f"# {SIMULATED}\n{text}" if plan.is_simulated else text
+
+
+def _split_by_service(flag: str, arguments: Sequence[str], *, needs_service: bool) -> dict[str, str]:
+    """Split the arguments of a flag by service; under an empty name is that of all others."""
+    by_service: dict[str, str] = {}
+    for word in arguments:
+        service, has_service, argument = word.partition("=")
+        if not has_service:
+            service, argument = "", word
+        if not argument or (needs_service and not service):
+            raise ConfigError(f"{flag} {word}: must be SERVICE=VALUE")
+        by_service[service] = argument
+    return by_service

@@ -1,0 +1,55 @@
+"""`python -m pipeline.planner replay`: the steps of a transition on a simulated machine, one after another."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system import locks
+from pipeline.base.system.words import counted, say
+from pipeline.planner.commands.transition_command import describe_step
+from pipeline.planner.transition import proof, transition_steps
+from pipeline.planner.transition.machine_replay import Outcome, replay
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the steps, the machine, and the folder of locks and journals."""
+    parser.add_argument("steps", type=Path, help="what `transition` wrote")
+    parser.add_argument(
+        "--machine", type=Path, required=True, metavar="FILE", help="a kept simulated machine, made if it is not there"
+    )
+    parser.add_argument("--lock-dir", type=Path, default=locks.DEFAULT_FOLDER, help="gpu.lock_dir of the studies")
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """Carry the steps out; status 1 if they do not hold what they promise, or a failure left no way."""
+    transition = transition_steps.read(arguments.steps)
+    if broken := proof.check(transition).broken:
+        lines = [f"does not hold: {fault}" for fault in broken]
+        return Answer(data={"broken": list(broken)}, text="\n".join([*lines, "nothing was changed"]), status=1)
+
+    def report_step(status: str, step: transition_steps.Step) -> None:
+        say(f"{step.id} {step.kind} {describe_step(step)}: {status}")
+
+    outcome = replay(transition, arguments.machine, Path(arguments.lock_dir), report_step)
+    data = dataclasses.asdict(outcome) | {"is_reached": outcome.reason is None}
+    return Answer(data=data, text=describe_outcome(outcome), status=int(outcome.reason is not None))
+
+
+def describe_outcome(outcome: Outcome) -> str:
+    """Describe what this start did, and what it could not."""
+    lines = [f"undone after a kill: {undone}" for undone in outcome.put_back]
+    if outcome.was_set_up:
+        lines.append("created today's GPU instances on an empty machine")
+    for failure in outcome.failures:
+        lines.append(
+            f"step {failure['step']} failed on GPU {failure['gpu']}, which is left as it is: {failure['reason']}"
+        )
+    earlier = f", {outcome.earlier} by earlier starts" if outcome.earlier else ""
+    lines.append(
+        f"{counted(outcome.done, 'step')} carried out{earlier}; partitions are simulated, services are not started"
+    )
+    lines.append("tomorrow's deployment is reached" if outcome.reason is None else f"stopped: {outcome.reason}")
+    return "\n".join(lines)

@@ -1,0 +1,194 @@
+"""`python -m pipeline.planner train`: which training jobs run together, how and in which order."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.base.domain import modes
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system import json_decoder
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import aligned, counted
+from pipeline.planner import input_files, profile_table
+from pipeline.planner.profile_table import Profile, list_marks
+from pipeline.planner.serving import planning_input
+from pipeline.planner.serving.demand import Limits
+from pipeline.planner.training import schedule, training_plan
+from pipeline.planner.training import training_jobs as training
+from pipeline.planner.training.schedule import Schedule
+from pipeline.planner.training.training_jobs import Objective, Problem
+from pipeline.planner.training.training_plan import PlannedGpu, PlannedJob
+
+_NAMES = {"makespan": "makespan", "completion": "mean completion", "energy": "energy"}
+_UNITS = {"makespan": "s", "completion": "s", "energy": "J"}
+_TIME_LIMIT_S = 20.0
+_PROVED = 1e-4
+"""As small a gap is none."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add jobs, profile, GPUs and objective."""
+    parser.add_argument("jobs", type=Path, help="what is to be trained, in YAML")
+    parser.add_argument(
+        "--profile", type=Path, action="append", required=True, metavar="FILE", help="may be given again"
+    )
+    parser.add_argument(
+        "--gpu", metavar="GPU", help="model, or index or UUID of a GPU; that of the profile if not given"
+    )
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many there are, instead of what the file says")
+    parser.add_argument("--driver-branch", type=int, metavar="N", help="of the model's driver; a current one")
+    parser.add_argument("--objective", choices=list(_UNITS), default="makespan", help="what is to be small; makespan")
+    parser.add_argument(
+        "--modes", metavar="LIST", help="that may be used, besides serial; those of which the profile has something"
+    )
+    parser.add_argument("--measured-only", action="store_true", help="use no speed that was not measured as such")
+    parser.add_argument("--seed", type=int, default=0, help="of the search for the mean completion; 0")
+    parser.add_argument(
+        "--time-limit-s", type=float, default=_TIME_LIMIT_S, metavar="S", help=f"of the solver; {_TIME_LIMIT_S:g}"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the plan to write, in JSON")
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """Return the plan, or the job that makes that there is none."""
+    if not arguments.time_limit_s > 0:
+        raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0")
+    table = profile_table.read(arguments.profile)
+    allowed = _choose_modes(arguments.modes, table)
+    selectors = [arguments.gpu] if arguments.gpu else list(table.gpu_models)
+    if len(selectors) != 1:
+        raise ConfigError(f"{table.source}: it has rows of {', '.join(selectors)}; choose one with --gpu")
+    (model,) = planning_input.find_models(selectors, table, Limits(), arguments.driver_branch)
+    problem, objective = training.read(arguments.jobs, arguments.gpus, model, table), arguments.objective
+    best, why = _solve(problem, arguments, allowed, arguments.time_limit_s)
+    note = list_marks(is_simulated=table.is_simulated)
+    if best is None:
+        infeasible = {
+            "version": training_plan.VERSION,
+            "status": "infeasible",
+            "reasons": [why],
+            "is_simulated": table.is_simulated,
+        }
+        return Answer(data=infeasible, text="\n".join([f"no plan: {why}", *note]), status=1)
+    by_mode: dict[str, float] = {}
+    for mode in allowed:
+        alone, _ = _solve(problem, arguments, [modes.SERIAL.name, mode], arguments.time_limit_s / 10)
+        if alone is not None and (cost := alone.value(objective)) is not None:
+            by_mode[mode] = cost
+            if cost < (best.value(objective) or math.inf):
+                best = replace(alone, bound=best.bound)
+    gpus = [training_plan.plan_gpu(problem, groups) for groups in best.gpus]
+    gap = _gap(best, objective)
+    data = {
+        "version": training_plan.VERSION,
+        "objective": objective,
+        "status": "optimal" if gap is not None and gap < _PROVED else "feasible",
+        "bound": best.bound,
+        "gap": gap,
+        "num_gpus": problem.num_gpus,
+        "makespan_s": best.makespan_s,
+        "mean_completion_s": best.mean_completion_s,
+        "energy_j": best.energy_j,
+        "with_one_mode_beside_serial": by_mode,
+        "prediction_error_ratio": _summarise_errors(problem),
+        "gpus": json_decoder.encode(gpus),
+        "profile_digest": table.digest,
+        "is_simulated": table.is_simulated,
+    }
+    if arguments.out is not None:
+        input_files.write_json(arguments.out, data)
+    lines = [*note, *_describe(problem, best, gpus, objective, by_mode)]
+    if arguments.modes is None and (unused := [mode for mode in training.MODES if mode not in allowed]):
+        lines.append(f"nothing was measured under {', '.join(unused)}, so none is planned; --modes adds predictions")
+    return Answer(data=data, text="\n".join(lines))
+
+
+def _choose_modes(text: str | None, table: Profile) -> list[str]:
+    """Return those asked for, else those measured: predictions of others are not worth the few per cent they gain."""
+    if text is None:
+        measured = {row.sharing_mode for row in table.rows}
+        return [mode for mode in training.MODES if mode == modes.SERIAL.name or mode in measured]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in training.MODES]:
+        raise ConfigError(f"--modes: there is no mode {unknown[0]}; there are {', '.join(training.MODES)}")
+    return list(dict.fromkeys([modes.SERIAL.name, *names]))
+
+
+def _solve(
+    problem: Problem, arguments: argparse.Namespace, allowed: Sequence[str], time_limit_s: float
+) -> tuple[Schedule | None, str]:
+    groups = training.find_cheapest(problem, arguments.objective, allowed, is_measured_only=arguments.measured_only)
+    for kind, job in enumerate(problem.jobs):
+        if not any(composition[kind] for composition in groups):
+            workload, batch = problem.programs[kind]
+            why = f"it does not fit into the {problem.memory_mib:g} MiB of {problem.model.name}"
+            if arguments.objective == "energy":
+                why = f"the profile has no energy of {workload} at batch {batch} on {problem.model.name}"
+            return None, f"{job.name}: {why}"
+    best = schedule.solve(problem, groups, arguments.objective, seed=arguments.seed, time_limit_s=time_limit_s)
+    return best, f"none was found within {arguments.time_limit_s:g} s; give more time with --time-limit-s"
+
+
+def _gap(best: Schedule, objective: Objective) -> float | None:
+    cost = best.value(objective)
+    return None if best.bound is None or not cost else max(0.0, (cost - best.bound) / cost)
+
+
+def _describe(
+    problem: Problem, best: Schedule, gpus: Sequence[PlannedGpu], objective: Objective, by_mode: Mapping[str, float]
+) -> list[str]:
+    """Describe the plan; a `~` stands before every figure that was predicted."""
+    gap, name, unit = _gap(best, objective), _NAMES[objective], _UNITS[objective]
+    proved = "a search, nothing proved" if gap is None else "proved" if gap < _PROVED else f"gap {gap:.1%}"
+    is_predicted = any(group.is_predicted for gpu in gpus for group in gpu.groups)
+    lines = [["GPU", "from s", "to s", "mode", "jobs"]]
+    for number, gpu in enumerate(gpus):
+        for group in gpu.groups:
+            end = f"{'~' if group.is_predicted else ''}{group.end_s:.6g}"
+            jobs = ", ".join(map(_describe_job, group.jobs))
+            lines.append([str(number), f"{group.start_s:.6g}", end, group.mode, jobs])
+    return [
+        f"{name} {'~' if is_predicted else ''}{best.value(objective):.6g} {unit} on "
+        f"{counted(problem.num_gpus, 'GPU')} ({proved}), start-up not counted",
+        "",
+        *aligned(lines, left=(0, 3, 4)),
+        "",
+        f"{name} in {unit} with one mode beside serial: "
+        f"{', '.join(f'{mode} {cost:.6g}' for mode, cost in by_mode.items())}",
+        *(_describe_errors(problem) if is_predicted else ["every figure was measured as such"]),
+    ]
+
+
+def _describe_errors(problem: Problem) -> list[str]:
+    return [
+        "~: predicted; the error of mixes of different jobs in one place is unknown",
+        *(
+            f"prediction error in {mode}: median {errors['median']:.1%}, "
+            f"at most {errors['max']:.1%} ({counted(int(errors['num_cells']), 'cell')})"
+            for mode, errors in _summarise_errors(problem).items()
+        ),
+    ]
+
+
+def _summarise_errors(problem: Problem) -> dict[str, dict[str, float]]:
+    by_mode: dict[str, list[float]] = defaultdict(list)
+    for prediction in problem.speeds.held_out:
+        by_mode[prediction.row.sharing_mode].append(prediction.error_ratio)
+    return {
+        mode: {"median": statistics.median(errors), "max": max(errors), "num_cells": len(errors)}
+        for mode, errors in sorted(by_mode.items())
+    }
+
+
+def _describe_job(job: PlannedJob) -> str:
+    share = job.instance_profile or (f"{job.share_percent:g} %" if job.share_percent else "")
+    instance = "" if job.instance is None else f"#{job.instance}"
+    error = f" ±{job.error_ratio:.0%}" if job.error_ratio is not None else ""
+    rate = f"({'~' if job.is_predicted else ''}{job.rate_per_s:.4g}/s{error})"
+    return " ".join(filter(None, [job.name, f"{share}{instance}", rate]))

@@ -1,0 +1,133 @@
+"""`python -m pipeline.planner transition`: the steps from one deployment to another, proved before they are written."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.base.domain.answer import Answer
+from pipeline.base.system import json_decoder
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import aligned, counted
+from pipeline.planner import deployment
+from pipeline.planner.deployment import Instance
+from pipeline.planner.profile_table import list_marks
+from pipeline.planner.transition import proof, transition_plan, transition_steps
+from pipeline.planner.transition.proof import Proof
+from pipeline.planner.transition.transition_steps import KINDS, Step, Transition
+
+_MOST_SPARE = 4096
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the two plans, the spare GPUs and the duration of each kind of step."""
+    parser.add_argument("today", type=Path, help="the plan that is deployed")
+    parser.add_argument("tomorrow", type=Path, help="the plan that is wanted")
+    parser.add_argument(
+        "--spare", type=int, default=1, help="GPUs of each model that may be used beyond the larger plan (1)"
+    )
+    parser.add_argument(
+        "--duration",
+        action="append",
+        default=[],
+        metavar="KIND=SECONDS",
+        help=f"how long a step takes, once for each of {', '.join(KINDS)}; migrate is create and delete if not given. "
+        "Without durations the makespan is not known",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the steps to write, in JSON")
+
+
+def answer(arguments: argparse.Namespace) -> Answer:
+    """Return the steps and what they keep, or why there are none."""
+    if not 0 <= arguments.spare <= _MOST_SPARE:
+        raise ConfigError(f"--spare {arguments.spare}: must be from 0 to {_MOST_SPARE}")
+    durations_s = read_durations(arguments.duration)
+    today, tomorrow = deployment.read(arguments.today), deployment.read(arguments.tomorrow)
+    try:
+        transition = transition_plan.plan_transition(today, tomorrow, arguments.spare, durations_s)
+    except transition_plan.NoTransitionError as error:
+        return Answer(data={"steps": None, "reason": str(error)}, text=f"no transition: {error}", status=1)
+    proved = proof.check(transition)
+    data = json_decoder.encode(transition) | {"lowest_per_s": dict(proved.lowest_per_s), "broken": list(proved.broken)}
+    if proved.broken:
+        return Answer(data=data, text="\n".join(f"does not hold: {fault}" for fault in proved.broken), status=1)
+    if arguments.out is not None:
+        transition_steps.write(transition, arguments.out)
+    written = f"\nsteps: {arguments.out}" if arguments.out is not None else ""
+    return Answer(data=data, text=describe_transition(transition, proved) + written)
+
+
+def read_durations(arguments: Sequence[str]) -> dict[str, float]:
+    """Read seconds by kind of step; ConfigError for what is no duration, or if one is missing."""
+    durations_s: dict[str, float] = {}
+    for text in arguments:
+        kind, _, number = text.partition("=")
+        try:
+            seconds = float(number)
+        except ValueError:
+            seconds = math.nan
+        if kind not in KINDS or not 0 <= seconds < math.inf:
+            raise ConfigError(f"--duration {text}: write KIND=SECONDS, where KIND is one of {', '.join(KINDS)}")
+        durations_s[kind] = seconds
+    if not durations_s:
+        return {}
+    if missing := [kind for kind in KINDS if kind not in durations_s and kind != "migrate"]:
+        raise ConfigError(f"--duration: that of {missing[0]} is missing")
+    return {"migrate": durations_s["create"] + durations_s["delete"], **durations_s}
+
+
+def describe_transition(transition: Transition, proved: Proof) -> str:
+    """Describe the steps, how long they take, and what each service keeps."""
+    counts: Counter[str] = Counter(step.kind for step in transition.steps)
+    kinds = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+    makespan = "" if transition.makespan_s is None else f", makespan {transition.makespan_s:g} s"
+    head = [
+        f"{counted(len(transition.steps), 'step')}{f': {kinds}' if kinds else ''}",
+        f"longest chain {counted(transition.longest_chain, 'step')}{makespan}; "
+        f"{transition.spare_used} of {counted(transition.spare, 'spare GPU')} used",
+        "checked: every order of the steps is legal and keeps the rate of each service",
+        *list_marks(is_simulated=transition.is_simulated),
+    ]
+    return "\n".join([*head, "", *_services(transition, proved), "", *_steps(transition.steps)])
+
+
+def _services(transition: Transition, proved: Proof) -> list[str]:
+    rows = [["service", "today/s", "tomorrow/s", "must keep/s", "lowest/s"]]
+    old, new = transition.old_rates_per_s, transition.new_rates_per_s
+    for name in sorted({*old, *new}):
+        least = f"{min(old[name], new[name]):g}" if name in old and name in new else "-"
+        rows.append([name, _rate(old, name), _rate(new, name), least, _rate(proved.lowest_per_s, name)])
+    return aligned(rows)
+
+
+def _rate(rates: Mapping[str, float], name: str) -> str:
+    return f"{rates[name]:.6g}" if name in rates else "-"
+
+
+def _steps(steps: Sequence[Step]) -> list[str]:
+    rows = [["step", "kind", "what", "begins s", "ends s", "after"]]
+    for step in steps:
+        times = ["-" if time_s is None else f"{time_s:g}" for time_s in (step.begins_s, step.ends_s)]
+        rows.append([step.id, step.kind, describe_step(step), *times, " ".join(step.after) or "-"])
+    return aligned(rows, left=(0, 1, 2, 5))
+
+
+def describe_step(step: Step) -> str:
+    """Describe a step, and where it takes place."""
+    if step.kind == "repartition":
+        gone = [f"-{slice_.profile}@{slice_.start}" for slice_ in step.destroyed]
+        added = [f"+{slice_.profile}@{slice_.start}" for slice_ in step.made]
+        mode = [] if step.mode == "mig" else [f"undivided, {step.mode}"]
+        return f"GPU {step.gpu}: {' '.join([*gone, *added, *mode]) or 'MIG on'}"
+    assert step.instance is not None
+    place = f"GPU {step.gpu} {_place(step.instance)}"
+    if step.source is not None:
+        return f"{step.instance.service}: GPU {step.source_gpu} {_place(step.source)} to {place}"
+    return f"{step.instance.service}: {place}"
+
+
+def _place(instance: Instance) -> str:
+    return "undivided" if instance.profile is None else f"{instance.profile}@{instance.start}"

@@ -1,0 +1,118 @@
+"""Files that a user names to the planner, as text: an error names the file and says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from pipeline.base.system import json_decoder, regular_files
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.json_decoder import JsonValueError
+
+T = TypeVar("T")
+
+# The one that is written in C reads a thousand services in a twentieth of a second instead of half a second.
+_FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+# Of numbers, dates and truths that are none, in the way of the loader, and of what is nested too deep.
+_UNREADABLE = (ValueError, KeyError, AttributeError, RecursionError)
+
+
+class _Loader(_FASTEST):  # type: ignore[misc]
+    """A loader that refuses a key that is given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        written: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in written:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"key {key.value} is listed twice", problem_mark=key.start_mark
+                    )
+                written.add((key.tag, key.value))
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def read(path: Path) -> str:
+    """Read the text of a file; ConfigError if it is no regular file, cannot be read or is no UTF-8."""
+    try:
+        return regular_files.read_bytes(path.resolve()).decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name a readable file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not text in UTF-8") from error
+
+
+def read_mapping(path: Path, key: str) -> dict[str, Any]:
+    """Read a file in YAML that holds a mapping with this key; ConfigError names file and row."""
+    text = read(path)
+    try:
+        raw = yaml.load(text, _Loader)  # noqa: S506  # a safe loader
+    except _UNREADABLE as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        row = f" row {mark.line + 1}" if mark else ""
+        raise ConfigError(
+            f"{path}{row}: not valid YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
+        ) from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: must be a mapping with the key {key}")
+    return raw
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a file whose folder is not there, before anything is worked out for it; ConfigError."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: cannot be written: there is no folder {path.parent}")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, or leave the one that is there as it is; ConfigError if it cannot be written."""
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object that a file holds; ConfigError if there is none."""
+    text = read(path)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds no JSON object")
+    return content
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object; ConfigError if the file cannot be written."""
+    write(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def decode(kind: type[T], raw: object, where: str) -> T:
+    """Make a value of a type out of what a file holds.
+
+    Args:
+        kind: as `json_decoder.decode` takes it.
+        raw: as `json.loads` gives it.
+        where: file and key, for errors: `plan.json: gpus[0]`.
+
+    Raises:
+        ConfigError: a key is missing or unknown, a value is not of its type, or a figure is negative or not finite.
+    """
+    try:
+        return json_decoder.decode(kind, raw, are_figures_checked=True)
+    except JsonValueError as error:
+        separator = "" if not error.path or error.path[0] == "[" else "." if ": " in where else ": "
+        raise ConfigError(f"{where}{separator}{error.path}{error.problem}") from error

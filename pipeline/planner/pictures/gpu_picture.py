@@ -1,0 +1,198 @@
+"""Each GPU's partition, slice by slice: who is on it and how full it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base.domain.modes import MIG, MIG_MPS, MODES, Mode
+from pipeline.base.system.errors import ConfigError
+from pipeline.planner import deployment
+from pipeline.planner.deployment import Gpu, Instance, Plan
+from pipeline.report.figures.bars import legend_of
+from pipeline.report.figures.drawing import (
+    FAINT,
+    INK,
+    PAPER,
+    WIDEST,
+    Sketch,
+    add_legend,
+    new_figure,
+    plain,
+    say_missing,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ONE_COLUMN = 14
+"""Rows up to which they stand below each other; more stand in two columns."""
+_ROW_HEIGHT = 0.46  # inches
+_GAP = 0.16  # between rows, as a share of a row
+_LOAD_HEIGHT, _MEMORY_HEIGHT = 0.20, 0.10
+_FONT_SIZE = 6.0
+_WIDTH_OF_CHARACTER = 0.053  # inches, of this size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """GPUs that are divided and used alike."""
+
+    gpu: Gpu
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Box:
+    """An instance as it is drawn: from a memory slice on, so many wide; shares are `None` where they are not known."""
+
+    instance: Instance
+    start: float
+    width: float
+    load: float | None
+    memory: float | None
+
+
+def sketch(plan: Plan, name: str) -> Sketch:
+    """Sketch the GPUs of a plan, equal ones once."""
+    rows = _rows(plan.deployment.gpus)
+    return Sketch(
+        name=name,
+        title="Who is on which slice of which GPU",
+        caption="Each row is a GPU along its memory slices, or several that are divided and used alike. The bar at the "
+        "bottom of an instance is the load of its service (rate by planned throughput of all its instances), the thin "
+        "one the memory in use; what is not known has none. Hatched slices belong to no instance. Those who share an "
+        "undivided GPU stand beside each other.",
+        section="Plan",
+        paint=partial(_paint, plan, rows),
+    )
+
+
+def _rows(gpus: Sequence[Gpu]) -> list[_Row]:
+    alike: dict[Gpu, list[str]] = {}
+    for number, gpu in enumerate(gpus):
+        alike.setdefault(replace(gpu, id=None), []).append(str(number) if gpu.id is None else gpu.id)
+    return [_Row(gpu=gpu, names=tuple(names)) for gpu, names in alike.items()]
+
+
+def _paint(plan: Plan, rows: Sequence[_Row]) -> Figure:
+    columns = 1 if len(rows) <= _ONE_COLUMN else 2
+    per_column = -(-len(rows) // columns) or 1
+    figure = new_figure(WIDEST, 0.9 + _ROW_HEIGHT * per_column)
+    panels = figure.subplots(1, columns, squeeze=False)[0]
+    totals = plan.deployment.throughput_per_s()
+    loads = {s.name: s.rate_per_s / totals[s.name] for s in plan.services if totals.get(s.name)}
+    names_model = len({row.gpu.model for row in rows}) > 1
+    for number, axes in enumerate(panels):
+        column = rows[number * per_column : (number + 1) * per_column]
+        labels = [_label(row, names_model=names_model) for row in column]
+        axes.set_yticks(range(len(column)), labels, fontsize=6.5)
+        _panel(axes, column, per_column, loads, characters_a_width=WIDEST * 0.86 / columns / _WIDTH_OF_CHARACTER)
+    used = {_mode(row.gpu, instance) for row in rows for instance in row.gpu.instances}
+    if used:
+        add_legend(figure, legend_of(sorted(used, key=lambda mode: mode.order)))
+    if not rows:
+        say_missing(panels[0], "the plan has no GPU")
+    return figure
+
+
+def _panel(axes: Axes, rows: Sequence[_Row], num_rows: int, loads: dict[str, float], characters_a_width: float) -> None:
+    widest = max((_slices(row.gpu) for row in rows), default=1)
+    for position, row in enumerate(rows):
+        _row(axes, row.gpu, position, loads, characters_a_width / widest)
+    axes.set_xlim(0, widest)
+    axes.set_ylim(num_rows - 0.5, -0.5)
+    axes.set_xticks(range(widest + 1))
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=7)
+    knows_memory = any(instance.memory_mib is not None for row in rows for instance in row.gpu.instances)
+    axes.set_xlabel(f"memory slice (bar: load of the service{', black: memory in use' if knows_memory else ''})")
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def _row(axes: Axes, gpu: Gpu, position: int, loads: dict[str, float], characters_a_slice: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    height = 1 - _GAP
+    top = position - height / 2
+    # Below everything, hatched: what is not covered belongs to nobody.
+    ground = Rectangle((0, top), _slices(gpu), height, facecolor="none", edgecolor=FAINT, hatch="///", linewidth=0.4)
+    axes.add_patch(ground)
+    for box in _boxes(gpu, loads):
+        mode = _mode(gpu, box.instance)
+        frame = Rectangle((box.start, top), box.width, height, facecolor=PAPER, edgecolor=FAINT, linewidth=0.8)
+        axes.add_patch(frame)
+        bottom = top + height
+        for share, thick, colour in ((box.load, _LOAD_HEIGHT, mode.colour), (box.memory, _MEMORY_HEIGHT, INK)):
+            if share is not None:
+                bottom -= thick
+                width = box.width * min(share, 1.0)
+                axes.add_patch(Rectangle((box.start, bottom), width, thick * 0.86, facecolor=colour, edgecolor="none"))
+        strip = Rectangle((box.start, top), box.width, 0.07, facecolor=mode.colour, edgecolor="none")
+        axes.add_patch(strip)
+        room = int(characters_a_slice * box.width)
+        middle = (top + 0.07 + top + height - _LOAD_HEIGHT - _MEMORY_HEIGHT) / 2
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": _FONT_SIZE, "linespacing": 1.0}
+        axes.text(box.start + box.width / 2, middle, _words(box, room), color=INK, **style)
+    for slice_ in range(1, _slices(gpu)):
+        axes.plot([slice_, slice_], [top + height, top + height + 0.05], color=FAINT, linewidth=0.6)
+
+
+def _boxes(gpu: Gpu, loads: dict[str, float]) -> list[_Box]:
+    if gpu.mode != "mig":
+        width = _slices(gpu) / max(len(gpu.instances), 1)
+        return [
+            _Box(instance=i, start=number * width, width=width, load=loads.get(i.service), memory=None)
+            for number, i in enumerate(gpu.instances)
+        ]
+    boxes = []
+    for instance, (profile, start) in zip(gpu.instances, deployment.list_placed(gpu), strict=True):
+        memory = None
+        if instance.memory_mib is not None and profile.memory_mib is not None:
+            memory = instance.memory_mib / profile.memory_mib
+        load = loads.get(instance.service)
+        boxes.append(_Box(instance=instance, start=start, width=profile.memory_slices, load=load, memory=memory))
+    return boxes
+
+
+def _words(box: _Box, room: int) -> str:
+    """Label an instance with service, processes and load, as far as there is room, in two lines if need be."""
+    instance = box.instance
+    who = instance.service if instance.processes == 1 else f"{instance.processes}x {instance.service}"
+    full = "" if box.load is None else f" {box.load:.0%}"
+    profile = "" if instance.profile is None else f"{instance.profile} "
+    for text in (f"{profile}{who}{full}", f"{who}{full}"):
+        if len(text) <= room:
+            return text
+    times = "" if instance.processes == 1 else f"{instance.processes}x"
+    return "\n".join(filter(None, (_shorten(instance.service, room), f"{times}{full}".strip())))
+
+
+def _shorten(name: str, room: int) -> str:
+    """Cut the middle out of a name: many differ in their ends alone."""
+    if len(name) <= room or room < 4:
+        return plain(name, max(room, 4))
+    tail = min(3, (room - 2) // 2)
+    return f"{name[: room - 2 - tail]}..{name[-tail:]}"
+
+
+def _label(row: _Row, *, names_model: bool) -> str:
+    which = plain(f"GPU {row.names[0]}", 14) if len(row.names) == 1 else f"{len(row.names)} GPUs"
+    return f"{which}\n{plain(row.gpu.model.removeprefix('simulated_'), 16)}" if names_model else which
+
+
+def _slices(gpu: Gpu) -> int:
+    try:
+        return deployment.mig_gpu(gpu).memory_slices
+    except ConfigError:
+        return 8
+
+
+def _mode(gpu: Gpu, instance: Instance) -> Mode:
+    if gpu.mode == "mig":
+        return MIG_MPS if instance.processes > 1 else MIG
+    return MODES[gpu.mode]

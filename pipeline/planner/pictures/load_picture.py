@@ -1,0 +1,91 @@
+"""How many GPUs each method needs as the load grows, from what `compare --json` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pipeline.planner import input_files
+from pipeline.report.figures.drawing import FAINT, SERIES_COLOURS, Sketch, add_legend, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LINES = [
+    (light, dashes, marker) for dashes in ("-", "--") for (light, _), marker in zip(SERIES_COLOURS, "os^D", strict=True)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """The GPUs that a method needs; `num_gpus` is `None` where it found no plan."""
+
+    method: str
+    status: str
+    num_gpus: int | None = None
+    bound: float | None = None
+    gap: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A row a method, at a load that is so many times the rates."""
+
+    load: float
+    methods: tuple[Method, ...]
+    bound: float | None = None
+
+
+def read(content: Mapping[str, Any], where: str) -> tuple[Load, ...]:
+    """Read what `compare --json` printed, in the order of the loads; ConfigError if it did not."""
+    loads: tuple[Load, ...] = input_files.decode(tuple[Load, ...], content.get("loads"), f"{where}: loads")
+    return tuple(sorted(loads, key=lambda load: load.load))
+
+
+def sketch(loads: Sequence[Load], name: str) -> Sketch:
+    """Sketch GPUs by load, a line a method."""
+    proved = all(row.status == "optimal" for load in loads for row in load.methods[:1])
+    exact = (
+        "what the exact method finds is proved to be the fewest"
+        if proved
+        else ("the grey line is the lower bound, as not every plan of the exact method was proved")
+    )
+    return Sketch(
+        name=name,
+        title="GPUs by load",
+        caption="GPUs that each method needs to serve a multiple of the given rates within the same objectives; "
+        f"{exact}. Where a method found no plan, its line has a gap.",
+        section="Methods",
+        paint=partial(_paint, loads, proved),
+    )
+
+
+def _paint(loads: Sequence[Load], is_proved: bool) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(7.2, 4.0)
+    axes = figure.subplots()
+    names = list(dict.fromkeys(row.method for load in loads for row in load.methods))
+    x = [load.load for load in loads]
+    handles = []
+    for number, name in enumerate(names):
+        colour, dashes, marker = _LINES[number % len(_LINES)]
+        counts = [{row.method: row.num_gpus for row in load.methods}.get(name) for load in loads]
+        num_gpus = [float("nan") if count is None else float(count) for count in counts]
+        # Open markers of several sizes, as many lines lie on each other.
+        style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "linewidth": 1.2}
+        style |= {"markersize": max(9 - number, 3), "markerfacecolor": "none"}
+        handles += axes.plot(x, num_gpus, label=name, **style)
+    if not is_proved:
+        bounds = [float("nan") if load.bound is None else load.bound for load in loads]
+        handles += axes.plot(x, bounds, color=FAINT, linewidth=1, label="lower bound")
+    axes.set_xlabel("load (times the given rates)")
+    axes.set_ylabel("GPUs")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y")
+    add_legend(figure, handles)
+    return figure

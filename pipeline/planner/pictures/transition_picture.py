@@ -1,0 +1,195 @@
+"""A transition over time: what is done on each GPU, and how close the services come to what they must keep."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pipeline.base.system.words import natural
+from pipeline.planner.transition.graph import assign_times
+from pipeline.planner.transition.transition_steps import KINDS, Step, Transition
+from pipeline.report.figures.drawing import (
+    FAINT,
+    PAPER,
+    SERIES_COLOURS,
+    WARNING,
+    WIDEST,
+    Sketch,
+    add_legend,
+    new_figure,
+    plain,
+    say_missing,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = dict(zip(KINDS, (light for light, _ in SERIES_COLOURS), strict=True))
+_LANE, _TALLEST = 0.15, 18.0  # inches
+_LANE_WITH_WORDS = 0.1  # inches
+_WIDTH_OF_CHARACTER = 0.056  # inches
+_DRAWN_WIDTH = WIDEST * 0.86
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bar:
+    """A step on one of its GPUs; `lane` tells those apart that run there at once."""
+
+    step: Step
+    gpu: str
+    begins: float
+    ends: float
+    is_source: bool
+    lane: int = 0
+
+
+def sketch(transition: Transition, name: str) -> Sketch:
+    """Sketch the steps of a transition."""
+    is_timed = bool(transition.durations_s)
+    steps = transition.steps if is_timed else assign_times(transition.steps, dict.fromkeys(KINDS, 1.0))
+    unit = (
+        "Times are those that were given for each kind of step"
+        if is_timed
+        else ("No durations were given: every step is drawn as long as every other")
+    )
+    return Sketch(
+        name=name,
+        title="The transition, GPU by GPU",
+        caption="Each bar is a step on a GPU, begun as soon as it may; a migration stands on both of its GPUs, open on "
+        f"the one that it leaves. {unit}. Below, of all services the least share of what they must keep: it is not to "
+        "fall under 1.",
+        section="Transition",
+        paint=partial(_paint, transition, steps, "s" if is_timed else "steps"),
+    )
+
+
+def _paint(transition: Transition, steps: Sequence[Step], unit: str) -> Figure:
+    bars = _bars(steps)
+    gpus = sorted({bar.gpu for bar in bars}, key=natural)
+    lanes = {gpu: 1 + max(bar.lane for bar in bars if bar.gpu == gpu) for gpu in gpus}
+    num_lanes = sum(lanes.values()) + 0.6 * len(gpus)
+    lane = min(_LANE, _TALLEST / max(num_lanes, 1))
+    height = 0.3 + lane * num_lanes
+    figure = new_figure(WIDEST, height + 1.9)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[height, 1.2])
+    if not bars:
+        say_missing(above, "nothing changes")
+        say_missing(below, "nothing changes")
+        return figure
+    end = max(bar.ends for bar in bars)
+    _gpus(above, bars, gpus, lanes, end, has_words=lane >= _LANE_WITH_WORDS)
+    _least(below, transition, steps, end)
+    below.set_xlabel(f"time since the first step began ({unit})")
+    add_legend(figure, _legend({bar.step.kind for bar in bars}))
+    return figure
+
+
+def _bars(steps: Sequence[Step]) -> list[_Bar]:
+    bars: list[_Bar] = []
+    free: dict[str, list[float]] = {}  # when each lane of a GPU is free again
+    for step in sorted(steps, key=lambda step: (step.begins_s or 0.0, step.ends_s or 0.0)):
+        begins, ends = step.begins_s or 0.0, step.ends_s or 0.0
+        for gpu in dict.fromkeys((step.gpu, step.source_gpu)):
+            if gpu is None:
+                continue
+            lanes = free.setdefault(gpu, [])
+            lane = next((number for number, until in enumerate(lanes) if until <= begins), len(lanes))
+            lanes[lane : lane + 1] = [ends]
+            bars.append(_Bar(step=step, gpu=gpu, begins=begins, ends=ends, is_source=gpu != step.gpu, lane=lane))
+    return bars
+
+
+def _gpus(
+    axes: Axes, bars: Sequence[_Bar], gpus: Sequence[str], lanes: dict[str, int], end: float, *, has_words: bool
+) -> None:
+    tops, top = {}, 0.0
+    for gpu in gpus:
+        tops[gpu] = top
+        top += lanes[gpu] + 0.6
+    for bar in bars:
+        colour = _COLOURS[bar.step.kind]
+        at, length = tops[bar.gpu] + bar.lane + 0.5, bar.ends - bar.begins
+        style: dict[str, Any] = {"color": colour, "edgecolor": PAPER}
+        if bar.is_source:
+            style = {"facecolor": PAPER, "edgecolor": colour}
+        axes.barh(at, length, 0.86, left=bar.begins, linewidth=0.7, **style)
+        words, room = _words(bar), int(length / end * _DRAWN_WIDTH / _WIDTH_OF_CHARACTER) if end else 0
+        if has_words and room >= min(len(words), 7):
+            ink = colour if bar.is_source else PAPER
+            axes.text(
+                bar.begins + length / 2,
+                at,
+                plain(words, max(room, 4)),
+                ha="center",
+                va="center",
+                fontsize=5.5,
+                color=ink,
+            )
+    for gpu in gpus[1:]:
+        axes.axhline(tops[gpu] - 0.3, color=FAINT, linewidth=0.3)
+    axes.set_yticks(
+        [tops[gpu] + lanes[gpu] / 2 for gpu in gpus],
+        [plain(f"GPU {gpu}", 14) for gpu in gpus],
+        fontsize=7 if has_words else 5,
+    )
+    axes.set_ylim(top, -0.3)
+    axes.set_xlim(0, end or 1)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def _words(bar: _Bar) -> str:
+    if bar.step.instance is not None:
+        return bar.step.instance.service
+    added, gone = bar.step.made, bar.step.destroyed
+    return " ".join(slice_.profile.partition(".")[0] for slice_ in (added or gone))
+
+
+def _least(axes: Axes, transition: Transition, steps: Sequence[Step], end: float) -> None:
+    times, shares = least_shares(transition, steps)
+    if not shares:
+        say_missing(axes, "no service must keep anything")
+        return
+    axes.step([*times, end], [*shares, shares[-1]], where="post", color=_COLOURS["repartition"], linewidth=1.1)
+    axes.axhline(1.0, color=WARNING, linewidth=0.8, linestyle="--")
+    axes.set_ylim(0, max(1.2, *shares) * 1.05)
+    axes.set_ylabel("least share\nof required")
+    axes.grid(axis="y")
+
+
+def least_shares(transition: Transition, steps: Sequence[Step]) -> tuple[list[float], list[float]]:
+    """Return times, and from each on the least share; empty if no service must keep anything.
+
+    Who starts counts from the end of its step; who ends, until the beginning of its step.
+    """
+    old, new = transition.old_rates_per_s, transition.new_rates_per_s
+    required = {name: min(rate, new[name]) for name, rate in old.items() if name in new}
+    has = {name: total for name, total in transition.today.throughput_per_s().items() if name in required}
+    changes: list[tuple[float, str, float]] = []
+    for step in steps:
+        if step.instance is None or step.instance.service not in required:
+            continue
+        worth = step.instance.throughput_per_s or 0.0
+        if step.kind == "migrate" and step.source is not None:
+            worth -= step.source.throughput_per_s or 0.0
+        when = step.begins_s if step.kind == "delete" else step.ends_s
+        changes.append((when or 0.0, step.instance.service, -worth if step.kind == "delete" else worth))
+    if not required:
+        return [], []
+    times, shares = [0.0], [min(has[name] / required[name] for name in required)]
+    for when, group in itertools.groupby(sorted(changes), key=lambda change: change[0]):
+        for _, service, change in group:  # who ends waits for who starts, also where both are at one moment
+            has[service] += change
+        times.append(when)
+        shares.append(min(has[name] / required[name] for name in required))
+    return times, shares
+
+
+def _legend(kinds: set[str]) -> list[Any]:
+    from matplotlib.patches import Patch
+
+    return [Patch(facecolor=_COLOURS[kind], label=kind) for kind in KINDS if kind in kinds]

@@ -1,0 +1,320 @@
+"""The table of what was measured of each workload on each kind of share of a GPU: read, checked, written as CSV.
+
+A row is a cell: a workload on a GPU model, in a sharing mode, on an instance or share, in so many processes, at a batch
+size. What was not measured is an empty field, and a cell that was not measured has no row: nothing is interpolated.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.domain import modes
+from pipeline.base.domain.mig_table import model_called
+from pipeline.base.system import entry_points
+from pipeline.base.system.errors import ConfigError
+from pipeline.planner import input_files
+
+VERSION = 1
+_VERSION_COLUMN, _SIMULATED_COLUMN = "schema_version", "is_simulated"
+_TRUTHS = {"": False, "false": False, "true": True}
+SIMULATED = "simulated: the profile says nothing about a real GPU"
+"""What stands beside everything that follows from such a profile."""
+
+
+def list_marks(*, is_simulated: bool) -> list[str]:
+    """Return the lines that mark an answer as simulated."""
+    return [SIMULATED] if is_simulated else []
+
+
+PLANNED_AS = {mode.name: mode.planned_as for mode in modes.MODES.values() if mode.planned_as}
+"""By sharing mode, how a plan shares the GPU. Rows of other modes are read, and no plan is made of them."""
+ON_INSTANCES = tuple(name for name, planned in PLANNED_AS.items() if planned == "mig")
+"""Sharing modes whose rows name an instance profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One cell of the table. Figures of several processes are those of all together; latency is that of a request.
+
+    Attributes:
+        gpu_model: name in the table of MIG profiles (`a100_80gb`), or the driver's if that table has none.
+        sharing_mode: name in the configuration (`naive`, `mps`, `mps_percent`, `mps_static`, `mig`, `mig_mps`, ...).
+        instance_profile: of the MIG instance (`3g.40gb`); `None` where the mode has none.
+        share_percent: of the multiprocessors, to which MPS limits each process; `None` without a limit.
+        processes: running in the instance, or on the GPU, at the same time.
+        batch: requests or samples a step; `None` for a program that has no batch size.
+        throughput_per_s: requests or samples.
+        throughput_low_per_s, throughput_high_per_s: its interval.
+        memory_mib: peak of all processes together.
+        num_blocks: repeats behind the figures.
+        runs: ids of the runs that they come from.
+    """
+
+    workload: str
+    gpu_model: str
+    sharing_mode: str
+    instance_profile: str | None = None
+    share_percent: float | None = None
+    processes: int = 1
+    batch: int | None = None
+    throughput_per_s: float
+    throughput_low_per_s: float | None = None
+    throughput_high_per_s: float | None = None
+    latency_mean_ms: float | None = None
+    latency_p99_ms: float | None = None
+    memory_mib: float | None = None
+    energy_per_item_j: float | None = None
+    num_blocks: int | None = None
+    runs: tuple[str, ...] = ()
+
+    @property
+    def cell(self) -> tuple[str | float | None, ...]:
+        """The columns that no two rows of a table have in common."""
+        return (
+            self.workload,
+            self.gpu_model,
+            self.sharing_mode,
+            self.instance_profile,
+            self.share_percent,
+            self.processes,
+            self.batch,
+        )
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+# No figure of a GPU is larger, and sums of so large ones are still finite.
+_MOST = 1e15
+_REQUIRED = ("workload", "gpu_model", "sharing_mode", "processes", "throughput_per_s")
+# What a column is called by somebody who leaves its unit out.
+_WITHOUT_UNIT = {
+    column.removesuffix(unit): column
+    for unit in ("_per_s", "_ms", "_mib", "_j", "_percent")
+    for column in COLUMNS
+    if column.endswith(unit)
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A table, its rows in the order of the file.
+
+    Attributes:
+        source: the file or files, as messages name them.
+        places: file and line of each row, where it was read from one.
+        is_simulated: whether its figures are of a simulated GPU, all of them.
+    """
+
+    rows: tuple[Row, ...]
+    source: str = "profile"
+    places: tuple[str, ...] = ()
+    is_simulated: bool = False
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the content, whatever the order of rows and columns, and the spelling of numbers."""
+        lines = sorted("\0".join(map(str, _format_row(row))) for row in self.rows)
+        head = f"version {VERSION}{' simulated' if self.is_simulated else ''}"
+        return hashlib.sha256("\n".join([head, *lines]).encode()).hexdigest()
+
+    def place_of(self, row: Row) -> str:
+        """Return where a row was read, for messages."""
+        return self.places[self.rows.index(row)] if self.places else self.source
+
+    @property
+    def gpu_models(self) -> tuple[str, ...]:
+        """The GPU models that have rows, in the order of the rows."""
+        return tuple(dict.fromkeys(row.gpu_model for row in self.rows))
+
+
+def read(paths: Sequence[Path] | Path) -> Profile:
+    """Read the table of a file, or of several as one.
+
+    Raises:
+        ConfigError: a file cannot be read or is of another version, a row cannot be used, or some are of a simulated
+            GPU and some of a real one; names file, row and key.
+    """
+    files = [paths] if isinstance(paths, Path) else list(paths)
+    rows: list[Row] = []
+    first: dict[tuple[str | float | None, ...], str] = {}
+    of_sort: dict[bool, str] = {}
+    for path in files:
+        for number, row, is_simulated in _read_file(path):
+            where = f"{path} row {number}"
+            of_sort.setdefault(is_simulated, where)
+            if len(of_sort) > 1:
+                raise ConfigError(
+                    f"{where}, {_SIMULATED_COLUMN}: {of_sort[True]} is of a simulated GPU, which says nothing about "
+                    f"the real one of {of_sort[False]}; leave one of them out"
+                )
+            if row.cell in first:
+                raise ConfigError(f"{where}, workload: {_describe(row)} has two rows; remove this or {first[row.cell]}")
+            first[row.cell] = where
+            rows.append(row)
+    if not rows:
+        raise ConfigError(f"{', '.join(map(str, files))}: the profile has no rows")
+    source = ", ".join(map(str, files))
+    return Profile(rows=tuple(rows), source=source, places=tuple(first.values()), is_simulated=True in of_sort)
+
+
+def write(path: Path, profile: Profile) -> None:
+    """Write a table; what is missing is an empty field. ConfigError if the file cannot be written."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_VERSION_COLUMN, *COLUMNS, _SIMULATED_COLUMN])
+    writer.writerows([VERSION, *_format_row(row), str(profile.is_simulated).lower()] for row in profile.rows)
+    input_files.write(path, text.getvalue())
+
+
+def _format_row(row: Row) -> list[str]:
+    return [_field(getattr(row, column)) for column in COLUMNS]
+
+
+def _field(cell: object) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, tuple):
+        return " ".join(cell)
+    return f"{cell:.12g}" if isinstance(cell, float) else str(cell)
+
+
+def _read_file(path: Path) -> Iterable[tuple[int, Row, bool]]:
+    """Yield each row with the number of its line, and whether it is of a simulated GPU."""
+    reader = csv.DictReader(io.StringIO(input_files.read(path)), restkey="", strict=True)
+    try:
+        _check_columns(path, reader.fieldnames or ())
+        for cells in reader:
+            where = f"{path} row {reader.line_num}"
+            row, flag = _row(where, cells), cells.get(_SIMULATED_COLUMN, "").strip()
+            if flag not in _TRUTHS:
+                raise ConfigError(f"{where}, {_SIMULATED_COLUMN}: {flag!r} is neither true nor false")
+            yield reader.line_num, row, _TRUTHS[flag]
+    except csv.Error as error:
+        raise ConfigError(f"{path} row {reader.line_num}: not a table in CSV: {error}") from error
+
+
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    where = f"{path} row 1"
+    if _VERSION_COLUMN not in names:
+        raise ConfigError(
+            f"{where}, {_VERSION_COLUMN}: there is no such column, so this is no profile of version {VERSION}; "
+            f"make one with `{entry_points.spell('planner', 'profile')}`"
+        )
+    for name in names:
+        if name in _WITHOUT_UNIT:
+            raise ConfigError(f"{where}, {name}: the unit is missing; the column is called {_WITHOUT_UNIT[name]}")
+        if name not in (_VERSION_COLUMN, *COLUMNS, _SIMULATED_COLUMN):
+            known = ", ".join((*COLUMNS, _SIMULATED_COLUMN))
+            raise ConfigError(f"{where}, {name}: there is no such column; there are {known}")
+        if list(names).count(name) > 1:
+            raise ConfigError(f"{where}, {name}: the column is listed twice")
+    for name in _REQUIRED:
+        if name not in names:
+            raise ConfigError(f"{where}, {name}: the column is missing")
+
+
+def _row(where: str, cells: dict[str, Any]) -> Row:
+    if "" in cells or None in cells.values():
+        raise ConfigError(f"{where}: the number of fields differs from that of columns")
+    if (version := cells[_VERSION_COLUMN].strip()) != str(VERSION):
+        raise ConfigError(
+            f"{where}, {_VERSION_COLUMN}: the profile is of version {version or '(none)'}, and this program reads "
+            f"version {VERSION}; make it anew with `{entry_points.spell('planner', 'profile')}`"
+        )
+    columns: dict[str, Any] = {}
+    for name in COLUMNS:
+        text = cells.get(name, "").strip()
+        if text:
+            columns[name] = _READERS[name](f"{where}, {name}", text)
+        elif name in _REQUIRED:
+            raise ConfigError(f"{where}, {name}: the field is empty")
+    columns["gpu_model"] = model_called(columns["gpu_model"])
+    row = Row(**columns)
+    _check(where, row)
+    return row
+
+
+def _check(where: str, row: Row) -> None:
+    """Refuse what contradicts itself."""
+    if (row.instance_profile is not None) != (row.sharing_mode in ON_INSTANCES):
+        is_missing = row.instance_profile is None
+        raise ConfigError(
+            f"{where}, instance_profile: {row.sharing_mode} {'needs one' if is_missing else 'has no instances'}"
+        )
+    if row.share_percent is not None and row.share_percent > 100:
+        raise ConfigError(f"{where}, share_percent: {row.share_percent:g} is above 100")
+    for name, low, high in (
+        ("throughput_low_per_s", row.throughput_low_per_s, row.throughput_per_s),
+        ("throughput_high_per_s", row.throughput_per_s, row.throughput_high_per_s),
+    ):
+        if low is not None and high is not None and low > high:
+            raise ConfigError(f"{where}, {name}: {low:g} > {high:g}: the throughput is outside its interval")
+
+
+def read_number(where: str, text: str) -> float:
+    """Read a figure, finite and not negative; ConfigError naming `where`."""
+    try:
+        figure = float(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {text!r} is no number") from error
+    if not math.isfinite(figure):
+        raise ConfigError(f"{where}: {text} is not finite; leave the field empty if it was not measured")
+    if figure > _MOST:
+        raise ConfigError(f"{where}: {text} is more than can be measured; check its unit")
+    if figure < 0:
+        raise ConfigError(f"{where}: {text} is negative; leave the field empty if it was not measured")
+    return figure
+
+
+def _read_positive(where: str, text: str) -> float:
+    figure = read_number(where, text)
+    if figure == 0:
+        raise ConfigError(f"{where}: it is 0; leave out what was not measured")
+    return figure
+
+
+def read_count(where: str, text: str) -> int:
+    """Read a whole number above 0; ConfigError naming `where`."""
+    figure = _read_positive(where, text)
+    if not figure.is_integer():
+        raise ConfigError(f"{where}: {text} is no whole number")
+    return int(figure)
+
+
+def _name(where: str, text: str) -> str:
+    if not text.isprintable():
+        raise ConfigError(f"{where}: {text!r} has characters that cannot be printed")
+    return text
+
+
+_READERS: dict[str, Callable[[str, str], Any]] = {
+    "workload": _name,
+    "gpu_model": _name,
+    "sharing_mode": _name,
+    "instance_profile": _name,
+    "share_percent": _read_positive,
+    "processes": read_count,
+    "batch": read_count,
+    "throughput_per_s": _read_positive,
+    "throughput_low_per_s": read_number,
+    "throughput_high_per_s": _read_positive,
+    "latency_mean_ms": _read_positive,
+    "latency_p99_ms": _read_positive,
+    "memory_mib": _read_positive,
+    "energy_per_item_j": _read_positive,
+    "num_blocks": read_count,
+    "runs": lambda _where, text: tuple(text.split()),
+}
+
+
+def _describe(row: Row) -> str:
+    share = row.instance_profile or (f"{row.share_percent:g} %" if row.share_percent else "the whole GPU")
+    batch = "" if row.batch is None else f" at batch {row.batch}"
+    return f"{row.workload} on {share} of {row.gpu_model} ({row.sharing_mode}, {row.processes}x){batch}"

@@ -1,0 +1,80 @@
+"""The command line that measures what advice lacks: the study's own, for the groups in question and enough blocks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from pipeline.base.domain.modes import MPS, NAIVE
+from pipeline.base.system import entry_points, user_command
+from pipeline.planner.results.advice import Advice
+from pipeline.record.store import content
+from pipeline.report.evaluate.cells import cases_of
+from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
+from pipeline.report.read.records import Row, Study
+
+# What a repetition decides itself, or must not inherit.
+_DECIDED = ("repeats", "resume", "only", "unit", "time_limit_s", "dry_run", "plan_file", "reproduce")
+_WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
+
+
+def build_command(study: Study, advice: Advice) -> str | None:
+    """Return the command that would settle it; `None` if there is advice, or no sweep would help."""
+    rows = _rows(study, advice)
+    together = [row for row in rows if not row.is_sequential]
+    if advice.mode is not None or not together:
+        return None
+    if len(advice.undecided) < 2:
+        return _add_modes(advice, together)
+    names = dict.fromkeys(row.name for row in together if row.mode in advice.undecided)
+    only = f"only=[{','.join(map(_quote, names))}]"
+    num_gpus = len({row.gpu_uuid for row in rows})
+    if 1 < num_gpus < MIN_GPUS:  # on one more GPU, in a store of its own: a block has one GPU
+        decided = [f"repeats={MIN_BLOCKS}", only, f"tracking.root=mlruns_{num_gpus + 1}"]
+        return _compose(together, decided, without=_WHICH_GPU)
+    if advice.blocks_needed is None:
+        return None
+    return _compose(together, [f"repeats={advice.blocks_needed}", "resume=true", only])
+
+
+def _add_modes(advice: Advice, together: Sequence[Row]) -> str | None:
+    """Sweep the modes of which there is too little to choose from; not those whose results were wrong."""
+    repeats = f"repeats={MIN_BLOCKS}"
+    if advice.aim is None:
+        is_of_services = any(job.is_rate_given for row in together for job in row.jobs)
+        return None if is_of_services else _compose(together, ["baseline=always", repeats, "resume=true"])
+    bad = {row.scenario for row in together if row.mode not in advice.undecided}
+    good = {row.scenario for row in together} - bad
+    new = [mode.name for mode in (NAIVE, MPS) if mode.name not in good | bad]
+    return _compose(together, [f"scenario={','.join([*sorted(good), *new])}", repeats, "resume=true"]) if new else None
+
+
+def _rows(study: Study, advice: Advice) -> list[Row]:
+    cases = cases_of(study)
+    return [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
+
+
+def _compose(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] = ()) -> str | None:
+    """Return the newest command line of the rows, with these overrides and without some keys."""
+    recorded = max(rows, key=lambda row: row.start_ms).facts.get("command_line", "")
+    words = content.split_command(recorded)
+    if not words:
+        return None
+    start, words = entry_points.divide(words)
+    overrides, command_line = user_command.divide(words)
+    keys = {user_command.key_of(word) for word in decided}
+    unchanged = [
+        word
+        for word in overrides
+        if user_command.key_of(word) not in keys and not user_command.sets(word, (*_DECIDED, *without))
+    ]
+    is_sweep = any(word in ("-m", "--multirun") or word.lstrip("+").startswith("experiment=") for word in unchanged)
+    swept = [] if is_sweep or "," not in decided[0] else ["-m"]
+    return entry_points.spell_again(start, *swept, *unchanged, *decided, *command_line)
+
+
+def _quote(name: str) -> str:
+    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", name)
+    return name if is_plain else str(QuotedString(name, Quote.double).with_quotes())

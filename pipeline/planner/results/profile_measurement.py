@@ -1,0 +1,253 @@
+"""A profile from the runs of a study: only groups that its report would rank, of copies of one workload.
+
+A share of a GPU is what its processes have to themselves: all of it under naive sharing and MPS, an instance under MIG.
+Of several instances alike in one group, each is one measurement, and the mean of a block counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pipeline.base.domain import mig_names, services, units
+from pipeline.base.domain.group_names import own_params
+from pipeline.base.domain.mig_table import model_called
+from pipeline.base.domain.modes import PARTITION, PERCENTAGE, PROFILE
+from pipeline.base.domain.normalise import independent
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.host import CPU_PREFIX
+from pipeline.planner import profile_table
+from pipeline.planner.profile_table import Profile
+from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
+from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY
+from pipeline.report.evaluate.statistics import estimate
+from pipeline.report.read import labels
+from pipeline.report.read.records import JobRow, Row, Study
+
+# What a step takes at most: requests of a service, samples of a training. A request may be several images of its own.
+_BATCHES = ("max_batch", "batch_size")
+# What is a column of its own, or what is asked of a service rather than what it computes.
+_NOT_ITS_NAME = {services.RATE, services.OBJECTIVE, services.OBJECTIVE_PERCENTILE, "environment_digest"}
+
+
+class _Key(NamedTuple):
+    """A cell of the profile, but for its batch and GPU model; fields as in `profile_table.Row`."""
+
+    workload: str
+    sharing_mode: str
+    instance_profile: str | None
+    share_percent: float | None
+    processes: int
+    batch: int | None
+    device: str
+
+
+@dataclass(slots=True)
+class _CellRuns:
+    """The runs of one group, repeated over the blocks, that measure a key.
+
+    Attributes:
+        what: its case, for errors.
+        num_instances: shares alike that were busy at the same time.
+        rate_per_s: that the user chose.
+        is_met: whether that rate was sustained and its objective met, as far as they are known.
+        values: quantity by name, then by block; one an instance.
+    """
+
+    what: str
+    num_instances: int
+    rate_per_s: float | None
+    is_met: bool = True
+    values: dict[str, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    gpus: dict[int, str] = field(default_factory=dict)
+    runs: list[str] = field(default_factory=list)
+
+
+def measure_profile(study: Study, source: str) -> Profile:
+    """Return the profile that a study makes.
+
+    Raises:
+        ConfigError: none of its groups can be a row, two different ones would be the same row, or some are of a
+            simulated GPU and some of a real one.
+    """
+    if len({row.is_simulated for row in study.rows}) > 1:
+        raise ConfigError(
+            f"{source}: some runs are of a simulated GPU, which says nothing about the real one of others"
+        )
+    cases = cases_of(study)
+    ranked = {_place(cell): cell for cell in cells_of(study) if _is_profiled(cell)}
+    names = _names(job for row in study.rows for job in row.jobs)
+    runs: dict[_Key, dict[str, _CellRuns]] = defaultdict(dict)
+    for row in study.rows:
+        cell = ranked.get((cases[row.run_id], row.degree, row.mode))
+        if cell is not None and row.is_valid and not row.gpu_uuid.startswith(CPU_PREFIX):
+            for key, jobs, num_instances in _shares(row, names):
+                _add(runs[key], cell, row, jobs, num_instances)
+    measured = [_row(key, _choose(key, list(by_case.values()), source)) for key, by_case in runs.items()]
+    rows = [row for row in measured if row is not None]
+    if not rows:
+        raise ConfigError(
+            f"{source}: no group can be a row of a profile: it must be copies of one workload that ended well, on a GPU"
+        )
+    rows.sort(key=lambda row: tuple(map(str, row.cell)))
+    return Profile(rows=tuple(rows), source=source, is_simulated=study.is_simulated)
+
+
+def _place(cell: Cell) -> tuple[object, ...]:
+    return (cell.case, cell.degree, cell.mode)
+
+
+def _is_profiled(cell: Cell) -> bool:
+    has_all = not (cell.case.is_mix or cell.is_derived or cell.neighbours)  # else others had a part of the GPU
+    return cell.is_ranked and has_all and bool(cell.unit)
+
+
+def _names(jobs: Iterable[JobRow]) -> dict[tuple[str, frozenset[tuple[str, str]]], str]:
+    """Name each program by its workload, and the options in which workloads of that name differ."""
+    variants: dict[str, list[frozenset[tuple[str, str]]]] = defaultdict(list)
+    for job in jobs:
+        workload, options = _program(job)
+        if options not in variants[workload]:
+            variants[workload].append(options)
+    return {
+        (workload, options): f"{workload} {words}".strip()
+        for workload, options_list in variants.items()
+        for options, words in zip(
+            options_list, labels.telling_apart([dict(options) for options in options_list]), strict=True
+        )
+    }
+
+
+def _program(job: JobRow) -> tuple[str, frozenset[tuple[str, str]]]:
+    left_out = {*_NOT_ITS_NAME, batch_key(job)}
+    options = {key: value for key, value in own_params(job.params).items() if key not in left_out}
+    return job.params.get("workload", ""), frozenset(options.items())
+
+
+def batch_key(job: JobRow) -> str:
+    """Return the param that says how many requests or samples a step takes; empty if it has none."""
+    return next((key for key in _BATCHES if key in job.params), "")
+
+
+def _shares(
+    row: Row, names: Mapping[tuple[str, frozenset[tuple[str, str]]], str]
+) -> Iterator[tuple[_Key, list[JobRow], int]]:
+    """Yield each share of the GPU in a group: its key, its jobs, and how many alike there are.
+
+    None on compute instances either, which no plan makes.
+    """
+    limits = {_limit_pct(row, job) for job in row.jobs}
+    if len(limits) > 1 or any(mig_names.split(job.place.get(PROFILE, ""))[1] is not None for job in row.jobs):
+        return
+    limit = limits.pop()
+    together: dict[str | None, list[JobRow]] = defaultdict(list)
+    for job in row.jobs:
+        together[job.place.get("gi_id")].append(job)
+    shares = []
+    for jobs in together.values():
+        first = jobs[0]
+        batch = first.params.get(batch_key(first), "")
+        key = _Key(
+            workload=names[_program(first)],
+            sharing_mode=row.scenario,
+            instance_profile=first.place.get(PROFILE),
+            share_percent=limit,
+            processes=len(jobs),
+            batch=int(batch) if batch.isdigit() else None,
+            device=row.device,
+        )
+        shares.append((key, jobs))
+    for key, jobs in shares:
+        if (key.instance_profile is not None) == (key.sharing_mode in profile_table.ON_INSTANCES):
+            yield key, jobs, sum(other == key for other, _ in shares)
+
+
+def _limit_pct(row: Row, job: JobRow) -> float | None:
+    """Return the share of the multiprocessors to which MPS limits a job; `None` without a limit."""
+    if PERCENTAGE in job.place:
+        return float(job.place[PERCENTAGE])
+    total = row.facts.get("multiprocessors", "")
+    return 100 * float(job.place[PARTITION]) / int(total) if PARTITION in job.place and total.isdigit() else None
+
+
+def _add(by_case: dict[str, _CellRuns], cell: Cell, row: Row, jobs: Sequence[JobRow], num_instances: int) -> None:
+    rate = jobs[0].params.get(services.RATE) if jobs[0].is_rate_given else None
+    what = f"{cell.case.label}, {cell.degree} jobs, {cell.mode}"
+    case = by_case.setdefault(what, _CellRuns(what, num_instances, None if rate is None else float(rate)))
+    if row.run_id not in case.runs:
+        case.runs.append(row.run_id)
+    case.gpus[row.block] = row.gpu_uuid
+    for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST):
+        case.is_met = case.is_met and row.metrics.get(name, 1.0) >= 1
+    for name, figure in _figures(row, jobs).items():
+        case.values[name][row.block].append(figure)
+
+
+def _figures(row: Row, jobs: Sequence[JobRow]) -> dict[str, float]:
+    rates = _collect(jobs, units.rate_of(jobs[0].unit))
+    means, tails = _collect(jobs, services.MEAN), _collect(jobs, services.P99)
+    figures = {"throughput_per_s": sum(rates)} if rates else {}
+    if means:
+        figures["latency_mean_ms"] = statistics.fmean(means)
+    if tails:
+        figures["latency_p99_ms"] = max(tails)
+    memory = jobs[0].metrics.get(INSTANCE_MEMORY) if "gi_id" in jobs[0].place else row.metrics.get(MEMORY)
+    if memory is not None:
+        figures["memory_mib"] = memory
+    if (energy := row.metrics.get(units.energy_of(jobs[0].unit))) is not None:
+        figures["energy_per_item_j"] = energy
+    return figures
+
+
+def _collect(jobs: Sequence[JobRow], name: str) -> list[float]:
+    figures = [job.metrics[name] for job in jobs if name in job.metrics]
+    return figures if len(figures) == len(jobs) else []
+
+
+def _choose(key: _Key, cases: Sequence[_CellRuns], source: str) -> _CellRuns:
+    """Choose the row: of several instances the fullest GPU, of several rates the highest that held."""
+    met = [case for case in cases if case.is_met]
+    able = met or [case for case in cases if case.rate_per_s == min(other.rate_per_s or 0.0 for other in cases)]
+    fullest = [case for case in able if case.num_instances == max(other.num_instances for other in able)]
+    rates = [case.rate_per_s or 0.0 for case in fullest]
+    best = [case for case in fullest if (case.rate_per_s or 0.0) == max(rates)]
+    if len(best) > 1:
+        raise ConfigError(
+            f"{source}: {key.workload} has two measurements of one row: {best[0].what}, and {best[1].what}; "
+            "keep them in experiments of their own (tracking.experiment=NAME)"
+        )
+    return best[0]
+
+
+def _row(key: _Key, runs: _CellRuns) -> profile_table.Row | None:
+    of_blocks = {
+        name: {
+            block: statistics.fmean(values) for block, values in by_block.items() if len(values) == runs.num_instances
+        }
+        for name, by_block in runs.values.items()
+    }
+    known = {name: estimate(independent(values, runs.gpus)) for name, values in of_blocks.items() if values}
+    if "throughput_per_s" not in known:
+        return None
+    throughput = known.pop("throughput_per_s")
+    figures = {name: estimated.median for name, estimated in known.items()}
+    if memory := runs.values.get("memory_mib"):  # what must fit is the highest
+        figures["memory_mib"] = max(max(values) for values in memory.values())
+    return profile_table.Row(
+        workload=key.workload,
+        gpu_model=model_called(key.device),
+        sharing_mode=key.sharing_mode,
+        instance_profile=key.instance_profile,
+        share_percent=key.share_percent,
+        processes=key.processes,
+        batch=key.batch,
+        throughput_per_s=throughput.median,
+        throughput_low_per_s=throughput.low,
+        throughput_high_per_s=throughput.high,
+        num_blocks=len(of_blocks["throughput_per_s"]),
+        runs=tuple(runs.runs),
+        **figures,
+    )

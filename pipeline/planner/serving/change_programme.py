@@ -1,0 +1,180 @@
+"""The fewest changes from today's GPUs, by integer programmes.
+
+Three, as the one that says all takes too long for a hundred GPUs. The first leaves places aside: how many instances of
+today's go on, and what is created beside them. No plan changes less. The second finds places for these, and if each
+that goes on can stay where it is, the plan is proved. If not, the third takes everything together.
+
+Of today's GPUs, those that are alike are taken together: how many go into which layout, and how many keep which of
+their instances. Beside them, how many other GPUs of each partition, and how many new instances of each service and
+kind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.planner.serving.integer_programme import Programme
+from pipeline.planner.serving.problem import KindIndex, Option, Pair, Problem
+from pipeline.planner.serving.solution import is_enough
+from pipeline.planner.serving.targets import CurrentGpu, Layout, Slot, Target
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """GPUs of today that are alike: their positions, and the columns of their layouts and of what they keep."""
+
+    members: list[int]
+    today: CurrentGpu
+    layouts: dict[int, int]
+    keeps: dict[Slot, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """The instances of a plan, wherever they are.
+
+    Attributes:
+        kept: how many of today's, by option.
+        created: how many, by (service, kind).
+        changes: instances created less those kept: no plan has less, as far as that is proved.
+    """
+
+    reused: list[tuple[Option, int]]
+    created: dict[Pair, int]
+    changes: int | None
+
+
+def count_fewest_changes(
+    problem: Problem, num_gpus: int, current: Sequence[CurrentGpu], time_limit_s: float
+) -> Instances | None:
+    """Find the fewest changes if an instance may stay wherever it is; `None` if there was not enough time."""
+    running = [option for today in current for option in today.options.values()]
+    options = {id(option): option for option in running}
+    counts = Counter(map(id, running))
+    programme = Programme(problem, num_gpus)
+    for partition in problem.partitions:
+        programme.add_gpu(partition.model, partition.counts)
+    created = {(s, k): programme.add_instance(problem.options[s][k], cost=1) for s, k in problem.pairs}
+    columns = {programme.add_instance(option, -1, counts[key]): option for key, option in options.items()}
+    counted = programme.solve(time_limit_s)
+    if counted.columns is None:
+        return None
+    return Instances(
+        [(option, counted.columns[column]) for column, option in columns.items()],
+        {pair: counted.columns[column] for pair, column in created.items()},
+        counted.bound,
+    )
+
+
+class PlacementProgramme:
+    """The programme that places instances on today's GPUs and others, if given of instances chosen before."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        num_gpus: int,
+        current: Sequence[CurrentGpu],
+        layouts: Sequence[Layout],
+        chosen: Instances | None = None,
+    ) -> None:
+        self._problem, self._layouts = problem, layouts
+        self._programme = Programme(problem, num_gpus)
+        # So little that it only decides between plans of as many changes: a GPU of today's rather than another one.
+        cost = 0.5 / (num_gpus + 1)
+        self._new = [
+            self._programme.add_gpu(partition.model, partition.counts, cost) for partition in problem.partitions
+        ]
+        self._created = {(s, k): self._programme.add_instance(problem.options[s][k], cost=1) for s, k in problem.pairs}
+        alike: dict[Any, list[int]] = defaultdict(list)
+        for number, today in enumerate(current):
+            if today.model is not None:
+                options = sorted((slot[0], slot[1] or 0, id(option)) for slot, option in today.options.items())
+                alike[today.model, tuple(options)].append(number)
+        self._groups = [self._add_group(members, current[members[0]]) for members in alike.values()]
+        # What goes on, but not where it is.
+        self._moved = [] if chosen is None else [self._add_moved(*choice) for choice in chosen.reused]
+        for pair, count in {} if chosen is None else chosen.created.items():
+            self._programme.add_row({self._created[pair]: 1}, low=count, high=count)
+
+    def solve(self, time_limit_s: float) -> tuple[list[Target] | None, bool]:
+        """Find GPUs that serve everybody with the fewest changes, or `None`, and whether that is proved."""
+        counts = self._programme.solve(time_limit_s)
+        if counts.columns is None:
+            return None, False
+        targets = self._read_targets(counts.columns)
+        shares = [0.0] * len(self._problem.services)
+        for target in targets:
+            for option in target.taken.values():
+                shares[option.service] += self._problem.share(option)
+        # What the solver takes for rounding may be too little for a service.
+        return (targets, counts.status == "optimal") if all(map(is_enough, shares)) else (None, False)
+
+    def find_lightest(
+        self, weights: Sequence[float], num_changes: int, time_limit_s: float
+    ) -> tuple[list[Target] | None, bool]:
+        """Find GPUs as `solve` does, of the least weight, with so many instances created, less those kept, at most."""
+        cost = self._programme.cost  # of which that of GPUs that are not today's stays: it is less than a slice
+        changes: dict[int, float] = {}
+        for (_, kind), column in self._created.items():
+            cost[column], changes[column] = weights[kind], 1
+        for group in self._groups:
+            for (kind, _), column in group.keeps.items():
+                cost[column], changes[column] = weights[kind], -1
+        self._programme.add_row(changes, high=num_changes)
+        return self.solve(time_limit_s)
+
+    def _add_group(self, members: list[int], today: CurrentGpu) -> _Group:
+        """Add GPUs that are alike: each has one layout, and what stays has a slot of its own in it."""
+        layouts = {
+            number: self._programme.add_gpu(layout.model, layout.counts)
+            for number, layout in enumerate(self._layouts)
+            if layout.model == today.model
+        }
+        keeps = {slot: self._programme.add_instance(option, cost=-1) for slot, option in today.options.items()}
+        for slot, column in keeps.items():
+            having = {other: -1 for number, other in layouts.items() if slot in self._layouts[number].slots}
+            self._programme.add_row({column: 1, **having}, high=0)
+        self._programme.add_row(dict.fromkeys(layouts.values(), 1), high=len(members))
+        return _Group(members, today, layouts, keeps)
+
+    def _add_moved(self, option: Option, count: int) -> tuple[Option, int]:
+        """Add instances of today's that go on elsewhere; with those that stay they are as many as are chosen."""
+        column = self._programme.add_instance(option, cost=1)
+        stays = [c for group in self._groups for slot, c in group.keeps.items() if group.today.options[slot] is option]
+        self._programme.add_row(dict.fromkeys([column, *stays], 1), low=count, high=count)
+        return option, column
+
+    def _read_targets(self, counts: Sequence[int]) -> list[Target]:
+        targets = [target for group in self._groups for target in self._read_group(group, counts)]
+        targets.sort(key=lambda target: target.today or 0)
+        for partition, column in zip(self._problem.partitions, self._new, strict=True):
+            slots = tuple(zip(partition.slots, self._problem.starts(partition), strict=True))
+            targets += [Target(Layout(partition.model, slots), None, {}) for _ in range(counts[column])]
+        free: dict[KindIndex, list[tuple[Target, Slot]]] = defaultdict(list)
+        for target in reversed(targets):
+            for slot in target.layout.slots:
+                if slot not in target.taken:
+                    free[slot[0]].append((target, slot))
+        created = [(self._problem.options[service][kind], column) for (service, kind), column in self._created.items()]
+        for option, column in (*created, *self._moved):
+            for _ in range(counts[column]):
+                target, slot = free[option.kind].pop()
+                target.taken[slot] = option
+        return [target for target in targets if target.taken]
+
+    def _read_group(self, group: _Group, counts: Sequence[int]) -> list[Target]:
+        waiting = list(group.members)
+        stays = {slot: counts[column] for slot, column in group.keeps.items()}
+        targets = []
+        for number, column in group.layouts.items():
+            for _ in range(counts[column]):
+                target = Target(self._layouts[number], waiting.pop(0), {})
+                for slot in target.layout.slots:
+                    if stays.get(slot, 0) > 0:
+                        stays[slot] -= 1
+                        target.taken[slot] = group.today.options[slot]
+                targets.append(target)
+        return targets

@@ -1,0 +1,107 @@
+"""The demand: services with rates and latency objectives, and limits on who shares a GPU; from YAML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.base.domain.mig_table import model_called
+from pipeline.base.system.errors import ConfigError
+from pipeline.planner import input_files
+from pipeline.planner.deployment import Service
+
+_LEAST_PER_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits that a plan must keep.
+
+    Attributes:
+        services_per_gpu: how many different services may share a GPU.
+        gpus: how many GPUs of a model there are, by name; of a model that is not named, as many as are needed.
+        apart: groups of services, no two of which may share a GPU.
+    """
+
+    services_per_gpu: int | None = None
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    apart: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def concern_sharing(self) -> bool:
+        """True if any of them says who may share a GPU."""
+        return self.services_per_gpu is not None or bool(self.apart)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Services, each with a rate in requests/s and an objective, and the limits."""
+
+    services: tuple[Service, ...]
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    services: tuple[Service, ...]
+    limits: Limits = Limits()
+    latency_share: float = 1.0
+
+
+def read(path: Path) -> Demand:
+    """Read the services of a file.
+
+    Raises:
+        ConfigError: it cannot be read, a key is missing, unknown or of another type, a rate or objective is 0, a
+            service is there twice, or a limit names a service that is not there.
+    """
+    raw = input_files.read_mapping(path, "services")
+    shared = raw.get("latency_share")
+    if shared is not None and isinstance(raw.get("services"), list):
+        services = [
+            {"latency_share": shared} | service if isinstance(service, dict) else service for service in raw["services"]
+        ]
+        raw = raw | {"services": services}
+    content = input_files.decode(_File, raw, str(path))
+    check(content.services, str(path))
+    return Demand(services=content.services, limits=_checked(content.limits, content.services, f"{path}: limits"))
+
+
+def check(services: tuple[Service, ...], where: str) -> None:
+    """Refuse services that cannot be planned for; ConfigError names which and why."""
+    if not services:
+        raise ConfigError(f"{where}: services is empty: there is nothing to plan")
+    for number, service in enumerate(services):
+        place = f"{where}: services[{number}] {service.name}"
+        if service.objective_ms is None:
+            raise ConfigError(f"{place}: key 'objective_ms' is missing")
+        for key in ("rate_per_s", "objective_ms", "latency_share"):
+            if getattr(service, key) == 0:
+                raise ConfigError(f"{place}, {key}: must be above 0")
+        if service.rate_per_s < _LEAST_PER_S:
+            raise ConfigError(
+                f"{place}, rate_per_s: {service.rate_per_s:g} is too small; the least is {_LEAST_PER_S:g}"
+            )
+        if service.latency_share > 1:
+            raise ConfigError(f"{place}, latency_share: {service.latency_share:g} is above 1, the whole objective")
+    for name, count in Counter(service.name for service in services).items():
+        if count > 1:
+            raise ConfigError(f"{where}: services: {name} is listed {count} times; merge its rates")
+
+
+def _checked(limits: Limits, services: tuple[Service, ...], where: str) -> Limits:
+    if limits.services_per_gpu == 0:
+        raise ConfigError(f"{where}.services_per_gpu: must be at least 1")
+    names = {service.name for service in services}
+    for number, group in enumerate(limits.apart):
+        if unknown := [name for name in group if name not in names]:
+            raise ConfigError(f"{where}.apart[{number}]: there is no service {unknown[0]}")
+        if len(set(group)) != len(group) or len(group) < 2:
+            raise ConfigError(f"{where}.apart[{number}]: must name two or more different services")
+    return Limits(
+        services_per_gpu=limits.services_per_gpu,
+        gpus={model_called(name): count for name, count in limits.gpus.items()},
+        apart=limits.apart,
+    )

@@ -1,0 +1,94 @@
+"""The command line of commands that plan services: demand, profiles, GPU models and margin."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.base.domain import mig_table
+from pipeline.base.system.errors import ConfigError
+from pipeline.planner import profile_table
+from pipeline.planner.profile_table import Profile
+from pipeline.planner.serving import demand, problem
+from pipeline.planner.serving.problem import INTERVAL, NONE, Model, Problem
+from pipeline.prepare.mig import profiles
+
+# A plan for a thousand services is to be there within a minute, and reading and writing take some of it.
+TIME_LIMIT_S = 40.0
+
+
+def add_arguments(parser: argparse.ArgumentParser, time_limit_s: float = TIME_LIMIT_S) -> None:
+    """Add demand, profile, GPUs, margin, seed and time limit."""
+    parser.add_argument("services", type=Path, help="what is to be served, in YAML")
+    parser.add_argument(
+        "--profile", type=Path, action="append", required=True, metavar="FILE", help="may be given again, a file a GPU"
+    )
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        metavar="GPU",
+        help=f"model, as {profiles.SIMULATED}a100_80gb, or index or UUID of a GPU; may be given again; those of the "
+        "profile if not given",
+    )
+    parser.add_argument("--driver-branch", type=int, metavar="N", help="of the models' driver; a current one")
+    parser.add_argument(
+        "--margin",
+        default=NONE,
+        metavar=f"{INTERVAL}|{NONE}|SHARE",
+        help="plan with the low end of the measured interval, or with so much less throughput (0.1)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of tree search and genetic algorithm; 0")
+    parser.add_argument(
+        "--time-limit-s", type=float, default=time_limit_s, metavar="S", help=f"of each method; {time_limit_s:g}"
+    )
+
+
+def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
+    """Return the problem of a command line, and its profile; ConfigError if it cannot be used."""
+    margin = check_margin(arguments.margin)
+    if not 0 < arguments.time_limit_s < math.inf:
+        raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0 and finite")
+    stated = demand.read(arguments.services)
+    table = profile_table.read(arguments.profile)
+    models = find_models(arguments.gpu or table.gpu_models, table, stated.limits, arguments.driver_branch)
+    return problem.build(stated, table, models, margin), table
+
+
+def check_margin(margin: str) -> str:
+    """Return a margin that `problem.build` understands; ConfigError for another."""
+    if margin in (INTERVAL, NONE):
+        return margin
+    try:
+        is_share = 0 <= float(margin) < 1
+    except ValueError:
+        is_share = False
+    if not is_share:
+        raise ConfigError(f"--margin {margin}: must be {INTERVAL}, {NONE} or a share from 0 to below 1")
+    return margin
+
+
+def find_models(
+    selectors: Sequence[str], table: Profile, limits: demand.Limits, driver_branch: int | None
+) -> list[Model]:
+    """Find GPU models by name, by the name in the profile, or by index or UUID of a GPU."""
+    if driver_branch is not None and driver_branch < 1:
+        raise ConfigError(f"--driver-branch {driver_branch}: must be above 0, as 470 of driver 470.82.01")
+    models: list[Model] = []
+    for selector in selectors:
+        name, mig = _find(selector, table, driver_branch)
+        if name in [model.name for model in models]:
+            raise ConfigError(f"--gpu {selector}: {name} is there twice; name each model once")
+        models.append(Model(name=name, mig=mig, limit=limits.gpus.get(name)))
+    return models
+
+
+def _find(selector: str, table: Profile, driver_branch: int | None) -> tuple[str, profiles.MigGpu | None]:
+    name = mig_table.model_called(selector)
+    if selector.startswith(profiles.SIMULATED) or name in mig_table.models():
+        return mig_table.find(name).name, profiles.load_model(name, driver_branch)
+    if name in table.gpu_models:
+        return name, None
+    device, mig = profiles.look_up(selector)
+    return mig_table.model_called(device), mig

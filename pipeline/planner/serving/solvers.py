@@ -1,0 +1,104 @@
+"""The ways to solve a problem, behind one interface."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pipeline.base.system.errors import ConfigError
+from pipeline.planner.serving import exact, genetic, greedy, sharing_limits, slices, tree
+from pipeline.planner.serving.candidates import Candidates, Configuration
+from pipeline.planner.serving.problem import Problem
+from pipeline.planner.serving.solution import Solution, judge, prune
+from pipeline.planner.serving.tree import Cost
+
+EXACT, GREEDY, TREE, GENETIC = "exact", "greedy", "tree", "genetic"
+METHODS: Mapping[str, str] = {
+    EXACT: "integer programme, with a proof",
+    GREEDY: "MIG-serving's greedy algorithm",
+    TREE: "MIG-serving's tree search, from the greedy plan on",
+    GENETIC: "MIG-serving's genetic algorithm, from the greedy plan on",
+}
+"""What each is."""
+_MOST_INSTANCES = 100_000
+# A plan as near to its bound as this is better than the greedy one is likely to be.
+_NEAR = 0.02
+# For the fewest slices, whatever is left of the time limit. A hundred services take three seconds.
+_LEAST_S, _MOST_S = 1.0, 5.0
+_SEARCHES = {TREE: tree.search, GENETIC: genetic.search}
+
+
+def solve(
+    problem: Problem,
+    method: str,
+    *,
+    seed: int = 0,
+    time_limit_s: float,
+    bound: int | None = None,
+    cost: Cost = len,
+    fewest_slices: bool = True,
+) -> Solution:
+    """Return the GPUs that a method finds in time; of the exact one the greedy ones if they are fewer.
+
+    On so few GPUs, the services then get instances of as few slices as can be found in what is left of the time.
+
+    Args:
+        problem: what is to be solved.
+        method: one of `METHODS`.
+        seed: of the methods that leave something to chance.
+        time_limit_s: after which the best that was found counts; the greedy algorithm ends by itself.
+        bound: the fewest GPUs that are possible, if that is known; a search ends there.
+        cost: what tree search and genetic algorithm make small, of a set of configurations; the number of GPUs. With
+            any other one, slices are left alone.
+        fewest_slices: whether slices are looked at.
+
+    Raises:
+        ConfigError: a rate is beyond any number of GPUs.
+    """
+    solution = _search(problem, method, seed=seed, time_limit_s=time_limit_s, bound=bound, cost=cost)
+    if not fewest_slices or cost is not len:
+        return solution
+    left_s = min(max(time_limit_s - solution.seconds, _LEAST_S), _MOST_S)
+    return slices.minimise_slices(problem, solution, time_limit_s=left_s)
+
+
+def _search(
+    problem: Problem, method: str, *, seed: int, time_limit_s: float, bound: int | None, cost: Cost
+) -> Solution:
+    begin = time.monotonic()
+    if problem.unmet:
+        return Solution(gpus=(), bound=None, status="infeasible")
+    _check_size(problem)
+    if method == EXACT:
+        solve_exactly = sharing_limits.solve if problem.limits.concern_sharing else exact.solve
+        solution = solve_exactly(problem, time_limit_s=time_limit_s)
+        if solution.status == "infeasible" or (solution.gap is not None and solution.gap <= _NEAR):
+            return solution
+        other = _search(problem, GREEDY, seed=seed, time_limit_s=time_limit_s, bound=solution.bound, cost=len)
+        is_better = other.gpus and (not solution.gpus or other.num_gpus < solution.num_gpus)
+        return replace(other if is_better else solution, seconds=time.monotonic() - begin)
+    candidates = Candidates(problem)
+    configurations: list[Configuration] | None = greedy.complete(candidates, [])
+    if configurations is None:
+        return Solution(gpus=(), bound=bound, status="unknown", seconds=time.monotonic() - begin)
+    if method in _SEARCHES:
+        left_s = time_limit_s - (time.monotonic() - begin)
+        lowest = bound if cost is len and bound is not None else 0
+        configurations = _SEARCHES[method](
+            candidates, configurations, seed=seed, time_limit_s=left_s, bound=lowest, cost=cost
+        )
+    gpus = prune(problem, [candidates.fill(configuration) for configuration in configurations])
+    return judge(gpus, bound, time.monotonic() - begin)
+
+
+def _check_size(problem: Problem) -> None:
+    """Refuse a rate that nobody has the GPUs for, before they fill the memory of this machine."""
+    for service, options in zip(problem.services, problem.options, strict=True):
+        if options and service.rate_per_s > _MOST_INSTANCES * max(
+            option.throughput_per_s for option in options.values()
+        ):
+            raise ConfigError(
+                f"service {service.name}, rate_per_s: {service.rate_per_s:g} needs more than {_MOST_INSTANCES} of its "
+                "fastest instances; check the unit"
+            )

@@ -1,0 +1,92 @@
+"""Today's and tomorrow's GPUs as a transition takes them: names in full, every GPU with an id, every figure known."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+from pipeline.base.domain import mig_table
+from pipeline.base.system.errors import ConfigError
+from pipeline.planner.deployment import Gpu, Instance, Plan, mig_gpu
+from pipeline.planner.transition.rooms import Kind, configuration_of
+from pipeline.prepare.mig import partitions
+
+
+def spell_out(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs with one name for each model, and the full names of profiles."""
+    return tuple(
+        dataclasses.replace(
+            gpu,
+            model=mig_table.model_called(gpu.model) if is_divisible(gpu) else gpu.model,
+            instances=tuple(
+                dataclasses.replace(
+                    instance, profile=instance.profile and partitions.resolve(mig_gpu(gpu), instance.profile).name
+                )
+                for instance in gpu.instances
+            ),
+        )
+        for gpu in gpus
+    )
+
+
+def is_divisible(gpu: Gpu) -> bool:
+    """Return whether its model is one that MIG divides."""
+    return mig_table.model_called(gpu.model) in mig_table.models()
+
+
+def assign_ids(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Name GPUs without an id by the first numbers that are no id yet."""
+    free = list_free_names(gpus)
+    return tuple(gpu if gpu.id is not None else dataclasses.replace(gpu, id=next(free)) for gpu in gpus)
+
+
+def list_free_names(gpus: Sequence[Gpu]) -> Iterator[str]:
+    """Return the numbers from 0 that are no id yet."""
+    taken = {gpu.id for gpu in gpus}
+    return (name for name in map(str, itertools.count()) if name not in taken)
+
+
+def update_figures(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Replace the figures of today's instances by those that tomorrow's plan, the later one, has of the same."""
+    known: dict[object, Instance] = {}
+    for gpu in tomorrow:
+        for instance in gpu.instances:
+            key = _figure_key(gpu, instance)
+            known[key] = min(known.get(key, instance), instance, key=_throughput_per_s)
+
+    def later(gpu: Gpu, instance: Instance) -> Instance:
+        later_instance = known.get(_figure_key(gpu, instance))
+        return instance if later_instance is None else dataclasses.replace(later_instance, start=instance.start)
+
+    return tuple(
+        dataclasses.replace(gpu, instances=tuple(later(gpu, instance) for instance in gpu.instances)) for gpu in gpus
+    )
+
+
+def _figure_key(gpu: Gpu, instance: Instance) -> tuple[object, ...]:
+    """Return what figures are of: an instance; without MIG, one beside all others on its GPU."""
+    beside = () if gpu.mode == "mig" else sorted(str(configuration_of(neighbour)) for neighbour in gpu.instances)
+    return get_kind(gpu), gpu.mode, configuration_of(instance), tuple(beside)
+
+
+def _throughput_per_s(instance: Instance) -> float:
+    assert instance.throughput_per_s is not None
+    return instance.throughput_per_s
+
+
+def refuse_unknown(name: str, plan: Plan) -> None:
+    """Refuse a plan by its name: ConfigError for an instance without a throughput, or of a service without a rate."""
+    services = {service.name for service in plan.services}
+    for number, gpu in enumerate(plan.deployment.gpus):
+        for position, instance in enumerate(gpu.instances):
+            where = f"{name}: gpus[{number}].instances[{position}]"
+            if instance.throughput_per_s is None:
+                raise ConfigError(f"{where}: throughput_per_s is missing, which {instance.service} is counted by")
+            if instance.service not in services:
+                raise ConfigError(f"{where}: {instance.service} is not among services, so its rate is not known")
+
+
+def get_kind(gpu: Gpu) -> Kind:
+    """Return what a GPU has in common with those that can stand for it."""
+    return Kind(gpu.model, gpu.driver_branch)

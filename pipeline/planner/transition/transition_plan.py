@@ -1,0 +1,274 @@
+"""The plan of a transition: what stays, in what order the rest is exchanged, and the steps with their times."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, total_per_s
+from pipeline.planner.transition import exchange, gpu_matching, graph
+from pipeline.planner.transition.gpu_identity import (
+    assign_ids,
+    get_kind,
+    is_divisible,
+    list_free_names,
+    refuse_unknown,
+    spell_out,
+    update_figures,
+)
+from pipeline.planner.transition.rooms import Kind, Layouts, Spot, configuration_of
+from pipeline.planner.transition.search_state import Occupant, SearchState
+from pipeline.planner.transition.transition_steps import IdleInstances, Step, Transition
+
+# Of the ways that are tried, `None` being the plain one. Of a small transition all are, of a large one those that may
+# have this many instances together, and more only until one leads to the end.
+_SEEDS = (None, 1, 2, 3, 4, 5)
+_TRIED_INSTANCES = 900
+
+
+class NoTransitionError(Exception):
+    """No transition keeps what is required, or none was found; the message says whose fault it is and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialState:
+    """The state before the first step.
+
+    Attributes:
+        gpus: each with its id; names of models and profiles in full.
+        idle: GPU instances without a service.
+        set_aside: ids of GPUs on which nothing may be changed.
+    """
+
+    gpus: tuple[Gpu, ...]
+    idle: tuple[IdleInstances, ...] = ()
+    set_aside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """The constraints that hold for the whole way.
+
+    Attributes:
+        old_rates_per_s, new_rates_per_s: of each service.
+        spare: as it was asked for.
+        durations_s: by kind of step; empty if they are not known.
+        is_simulated: whether figures of today or tomorrow come from a simulated GPU.
+    """
+
+    old_rates_per_s: Mapping[str, float]
+    new_rates_per_s: Mapping[str, float]
+    spare: int
+    durations_s: Mapping[str, float]
+    is_simulated: bool = False
+
+    @property
+    def requirements(self) -> dict[str, float]:
+        """The throughput that each service keeps at every step."""
+        new = self.new_rates_per_s
+        return {name: min(rate, new[name]) for name, rate in sorted(self.old_rates_per_s.items()) if name in new}
+
+
+def plan_transition(today: Plan, tomorrow: Plan, spare: int, durations_s: Mapping[str, float]) -> Transition:
+    """Plan the transition between two plans.
+
+    Raises:
+        ConfigError: an instance without a throughput, or a service without a rate.
+        NoTransitionError: there is none, or none was found.
+    """
+    gpus = assign_ids(spell_out(today.deployment.gpus))
+    tomorrow_gpus = tuple(gpu for gpu in spell_out(tomorrow.deployment.gpus) if gpu.instances)
+    for name, plan in (("today", today), ("tomorrow", tomorrow)):
+        refuse_unknown(name, plan)
+    old, new = ({service.name: service.rate_per_s for service in plan.services} for plan in (today, tomorrow))
+    terms = Constraints(
+        old_rates_per_s=old,
+        new_rates_per_s=new,
+        spare=spare,
+        durations_s=durations_s,
+        is_simulated=today.is_simulated or tomorrow.is_simulated,
+    )
+    return plan_onward(
+        InitialState(gpus=update_figures(gpus, tomorrow_gpus)),
+        tomorrow_gpus,
+        terms,
+        count_usable_gpus(gpus, tomorrow_gpus, spare),
+    )
+
+
+def count_usable_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], spare: int) -> dict[Kind, int]:
+    """Count the GPUs of each kind that may be in use: those of the larger deployment, and the spare ones."""
+    before, after = (Counter(get_kind(gpu) for gpu in deployed if gpu.instances) for deployed in (gpus, tomorrow))
+    return {kind: count + spare for kind, count in (before | after).items()}
+
+
+def plan_onward(
+    begin: InitialState, tomorrow: tuple[Gpu, ...], terms: Constraints, most: Mapping[Kind, int]
+) -> Transition:
+    """Plan the transition from whatever is there, also amid another one; the best of a few that are tried.
+
+    Raises:
+        NoTransitionError: as `plan`.
+    """
+    _refuse_lack(begin.gpus, tomorrow, terms.requirements)
+    gpus = (*begin.gpus, *_add_spare_gpus(begin.gpus, tomorrow, most))
+    rooms = _build_rooms((*gpus, *tomorrow))
+    idle = {
+        number: [
+            Spot(slice_.start, slice_.profile) for entry in begin.idle if entry.gpu == gpu.id for slice_ in entry.slices
+        ]
+        for number, gpu in enumerate(gpus)
+    }
+    untouchable = _find_untouchable(gpus, begin.set_aside, most)
+    modes = {number: gpu.mode for number, gpu in enumerate(tomorrow)}
+    transitions: list[Transition] = []
+    for is_kept in (True, False):
+        start = _set_up(gpus, tomorrow, terms.requirements, rooms, untouchable, is_kept=is_kept)
+        for number, seed in enumerate(_SEEDS):
+            if transitions and number * len(start.occupants) >= _TRIED_INSTANCES:
+                break
+            solved = exchange.solve(start, seed)
+            if solved is not None:
+                steps = graph.build_steps(solved, start, gpus, idle, modes)
+                transitions.append(_build_transition(begin, gpus, tomorrow, terms, steps, solved))
+        if transitions:
+            return min(
+                transitions, key=lambda one: (one.makespan_s or one.longest_chain, len(one.steps), one.spare_used)
+            )
+    plural = "" if terms.spare == 1 else "s"
+    raise NoTransitionError(
+        f"no transition was found with {terms.spare} spare GPU{plural} of each model: every order "
+        "tried leaves a service below the rate it must keep; try more with --spare"
+    )
+
+
+def _find_untouchable(gpus: Sequence[Gpu], set_aside: Sequence[str], most: Mapping[Kind, int]) -> frozenset[int]:
+    """Return GPUs that stay as they are: those set aside, and empty ones beyond what may be used."""
+    count = Counter(get_kind(gpu) for gpu in gpus if gpu.instances)
+    untouchable = set()
+    for number, gpu in enumerate(gpus):
+        if gpu.id in set_aside:
+            untouchable.add(number)
+        elif not gpu.instances:
+            count[get_kind(gpu)] += 1
+            if count[get_kind(gpu)] > most.get(get_kind(gpu), 0):
+                untouchable.add(number)
+    return frozenset(untouchable)
+
+
+def _set_up(
+    gpus: Sequence[Gpu],
+    tomorrow: Sequence[Gpu],
+    requirements: Mapping[str, float],
+    rooms: Mapping[Kind, Layouts],
+    untouchable: frozenset[int],
+    *,
+    is_kept: bool,
+) -> SearchState:
+    matches = gpu_matching.match_gpus(gpus, tomorrow, rooms, untouchable) if is_kept else []
+    becomes = {match.gpu: match for match in matches}
+    starts = {match.target: match.instances for match in matches}
+    numbers: Iterator[int] = itertools.count()
+    occupants: list[Occupant] = []
+
+    def new(kind: Kind, target: int | None, instance: Instance) -> int:
+        worth = instance.throughput_per_s
+        assert worth is not None
+        occupants.append(Occupant(number=next(numbers), kind=kind, target=target, instance=instance, worth=worth))
+        return occupants[-1].number
+
+    targets = {
+        number: tuple(new(get_kind(gpu), number, instance) for instance in starts.get(number, gpu.instances))
+        for number, gpu in enumerate(tomorrow)
+    }
+    placed: list[dict[int, int | None]] = []
+    for number, gpu in enumerate(gpus):
+        match = becomes.get(number)
+        stays = dict(match.stays) if match is not None else {}
+        placed.append({})
+        for position, instance in enumerate(gpu.instances):
+            target = match.target if match is not None and position in stays else None
+            occupant = targets[target][stays[position]] if target is not None else new(get_kind(gpu), None, instance)
+            placed[-1][occupant] = instance.start
+    state = SearchState(
+        occupants=occupants,
+        kinds=[get_kind(gpu) for gpu in gpus],
+        requirements=requirements,
+        rooms=rooms,
+        untouchable=untouchable,
+        targets=targets,
+        placed=placed,
+        want=[becomes[number].target if number in becomes else None for number in range(len(gpus))],
+        unassigned=set(targets) - {match.target for match in matches},
+    )
+    state.begin()
+    return state
+
+
+def _build_transition(
+    begin: InitialState,
+    gpus: Sequence[Gpu],
+    tomorrow: tuple[Gpu, ...],
+    terms: Constraints,
+    steps: Sequence[Step],
+    solved: SearchState,
+) -> Transition:
+    used = {step.gpu for step in steps}
+    known = {gpu.id for gpu in begin.gpus}
+    in_use_or_known = tuple(gpu for gpu in gpus if gpu.id in known or gpu.id in used)
+    reached = []
+    for gpu, numbers, target in zip(gpus, solved.placed, solved.want, strict=True):
+        instances = [
+            dataclasses.replace(solved.occupants[number].instance, start=start) for number, start in numbers.items()
+        ]
+        instances.sort(key=lambda instance: (instance.start or 0, str(configuration_of(instance))))
+        if instances:
+            mode = gpu.mode if target is None else tomorrow[target].mode
+            reached.append(dataclasses.replace(gpu, mode=mode, instances=tuple(instances)))
+    timed = graph.assign_times(steps, terms.durations_s) if terms.durations_s else tuple(steps)
+    in_use = Counter(get_kind(gpu) for gpu in in_use_or_known if gpu.instances or gpu.id in used)
+    return Transition(
+        today=Deployment(gpus=in_use_or_known),
+        tomorrow=Deployment(gpus=tomorrow),
+        reached=Deployment(gpus=tuple(reached)),
+        old_rates_per_s=dict(terms.old_rates_per_s),
+        new_rates_per_s=dict(terms.new_rates_per_s),
+        steps=timed,
+        spare=terms.spare,
+        spare_used=(in_use - Counter(count_usable_gpus(begin.gpus, tomorrow, 0))).total(),
+        longest_chain=graph.measure_longest_chain(steps),
+        durations_s=dict(terms.durations_s),
+        makespan_s=max((step.ends_s or 0.0 for step in timed), default=0.0) if terms.durations_s else None,
+        idle=begin.idle,
+        set_aside=begin.set_aside,
+        is_simulated=terms.is_simulated,
+    )
+
+
+def _build_rooms(gpus: Sequence[Gpu]) -> dict[Kind, Layouts]:
+    return {kind: Layouts(gpu) for kind, gpu in {get_kind(gpu): gpu for gpu in gpus if is_divisible(gpu)}.items()}
+
+
+def _add_spare_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], most: Mapping[Kind, int]) -> Iterator[Gpu]:
+    free, present = list_free_names(gpus), Counter(map(get_kind, gpus))
+    first: dict[Kind, Gpu] = {}
+    for gpu in (*tomorrow, *gpus):
+        first.setdefault(get_kind(gpu), gpu)
+    for kind, gpu in first.items():
+        for _ in range(most.get(kind, 0) - present[kind]):
+            yield Gpu(model=gpu.model, driver_branch=gpu.driver_branch, mode=gpu.mode, instances=(), id=next(free))
+
+
+def _refuse_lack(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], requirements: Mapping[str, float]) -> None:
+    """Refuse to keep what is not there before the transition, or not after it."""
+    for name, deployment in (("today's", gpus), ("tomorrow's", tomorrow)):
+        total = total_per_s(deployment)
+        for service, required in requirements.items():
+            if total.get(service, 0.0) < required * (1 - 1e-9):
+                raise NoTransitionError(
+                    f"{service} must keep {required:g}/s, the smaller of its rates, but {name} deployment gives it "
+                    f"{total.get(service, 0.0):g}/s"
+                )

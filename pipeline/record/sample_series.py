@@ -1,0 +1,141 @@
+"""Series of MLflow's charts from samples on disk, and a table of all samples. Needs no MLflow."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from array import array
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.base.domain.layout import SAMPLE_TABLE
+from pipeline.observe.fields import Fields
+from pipeline.record.group_folder import ChildRecord, Clock
+
+COLUMNS = ("source", "job", "gi_id", "t_ns", "wall_time", "field", "value")
+_ABOUT = b"collocation"  # the key in the metadata of a table
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """Description of the sampled device in a table's metadata; `instances` maps GPU instance ids to MIG profiles."""
+
+    device: str
+    instances: Mapping[int, str] = field(default_factory=dict)
+    is_simulated: bool = False
+
+
+class SeriesKey(NamedTuple):
+    """Origin of a series; `job` is `None` for the device or the machine."""
+
+    source: str
+    job: int | None
+    gi_id: int | None
+    field: str
+
+    @property
+    def metric(self) -> str:
+        """Its name in MLflow, which shows `system/...` on a tab of its own."""
+        instance = "" if self.gi_id is None else f"gi{self.gi_id}/"
+        return f"system/{self.source}/{instance}{self.field}"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The samples of one quantity, oldest first. 16 bytes a sample."""
+
+    t_ns: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def append(self, t_ns: int, value: float) -> None:
+        self.t_ns.append(t_ns)
+        self.values.append(value)
+
+    def thin(self, points: int) -> Iterator[tuple[int, int, float]]:
+        """Yield at most `points` of `(index, t_ns, value)`: every k-th sample, with the first and the last."""
+        last = len(self.t_ns) - 1
+        stride = max(1, math.ceil(last / max(1, points - 1)))
+        for index in [*range(0, last, stride), last]:
+            yield index, self.t_ns[index], self.values[index]
+
+
+def read_samples(path: Path) -> dict[SeriesKey, Series]:
+    """Read all samples of a spool folder, by origin; damaged lines are skipped and counted in the log."""
+    by_key: dict[SeriesKey, Series] = {}
+    torn = 0
+    if not path.exists():
+        return by_key
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                sample = json.loads(line)
+                source, t_ns, job, gi_id = sample["source"], sample["t_ns"], sample["job"], sample["gi_id"]
+                values = {name: float(value) for name, value in sample["values"].items()}
+            except (ValueError, KeyError, TypeError, AttributeError):
+                torn += 1
+                continue
+            for name, value in values.items():
+                by_key.setdefault(SeriesKey(source, job, gi_id, name), Series()).append(t_ns, value)
+    if torn:
+        log.warning("%s: left out %d damaged line(s)", path, torn)
+    return by_key
+
+
+def select_child_series(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
+    """Return the series of a job's run: its own, and those of its device or GPU instance."""
+    of_job = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
+    shared = {
+        origin.metric: series
+        for origin, series in samples.items()
+        if child.is_gpu and fields.is_of_device(origin.source, origin.job) and origin.gi_id == child.gi_id
+    }
+    return {**shared, **of_job}
+
+
+def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path, about: About) -> Path:
+    """Write every sample as a tidy table, one row a value, and return its path."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    for origin, series in samples.items():
+        count = len(series.t_ns)
+        t_ns = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(series.t_ns)])
+        wall_ns = pa.array(map(clock.to_wall_ns, series.t_ns), pa.timestamp("ns", tz="UTC"))
+        columns = [
+            pa.repeat(pa.scalar(origin.source, pa.string()), count),
+            pa.repeat(pa.scalar(origin.job, pa.int64()), count),
+            pa.repeat(pa.scalar(origin.gi_id, pa.int64()), count),
+            t_ns,
+            wall_ns,
+            pa.repeat(pa.scalar(origin.field, pa.string()), count),
+            pa.Array.from_buffers(pa.float64(), count, [None, pa.py_buffer(series.values)]),
+        ]
+        tables.append(pa.table(columns, names=list(COLUMNS)))
+    path = folder / SAMPLE_TABLE
+    metadata = json.dumps(asdict(about)).encode()
+    pq.write_table(pa.concat_tables(tables).replace_schema_metadata({_ABOUT: metadata}), path)
+    return path
+
+
+def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:
+    """Read some fields of a table that `write_table` wrote.
+
+    Raises:
+        OSError, ValueError, KeyError: it cannot be read, is damaged, or lacks a column.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    columns = ["source", "job", "gi_id", "field", "t_ns", "value"]
+    is_selected = pc.field("field").isin(pa.array(fields, pa.string()))  # typed, as there may be none
+    table = pq.read_table(path, columns=columns, filters=is_selected)
+    by_key: dict[SeriesKey, Series] = {}
+    for *origin, t_ns, value in zip(*(table[column].to_pylist() for column in columns), strict=True):
+        by_key.setdefault(SeriesKey(*origin), Series()).append(t_ns, value)
+    return by_key

@@ -1,0 +1,183 @@
+"""The schema of a sqlite database: refusing one that MLflow cannot use, and upgrading an older one.
+
+MLflow itself upgrades a database when it opens it, without a copy, and fails with a traceback on one that it shares
+with another program. So call `check` before MLflow opens one.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from pipeline.base import mlflow_internals
+from pipeline.base.mlflow_internals import database_tables
+from pipeline.base.system.errors import StoreError
+
+_UPGRADE_TIMEOUT_S = 600.0
+_BUSY_TIMEOUT_S = 60.0
+_REVISIONS = "alembic_version"
+_OPTUNA_TABLES = frozenset({"studies", "trials"})
+_OPTUNA_REVISION = re.compile(r"v\d+\.\d+\.\d+.*")  # such as v3.2.0.a
+_ELSEWHERE = "choose another folder with tracking.root, or --root"
+
+
+class OutdatedError(StoreError):
+    """A database is of an older MLflow; it can be upgraded."""
+
+
+def read_revisions(database: Path) -> list[str]:
+    """Return every revision that an MLflow database names, normally one; none of another program's database.
+
+    Raises:
+        sqlite3.Error: it is no database.
+    """
+    with closing(_connect_existing(database)) as connection:
+        if not _list_tables(connection) >= {*database_tables.TABLES, _REVISIONS}:
+            return []
+        rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+    return sorted(str(revision) for (revision,) in rows if revision is not None)
+
+
+def _connect_existing(database: Path) -> sqlite3.Connection:
+    """Connect to an existing file, writable, as a write-ahead log may have to be recovered first."""
+    return sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_TIMEOUT_S)
+
+
+def _list_tables(connection: sqlite3.Connection) -> set[str]:
+    return {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def check_uri(uri: str) -> None:
+    """Refuse the URI of a sqlite file that MLflow would upgrade by opening it, or cannot use.
+
+    Raises:
+        StoreError: it names MLflow's own command to upgrade the file.
+    """
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if not uri.startswith("sqlite"):
+        return
+    try:
+        path = make_url(uri).database
+        if not path or not Path(path).is_file():
+            return
+        with closing(_connect_existing(Path(path))) as connection:
+            is_fresh = not _list_tables(connection)
+        if not is_fresh:  # else MLflow makes its tables
+            check(Path(path), shlex.join(["mlflow", "db", "upgrade", uri]))
+    except (sqlite3.Error, SQLAlchemyError):
+        return  # MLflow says what is wrong
+
+
+def check(database: Path, upgrade_command: str) -> None:
+    """Refuse an existing database that this MLflow cannot use as it is; nothing is changed.
+
+    Raises:
+        OutdatedError: an older MLflow made it; `upgrade_command` is the remedy in its text.
+        StoreError: a newer MLflow or another program made it, or it is damaged.
+        sqlite3.Error: it is no database.
+    """
+    with closing(_connect_existing(database)) as connection:
+        names = _list_tables(connection)
+    if not names:
+        raise StoreError(f"{database} is empty; remove it, or {_ELSEWHERE}")
+    if not names >= database_tables.TABLES:
+        owner = "Optuna" if names >= _OPTUNA_TABLES else "another program"
+        raise StoreError(f"{database} is a database of {owner}, not of MLflow; {_ELSEWHERE}")
+    revisions = read_revisions(database)
+    if not revisions:
+        raise StoreError(f"{database} names no version of its schema; put back a copy of it, or {_ELSEWHERE}")
+    _check_revisions(database, revisions, names, upgrade_command)
+
+
+def _check_revisions(database: Path, revisions: list[str], names: set[str], upgrade_command: str) -> None:
+    version = mlflow_internals.version()
+    head, known = database_tables.list_revisions() or (revisions[0], frozenset(revisions))
+    if revisions == [head]:
+        return
+    foreign = [revision for revision in revisions if revision not in known]
+    of_others = [name for name in foreign if not database_tables.REVISION.fullmatch(name) or names >= _OPTUNA_TABLES]
+    if of_others:
+        has_optuna = names >= _OPTUNA_TABLES or any(map(_OPTUNA_REVISION.fullmatch, of_others))
+        owner = "Optuna" if has_optuna else "another program"
+        raise StoreError(
+            f"{database} is shared with {owner}: alembic_version has {', '.join(revisions)}; MLflow needs a database "
+            f"of its own: {_ELSEWHERE}"
+        )
+    if len(revisions) > 1:
+        raise StoreError(
+            f"{database} names {len(revisions)} versions of its schema: {', '.join(revisions)}; put back a copy of it, "
+            f"or {_ELSEWHERE}"
+        )
+    if foreign:
+        raise StoreError(
+            f"{database} was written by a newer MLflow than {version}: its schema is {foreign[0]}; update MLflow, or "
+            f"{_ELSEWHERE}"
+        )
+    raise OutdatedError(
+        f"{database} is of an older MLflow than {version}: its schema is {revisions[0]}; to upgrade it: "
+        f"{upgrade_command}"
+    )
+
+
+def upgrade(database: Path) -> Path:
+    """Upgrade a database of an older MLflow, all or nothing, and return a copy of the old one, which stays beside it.
+
+    The upgrade runs on a copy, which then takes the place of the database in one transaction. The caller holds the lock
+    of the store.
+    """
+    version = mlflow_internals.version()
+    beside = database.with_name(f".{database.name}.upgrade")
+    old = database.with_name(f"{database.name}.before-{version}-{time.strftime('%Y%m%dT%H%M%S')}")
+    try:
+        _copy(database, beside)
+        argv = [sys.executable, "-P", "-m", "mlflow", "db", "upgrade", f"sqlite:///{beside}"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_UPGRADE_TIMEOUT_S, check=False)
+        if done.returncode:
+            reason = _find_reason(done.stderr)
+            raise StoreError(
+                f"{database} could not be upgraded for MLflow {version} ({reason}) and is as it was; "
+                f"{_describe_way_back(database)}"
+            )
+        _copy(database, old)
+        with closing(sqlite3.connect(beside)) as source, closing(_connect(database)) as target:
+            source.backup(target)
+    except subprocess.TimeoutExpired as error:
+        raise StoreError(
+            f"{database} was not upgraded within {_UPGRADE_TIMEOUT_S:g} s and is as it was; repeat the command on a "
+            "faster disk"
+        ) from error
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            beside.with_name(f"{beside.name}{suffix}").unlink(missing_ok=True)
+    return old
+
+
+def _connect(database: Path) -> sqlite3.Connection:
+    return sqlite3.connect(database, timeout=_BUSY_TIMEOUT_S)
+
+
+def _copy(database: Path, to: Path) -> None:
+    to.unlink(missing_ok=True)
+    with closing(_connect(database)) as source, closing(sqlite3.connect(to)) as target:
+        source.backup(target)
+
+
+def _find_reason(errors: str) -> str:
+    """Return the line of a traceback that names the error."""
+    lines = [line.strip() for line in errors.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (lines or errors.strip().splitlines() or ["no message"])[-1][:200]
+
+
+def _describe_way_back(database: Path) -> str:
+    copies = sorted(database.parent.glob(f"{database.name}.before-*"), key=lambda copy: copy.stat().st_mtime)
+    if not copies:
+        return f"if an upgrade was cut off before, put back a copy of it, or {_ELSEWHERE}"
+    return f"if an upgrade was cut off before, put back the copy from before it, {copies[-1]}"

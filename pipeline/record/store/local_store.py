@@ -1,0 +1,344 @@
+"""The tracking store; the local one is created safely, and upgraded on request.
+
+The local store is a folder: `mlflow.db` (sqlite), `artifacts/`, `spool/`. Any number of orchestrators may open it at
+once. MLflow itself would let them migrate one fresh database at the same time, and leaves it broken.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import psutil
+
+from pipeline.base import mlflow_internals
+from pipeline.base.domain.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
+from pipeline.base.mlflow_internals import database_tables, pages
+from pipeline.base.system import entry_points, locks, tracking_root
+from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.record.store import database_schema
+from pipeline.record.store.database_schema import OutdatedError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+BUSY_TIMEOUT_S = 60
+"""How long a writer waits for another one. The default of Python's sqlite3 is 5 s, which a large upload can exceed."""
+
+LOCAL_FILE_SYSTEMS = frozenset(
+    ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs")
+)
+"""Where sqlite's WAL works: it needs memory shared by all processes. Source: sqlite.org/wal.html, section 1."""
+
+_MLFLOW_DEFAULTS = {
+    # A server that is away must answer as an error within 15 s: MLflow's own defaults block a call for 247 s.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    # Nothing but the measurement runs on a machine that measures.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+_OTHER_FOLDER = "choose another folder with tracking.root, or --root"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Store:
+    """An open tracking store; `root` and the database's `inode` are `None` for a server."""
+
+    client: MlflowClient
+    uri: str
+    root: Path | None
+    inode: int | None = None
+    _experiments: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
+
+    def open_experiment(self, name: str, counted: Collection[str] = ()) -> str:
+        """Return the id of an experiment, which is created if need be; its page shows the `counted` units of work.
+
+        Raises:
+            TrackingError: it was deleted, or its artifacts belong to the folder that this store was moved from.
+        """
+        if name not in self._experiments or not self._experiments[name][1].issuperset(counted):
+            try:
+                self._experiments[name] = self._find_or_create(name, frozenset(counted))
+            except Exception as error:  # each kind of server raises errors of its own
+                if self.root is not None or isinstance(error, TrackingError):
+                    raise
+                raise TrackingError(
+                    f"the tracking server at {self.uri} gave no valid answer: {describe_error(error)}; "
+                    "check tracking.uri, or use tracking=local"
+                ) from error
+        return self._experiments[name][0]
+
+    def sync(self) -> None:
+        """Wait until every row of the local store is on disk: only then may its spool folder go.
+
+        Raises:
+            TrackingError: the database was removed or replaced since it was opened.
+        """
+        if self.root is None:
+            return
+        if self.inode is not None and self.inode != _read_inode(self.root / DATABASE):
+            raise TrackingError(
+                f"{self.root / DATABASE} was removed or replaced while the study ran; its results wait in the spool "
+                "until the next start"
+            )
+        # sqlite has locks on the database, which a process that opens and closes it as a file would lose; on this none.
+        ahead = self.root / f"{DATABASE}-wal"
+        if ahead.exists():
+            with ahead.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def _find_or_create(self, name: str, counted: frozenset[str]) -> tuple[str, frozenset[str]]:
+        from mlflow.exceptions import MlflowException
+
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
+            folder = re.sub(r"[^\w.-]", "_", name).lstrip(".") or "_"
+            location = None if self.root is None else (self.root / STORE_ARTIFACTS / folder).as_uri()
+            tags = {pages.VIEW_TAG: pages.view_as_json(counted)} if mlflow_internals.is_tried() else {}
+            try:
+                return str(self.client.create_experiment(name, artifact_location=location, tags=tags)), counted
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                experiment = self.client.get_experiment_by_name(name)  # another orchestrator was faster
+        if experiment.lifecycle_stage != "active":
+            raise TrackingError(
+                f"experiment {name!r} was deleted from {self.uri}; bring it back with `mlflow experiments restore "
+                f"--experiment-id {experiment.experiment_id}`, or choose another name with tracking.experiment=..."
+            )
+        if self.root is not None and find_foreign_root(experiment.artifact_location, self.root) is not None:
+            raise TrackingError(
+                f"experiment {name!r} keeps its artifacts in {experiment.artifact_location}, but its store is now "
+                f"{self.root}; run `{entry_points.spell('tracking', 'relocate', '--root', str(self.root))}` first"
+            )
+        state = experiment.tags.get(pages.VIEW_TAG, "")
+        counted |= pages.units_in_view(state)
+        if mlflow_internals.is_tried() and state != pages.view_as_json(counted):
+            self.client.set_experiment_tag(experiment.experiment_id, pages.VIEW_TAG, pages.view_as_json(counted))
+        return str(experiment.experiment_id), counted
+
+
+def set_mlflow_defaults() -> None:
+    """Make MLflow fail soon and say little, unless the environment decides. Call it before importing MLflow."""
+    for name, value in _MLFLOW_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    mlflow_internals.warn_if_untried()
+    logging.getLogger(database_tables.LOGGER_OF_DATABASES).setLevel(logging.CRITICAL)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; our error says it
+
+
+def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) -> Store:
+    """Open the server or database at `uri`, or else the local store in `root`, which is created if need be.
+
+    With `upgrades`, a local store of an older MLflow is upgraded.
+
+    Raises:
+        StoreError: the database is of another version of MLflow, or of another program, or damaged.
+        TrackingError: the local store cannot be used, or MLflow does not know this kind of URI.
+    """
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if uri is not None:
+        database_schema.check_uri(uri)
+        try:
+            return Store(client=MlflowClient(tracking_uri=uri), uri=uri, root=None)
+        except Exception as error:  # each kind of store raises errors of its own
+            first = str(error).strip().partition(". ")[0]
+            raise TrackingError(f"MLflow cannot open {uri}: {first}; a server is http://HOST:PORT") from error
+    root = root.absolute()
+    try:
+        tracking_root.make(root)
+        with locks.held(root / STORE_LOCK):
+            _prepare(root, upgrades=upgrades)
+        _sync_seldom()
+        local_uri = make_database_uri(root / DATABASE)
+        client = MlflowClient(tracking_uri=local_uri)
+    except (OSError, sqlite3.Error, SQLAlchemyError, MlflowException) as error:
+        raise TrackingError(
+            f"could not open the tracking store in {root}: {describe_error(error)}; "
+            f"make it a store that you may write, or {_OTHER_FOLDER}"
+        ) from error
+    return Store(client=client, uri=local_uri, root=root, inode=_read_inode(root / DATABASE))
+
+
+def _read_inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def is_server(root_or_uri: Path | str) -> bool:
+    """Return whether this is the URI of a tracking server, and not a folder."""
+    return isinstance(root_or_uri, str) and "://" in root_or_uri
+
+
+def describe_error(error: Exception) -> str:
+    """Describe in a line why a call of MLflow failed, by the operating system's error if there was one."""
+    innermost: BaseException = error
+    while (inner := innermost.__cause__ or innermost.__context__) is not None:
+        innermost = inner
+    reason = innermost if isinstance(innermost, OSError) else error
+    return next(iter(str(reason).strip().splitlines()), type(reason).__name__)[:300]
+
+
+@contextmanager
+def translate_errors(what: str, remedy: str = "") -> Iterator[None]:
+    """Turn an error of MLflow into a `TrackingError` that begins with what failed."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        raise TrackingError(f"{what}: {describe_error(error)}{remedy and f'; {remedy}'}") from error
+
+
+def make_database_uri(path: Path) -> str:
+    """Return the URI by which MLflow opens a sqlite file patiently."""
+    return f"sqlite:///{path}?timeout={BUSY_TIMEOUT_S}"
+
+
+def is_local(path: Path) -> bool:
+    """Return whether an absolute path is on a file system of this machine; unknown kinds count as remote."""
+    kind, longest = "", -1
+    for mount in psutil.disk_partitions(all=True):
+        point = Path(mount.mountpoint)
+        # Of several mounts on one point, the last one is visible.
+        if path.is_relative_to(point) and len(point.parts) >= longest:
+            kind, longest = mount.fstype, len(point.parts)
+    return kind in LOCAL_FILE_SYSTEMS
+
+
+def find_foreign_root(location: str, root: Path) -> Path | None:
+    """Return the other store that an artifact location belongs to.
+
+    `None` if it is this store's, or not of our form: `<root>/artifacts/<experiment>`.
+    """
+    path = Path(unquote(urlsplit(location).path) if location.startswith("file:") else location)
+    if not path.is_absolute() or path.parent.name != STORE_ARTIFACTS:
+        return None
+    owner = path.parent.parent
+    same = owner == root or (owner.exists() and owner.samefile(root))
+    return None if same else owner
+
+
+def _prepare(root: Path, *, upgrades: bool) -> None:
+    """Create or check the database. Only another version of MLflow can have made one outdated."""
+    database, version_file = root / DATABASE, root / STORE_LOCK
+    version = mlflow_internals.version()
+    if not database.exists():
+        _create(root)
+    elif version_file.read_text(errors="replace").split() != [version, *database_schema.read_revisions(database)]:
+        try:
+            database_schema.check(database, spell_upgrade_command(root))
+        except OutdatedError:
+            if not upgrades:
+                raise
+            database_schema.upgrade(database)
+    _set_journal_mode(root)
+    version_file.write_text(f"{version} {database_schema.read_revisions(database)[0]}", encoding="utf-8")
+
+
+def upgrade(root: Path) -> str:
+    """Upgrade the local store of an older MLflow, and describe what was done.
+
+    Raises:
+        ConfigError: there is none.
+        StoreError: its database cannot be upgraded.
+        TrackingError: it cannot be opened.
+    """
+    root = root.absolute()
+    database = root / DATABASE
+    if not database.exists():
+        raise ConfigError(f"there is no tracking store in {root}: {DATABASE} is missing; name its folder with --root")
+    try:
+        with locks.held(root / STORE_LOCK):
+            is_current = mlflow_internals.is_tried()  # else only MLflow knows
+            try:
+                database_schema.check(database, spell_upgrade_command(root))
+            except OutdatedError:
+                is_current = False
+            if not is_current:
+                old = database_schema.upgrade(database)
+                return f"upgraded {database} for MLflow {mlflow_internals.version()}; the old one is kept as {old}"
+    except (OSError, sqlite3.Error) as error:
+        raise TrackingError(f"{database} could not be upgraded: {describe_error(error)}; {_OTHER_FOLDER}") from error
+    return f"nothing to do: {database} is up to date"
+
+
+def spell_upgrade_command(root: Path) -> str:
+    """Return the command that upgrades a local store."""
+    return entry_points.spell("tracking", "upgrade", "--root", str(root))
+
+
+def is_ready(root: Path, experiment: str) -> bool:
+    """Return whether `open_store` and `experiment_id` would find nothing to do; needs no MLflow."""
+    try:
+        known = (root / STORE_LOCK).read_text(errors="replace").split()
+        expected = [mlflow_internals.version(), *database_schema.read_revisions(root / DATABASE)]
+        if known != expected or not os.access(root / DATABASE, os.W_OK):
+            return False
+        stored = database_tables.read_experiment(root / DATABASE, experiment, BUSY_TIMEOUT_S)
+    except (OSError, sqlite3.Error):
+        return False
+    return stored is None or (stored[0] == "active" and find_foreign_root(stored[1], root) is None)
+
+
+def _create(root: Path) -> None:
+    """Build the database beside its place and rename it, so that a kill leaves no half of one."""
+    beside = root / f".{DATABASE}.new"
+    # What was written ahead of a database that somebody removed would be taken for the new one's.
+    for old in (beside, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
+        old.unlink(missing_ok=True)
+    database_tables.make_database(beside, (root / STORE_ARTIFACTS).as_uri())
+    beside.replace(root / DATABASE)
+
+
+def _set_journal_mode(root: Path) -> None:
+    """Set WAL on a local file system, where readers (the UI) and writers then do not wait for each other."""
+    local = is_local(root.resolve())
+    if not local:
+        log.warning("%s is not on a local file system: the store works without WAL, and more slowly", root)
+    mode = "wal" if local else "delete"
+    with closing(sqlite3.connect(root / DATABASE)) as connection:
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] == mode:
+            return
+        try:
+            connection.execute(f"PRAGMA journal_mode={mode}")
+        except sqlite3.OperationalError as error:  # somebody has it open; the mode matters for speed only
+            log.warning("could not set the journal mode of %s to %s: %s", root / DATABASE, mode, error)
+
+
+@functools.cache
+def _sync_seldom() -> None:
+    """Let sqlite sync when it moves the write-ahead log into the database, not at each transaction.
+
+    A commit survives this process; a crash of the machine can undo what `Store.sync` was not called for.
+    """
+    from sqlalchemy import Engine, event
+
+    def set_up(connection: object, _: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+            if mode == "wal":  # without, a failure of the machine could damage the database
+                connection.execute("PRAGMA synchronous=NORMAL")
+
+    event.listen(Engine, "connect", set_up)

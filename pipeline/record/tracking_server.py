@@ -1,0 +1,220 @@
+"""The process that talks to the tracking store for an orchestrator, which asks it to between measurements.
+
+One JSON object a line on stdin, one answer a line on stdout, in order.
+
+    {"op": "open", "experiment": NAME, "root": FOLDER, "uri": URI or null, "series_points": N}
+                                         -> {"ok": true, "experiment_id": ..., "uri": ..., "kind": "local" | "server"}
+    {"op": "begin", "spool": PATH}       -> {"ok": true, "run_id": ...}
+    {"op": "send", "spool": PATH}        -> {"ok": true, "run_id": ..., "failed": {INDEX: URI of its artifacts, ...}};
+                                         null and nothing if the folder is gone: sent before
+    {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
+    {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them;
+                                         with "store": FOLDER or URI those of another store, which is only read
+    {"op": "close_lost", "experiment": NAME, "plan": DIGEST, "unit": N, "programs": [DIGEST, ...]}
+                                         -> {"ok": true, "groups": [NAME, ...]}: closed
+    {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `slurm_arrays.Submission` is noted
+    {"op": "ran", "store": FOLDER or URI} -> {"ok": true, "groups": [...]}, as `results.find_past_groups` returns them
+    {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
+    anything that fails                  -> {"ok": false, "error": "one sentence"}
+
+Importing this module imports no MLflow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.domain import layout
+from pipeline.base.mlflow_internals import database_tables
+from pipeline.base.system import interrupts, secrets
+from pipeline.base.system.errors import CollocationError, StoreError, TrackingError
+from pipeline.record import group_folder
+from pipeline.record.shards import orphaned_runs, reused_results, slurm_arrays
+from pipeline.record.shards.slurm_arrays import Submission
+from pipeline.record.store import results
+from pipeline.record.store.local_store import Store, describe_error, open_store
+from pipeline.record.store.upload import RunIds, amend, begin, send
+
+_NOT_OURS = ("mlflow", "requests", "sqlalchemy", "sqlite3")
+"""Whose errors say what a store or a disk refused."""
+
+log = logging.getLogger(__name__)
+
+
+class RequestHandler:
+    """Carries out requests; opens a store on first use, and again after a failure.
+
+    Args:
+        root: folder of the local store.
+        uri: tracking server for all groups; by default each group goes where its study sends it.
+        series_points: points a series that MLflow gets.
+    """
+
+    def __init__(self, root: Path, uri: str | None, series_points: int) -> None:
+        self._root, self._uri, self._series_points = root, uri, series_points
+        self._for_all = uri
+        self._stores: dict[str | None, Store] = {}
+        self._studies: set[Path] = set()
+        self._begun: dict[Path, RunIds | None] = {}
+
+    @property
+    def is_local(self) -> bool:
+        """True if it sends to a local store."""
+        return self._uri is None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to one request, without `ok`."""
+        match request:
+            case {"op": "open", "experiment": str(experiment), **where}:
+                if "root" in where:
+                    self._root, self._uri, self._stores = Path(where["root"]), where["uri"], {}
+                    self._series_points = where["series_points"]
+                store = self._open(self._uri)
+                kind = "server" if store.root is None else "local"
+                return {"experiment_id": store.open_experiment(experiment), "uri": store.uri, "kind": kind}
+            case {"op": "begin", "spool": str(folder)}:
+                self._begun[Path(folder)] = None  # also if it fails: its orchestrator may be killed
+                self._begun[Path(folder)] = runs = begin(self._open, Path(folder))
+                return {"run_id": runs.parent}
+            case {"op": "send", "spool": str(folder)}:
+                sent = self.send(Path(folder))
+                return {"run_id": sent and sent.parent, "failed": sent.failed if sent else {}}
+            case {"op": "amend", "spool": str(file)}:
+                if Path(file).exists():
+                    amend(self._open(group_folder.read_amendment(Path(file)).uri), Path(file))
+                return {}
+            case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "unit": int(unit), **others}:
+                store = self._open(self._uri)
+                return {"groups": orphaned_runs.close_shard(store, experiment, plan, unit, others["programs"])}
+            case {"op": "take_over", "units": dict(runs), "facts": dict(facts)}:
+                reused_results.take_over(self._open(self._uri), runs, facts)
+                return {}
+            case {"op": "submitted", "experiment": str(experiment), "new": dict(new)}:
+                slurm_arrays.note(self._open(self._uri), experiment, Submission(**new))
+                return {}
+        return self._answer_query(request)
+
+    def _answer_query(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request:
+            case {"op": "finished", "experiment": str(experiment), **where}:
+                finished = results.find_finished(where.get("store") or self._open(self._uri), experiment)
+                return {"groups": [dataclasses.asdict(group) for group in finished]}
+            case {"op": "ran", "store": str(where_it_is)}:
+                return {"groups": [dataclasses.asdict(ran) for ran in results.find_past_groups(where_it_is)]}
+            case {"op": "recall", "run_id": str(run_id), "store": str(where_it_is)}:
+                return {"group": dataclasses.asdict(results.recall(where_it_is, run_id))}
+        raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
+
+    def send(self, folder: Path) -> RunIds | None:
+        """Send one spool folder, and return its runs; `None` if it was sent before."""
+        self._studies.add(folder.parent)
+        if not folder.exists():
+            return None
+        begun = self._begun.get(folder)
+        return send(self._open, folder, series_points=self._series_points, begun=begun)
+
+    def refuse_unusable(self, paths: Iterable[Path]) -> None:
+        """Raise a StoreError if one of these groups or amendments is for an unusable local store."""
+        if self._for_all is None and any(map(_is_for_local_store, paths)):
+            try:
+                self._open(None)
+            except StoreError:
+                raise
+            except TrackingError as error:
+                log.debug("the local store is not open: %s", error)
+
+    def describe_target(self, folder: Path) -> str:
+        """Describe where a group goes."""
+        return self._for_all or group_folder.read(folder).uri or str(self._root)
+
+    def close_for_dead_owner(self) -> None:
+        """Close and send groups that were begun and never closed: their orchestrator was killed."""
+        abandoned = [folder for folder in self._begun if folder.exists() and group_folder.read(folder).state == "open"]
+        # The spool is taken from the paths as they were given: the root may be spelled differently, through a link.
+        for spool_root in {folder.parents[1] for folder in abandoned}:
+            for folder in group_folder.survey(spool_root).ready:
+                if folder in abandoned:
+                    self.send(folder)
+
+    def tidy(self) -> None:
+        """Remove the folders of studies that have nothing left to send."""
+        for folder in (*self._studies, self._root / layout.SPOOL / layout.AMENDMENTS, self._root / layout.SPOOL):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+
+    def _open(self, uri: str | None) -> Store:
+        uri = self._for_all or self._restore_login(uri)
+        if uri not in self._stores:
+            self._stores[uri] = open_store(self._root, uri)
+        return self._stores[uri]
+
+    def _restore_login(self, uri: str | None) -> str | None:
+        """Restore the password of an address, which is recorded without it, if this process was given it.
+
+        Other servers get none: MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+        """
+        if uri is None or secrets.HIDDEN not in uri:
+            return uri
+        is_own = self._uri is not None and secrets.mask_text(self._uri) == uri
+        return self._uri if is_own else secrets.strip_logins(uri)
+
+
+def _is_for_local_store(path: Path) -> bool:
+    with suppress(TrackingError):
+        return (group_folder.read(path) if path.is_dir() else group_folder.read_amendment(path)).uri is None
+    return False
+
+
+def serve(handler: RequestHandler) -> int:
+    """Answer requests on stdin until it ends."""
+    # The orchestrator decides what a Ctrl-C means, or a `scancel`, which reaches both; when it ends, so does this.
+    interrupts.ignore()
+    # Whatever prints from now on prints to stderr: stdout carries answers only.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    import_mlflow(with_database=handler.is_local)
+    for line in sys.stdin:
+        try:
+            answer = {"ok": True, **handler.answer(json.loads(line))}
+        except Exception as error:  # one request that fails, however it does, must not end the ones after it
+            # The orchestrator says what it means for the user; an error that is not ours is ours to mend.
+            is_known = isinstance(error, CollocationError | OSError) or type(error).__module__.startswith(_NOT_OURS)
+            log.log(logging.DEBUG if is_known else logging.WARNING, "failed: %s", line.strip(), exc_info=not is_known)
+            answer = {"ok": False, "error": format_error(error)}
+        with suppress(BrokenPipeError):  # the orchestrator is gone; what it has asked for is done all the same
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+    try:
+        handler.close_for_dead_owner()
+    except Exception as error:  # noqa: BLE001  what fails, however it does, stays in the spool for the next start
+        log.warning("what a killed start left stays in the spool: %s", format_error(error))
+    handler.tidy()
+    return 0
+
+
+def format_error(error: Exception) -> str:
+    """Return the first line of an error, with its type unless it is ours."""
+    if isinstance(error, CollocationError):
+        return next(iter(str(error).strip().splitlines()), "no message")[:500]
+    return f"{type(error).__name__}: {describe_error(error)}"
+
+
+def import_mlflow(*, with_database: bool) -> None:
+    """Import MLflow, which takes 2 s, while the orchestrator prepares. Touches no store."""
+    gc.disable()  # nearly all of its objects stay: looking for garbage takes a fifth of the time
+    database_tables.import_all(with_database=with_database)
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("pyarrow.parquet")
+    gc.freeze()
+    gc.set_threshold(100_000)
+    gc.enable()

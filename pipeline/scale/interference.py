@@ -1,0 +1,164 @@
+"""The launcher `beside`: measures each shard on one GPU alone and while the other GPUs of the host work.
+
+Those GPUs run the same study from its beginning, until the shard is measured. Their rows go to an experiment of
+their own, which no report of the study reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import selectors
+import signal
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.base.domain.records import Device, Plan, Resume
+from pipeline.base.system import interrupts, words
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.words import counted
+from pipeline.plan import shards
+from pipeline.plan.experiment_names import name_company
+from pipeline.plan.inventory import Inventory
+from pipeline.scale import worker_command
+from pipeline.scale.fleet import Fleet
+from pipeline.scale.local_gpus import refuse_mode_switches, refuse_taken_ports, select_free
+from pipeline.scale.worker_process import WorkerProcess
+from pipeline.study import plans, stored_results
+from pipeline.study.preview import preview
+from pipeline.study.study_request import StudyRequest
+
+_COMPANY = "company"
+_REPEATS = 100  # of the study on another GPU, which is ended long before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """The study with so many GPUs at work beside: its plan, and the shards of it to run."""
+
+    beside: int
+    plan: Plan
+    plan_file: str
+    numbers: Sequence[int]
+
+
+def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
+    """Measure each shard of a study on the first GPU, alone and in company; return the worst exit status."""
+    devices = select_free(request, devices_option, "beside", of_one_model=True)
+    if len(devices) < 2:
+        raise ConfigError(
+            f"hydra/launcher=beside needs two free GPUs, and only {devices[0].name} ({devices[0].uuid}) is free; "
+            "leave the launcher out to measure it alone"
+        )
+    refuse_taken_ports(request, devices)
+    company = (0, len(devices) - 1)
+    planned = [_make_leg(request, devices[0], beside) for beside in company]
+    request.planned = {group.digest for leg, _ in planned for group in leg.plan.groups}
+    refuse_mode_switches([(devices, leg.plan) for leg, _ in planned], "leave the launcher out")
+    if request.config.dry_run:
+        return preview(*((request, inventory, leg.plan) for leg, inventory in planned))
+    legs = []
+    for leg, inventory in planned:
+        groups = stored_results.open_store(request, leg.plan, inventory)[0]
+        legs.append(dataclasses.replace(leg, numbers=tuple(shards.group_by_shard(groups))))
+    fleet = PairedFleet(request, devices, legs)
+    fleet.announce()
+    try:
+        fleet.run()
+    finally:
+        with interrupts.held():
+            is_whole = stored_results.show_all(request, [leg.plan for leg in legs])
+    return fleet.compute_exit_status(is_whole=is_whole)
+
+
+def _make_leg(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
+    """Return a leg with all of its shards, and the inventory of the machine."""
+    plan_file = worker_command.name_plan_file(request.root)
+    for config in request.configs:
+        config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
+    inventory, plan = plans.make_plan(request)
+    return Leg(
+        beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(shards.group_by_shard(plan.groups))
+    ), inventory
+
+
+class PairedFleet(Fleet):
+    """Shards on the first GPU, one after another, each alone and in company."""
+
+    ENDS_WORKERS = True  # company has no end of its own, and what it keeps company would be measured without
+
+    def __init__(self, request: StudyRequest, devices: Sequence[Device], legs: Sequence[Leg]) -> None:
+        super().__init__(request, devices, ())
+        self.measured_on, *self.others = devices
+        numbers = sorted({number for leg in legs for number in leg.numbers})
+        # Every other unit begins in company, so that what drifts with time favours neither.
+        in_order = [(number, leg) for number in numbers for leg in (legs if number % 2 else legs[::-1])]
+        self.steps = deque((number, leg) for number, leg in in_order if number in leg.numbers)
+        self.step: tuple[int, Leg] | None = None
+        self.company: list[WorkerProcess] = []
+        self.worker_of: dict[int, WorkerProcess] = {}
+        self.measured: WorkerProcess | None = None
+
+    def announce(self) -> None:
+        company = ", ".join(f"GPU {device.index}" for device in self.others)
+        words.say(
+            f"{counted(len(self.steps), 'measurement')} of units on GPU {self.measured_on.index}, alone and with "
+            f"{company} at work; the rows of {company} go to experiment {self._experiment}"
+        )
+
+    def start_more(self, selector: selectors.BaseSelector) -> bool:
+        """Start the next step after the previous one: company first, then the measurement."""
+        self.company = [worker for worker in self.company if worker in self.workers]
+        if self.step is None and not self.company and self.steps and not self.is_late(len(self.steps)):
+            with interrupts.held():
+                self.step = self.steps.popleft()
+                for device in self.others[: self.step[1].beside]:
+                    decided = {
+                        "tracking.experiment": self._experiment,
+                        "repeats": _REPEATS,
+                        "gpu.beside": self.step[1].beside,
+                        "resume": Resume.NO,
+                        "time_limit_s": None,
+                        "plan_file": None,
+                    }
+                    worker = self.start(device, decided, selector)
+                    worker.is_quiet = True
+                    worker.give(_COMPANY)
+                    self.company.append(worker)
+        if self.step is not None and self.measured is None and all(worker.has_begun for worker in self.company):
+            number, leg = self.step
+            with interrupts.held():
+                measuring = self.worker_of.get(leg.beside)
+                if measuring is None or not measuring.takes_units:
+                    decided = {"gpu.beside": str(leg.beside), "plan_file": leg.plan_file}
+                    measuring = self.start(self.measured_on, decided | self.decide_limits(), selector)
+                self.measured = self.worker_of[leg.beside] = measuring
+                measuring.give(f"unit {number} {'in company' if leg.beside else 'alone'}", number)
+        return self.measured is not None or bool(self.company)
+
+    def handle_end(self, worker: WorkerProcess, status: int) -> None:
+        """End the company of a finished measurement. If company ends first, end the measurement and the study."""
+        if worker is self.measured:
+            words.say(f"{worker.name} | ended with exit status {status}")
+            self.has_measured = True
+            self.count(status)
+        elif self.is_interrupted:
+            self.count(status)
+            return
+        elif self.step is not None:
+            words.say(f"{worker.name} | {worker.last_message}")
+            words.say(f"error: the company on GPU {worker.device.index} ended early with exit status {status}")
+            self.count(status or 1)
+            self.steps.clear()
+        else:
+            return
+        for other in self.workers:
+            if other.is_busy:
+                other.send_signal(signal.SIGTERM)  # a shell lets what runs behind it ignore SIGINT
+        self.step = self.measured = None
+
+    @property
+    def _experiment(self) -> str:
+        return name_company(self.request.config.tracking.experiment)

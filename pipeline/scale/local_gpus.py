@@ -1,0 +1,209 @@
+"""The launcher `gpus`: each free GPU of this host gets a shard of the study, and the next one when that is done.
+
+A worker (`worker.py`) is a `run.py ... hydra/launcher=worker gpu.device=UUID` of its own: it holds its GPU while a
+shard runs, sends its rows, and undoes what it did. Nothing here touches a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.domain import mig_table
+from pipeline.base.domain.modes import PROFILE, mode_of
+from pipeline.base.domain.protocols import Exporter
+from pipeline.base.domain.records import Device, Plan
+from pipeline.base.system import factory, interrupts, words
+from pipeline.base.system.errors import ConfigError, InUseError
+from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.words import counted
+from pipeline.clean.journal import Journal
+from pipeline.plan import shards
+from pipeline.plan.schema import GpuKind
+from pipeline.prepare.device import chosen, lease, nvml
+from pipeline.scale import worker_command
+from pipeline.scale.fleet import Fleet, Part, assign_ports
+from pipeline.study import plans, stored_results
+from pipeline.study.preview import preview
+from pipeline.study.study_request import StudyRequest
+
+ALL = "all"
+
+
+def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
+    """Run the shards of a study on the chosen GPUs; return the worst exit status of the workers."""
+    devices = select_free(request, devices_option, "gpus")
+    request.gpus = devices
+    refuse_taken_ports(request, devices)
+    by_model: dict[str, list[Device]] = {}
+    for device in devices:
+        by_model.setdefault(device.name, []).append(device)
+    num_units = len(worker_command.make_plan(request, lambda _: devices[0]).unit_sizes)
+    beside = sum(min(len(members), num_units) for members in by_model.values()) - 1
+    of_models = [_make_model_request(request, members[0], beside, len(by_model)) for members in by_model.values()]
+    plans_made = [plans.make_plan(study) for study in of_models]
+    of_gpus = [(members, plan) for members, (_, plan) in zip(by_model.values(), plans_made, strict=True)]
+    refuse_mode_switches(of_gpus, "name one GPU with 'hydra.launcher.devices=[0]'")
+    if request.config.dry_run:
+        status = preview(*((study, *planned) for study, planned in zip(of_models, plans_made, strict=True)))
+        words.say(f"the units run on {_list_names(devices)}; the time is that of one GPU")
+        return status
+    parts = []
+    for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans_made, strict=True):
+        groups, known = stored_results.open_store(of_model, plan, inventory)
+        waiting = deque(shards.group_by_shard(groups))
+        begun = {row.group.unit: row.gpu_uuid for row in known}
+        parts.append(Part(request=of_model, devices=members, waiting=waiting, begun=begun))
+        words.say(
+            f"{counted(len(waiting), 'unit')} of {len(shards.group_by_shard(plan.groups))} to run on "
+            f"{_list_names(members)}"
+            f"{f' ({members[0].name})' if len(by_model) > 1 else ''}"
+        )
+    fleet = Fleet(request, devices, parts)
+    try:
+        fleet.run()
+    finally:
+        with interrupts.held():
+            is_whole = stored_results.show_all(request, [plan for _, plan in plans_made])
+    return fleet.compute_exit_status(is_whole=is_whole)
+
+
+def _list_names(devices: Sequence[Device]) -> str:
+    return ", ".join(f"GPU {device.index}" for device in devices)
+
+
+def _make_model_request(request: StudyRequest, first: Device, beside: int, num_models: int) -> StudyRequest:
+    """Return the study for the GPUs of one model, with so many others at work; its plan is made for the first."""
+    model = mig_table.find(first.name).name if first.is_simulated else None
+    plan_file = worker_command.name_plan_file(request.root)
+    configs = [
+        dataclasses.replace(
+            config,
+            gpu=dataclasses.replace(config.gpu, device=first.uuid, model=model, beside=beside, models=num_models),
+            plan_file=plan_file,
+        )
+        for config in request.configs
+    ]
+    return dataclasses.replace(request, configs=configs)
+
+
+def refuse_mode_switches(planned: Sequence[tuple[Sequence[Device], Plan]], instead: str) -> None:
+    """Refuse groups that switch MIG mode where that resets a GPU while other workers use the driver."""
+    if sum(len(devices) for devices, _ in planned) < 2:
+        return
+    for devices, plan in planned:
+        is_divided = any(
+            mode_of(group.scenario).placed_by == PROFILE and not group.skip_reason for group in plan.groups
+        )
+        switched = [device for device in devices if is_divided and not device.mig_enabled and _needs_reset(device)]
+        if switched:
+            raise ConfigError(
+                f"MIG mode of {switched[0].name} ({switched[0].uuid}) is switched by a reset, which fails while other "
+                f"workers use the driver; {instead}"
+            )
+
+
+def _needs_reset(device: Device) -> bool:
+    try:
+        return mig_table.find(device.name).mode_needs_reset
+    except ConfigError:  # a model that is not known
+        return False
+
+
+def select_free(
+    request: StudyRequest, devices_option: Any, launcher: str, *, of_one_model: bool = False
+) -> list[Device]:
+    """Return the chosen GPUs that are free; with `all`, busy ones are left out, otherwise they are an error.
+
+    Errors name `launcher`. `of_one_model` treats GPUs of another model than the first free one as busy.
+    """
+    config = request.config.gpu
+    if config.kind is GpuKind.cpu:
+        raise ConfigError(f"hydra/launcher={launcher} does not work with gpu=cpu; leave one of them out")
+    worker_command.refuse_decided_keys(request.configs, launcher)
+    if request.config.wait:
+        raise ConfigError(
+            f"wait=true has no effect with hydra/launcher={launcher}, which waits for none of the GPUs; leave it out"
+        )
+    if request.simulated is not None and config.machine is None:
+        raise ConfigError(
+            f"hydra/launcher={launcher} needs a simulated machine that its workers share; add gpu.machine=FILE and "
+            "gpu.count=NUMBER"
+        )
+    present = _list_present(request)
+    if not present:
+        raise ConfigError(
+            f"hydra/launcher={launcher} found no NVIDIA GPU; leave it out to run on the CPUs, or rehearse it with "
+            "gpu=simulated_h100_80gb gpu.count=2 gpu.machine=FILE"
+        )
+    named = [] if devices_option == ALL else _parse_devices(devices_option)
+    asked_for = [chosen.choose("hydra.launcher.devices", name, present) for name in named] or list(present)
+    if twice := [device for device in asked_for if asked_for.count(device) > 1]:
+        raise ConfigError(
+            f"hydra.launcher.devices={devices_option} names {twice[0].name} {twice[0].uuid} twice; name it once"
+        )
+    folder = Path(config.lock_dir)
+    if not request.config.dry_run:
+        plans.end_leftovers(request.root)  # it is no stranger's
+    taken = {device: _explain_busy(device, folder, config.tolerate) for device in asked_for}
+    model = next((device.name for device in asked_for if not taken[device]), "")
+    taken |= {
+        device: f"its model is not {model}, on which the study runs"
+        for device in asked_for
+        if of_one_model and not taken[device] and device.name != model
+    }
+    refusals = [f"GPU {device.index} ({device.uuid}): {why}" for device, why in taken.items() if why]
+    if refusals and (named or len(refusals) == len(asked_for)):
+        raise ConfigError(f"hydra/launcher={launcher}: {'; '.join(refusals)}")
+    for reason in refusals:
+        words.say(f"left out: {reason}")
+    return [device for device in asked_for if not taken[device]]
+
+
+def _parse_devices(devices_option: Any) -> list[str]:
+    """Return the GPUs that a user named: a list of indices and UUIDs, or one of these."""
+    names = (
+        list(devices_option)
+        if isinstance(devices_option, Sequence) and not isinstance(devices_option, str)
+        else [devices_option]
+    )
+    if not names or not all(isinstance(one, int | str) for one in names):
+        raise ConfigError(
+            f"hydra.launcher.devices={devices_option} names no GPUs; give a list of GPUs by index or UUID, or {ALL}"
+        )
+    return [str(one) for one in names]
+
+
+def _list_present(request: StudyRequest) -> Sequence[Device]:
+    """Return every GPU that a worker could get; of a simulated machine those of the configured models."""
+    if request.simulated is None:
+        return chosen.all_granted(nvml.list_devices())
+    asked_for = {mig_table.find(str(config.gpu.model)).name: config.gpu for config in request.configs}.values()
+    selected = [dataclasses.replace(gpu, device=str(index)) for gpu in asked_for for index in range(gpu.count)]
+    return [dataclasses.replace(request.simulated.find_device(gpu), index=index) for index, gpu in enumerate(selected)]
+
+
+def _explain_busy(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
+    if (holder := lease.held_by(device, folder)) is not None:
+        return f"it is held by another study: {holder}"
+    if Journal(folder, device.uuid).steps():
+        return ""  # its worker undoes what a killed orchestrator left on it, and then looks for strangers itself
+    try:
+        lease.refuse_strangers(device, tolerate)
+    except InUseError as error:
+        return str(error)
+    return ""
+
+
+def refuse_taken_ports(request: StudyRequest, devices: Sequence[Device]) -> None:
+    """Refuse exporter ports on which a worker could not listen; a dry run does not try them."""
+    config = request.config.exporter
+    for port in assign_ports(config, devices).values():
+        spec = factory.make_spec(dataclasses.replace(config, port=port), without=frozenset({"name"}))
+        exporter: Exporter = factory.instance(spec)
+        if not request.config.dry_run:
+            with exporter.serving():
+                """It could; the worker will."""

@@ -1,0 +1,380 @@
+"""Figures against the baseline, in whatever order a block runs, and what `resume` leaves to run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.records import Plan, Result, WindowKind
+from pipeline.base.system import host
+from pipeline.base.system.errors import ConfigError
+from pipeline.observe.baseline_comparison import Comparison, describe_loss_difference
+from pipeline.observe.group_result import GroupResult, JobResult
+from pipeline.record import resume
+from pipeline.record.stored_group import FinishedGroup
+from tests.support.rows import group
+
+
+def row(the_group, *rates, result=Result.OK) -> GroupResult:
+    jobs = tuple(
+        JobResult(job=job, result=result, reason="", metrics={"throughput_samples_per_s": rate})
+        for job, rate in zip(the_group.jobs, rates, strict=True)
+    )
+    return GroupResult(group=the_group, result=result, reason="", jobs=jobs)
+
+
+def test_figures_follow_when_the_baseline_runs_last():
+    comparison = Comparison()
+    pair = row(group("a", "a"), 60, 60)
+    assert comparison.add(pair) == []
+    changed = comparison.add(row(group("a", sequential=True), 100))
+    by_name = {c.group.name: c.metrics["speedup_vs_serial_ratio"] for c in changed}
+    assert by_name == {"naive-a+a": pytest.approx(1.2), "naive-a": pytest.approx(1.0)}
+    assert comparison.get_latest(pair).metrics["speedup_vs_serial_ratio"] == pytest.approx(1.2)
+
+
+def test_a_baseline_of_another_block_or_window_does_not_count():
+    comparison = Comparison()
+    comparison.add(row(group("a", sequential=True, block=2), 100))
+    comparison.add(row(group("a", sequential=True, kind=WindowKind.WORK), 100))
+    assert comparison.add(row(group("a", "a"), 60, 60)) == []
+
+
+def test_a_failed_baseline_is_none():
+    comparison = Comparison()
+    comparison.add(row(group("a", sequential=True), 100, result=Result.FAILED))
+    assert comparison.add(row(group("a", "a"), 60, 60)) == []
+
+
+HERE = "boot-now"
+
+
+@pytest.fixture(autouse=True)
+def boot(tmp_path, monkeypatch):
+    """The boot of this machine is `HERE`."""
+    monkeypatch.setattr(host, "BOOT_ID_FILE", tmp_path / "boot_id")
+    (tmp_path / "boot_id").write_text(f"{HERE}\n")
+    return tmp_path / "boot_id"
+
+
+def entry(the_group, *rates, result="ok", boot=HERE, gpu=None, **facts):
+    """A group in the store, with the samples/s of its jobs."""
+    of_each = {index: {"throughput_samples_per_s": rate} for index, rate in enumerate(rates)}
+    return FinishedGroup(
+        digest=the_group.digest,
+        result=Result(result),
+        facts={"gpu_uuid": gpu or the_group.device.uuid, "boot_id": boot} | facts,
+        tags={"collocation.rates": json.dumps(of_each)},
+    )
+
+
+@pytest.fixture
+def plan() -> Plan:
+    groups = [g for block in (1, 2) for g in (group("a", sequential=True, block=block), group("a", "a", block=block))]
+    numbered = tuple(dataclasses.replace(g, number=n) for n, g in enumerate(groups, start=1))
+    return Plan(
+        experiment="test",
+        groups=numbered,
+        devices=(groups[0].device,),
+        digest="d",
+        any_gpu_digest="",
+        unit_sizes=(len(numbered),),
+    )
+
+
+def left(plan, *finished):
+    return [group.number for group in resume.select_remaining(plan, finished)[0]]
+
+
+def test_finished_groups_are_not_run_again(plan):
+    assert left(plan) == [1, 2, 3, 4]
+    assert left(plan, entry(plan.groups[0]), entry(plan.groups[1])) == [3, 4]
+    assert left(plan, entry(plan.groups[2])) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"), [("oom", [2, 3, 4]), ("failed", [1, 2, 3, 4]), ("interrupted", [1, 2, 3, 4])]
+)
+def test_findings_stay_and_failures_run_again(plan, result, expected):
+    assert left(plan, entry(plan.groups[0], result=result)) == expected
+
+
+def test_a_group_that_was_skipped_runs_once_nothing_stands_in_its_way(plan):
+    skipped = entry(plan.groups[0], result="skipped")
+    assert left(plan, skipped) == [1, 2, 3, 4]
+    still = dataclasses.replace(plan.groups[0], skip_reason="no room")
+    assert left(dataclasses.replace(plan, groups=(still, *plan.groups[1:])), skipped) == [2, 3, 4]
+
+
+def test_a_block_that_was_begun_before_a_reboot_begins_again(plan):
+    first = [entry(g, boot="boot-before") for g in plan.groups]
+    assert left(plan, *first[:3]) == [3, 4]  # block 1 is complete, block 2 was cut
+    assert left(plan, first[0]) == [1, 2, 3, 4]
+    other_gpu = [entry(g, gpu="GPU-other") for g in plan.groups]
+    assert left(plan, other_gpu[0]) == [1, 2, 3, 4]
+
+
+STATE = {
+    "driver_version": "580.159.04",
+    "power_limit_w": "700",
+    "ecc_mode": "enabled",
+    "graphics_clock_setting_mhz": "1980",
+    "memory_clock_setting_mhz": "2619",
+}
+CHANGES = [
+    ("driver_version", "590.48.01", "driver 580.159.04, was 590.48.01"),
+    ("power_limit_w", "500", "power limit 700 W, was 500 W"),
+    ("ecc_mode", "disabled", "ECC mode enabled, was disabled"),
+    ("graphics_clock_setting_mhz", "1410", "graphics clock setting 1980 MHz, was 1410 MHz"),
+    ("memory_clock_setting_mhz", "1593", "memory clock setting 2619 MHz, was 1593 MHz"),
+]
+
+
+def on(plan, state):
+    """The plan on a GPU in this state."""
+    device = dataclasses.replace(plan.devices[0], details=tuple(state.items()))
+    groups = tuple(dataclasses.replace(g, device=device) for g in plan.groups)
+    return dataclasses.replace(plan, devices=(device,), groups=groups)
+
+
+@pytest.mark.parametrize(("fact", "before", "change"), CHANGES)
+def test_a_block_that_was_begun_in_another_state_of_the_machine_begins_again(plan, fact, before, change):
+    plan = on(plan, STATE)
+    first = [entry(g, 100.0, 100.0, **STATE | {fact: before}) for g in plan.groups]
+    assert left(plan, *first[:3]) == [3, 4]  # block 1 is complete, block 2 was cut
+    again, _ = resume.select_remaining(plan, first[:3])
+    (line,) = resume.describe_restarts(again, first[:3])
+    assert line == f"resume: unfinished blocks start again, without 1 earlier result: {change}"
+    assert resume.describe_restarts(again, [entry(g, **STATE) for g in plan.groups]) == []
+    assert left(plan, first[2], entry(plan.groups[3], **STATE)) == [1, 2, 3]
+
+
+def test_what_is_not_known_of_a_state_is_no_change(plan):
+    plan = on(plan, STATE)
+    kept = {name: value for name, value in STATE.items() if not name.endswith("clock_setting_mhz")}
+    for facts in ({}, kept, kept | {"ecc_mode": ""}):
+        assert left(plan, entry(plan.groups[0], **facts)) == [2, 3, 4]
+    of_no_driver = on(plan, {})
+    assert left(of_no_driver, entry(plan.groups[0], **STATE)) == [2, 3, 4]
+    # Two states that contradict each other are two, whatever else is unknown.
+    begun = [entry(plan.groups[2], **kept), entry(plan.groups[3], **kept | {"power_limit_w": "500"})]
+    assert left(plan, *begun) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("baseline_first", [True, False])
+@pytest.mark.parametrize("fact", [fact for fact, *_ in CHANGES])
+def test_rows_are_compared_with_baselines_of_their_state_only(plan, fact, baseline_first):
+    plan = on(plan, STATE)
+    serial, pair = plan.groups[:2]
+    old = dataclasses.replace(
+        row(serial, 100), origin=MachineState.from_facts(entry(serial, **STATE | {fact: "x"}).facts)
+    )
+    new = row(pair, 60, 60)
+    comparison = Comparison()
+    changed = [c for each in ((old, new) if baseline_first else (new, old)) for c in comparison.add(each)]
+    assert [c.group.name for c in changed] == ["naive-a"]  # itself alone
+    comparison.add(row(dataclasses.replace(serial, digest="again"), 50))
+    assert comparison.get_latest(new).metrics["speedup_vs_serial_ratio"] == pytest.approx(2.4)
+
+
+def test_a_row_after_a_change_in_the_middle_of_a_study_is_not_compared_with_those_before(plan):
+    before, after = on(plan, STATE), on(plan, STATE | {"power_limit_w": "500"})
+    comparison = Comparison()
+    comparison.add(row(before.groups[0], 100))
+    assert comparison.add(row(after.groups[1], 60, 60)) == []
+
+
+def test_of_a_unit_that_was_begun_one_gpu_keeps_what_it_found_if_it_may_go_on(plan):
+    here, other = plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")
+    both = [here, other]
+    begun = [entry(plan.groups[0]), entry(plan.groups[2], gpu="GPU-other")]
+    groups, known = resume.select_remaining(plan, begun, gpus=both)
+    assert [group.number for group in groups] == [2, 4]
+    assert [row.gpu_uuid for row in known] == [here.uuid, other.uuid]
+    one_unit = dataclasses.replace(plan, groups=tuple(dataclasses.replace(g, unit=1) for g in plan.groups))
+    groups, known = resume.select_remaining(one_unit, [*begun, entry(plan.groups[3], gpu="GPU-other")], gpus=both)
+    assert [group.number for group in groups] == [1, 2]  # the one that found more of it
+    assert left(one_unit, *begun) == [2, 3, 4]
+    before = [dataclasses.replace(each, facts=each.facts | {"boot_id": "boot-before"}) for each in begun]
+    assert resume.select_remaining(plan, before, gpus=both) == (plan.groups, [])
+
+
+def test_of_two_complete_attempts_the_newest_counts(plan):
+    both = [plan.devices[0], dataclasses.replace(plan.devices[0], uuid="GPU-other")]
+    old = [dataclasses.replace(entry(group), start_ms=1) for group in plan.groups]
+    new = [dataclasses.replace(entry(group, gpu="GPU-other"), start_ms=2) for group in plan.groups]
+    for found in (old + new, new + old):
+        _, known = resume.select_remaining(plan, found, gpus=both)
+        assert {row.gpu_uuid for row in known} == {"GPU-other"}
+
+
+def test_a_unit_goes_on_where_no_boot_is_known(plan, boot):
+    boot.unlink()
+    begun = entry(plan.groups[0], boot=None)
+    assert [group.number for group in resume.select_remaining(plan, [begun])[0]] == [2, 3, 4]
+
+
+def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_the_same_come_first(plan):
+    groups = tuple(dataclasses.replace(g, program_digest=f"program-{g.number}") for g in plan.groups)
+    plan = dataclasses.replace(plan, groups=groups)
+    before = [
+        dataclasses.replace(entry(g, 1.0), digest=f"old-{g.number}", program_digest=g.program_digest, run_id="old")
+        for g in plan.groups
+    ]
+    exact = dataclasses.replace(entry(groups[0], 2.0), program_digest=groups[0].program_digest)
+    assert left(plan, *before) == [1, 2, 3, 4]
+    kept, known = resume.select_remaining(plan, [exact, *before[:3]], accept_environment=True)
+    assert [g.number for g in kept] == [4]
+    assert [row.jobs[0].metrics["throughput_samples_per_s"] for row in known] == [2.0, 1.0, 1.0]
+    same = dataclasses.replace(plan, groups=(groups[0], dataclasses.replace(groups[1], program_digest="program-1")))
+    with pytest.raises(ConfigError, match="differ in their environment alone"):
+        resume.select_remaining(same, [], accept_environment=True)
+
+
+def test_a_finished_group_gets_its_figures_when_its_baseline_runs_after_the_resume(plan):
+    _, (earlier,) = resume.select_remaining(plan, [entry(plan.groups[1], 60.0, 60.0)])
+    comparison = Comparison()
+    assert comparison.add(earlier) == []
+    changed = {c.group.number: c.metrics["speedup_vs_serial_ratio"] for c in comparison.add(row(plan.groups[0], 100))}
+    assert changed == {1: pytest.approx(1), 2: pytest.approx(1.2)}
+
+
+def test_a_baseline_of_another_length_does_not_count():
+    comparison = Comparison()
+    short = dataclasses.replace(group("a").window, seconds=1)
+    comparison.add(row(group("a", sequential=True, window=short), 100))
+    assert comparison.add(row(group("a", "a"), 60, 60)) == []
+
+
+def test_the_baseline_of_a_finished_block_serves_the_rest_of_it(plan):
+    _, known = resume.select_remaining(plan, [entry(plan.groups[0], 100.0)])
+    comparison = Comparison()
+    for earlier in known:
+        comparison.add(earlier)
+    (changed,) = comparison.add(row(plan.groups[1], 60, 60))
+    assert changed.metrics["speedup_vs_serial_ratio"] == pytest.approx(1.2)
+
+
+def test_a_baseline_that_stood_still_is_none_after_a_resume_either(plan):
+    flagged = {"collocation.invalid": "job 0-a made no step in the last 3 s of the window"}
+    stood_still = dataclasses.replace(row(plan.groups[0], 100), tags=flagged)
+    good = entry(plan.groups[0], 100.0)
+    stored = dataclasses.replace(good, tags=good.tags | flagged)
+    for baseline in (stood_still, *resume.select_remaining(plan, [stored])[1]):
+        comparison = Comparison()
+        assert comparison.add(baseline) == []
+        assert comparison.add(row(plan.groups[1], 60, 60)) == []
+
+
+def learned(the_group, *losses) -> GroupResult:
+    """A row whose jobs had these losses in their first steps."""
+    values = {job.index: list(each) for job, each in zip(the_group.jobs, losses, strict=True)}
+    tags = {"collocation.first_losses": json.dumps(values)}
+    return dataclasses.replace(row(the_group, *[60.0] * len(losses)), tags=tags)
+
+
+ALONE = (2.3, 2.2, 2.0, 1.9)
+
+
+@pytest.mark.parametrize("baseline_first", [True, False])
+def test_a_group_that_learns_otherwise_than_its_baseline_has_wrong_results(baseline_first):
+    wrong = learned(group("a", "a"), ALONE, (2.3, 2.5, 2.0, 1.9))
+    both = [learned(group("a", sequential=True), ALONE), wrong]
+    comparison = Comparison()
+    changed = [c for each in (both if baseline_first else both[::-1]) for c in comparison.add(each)]
+    assert [(c.group.name, c.result) for c in changed if c.result is not Result.OK] == [("naive-a+a", "wrong_results")]
+    final = comparison.get_latest(wrong)
+    assert final.result is Result.WRONG_RESULTS
+    assert final.reason == "the losses of job 1-a differ from its solo run: loss 2.5 instead of 2.2 in step 2"
+    assert "speedup_vs_serial_ratio" not in final.metrics
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_same"),
+    [
+        (ALONE, True),
+        ((2.304, 2.23, 2.1, 1.8), True),
+        ((2.31, 2.2, 2.0, 1.9), False),
+        ((2.3, float("nan"), 2.0, 1.9), False),
+        ((2.3,), True),
+        ((), True),
+    ],
+)
+def test_rounding_is_no_difference_and_what_is_missing_is_not_compared(losses, is_same):
+    assert (describe_loss_difference(losses, ALONE) is None) == is_same
+
+
+def test_other_answers_than_alone_are_wrong_results():
+    def asked(the_group, *norms) -> GroupResult:
+        jobs = tuple(JobResult(job=job, result=Result.OK, reason="") for job in the_group.jobs)
+        told = json.dumps({index: [norm] for index, norm in enumerate(norms)})
+        tags = {"collocation.first_outputs": told}
+        return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, tags=tags)
+
+    comparison = Comparison()
+    comparison.add(asked(group("a", sequential=True), 2.0))
+    right, wrong = asked(group("a", "a"), 2.0, 1.99), asked(group("a", "a", "a"), 2.0, 2.0, 1.9)
+    comparison.add(right), comparison.add(wrong)
+    assert comparison.get_latest(right).result is Result.OK
+    assert comparison.get_latest(wrong).result is Result.WRONG_RESULTS
+    assert (
+        "the answers of job 2-a differ from its solo run: norm 1.9 instead of 2" in comparison.get_latest(wrong).reason
+    )
+
+
+def test_losses_outlive_a_resume(plan):
+    losses = {0: list(ALONE)}, {0: list(ALONE), 1: [2.9]}
+    stored = [
+        dataclasses.replace(entry(each), tags={"collocation.first_losses": json.dumps(of_jobs)})
+        for each, of_jobs in zip(plan.groups, losses, strict=False)
+    ]
+    _, known = resume.select_remaining(plan, stored)
+    comparison = Comparison()
+    changed = [c for each in known for c in comparison.add(each)]
+    assert [(c.group.number, c.result) for c in changed] == [(2, Result.WRONG_RESULTS)]
+
+
+def worked(the_group, makespan_s, *seconds) -> GroupResult:
+    jobs = tuple(
+        JobResult(job=job, result=Result.OK, reason="", metrics={"makespan_s": each})
+        for job, each in zip(the_group.jobs, seconds, strict=True)
+    )
+    return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, metrics={"makespan_s": makespan_s})
+
+
+def test_equal_jobs_of_a_serial_mix_stand_for_their_mean_until_one_has_run_alone():
+    together = worked(group("a", "a", "b", kind=WindowKind.WORK), 40, 33, 33, 40)
+    in_turn = worked(group("a", "a", "b", kind=WindowKind.WORK, sequential=True), 42, 10, 12, 20)
+    alone = worked(group("a", kind=WindowKind.WORK, sequential=True), 15, 15)
+    for rows in ((together, in_turn, alone), (alone, in_turn, together)):
+        comparison = Comparison()
+        for each in rows:
+            comparison.add(each)
+            if each is in_turn and rows[0] is together:
+                assert comparison.get_latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 11)
+        assert comparison.get_latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(33 / 15)
+        assert comparison.get_latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(42 / 40)
+
+
+def test_a_job_that_never_ran_alone_is_compared_with_its_turns_in_mixes():
+    comparison = Comparison()
+    together = worked(group("a", "b", kind=WindowKind.WORK), 40, 30, 40)
+    comparison.add(together)
+    comparison.add(worked(group("a", "a", "c", kind=WindowKind.WORK, sequential=True), 50, 10, 14, 20))
+    comparison.add(worked(group("b", "c", kind=WindowKind.WORK, sequential=True), 40, 20, 20))
+    assert comparison.get_latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(30 / 12)
+    comparison.add(worked(group("a", "b", kind=WindowKind.WORK, sequential=True), 35, 15, 16))
+    assert comparison.get_latest(together).metrics["slowdown_worst_ratio"] == pytest.approx(40 / 16)
+
+
+def test_a_mix_is_compared_with_its_own_order_where_that_ran():
+    comparison = Comparison()
+    together = worked(group("a", "b", kind=WindowKind.WORK), 20, 20, 20)
+    comparison.add(together)
+    comparison.add(worked(group("b", "a", kind=WindowKind.WORK, sequential=True), 30, 10, 20))
+    assert comparison.get_latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(30 / 20)
+    comparison.add(worked(group("a", "b", kind=WindowKind.WORK, sequential=True), 32, 11, 21))
+    assert comparison.get_latest(together).metrics["speedup_vs_serial_ratio"] == pytest.approx(32 / 20)

@@ -1,0 +1,675 @@
+"""From event files and samples to rows: every figure against a number worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+
+from pipeline.base.domain.records import Job, Result, WindowKind
+from pipeline.base.domain.samples import Sample
+from pipeline.launch.state import Ending
+from pipeline.observe import baseline_comparison, endings, fields, group_row, sample_figures
+from pipeline.observe.clock import ClockRecord
+from pipeline.observe.group_result import GroupResult, JobResult
+from pipeline.observe.observation import Observation
+from tests.support.rows import FIELDS, S, group, state, steps, workload
+
+
+def judge(tmp_path, the_group, *states, **seen) -> GroupResult:
+    return group_row.judge(the_group, Observation(batches=[states], **({"samples": (), "fields": FIELDS} | seen)))
+
+
+def nvml(t_s, **values) -> Sample:
+    return Sample(source="nvml", t_ns=int(t_s * S), values=values)
+
+
+def test_a_steady_rate_counts_whole_steps_inside_the_common_window(tmp_path):
+    pair = group("a", "b")
+    # Job 1 starts half a second later: the window opens at 1.5 s and closes at the stop, at 11 s.
+    fast = state(tmp_path, pair.jobs[0], steps(0, 11.2, 0.3, 6), told_ns=11 * S)
+    slow = state(tmp_path, pair.jobs[1], steps(0.5, 11.3, 0.4, 4), told_ns=11 * S)
+    row = judge(tmp_path, pair, fast, slow)
+    assert row.result is Result.OK
+    assert row.tags["collocation.window_start_ns"] == str(int(1.5 * S))
+    assert row.tags["collocation.window_end_ns"] == str(11 * S)
+    assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20)
+    assert row.jobs[1].metrics["throughput_samples_per_s"] == pytest.approx(10)
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(30)
+    assert row.metrics["start_skew_ms"] == pytest.approx(500)
+    assert row.jobs[0].metrics["step_time_p50_ms"] == pytest.approx(300)
+
+
+def test_overlap_is_the_common_span_over_the_longest_and_low_overlap_is_flagged(tmp_path):
+    pair = group("a", "b")
+    states = [
+        state(tmp_path, pair.jobs[0], steps(0, 10, 0.5, 1), told_ns=10 * S),
+        state(tmp_path, pair.jobs[1], steps(2, 8, 0.5, 1), told_ns=10 * S),
+    ]
+    row = judge(tmp_path, pair, *states)
+    assert row.metrics["overlap_ratio"] == pytest.approx(0.6)
+    assert row.tags["collocation.invalid"] == "overlap 0.600 is below 0.95"
+
+
+def test_work_is_counted_in_the_unit_of_the_workload_and_in_those_that_follow_from_it(tmp_path):
+    pair = counting(group("a", "b"), "sequences", "sequences")
+    tokens = [{"event": "param", "t_ns": 1, "params": {"tokens_per_sequence": number}} for number in ("64", "128")]
+    states = [
+        state(tmp_path, job, [said, *steps(0, 11.2, 0.5, 5)], told_ns=11 * S)
+        for job, said in zip(pair.jobs, tokens, strict=True)
+    ]
+    samples = [nvml(t, energy_j=100.0 * t) for t in range(12)]
+    row = judge(tmp_path, pair, *states, samples=samples)
+    assert row.jobs[1].metrics["throughput_sequences_per_s"] == pytest.approx(10)
+    assert row.jobs[1].metrics["throughput_tokens_per_s"] == pytest.approx(1280)
+    assert row.metrics["throughput_total_sequences_per_s"] == pytest.approx(20)
+    assert row.metrics["throughput_total_tokens_per_s"] == pytest.approx(1920)
+    assert row.metrics["energy_per_sequence_j"] == pytest.approx(5)
+    assert row.metrics["energy_per_token_j"] == pytest.approx(100 / 1920)
+    assert not any("samples" in name for name in (*row.metrics, *row.jobs[0].metrics))
+
+
+def test_a_group_has_a_total_only_where_its_jobs_count_the_same(tmp_path):
+    pair = counting(group("a", "b"), "samples", "particle_turns")
+    states = [state(tmp_path, job, steps(0, 11.2, 0.5, 5), told_ns=11 * S) for job in pair.jobs]
+    row = judge(tmp_path, pair, *states)
+    assert row.result is Result.OK
+    assert row.jobs[1].metrics["throughput_particle_turns_per_s"] == pytest.approx(10)
+    assert not any(name.startswith("throughput") for name in row.metrics)
+    assert json.loads(row.tags["collocation.rates"])["1"]["throughput_particle_turns_per_s"] == pytest.approx(10)
+
+
+def counting(the_group, *units):
+    """The group with jobs that count their work in these units."""
+    pairs = zip(the_group.jobs, units, strict=True)
+    jobs = (dataclasses.replace(job, workload=dataclasses.replace(job.workload, unit=unit)) for job, unit in pairs)
+    return dataclasses.replace(the_group, jobs=tuple(jobs))
+
+
+def test_a_work_window_gives_epochs_with_their_validation_and_a_rate_without(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    events = [
+        *steps(0, 4, 0.5, 10),
+        {"event": "epoch", "epoch": 1, "t_ns": 2 * S, "seconds": 2.0, "metrics": {"loss": 2.0}},
+        {"event": "epoch", "epoch": 2, "t_ns": 5 * S, "seconds": 2.0, "metrics": {"loss": 1.0, "validation_s": 0.5}},
+    ]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events))
+    assert row.metrics["makespan_s"] == 5
+    assert row.metrics["epoch_time_mean_s"] == 2.25
+    assert row.jobs[0].metrics["throughput_samples_per_s"] == 20
+    # 80 samples in 5 s: the second that was spent on validation is part of the makespan.
+    assert row.metrics["throughput_total_samples_per_s"] == 16
+    assert row.jobs[0].series["loss"] == [(1, 2 * S, 2.0), (2, 5 * S, 1.0)]
+    more = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], numbered(*events, *steps(6, 9, 0.5, 10)[1:])))
+    assert more.jobs[0].metrics["throughput_samples_per_s"] == 20, "what follows the epochs is not of their time"
+
+
+def test_a_script_ends_when_it_was_seen_to_and_not_when_its_runner_does(tmp_path):
+    job = Job(index=0, workload=workload(ends_by_itself=True))
+    alone = group("a", kind=WindowKind.WORK, jobs=(job,))
+    events = [{"event": "started", "t_ns": S}, {"event": "process_ended", "t_ns": 5 * S}]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events))  # which is gone at 100 s
+    assert row.metrics["makespan_s"] == 4
+
+
+def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
+    mix = group("a", "b", kind=WindowKind.WORK, sequential=True)
+    batches = [
+        [state(tmp_path, mix.jobs[0], steps(0, 4, 1, 1))],
+        [state(tmp_path, mix.jobs[1], steps(100, 107, 1, 1), at_ns=108 * S)],
+    ]
+    # 100 W while the first job works, 300 W while the second does, and 1 kW between them, which belongs to neither.
+    watts = [(t, 100 if t <= 4 else 1000 if t <= 100 else 300) for t in range(108)]
+    energy = itertools.accumulate(w for _, w in watts)
+    samples = [nvml(t, energy_j=float(e)) for (t, _), e in zip(watts, energy, strict=True)]
+    row = group_row.judge(mix, Observation(batches=batches, samples=samples, fields=FIELDS, idle_w=50.0))
+    assert row.metrics["makespan_s"] == 11
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(1)
+    assert row.metrics["energy_j"] == pytest.approx(4 * 100 + 7 * 300)
+    assert row.metrics["energy_above_idle_j"] == pytest.approx(4 * 50 + 7 * 250)
+    assert row.metrics["energy_per_sample_j"] == pytest.approx(2500 / 11)
+    without = group_row.judge(mix, Observation(batches=batches, samples=samples[:6], fields=FIELDS, idle_w=50.0))
+    assert "energy_j" not in without.metrics  # the second job was not sampled: no sum
+    # MLflow compares runs by the first metric; what a job did stands on its own run, and in a tag for `resume`.
+    assert next(iter(row.metrics)) == "throughput_total_samples_per_s"
+    assert not any("job_" in name for name in row.metrics)
+    assert json.loads(row.tags["collocation.rates"])["1"]["makespan_s"] == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "events", "result", "words"),
+    [
+        ({"status": 3, "bye": None}, [], Result.FAILED, "status 3: the last words"),
+        ({"status": -11, "bye": None}, [], Result.FAILED, "signal 11"),
+        ({"bye": None}, [], Result.FAILED, "without reporting"),
+        ({}, [], Result.FAILED, "lost result"),
+        ({"noticed": Ending(Result.TIMEOUT, "did not end")}, [], Result.TIMEOUT, "did not end"),
+        ({"noticed": Ending(Result.FAILED, "ended before it was told to stop")}, [], Result.FAILED, "told to stop"),
+        ({"status": 1}, [("OutOfMemoryError", "CUDA out of memory")], Result.OOM, "CUDA out of memory"),
+        ({"status": 1}, [("RuntimeError", "CUDNN_STATUS_ALLOC_FAILED")], Result.OOM, "ALLOC_FAILED"),
+        ({"status": 1}, [("NonFiniteLossError", "loss is nan in epoch 1")], Result.FAILED, "nan in epoch 1"),
+    ],
+)
+def test_every_bad_ending_has_its_result_and_its_reason(tmp_path, changes, events, result, words):
+    alone = group("a", kind=WindowKind.WORK)
+    errors = [{"event": "error", "t_ns": 1, "type": kind, "message": message} for kind, message in events]
+    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}, *errors], **changes)
+    (bad.folder / "stderr.log").write_text("first words\n\nthe last words\n")
+    row = judge(tmp_path, alone, bad)
+    assert row.result is result
+    assert words in row.reason
+    assert "throughput_total_samples_per_s" not in row.metrics
+
+
+SCRIPT_KILLED = {"type": "ScriptError", "message": "t.py was killed by signal 9", "status": 137}
+LOADER_KILLED = {"type": "RuntimeError", "message": "DataLoader worker (pid 7) is killed by signal: Killed."}
+OTHER_ERROR = {"type": "ValueError", "message": "bad learning rate"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "kills", "result"),
+    [
+        ({"status": -9}, None, 1, Result.OOM),
+        ({"status": 137}, SCRIPT_KILLED, 1, Result.OOM),
+        ({"status": 1}, LOADER_KILLED, 1, Result.OOM),
+        ({"status": -9}, None, 0, Result.FAILED),
+        ({"status": 137}, SCRIPT_KILLED, 0, Result.FAILED),
+        ({"status": 1}, OTHER_ERROR, 1, Result.FAILED),  # the kernel killed what is no part of it
+        ({"status": -9, "was_signalled": True}, None, 1, Result.INTERRUPTED),
+    ],
+)
+def test_what_the_kernel_kills_for_lack_of_memory_is_out_of_memory(tmp_path, changes, error, kills, result):
+    alone = group("a", kind=WindowKind.WORK)
+    errors = [{"event": "error", "t_ns": 1, **error}] if error else []
+    bad = state(tmp_path, alone.jobs[0], errors, bye=None, oom_kills=3 + kills, **changes)
+    bad.started = dataclasses.replace(bad.started, oom_kills=3)
+    (job,) = judge(tmp_path, alone, bad).jobs
+    assert job.result is result
+    assert ("out of memory, says the kernel (oom_kill 1 in its cgroup)" in job.reason) == (result is Result.OOM)
+
+
+def test_a_script_has_the_reason_that_its_output_tells(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    failed = {"event": "error", "t_ns": 1, "type": "ScriptError", "message": "t.py ended with status 1", "status": 1}
+    bad = state(tmp_path, alone.jobs[0], [failed], bye="error", status=1)
+    trace = 'Traceback (most recent call last):\n  File "t.py", line 5\n    x()\n    ^^^\nMemoryError: no room'
+    (bad.folder / "stderr.log").write_text(f"\x1b[31m{trace}\x1b[0m\nwandb: \nwandb: Find logs at: x\n")
+    (job,) = judge(tmp_path, alone, bad).jobs
+    assert (job.result, job.reason) == (Result.OOM, "t.py ended with status 1: MemoryError: no room")
+    assert job.error_output == tuple(trace.splitlines())
+
+
+def test_a_server_that_ended_has_the_reason_that_its_output_tells(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    message = "the server ended with status 1: serve model"
+    failed = {"event": "error", "t_ns": 1, "type": "ServerEndedError", "message": message}
+    bad = state(tmp_path, alone.jobs[0], [failed], bye="error", status=1)
+    trace = 'Traceback (most recent call last):\n  File "t.py", line 5\n'
+    own = f"{trace}torch.OutOfMemoryError: CUDA out of memory\n"
+    (bad.folder / "stderr.log").write_text(f"{own}{trace}workloads.ask_server.ServerEndedError: {message}\n")
+    (job,) = judge(tmp_path, alone, bad).jobs
+    assert (job.result, job.reason) == (Result.OOM, f"{message}: torch.OutOfMemoryError: CUDA out of memory")
+
+
+def test_the_job_that_failed_names_the_result_not_those_that_were_ended_for_it(tmp_path):
+    pair = group("a", "b")
+    ended = state(tmp_path, pair.jobs[0], steps(0, 1, 0.1, 1), status=-15, bye=None, was_signalled=True)
+    oom = state(
+        tmp_path,
+        pair.jobs[1],
+        [{"event": "error", "t_ns": 1, "type": "OutOfMemoryError", "message": "no"}],
+        status=1,
+    )
+    row = judge(tmp_path, pair, ended, oom)
+    assert row.result is Result.OOM
+    assert row.reason.startswith("job 1-b")
+    assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.OOM]
+
+
+def test_a_failure_outside_the_jobs_makes_the_row_fail(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S)
+    assert judge(tmp_path, alone, good).result is Result.OK
+    row = judge(tmp_path, alone, good, reason="listener nvml stopped")
+    assert (row.result, row.reason) == (Result.FAILED, "listener nvml stopped")
+    assert judge(tmp_path, alone, good, interrupted=True).result is Result.INTERRUPTED
+
+
+def test_a_torn_last_line_costs_one_line(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S)
+    with (good.folder / "events.jsonl").open("a") as file:
+        file.write('{"event":"step","t_ns":115')
+    assert judge(tmp_path, alone, good).result is Result.OK
+
+
+def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+
+    samples = [nvml(-1, power_w=70.0, memory_used_mib=10.0)]
+    samples += [
+        nvml(t, power_w=300.0, energy_j=1000 + 300.0 * t, memory_used_mib=100.0 + t, sm_clock_mhz=1980.0)
+        for t in range(12)
+    ]
+    row = judge(tmp_path, alone, good, samples=samples, idle_w=70.0)
+    assert row.metrics["energy_j"] == pytest.approx(300 * 10)
+    assert row.metrics["energy_above_idle_j"] == pytest.approx(230 * 10)
+    assert row.metrics["energy_per_sample_j"] == pytest.approx(3.0)
+    assert row.metrics["memory_peak_mib"] == 111
+    assert row.metrics["sm_clock_mean_mhz"] == 1980
+
+
+def counting_energy(*stretches: tuple[int, int], watts: float = 300.0, base_j: float = 1000.0) -> list[Sample]:
+    """Readings of a counter and of the power, twice a second over these stretches of tenths of seconds."""
+    return [
+        nvml(t / 10, energy_j=base_j + watts * t / 10, power_w=watts)
+        for begin, end in stretches
+        for t in range(begin, end, 5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        (counting_energy((0, 120)), None),
+        (counting_energy((3, 120)), None),  # between two readings at both edges
+        (counting_energy((25, 95)), None),  # within two intervals of both edges
+        (counting_energy((0, 45), (70, 120)), None),
+        (counting_energy((32, 120)), "no reading within 2.2 s of the begin of the window"),
+        (counting_energy((0, 30)), "no reading within 8.5 s of the end of the window"),
+        (counting_energy((0, 85)), "no reading within 3 s of the end of the window"),
+        (counting_energy((0, 45), (80, 120)), "no reading for 4 s of the window"),
+        (counting_energy((60, 61)), "no reading within 5 s of the begin of the window"),
+        (counting_energy((-50, -45)), "no reading in the window"),
+        (counting_energy((0, 60)) + counting_energy((60, 120), base_j=-1500), "the counter began anew in the window"),
+    ],
+)
+def test_energy_and_means_need_readings_of_the_whole_window(tmp_path, samples, words):
+    alone = group("a")
+    job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    row = judge(tmp_path, alone, job, samples=samples, idle_w=70.0)
+    if words is None:
+        assert row.metrics["energy_j"] == pytest.approx(3000) and row.metrics["power_mean_w"] == 300
+        assert "collocation.absent_figures" not in row.tags
+    else:
+        assert not any("energy" in name for name in row.metrics)
+        assert f"energy_j: {words} (nvml)" in row.tags["collocation.absent_figures"]
+        assert ("power_mean_w" in row.metrics) == words.startswith("the counter")
+
+
+def test_a_counter_that_began_anew_outside_of_the_window_is_none_of_its_concern(tmp_path):
+    alone = group("a")
+    job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    samples = (
+        counting_energy((-50, -5), base_j=9e9) + counting_energy((-5, 120)) + counting_energy((125, 150), base_j=-9)
+    )
+    assert judge(tmp_path, alone, job, samples=samples).metrics["energy_j"] == pytest.approx(3000)
+
+
+def test_activity_is_that_of_the_whole_gpu_between_the_first_and_the_last_reading_in_the_window(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    # A reading is a mean since the one before, which for the first in the window is of what came before it, too.
+    values = {0: 0.0, 2: 0.1, 4: 0.8, 5: 0.5, 7: 0.5, 9: 0.8, 11: 0.8}
+    samples = [Sample(source="gpm", t_ns=t * S, values={"gract_ratio": value}) for t, value in values.items()]
+    samples += [Sample(source="gpm", t_ns=t * S, values={"smact_ratio": 0.1 * t}) for t in range(2, 12, 2)]
+    samples += [
+        Sample(source="gpm", t_ns=2 * S, values={"dram_active_ratio": 0.1}),
+        Sample(source="gpm", t_ns=5 * S, values={"gract_ratio": 1.0}, gi_id=3),
+    ]
+    metrics = judge(tmp_path, alone, good, samples=samples).metrics
+    assert metrics["gract_mean_ratio"] == pytest.approx((2 * 0.8 + 0.5 + 2 * 0.5 + 2 * 0.8 + 2 * 0.8) / 9)
+    assert metrics["smact_mean_ratio"] == pytest.approx(0.7)
+    assert "dram_active_mean_ratio" not in metrics
+
+
+def test_the_run_of_a_job_has_the_figures_of_its_gpu_instance(tmp_path):
+    three = group("a", "b", "c")
+    states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in three.jobs]
+    samples = [
+        *(Sample(source="gpm", t_ns=t * S, values={"gract_ratio": 0.9}) for t in range(12)),
+        *(
+            Sample(source="gpm", t_ns=t * S, values={"gract_ratio": gi / 10}, gi_id=gi)
+            for gi in (3, 5)
+            for t in range(12)
+        ),
+        Sample(source="nvml", t_ns=3 * S, values={"instance_memory_used_mib": 700.0}, gi_id=5),
+        Sample(source="nvml", t_ns=3 * S, values={"process_memory_mib": 300.0}, job=1),
+    ]
+    places = [{"gi_id": "3"}, {"gi_id": "5"}, {"gi_id": "5"}]
+    row = judge(tmp_path, three, *states, samples=samples, places=places)
+    assert row.metrics["gract_mean_ratio"] == pytest.approx(0.9), "the whole GPU stays on the group"
+    assert [job.metrics["gract_mean_ratio"] for job in row.jobs] == pytest.approx([0.3, 0.5, 0.5])
+    assert [job.metrics.get("instance_memory_peak_mib") for job in row.jobs] == [None, 700, 700]
+    assert [job.metrics.get("memory_peak_mib") for job in row.jobs] == [None, 300, None]
+    without = judge(tmp_path, three, *states, samples=samples, places=[{}, {}, {}])
+    assert not any("gract_mean_ratio" in job.metrics for job in without.jobs)
+
+
+@pytest.mark.parametrize(("held", "words"), [(0, None), (1, "held the clocks down for 10 % of the window")])
+def test_a_row_whose_clocks_power_or_heat_held_down_is_flagged_and_stays_a_baseline(tmp_path, held, words):
+    alone = group("a", sequential=True)
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    samples = [nvml(1 + t, throttled_ratio=float(t < held)) for t in range(10)] + [nvml(0, throttled_ratio=1.0)]
+    row = judge(tmp_path, alone, good, samples=samples)
+    assert row.metrics["throttled_ratio"] == pytest.approx(held / 10)
+    assert (words in row.tags["collocation.flag"]) if words else "collocation.flag" not in row.tags
+    comparison = baseline_comparison.Comparison()
+    comparison.add(row)
+    pair = group("a", "a")
+    (compared,) = comparison.add(
+        judge(tmp_path, pair, *(state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs))
+    )
+    assert compared.metrics["speedup_vs_serial_ratio"] == pytest.approx(2)
+
+
+def test_of_two_listeners_with_the_same_figure_the_better_one_counts(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    samples = [
+        Sample(source=source, t_ns=t * S, values={"gract_ratio": value})
+        for source, value in (("smi", 0.8), ("gpm", 0.6), ("dcgm", 0.4))
+        for t in range(1, 12, 2)
+    ]
+    for count, best in ((18, 0.4), (13, 0.6), (12, 0.6)):  # of dcgm, all readings, one, none
+        metrics = judge(tmp_path, alone, good, samples=samples[:count]).metrics
+        assert metrics["gract_mean_ratio"] == pytest.approx(best)
+
+
+def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
+    pair = group("a", "b")
+    states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
+    samples = [Sample(source="host", t_ns=0, values={"cpu_pct": 1000.0, "pss_peak_mib": 900.0}, job=0)]
+    samples += [
+        Sample(source="host", t_ns=t * S, values={"cpu_pct": 40.0 * t, "pss_peak_mib": 100.0}, job=0)
+        for t in (3, 5, 7, 9)
+    ]
+    samples += [Sample(source="nvml", t_ns=5 * S, values={"process_memory_mib": 70.0}, job=1)]
+    first, second = judge(tmp_path, pair, *states, samples=samples).jobs
+    # A rate is a mean since the sample before, so the one at 3 s is not of the window alone.
+    assert first.metrics["host_cpu_mean_pct"] == pytest.approx(40 * (5 + 7 + 9) / 3)
+    assert first.metrics["host_memory_peak_mib"] == 900
+    assert second.metrics["memory_peak_mib"] == 70
+    assert not {"memory_peak_mib", "host_cpu_mean_pct"} & (first.metrics.keys() & second.metrics.keys())
+
+
+def test_the_idle_power_is_that_of_the_first_sample_of_the_device():
+    samples = [Sample(source="smi", t_ns=0, values={"power_w": 1.0}), nvml(1, power_w=70.0), nvml(2, power_w=300.0)]
+    assert sample_figures.read_first_power_w(samples, FIELDS) == 70.0
+    assert sample_figures.read_first_power_w([nvml(0, energy_j=1.0), *samples], FIELDS) is None
+    assert sample_figures.read_first_power_w(samples[:1], FIELDS) is None
+
+
+def test_fields_are_the_same_when_they_are_read_again(tmp_path):
+    (tmp_path / "fields.json").write_text(FIELDS.as_json())
+    assert fields.read(tmp_path / "fields.json").tables == FIELDS.tables
+    (tmp_path / "fields.json").write_text(FIELDS.as_json()[:100])
+    assert fields.read(tmp_path / "fields.json").tables == fields.read(tmp_path / "absent").tables == ()
+
+
+def test_what_was_not_read_is_missing(tmp_path):
+    alone = group("a")
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S))
+    for name in ("energy_j", "memory_peak_mib", "power_mean_w", "orchestrator_cpu_pct", "speedup_vs_serial_ratio"):
+        assert name not in row.metrics
+
+
+def rated(the_group, *rates, name="throughput_samples_per_s", **metrics) -> GroupResult:
+    jobs = tuple(
+        JobResult(job=job, result=Result.OK, reason="", metrics={name: rate})
+        for job, rate in zip(the_group.jobs, rates, strict=True)
+    )
+    return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, metrics=metrics)
+
+
+def alone(name="throughput_samples_per_s", **rates) -> dict[str, dict[str, float]]:
+    return {f"digest-{workload}": {name: rate} for workload, rate in rates.items()}
+
+
+def test_steady_comparison_normalises_each_job_by_itself_alone():
+    figures = baseline_comparison.compare_with_baseline(rated(group("a", "b"), 50, 30), alone(a=100, b=40), None)
+    assert figures["speedup_vs_serial_ratio"] == pytest.approx(1.25)
+    assert figures["slowdown_worst_ratio"] == pytest.approx(2)
+    assert figures["fairness_jain_ratio"] == pytest.approx(1.25**2 / (2 * (0.25 + 0.5625)))
+
+
+def test_work_comparison_uses_the_serial_run_of_the_same_jobs():
+    row = rated(group("a", "b", kind=WindowKind.WORK), 10, 20, name="makespan_s", makespan_s=20.0)
+    solo = alone("makespan_s", a=8.0, b=16.0)
+    assert baseline_comparison.compare_with_baseline(row, solo, 25.0)["speedup_vs_serial_ratio"] == pytest.approx(1.25)
+    assert baseline_comparison.compare_with_baseline(row, solo, None)["speedup_vs_serial_ratio"] == pytest.approx(
+        24 / 20
+    )
+
+
+def test_a_serial_mix_is_not_compared_with_itself_in_a_steady_window():
+    mix = rated(group("a", "b", sequential=True), 100, 40)
+    assert baseline_comparison.compare_with_baseline(mix, alone(a=100, b=40), None) == {}
+
+
+def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
+    alone = group("a", kind=WindowKind.WORK)
+    error = {"event": "error", "t_ns": 1, "type": "ScriptError", "message": "train.py ended with status 1"}
+    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}, error], status=1)
+    (bad.folder / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+    assert judge(tmp_path, alone, bad).result is Result.OOM
+
+
+def test_without_a_baseline_there_is_no_comparison():
+    assert baseline_comparison.compare_with_baseline(rated(group("a", "b"), 50, 30), alone(a=100), None) == {}
+    assert dataclasses.asdict(rated(group("a"), 1))["metrics"] == {}
+
+
+def test_a_script_that_was_ended_because_another_failed_is_not_blamed(tmp_path):
+    pair = group("a", "b", kind=WindowKind.WORK)
+    started = {"event": "started", "t_ns": 0}
+    errors = [
+        {"event": "error", "t_ns": 1, "type": "ScriptError", "message": f"train.py {how}", "status": status}
+        for how, status in (("was killed by signal 15", 143), ("ended with status 3", 3))
+    ]
+    failed = state(tmp_path, pair.jobs[1], [started, errors[1]], status=3, bye=None)
+    for status in (143, -9):  # its runner came to its end, or was killed before
+        ended = state(tmp_path, pair.jobs[0], [started, errors[0]], status=status, bye=None, was_signalled=True)
+        row = judge(tmp_path, pair, ended, failed)
+        assert row.result is Result.FAILED and "ended with status 3" in row.reason
+        assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.FAILED]
+        assert row.jobs[0].reason == "ended because the group failed"
+    # Nobody signalled it: then the signal is what it failed of.
+    alone = state(tmp_path / "alone", pair.jobs[0], [started, errors[0]], status=143, bye=None)
+    assert "killed by signal 15" in judge(tmp_path, pair, alone, failed).jobs[0].reason
+
+
+WRONG = {"event": "wrong", "what": "mm of 1x4096 by 4096x4096 in bfloat16: off by inf times what rounding explains"}
+
+
+def test_what_a_job_finds_wrong_is_kept_and_shown_but_not_ok(tmp_path):
+    pair = group("a", "b")
+    events = [WRONG, WRONG, *steps(0, 11, 0.5, 4)]
+    states = [
+        state(tmp_path, pair.jobs[0], steps(0, 11, 0.5, 4), told_ns=11 * S),
+        state(tmp_path, pair.jobs[1], events, told_ns=11 * S),
+    ]
+    row = judge(tmp_path, pair, *states)
+    assert row.result is Result.WRONG_RESULTS
+    assert row.reason.startswith("job 1-b: computes wrong results: mm of 1x4096 by 4096x4096 in bfloat16")
+    assert row.reason.endswith("(and 1 more)")
+    assert [job.result for job in row.jobs] == [Result.OK, Result.WRONG_RESULTS]
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(16)
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [("NonFiniteLossError", Result.WRONG_RESULTS), ("OutOfMemoryError", Result.OOM), ("ValueError", Result.FAILED)],
+)
+def test_wrong_results_explain_a_loss_that_is_no_number_and_nothing_else(tmp_path, error, result):
+    alone = group("a")
+    events = [WRONG, {"event": "error", "type": error, "message": "m", "traceback": ""}]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, bye="error", status=1))
+    assert row.result is result
+
+
+def test_the_first_losses_stay_with_the_row(tmp_path):
+    alone = group("a")
+    losses = [{"event": "metric", "name": "first_loss", "t_ns": S, "step": i, "value": 2.0 - i} for i in (1, 0)]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], [*losses, *steps(0, 11, 0.5, 4)], told_ns=11 * S))
+    assert row.tags["collocation.first_losses"] == '{"0": [2.0, 1.0]}'
+
+
+def test_the_first_thing_that_is_noticed_of_a_job_is_its_ending(tmp_path):
+    alone = group("a")
+    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}], status=-9, was_signalled=True)
+    bad.notice(Result.OOM, "no room")
+    bad.notice(Result.FAILED, "ended too early")
+    assert bad.went_wrong and not bad.ended_well
+    row = judge(tmp_path, alone, bad)
+    assert (row.result, row.reason) == (Result.OOM, "job 0-a: no room")
+
+
+def test_a_job_that_never_ran_has_the_result_of_its_group_and_never_ok():
+    assert endings.judge_absent_job(Result.OOM).result is Result.OOM
+    assert endings.judge_absent_job(Result.OK).result is Result.FAILED
+
+
+def samples_of_host(job, **rates) -> list[Sample]:
+    """Readings of one job inside a window from 1 s to 11 s, the first of which says nothing of it."""
+    first = Sample(source="host", t_ns=2 * S, values=dict.fromkeys(rates, 1000.0), job=job)
+    return [first, *(Sample(source="host", t_ns=t * S, values=rates, job=job) for t in (4, 6, 8, 10))]
+
+
+def loops(before, after) -> list[dict[str, object]]:
+    named = {"host_loop_before_ms": before, "host_loop_after_ms": after}
+    return [{"event": "metric", "name": name, "t_ns": S, "step": 0, "value": ms} for name, ms in named.items()]
+
+
+def test_the_speed_of_the_host_is_the_median_over_the_jobs_of_both_loops(tmp_path):
+    trio = group("a", "b", "c")
+    measured = [loops(1.0, 3.0), loops(2.0, 8.0), loops(2.0, 4.0)]
+    states = [
+        state(tmp_path, job, [*mine, *steps(0, 11.5, 0.5, 50)], told_ns=11 * S)
+        for job, mine in zip(trio.jobs, measured, strict=True)
+    ]
+    row = judge(tmp_path, trio, *states)
+    assert row.metrics["host_loop_ms"] == 3.0
+    assert row.jobs[1].series["host_loop_after_ms"] == [(0, S, 8.0)]
+    silent = state(tmp_path, trio.jobs[2], steps(0, 11.5, 0.5, 50), told_ns=11 * S)
+    assert "host_loop_ms" not in judge(tmp_path, trio, *states[:2], silent).metrics
+
+
+@pytest.mark.parametrize(
+    ("gract", "cpu_pct", "share"),
+    [(0.5, (95.0, 60.0), 0.5), (0.5, (95.0, 99.0), 1.0), (0.95, (95.0, 99.0), 0.0), (None, (95.0, 99.0), None)],
+)
+def test_a_job_is_bound_by_the_host_if_its_process_is_busy_and_the_gpu_is_not(tmp_path, gract, cpu_pct, share):
+    pair = group("a", "b")
+    states = [state(tmp_path, job, steps(0, 11.5, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
+    samples = [
+        sample
+        for job, cpu in enumerate(cpu_pct)
+        for sample in samples_of_host(job, process_cpu_pct=cpu, run_queue_delay_pct=4.0 * job)
+    ]
+    if gract is not None:
+        samples += [Sample(source="gpm", t_ns=t * S, values={"gract_ratio": gract}) for t in range(12)]
+    metrics = judge(tmp_path, pair, *states, samples=samples).metrics
+    assert metrics.get("host_bound_ratio") == share
+    assert metrics["process_cpu_mean_pct"] == pytest.approx(sum(cpu_pct) / 2)
+    assert metrics["run_queue_delay_pct"] == 2.0
+    assert "involuntary_switches_per_s" not in metrics
+
+
+def test_a_rate_is_that_of_the_work_in_the_whole_window(tmp_path):
+    alone = group("a")
+    # 20 samples/s until 4 s, then nothing until a last step long after the word to stop, at 11 s.
+    events = [*steps(0, 4, 0.5, 10), {"event": "step", "t_ns": 18 * S, "samples": 10, "total": 90, "epoch": 1}]
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, told_ns=11 * S))
+    # From 1 s to 11 s: 60 samples, and half of the step that took from 4 s to 18 s.
+    assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(6.5)
+
+
+def numbered(*events) -> list[dict[str, object]]:
+    """One job that starts once; `total` goes on from one stretch of steps to the next."""
+    done = itertools.accumulate(event.get("samples", 0) for event in events)
+    return [event | {"total": total} for event, total in zip(events, done, strict=True)]
+
+
+NEW_EPOCH = {"event": "step", "t_ns": 12 * S, "samples": 10, "epoch": 2}
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        pytest.param(steps(0, 8, 0.1, 10), "job 0-a made no step in the last 3 s of the window (a step takes 100 ms)"),
+        pytest.param(
+            numbered(*steps(0, 0.9, 0.1, 10), *steps(3.9, 12, 0.1, 10)[1:]),
+            "job 0-a made no step in the first 3 s of the window",
+        ),
+        pytest.param(numbered(*steps(0, 8, 0.1, 10), NEW_EPOCH), None, id="an epoch begins at the edge"),
+        pytest.param(steps(0, 12, 3, 10), None, id="long steps"),
+        pytest.param(steps(0, 10.8, 0.01, 10), None, id="twenty short steps, which are two per cent of the window"),
+    ],
+)
+def test_a_job_that_stands_still_at_an_edge_is_flagged(tmp_path, events, words):
+    alone = group("a")
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, told_ns=11 * S))
+    assert row.result is Result.OK
+    assert (words in row.tags["collocation.invalid"]) if words else "collocation.invalid" not in row.tags
+
+
+def test_everything_suspended_in_a_window_invalidates_the_row(tmp_path):
+    alone = group("a", sequential=True)
+    job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    row = judge(tmp_path, alone, job, clock=ClockRecord(pauses=((2 * S, 6 * S),)))
+    words = "everything was suspended for 4 s of the window, as when a container is paused"
+    assert row.tags["collocation.invalid"] == words
+    before = judge(tmp_path, alone, job, clock=ClockRecord(pauses=((-4 * S, 1 * S), (3 * S, 3 * S + S // 10))))
+    assert "collocation.invalid" not in before.tags
+
+
+def machine(busy, idle, *jobs) -> list[Sample]:
+    """Readings of a machine and of jobs, each with the CPU time and the wait of a core in per cent."""
+    samples = []
+    for t in range(12):
+        samples.append(Sample(source="host", t_ns=t * S, values={"busy_cpus": busy, "idle_cpus": idle}))
+        for job, (cpu, wait) in enumerate(jobs):
+            values = {"cpu_pct": cpu, "run_queue_delay_pct": wait}
+            samples.append(Sample(source="host", t_ns=t * S, values=values, job=job))
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("samples", "mark"),
+    [
+        (machine(2, 0, (30, 60), (30, 70)), "2 jobs, such as 1-b, waited for a CPU for 70 % of the time"),
+        (machine(2, 0, (60, 10), (60, 30)), "job 1-b waited for a CPU for 30 % of the time while other programs"),
+        (machine(2, 0, (95, 60), (95, 70)), None),  # they wait for each other
+        (machine(9, 7, (30, 60), (30, 70)), None),  # CPUs are idle: a quota or pinning, and no other program
+        (machine(2, 0, (60, 5), (60, 5)), None),
+        (machine(16, 0, (700, 40), (700, 40)), None),  # each of many threads waits a little
+        (machine(2, 0, (3, 2), (3, 2)), None),  # they hardly want one
+    ],
+)
+def test_jobs_that_wait_for_cpus_that_other_programs_use_invalidate_the_row(tmp_path, samples, mark):
+    pair = group("a", "b")
+    states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
+    row = judge(tmp_path, pair, *states, samples=samples, tool_cpu_s=0.1, tool_wall_s=10.0)
+    assert (mark in row.tags["collocation.invalid"]) if mark else "collocation.invalid" not in row.tags
+
+
+def test_a_rate_of_few_steps_is_noted(tmp_path):
+    alone = group("a")
+    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 12, 1, 10), told_ns=11 * S))
+    assert row.tags["collocation.flag"] == "job 0-a made 10 steps in the window; raise window.seconds"
+
+
+def test_the_host_figures_of_a_job_that_ends_early_are_of_its_own_time(tmp_path):
+    pair = group("a", "b", kind=WindowKind.WORK)
+    states = [state(tmp_path, job, steps(0, end, 0.5, 50)) for job, end in zip(pair.jobs, (8, 30), strict=True)]
+    samples = [
+        Sample(source="host", t_ns=t * S, values={"cpu_pct": 50.0}, job=job)
+        for job, end in enumerate((9, 31))
+        for t in range(end)
+    ]
+    row = judge(tmp_path, pair, *states, samples=samples)
+    assert [job.metrics["host_cpu_mean_pct"] for job in row.jobs] == [50, 50]

@@ -1,0 +1,191 @@
+"""Where a study is and how long is left, from groups that ran and their like."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline.base.domain.records import Result, Window, WindowKind
+from pipeline.base.system.words import counted, duration
+from pipeline.observe.forecast import forecast
+from pipeline.observe.group_result import GroupResult
+from pipeline.observe.study_progress import PastGroup, Progress
+from pipeline.observe.view import PlainView
+from pipeline.record import invocation
+from tests.support.rows import group
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def run(progress, clock, the_group, takes_s, result=Result.OK):
+    progress.begin(the_group)
+    clock.now_s += takes_s
+    progress.done(result)
+
+
+def test_before_anything_ran_the_windows_are_the_least_that_it_takes():
+    progress = Progress([group("a"), group("a", "b", sequential=True)], clock=Clock())
+    assert progress.estimate_left_s() == (11 + 2 * 11, False)
+    assert progress.summary() == "0 s elapsed, more than 33 s left"
+
+
+def test_a_group_takes_what_its_like_took():
+    clock = Clock()
+    pair, seven, alone = group("a", "a"), group(*"aaaaaaa"), group("a", sequential=True)
+    again = [dataclasses.replace(each, block=2) for each in (seven, alone, pair)]
+    progress = Progress([pair, seven, alone, *again], clock=clock)
+    run(progress, clock, pair, 20)
+    assert progress.estimate_left_s() == (5 * 20, True)
+    run(progress, clock, seven, 60)
+    run(progress, clock, alone, 15)
+    assert progress.estimate_left_s() == (20 + 60 + 15, True)
+    assert progress.position(alone) == "[3/6] block 1 of 2"
+    progress.begin(again[0])
+    clock.now_s += 50
+    assert progress.estimate_left_s()[0] == 20 + 10 + 15
+    clock.now_s += 50  # longer than it should: it takes nothing from the others
+    assert progress.estimate_left_s()[0] == 20 + 15
+
+
+def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
+    pair, other = group("a", "a"), group("a", "a", kind=WindowKind.WORK, number=2)
+    like = {"scenario": "naive", "jobs": "a+a", "window": pair.window.words, "kind": "steady"}
+    device = pair.settings["device"]
+    past = [
+        PastGroup(key=pair.key, device=device, on_top_s=9.0, **like),
+        PastGroup(key="other options", device=device, on_top_s=70.0, **like),
+        PastGroup(key="on another GPU", device="a small one", on_top_s=500.0, **like),
+        PastGroup(key="another program", device=device, on_top_s=800.0, **like | {"jobs": "b+b"}),
+        # Another program's fixed amount of work says nothing of this one's.
+        PastGroup(
+            key="other work", device=device, on_top_s=900.0, **like | {"window": other.window.words, "kind": "work"}
+        ),
+    ]
+    seven = group(*"aaaaaaa", number=2)  # nothing closer than the same workload in the same window on the same device
+    assert forecast([pair, seven], past).words == "takes about 70 s, as similar groups did before"
+    skipped = dataclasses.replace(group("c", number=3), skip_reason="does not fit")
+    unknown = forecast([pair, other, skipped], past)
+    assert unknown.of_each == {1: 20.0, 3: 0.0}
+    assert (
+        unknown.words
+        == "takes at least 20 s (the windows) and at most 35 s (limits.*): 1 of 2 groups have no similar run yet"
+    )
+    assert forecast([group("c", "c")], past).num_unknown == 1, "of no study that ran other workloads only"
+
+
+def of_script(**changes):
+    """A group of a script, which ends by itself, and one that ran before with these changes."""
+    window = Window(kind=WindowKind.WORK)
+    the_group = group("a", "a", window=window, program_digest="program")
+    ran = PastGroup(
+        key=the_group.key,
+        scenario="naive",
+        jobs="a+a",
+        window=window.words,
+        kind="work",
+        device=the_group.settings["device"],
+        on_top_s=60.0,
+        program="program",
+        called="a --epochs 5",
+    )
+    return the_group, dataclasses.replace(ran, **changes)
+
+
+def test_a_script_with_other_packages_takes_as_long():
+    the_group, same = of_script()
+    _, packages = of_script(key="other packages", on_top_s=40.0)
+    assert forecast([the_group], [packages, same]).words == "takes about 60 s, as similar groups did before"
+    with_packages = forecast([the_group], [packages])
+    assert with_packages.words == "takes about 40 s, as similar groups did before; 1 of 1 with other packages"
+
+
+def test_a_script_with_other_arguments_takes_about_as_long_as_the_newest_and_it_is_named():
+    the_group, newest = of_script(key="k3", program="p3", called="a --epochs 3", on_top_s=30.0)
+    older = [dataclasses.replace(newest, called="a --epochs 50", on_top_s=500.0, key=f"k{n}") for n in range(5)]
+    again = dataclasses.replace(newest, on_top_s=34.0)
+    found = forecast([the_group], [newest, *older, again])
+    assert found.words == (
+        "takes about 32 s, as similar groups did before; 1 of 1 with other arguments or code: a --epochs 3"
+    )
+    elsewhere = [
+        dataclasses.replace(newest, **change)
+        for change in ({"device": "x"}, {"jobs": "a+b"}, {"scenario": "mps"}, {"window": "logged", "kind": "logged"})
+    ]
+    assert forecast([the_group], elsewhere).num_unknown == 1
+
+
+def test_one_slow_group_and_failures_do_not_decide():
+    clock = Clock()
+    blocks = [group("a", block=n) for n in range(1, 6)]
+    progress = Progress(blocks, clock=clock)
+    for each, takes_s in zip(blocks, (20, 600, 22), strict=False):
+        run(progress, clock, each, takes_s)
+    run(progress, clock, blocks[3], 5000, Result.TIMEOUT)
+    assert progress.estimate_left_s() == (22, True)
+
+
+def test_a_skipped_group_takes_no_time_and_work_is_measured():
+    clock = Clock()
+    work = [group("a", kind=WindowKind.WORK, block=n) for n in (1, 2)]
+    skipped = dataclasses.replace(group("c", "c", kind=WindowKind.WORK), skip_reason="does not fit")
+    progress = Progress([work[0], skipped, work[1]], clock=clock)
+    run(progress, clock, work[0], 42)
+    assert progress.estimate_left_s() == (42, True)
+
+
+def test_what_an_earlier_start_found_is_counted():
+    clock = Clock()
+    groups = [group("a", block=n) for n in range(1, 6)]
+    progress = Progress(groups, [Result.OK, Result.OK, Result.OOM], groups[3:], clock)
+    progress.begin(groups[3])
+    assert progress.position(groups[3]) == "[4/5] block 4 of 5"
+    clock.now_s += 15
+    progress.done(Result.OK)
+    assert progress.summary() == "15 s elapsed, about 15 s left; 3 ok, 1 oom"
+
+
+def test_durations_read_like_people_say_them():
+    assert [duration(s) for s in (5, 89, 420, 11_100)] == ["5 s", "89 s", "7 min", "3 h 05 min"]
+
+
+def test_one_is_not_said_as_many():
+    assert [counted(number, "group") for number in (0, 1, 2)] == ["0 groups", "1 group", "2 groups"]
+
+
+def test_plain_lines_say_where_the_study_is(capsys):
+    clock = Clock()
+    groups = [group("a"), group("a", block=2)]
+    view = PlainView(Progress(groups, clock=clock))
+    view.begin(groups[0])
+    clock.now_s = 14
+    view.done(GroupResult(group=groups[0], result=Result.OK, reason=""))
+    assert capsys.readouterr().err.splitlines() == [
+        "[1/2] block 1 of 2 naive-a",
+        "    ok (14 s elapsed, about 14 s left; 1 ok)",
+    ]
+
+
+def test_a_reason_to_skip_is_said_once(capsys):
+    groups = [group("a"), group("a", "a"), group("a", block=2), group("b")]
+    view = PlainView(Progress(groups, clock=Clock()))
+    for skipped, reason in zip(groups, ("no MIG", "no MIG", "no MIG", "no MPS"), strict=True):
+        view.begin(skipped)
+        view.done(GroupResult(group=skipped, result=Result.SKIPPED, reason=reason))
+    lines = [line.partition(" (")[0].strip() for line in capsys.readouterr().err.splitlines()[1::2]]
+    assert lines == ["skipped: no MIG", "skipped: as naive-a", "skipped: as naive-a", "skipped: no MPS"]
+
+
+@pytest.mark.parametrize("given", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])
+def test_the_command_that_goes_on_is_the_one_that_was_given(given):
+    words = ["run.py", "-m", "mix=[M,S],[M,S,S]", *given]
+    assert invocation.spell_resume_command(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")
+    own = ["--", "train.py", "resume=false"]
+    assert invocation.spell_resume_command([*words, *own]).endswith(" resume=true -- train.py resume=false")
