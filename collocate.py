@@ -47,12 +47,12 @@ def main() -> None:
     if words[:1] in ([], ["-h"], ["--help"]):
         sys.stdout.write(_overview())
         sys.exit(0 if words else 2)
-    name, *others = words
+    name, *arguments = words
     if name not in entry_points.PROGRAMS:
         known = ", ".join([*entry_points.PROGRAMS, _COMPLETION])
         sys.stderr.write(f"error: collocate {name}: there is no such program; there are {known}\n")
         sys.exit(2)
-    sys.argv = [str(FOLDER / "run.py"), *others]
+    sys.argv = [str(FOLDER / "run.py"), *arguments]
     if name == entry_points.RUN:
         runpy.run_path(sys.argv[0], run_name="__main__")
     else:

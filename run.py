@@ -13,7 +13,7 @@ if __name__ == "__main__":
     invocation.begin()
     tracking_sender.start_early(sys.argv[1:])
 
-from pipeline.plan import help as explained  # below, because the sender imports MLflow meanwhile
+from pipeline.plan import help_text as explained  # below, because the sender imports MLflow meanwhile
 
 if __name__ == "__main__":
     explained.exit_if_asked(sys.argv[1:])
@@ -37,10 +37,10 @@ def main(config: DictConfig) -> int:
     chosen = HydraConfig.get()
     is_single = chosen.mode is RunMode.RUN
     if is_single and (launcher := chosen.runtime.choices["hydra/launcher"]) != "study":
-        _refuse(f"hydra/launcher={launcher} launches sweeps, and this is none; add -m")
+        _refuse(f"hydra/launcher={launcher} is for sweeps; add -m")
     if is_single and OmegaConf.select(config, "blocks"):
-        _refuse("blocks make a sweep; add -m, or hydra: {mode: MULTIRUN} to the experiment file")
-    with hydra_errors.user_environment():
+        _refuse("this experiment is a sweep (blocks); add -m, or hydra: {mode: MULTIRUN} to its file")
+    with hydra_errors.restore_environment():
         status = execute([config], is_sweep=False)
     if is_single and status != 0:
         sys.exit(status)  # Hydra drops what is returned to it
@@ -53,7 +53,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _run() -> None:
-    with hydra_errors.raised():
+    with hydra_errors.raise_errors():
         main()
 
 

@@ -30,7 +30,7 @@ from benchmarks import bare_loop
 from pipeline.base.domain import units
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import plan as planning
+from pipeline.plan import plan_builder as planning
 from pipeline.plan import read, schema
 from pipeline.plan.inventory import take
 from pipeline.record.store import results

@@ -10,7 +10,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from pipeline.plan import option_classes
+from pipeline.plan import option_loader
 
 _SCHEMA = re.compile(r"schema/((?:\w+\.)+\w+?)(?:\.yaml)?")
 
@@ -37,7 +37,7 @@ class OptionClasses(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         match = _SCHEMA.fullmatch(config_path.removesuffix(".yaml"))
         assert match is not None
-        node = option_classes.node_of(match[1])
+        node = option_loader.make_node(match[1])
         return ConfigResult(provider=self.provider, path=self.full_path(), config=node, header={"package": None})
 
 

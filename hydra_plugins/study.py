@@ -4,7 +4,8 @@ Hydra takes plugins only from the namespace package `hydra_plugins` (no `__init_
 launcher would run the jobs one by one: with baselines measured again for each, repeats not interleaved, and no
 estimate of the time. An experiment file may give `blocks`, a union of grids: each is crossed with the grid of the
 command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the command line: so
-`+rehearse=tiny` makes any experiment small, and its workloads too (`hydra.sweeper.small`, `pipeline/plan/small.py`).
+`+rehearse=tiny` makes any experiment small, and its workloads too (`hydra.sweeper.small`,
+`pipeline/plan/small_workloads.py`).
 `hydra/launcher=gpus` and `slurm` hand out the shards of the study to workers (`worker`), and `beside` measures the cost
 of work on other GPUs. Other launchers make every job a study of its own.
 """
@@ -33,7 +34,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipeline.base.system import override_values, user_command, words
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, small
+from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, small_workloads
 from pipeline.record import invocation
 from pipeline.scale.launcher_options import SlurmOptions
 
@@ -63,7 +64,7 @@ class StudySweeper(Sweeper):
         if not invocation.get_current().has_launcher:  # else that has said it
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
-        with hydra_errors.user_environment():
+        with hydra_errors.restore_environment():
             returns = self.launcher.launch(jobs, initial_job_idx=0)
         # A launcher of others may run jobs in processes of their own; one that failed raises here.
         _exit_unless_0(max((job.return_value or 0 for job in returns), default=0))
@@ -129,7 +130,7 @@ def _drop_overridden(keys: Sequence[str], block: Mapping[str, Any]) -> dict[str,
 
 def _as_override(key: str, value: Any) -> str:
     """Return an override: a text as typed, maybe with several values; a list as one value."""
-    return f"{key}={value if isinstance(value, str) else override_values.as_text(value)}"
+    return f"{key}={value if isinstance(value, str) else override_values.format_override(value)}"
 
 
 def _exit_unless_0(status: int) -> None:
@@ -188,7 +189,7 @@ class StudyLauncher(Launcher):
             ) from error
         if settings := self.config.hydra.sweeper.get("small"):
             fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}
-            small.make_small(config, fixed | set(self.config.hydra.sweeper.instead), settings)
+            small_workloads.make_small(config, fixed | set(self.config.hydra.sweeper.instead), settings)
         if b"${hydra:" in text or any("${hydra:" in str(override.value()) for override in values):
             HydraConfig.instance().cfg = hydra_conf  # by now it is that of the combination composed last
             OmegaConf.resolve(config)

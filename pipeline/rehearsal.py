@@ -44,26 +44,28 @@ class Rehearsal:
 
     @property
     def file(self) -> Path:
-        """That holds the machine."""
+        """The file that holds the machine."""
         return self._state_file.path.absolute()
 
     def find_device(self, config: GpuConfig) -> Device:
-        """The simulated GPU that a configuration asks for: `device` counts, and names, those of its model only."""
-        name = _model_name(config)
+        """Return the simulated GPU that a configuration asks for: `device` counts and names those of its model."""
+        name = _find_model(config)
         gpus = self._state_file.read().gpus
         uuids = [gpu.uuid for gpu in gpus if gpu.model == name]
         if len(uuids) < config.count:
-            there = ", ".join(gpu.model for gpu in gpus)
+            models = ", ".join(gpu.model for gpu in gpus)
             raise ConfigError(
-                f"gpu.machine={config.machine} has {len(uuids)} {name}, not {config.count}; it was made with {there}: "
+                f"gpu.machine={config.machine} has {len(uuids)} {name}, not {config.count}; it was made with {models}: "
                 "choose among these with gpu.model and gpu.count, or another file"
             )
         of_model = [device for device in nvml.list_devices() if device.uuid in uuids]
         counted = [dataclasses.replace(device, index=index) for index, device in enumerate(of_model)]
         remedy = "; gpu.count=NUMBER makes a machine with more"
-        key, selector = _asked(config)
+        key, selector = _select_gpu(config)
         chosen = choose(key, selector, list_selectable(selector, counted), remedy)
-        index = next(each.index for each in of_model if each.uuid == chosen.gpu_uuid)
+        index = next(
+            device_of_machine.index for device_of_machine in of_model if device_of_machine.uuid == chosen.gpu_uuid
+        )
         device = dataclasses.replace(chosen, index=index)
         return dataclasses.replace(device, kind="simulated", programs=self._programs)
 
@@ -84,7 +86,7 @@ class Rehearsal:
             pid = state.working_pid
             assert pid is not None
             slot = slots[state.job.index]
-            uuid, limit_mib = slot.visible_devices, _limit_mib(slot)
+            uuid, limit_mib = slot.visible_devices, _read_limit(slot)
             if limit_mib is not None and memory_mib > limit_mib:
                 why = f"{memory_mib} MiB are over the MPS limit of {limit_mib} MiB"
                 state.notice(Result.OOM, f"{_OUT_OF_MEMORY}: {why}")
@@ -132,7 +134,7 @@ class Rehearsal:
 
 @contextmanager
 def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
-    """The machine that the configurations rehearse on, beneath pynvml in this process; `None` if they rehearse nothing.
+    """Install the machine that configurations rehearse on beneath pynvml here; `None` if they rehearse nothing.
 
     Raises:
         ConfigError: some configurations are rehearsed and others are not, or on different machines, no such model can
@@ -148,40 +150,40 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     machine = simulated[0].machine
     if any(gpu.machine != machine for gpu in simulated):
         raise ConfigError("gpu.machine applies to the whole study and cannot be swept")
-    driver = _driver(simulated)
+    driver = _choose_driver(simulated)
     path = None if machine is None else expanded("gpu.machine", machine).resolve()
-    model_names = _model_names(simulated)
+    model_names = _list_models(simulated)
     # A dry run leaves nothing behind, so it makes no machine to keep.
     if path is not None and (path.exists() or not configs[0].dry_run):
-        found = StateFile(path).keep(model_names, driver or RECORDED).branch
-        if driver not in (None, found):
+        branch = StateFile(path).keep(model_names, driver or RECORDED).branch
+        if driver not in (None, branch):
             raise ConfigError(
-                f"gpu.machine={machine} was made with driver {found}, not gpu.driver={driver}: choose another file"
+                f"gpu.machine={machine} was made with driver {branch}, not gpu.driver={driver}: choose another file"
             )
-        with kept(path) as rehearsal:
+        with open_machine(path) as rehearsal:
             yield rehearsal
         return
-    with _own_folder() as folder:
+    with _hold_folder() as folder:
         state_file = StateFile(folder / "machine.json")
         state_file.create(model_names, branch=driver or RECORDED)
         with installed(state_file.path):
-            yield Rehearsal(state_file, _programs(state_file, folder / "bin"))
+            yield Rehearsal(state_file, _write_programs(state_file, folder / "bin"))
 
 
 @contextmanager
-def kept(path: Path) -> Iterator[Rehearsal]:
-    """The machine that an earlier start kept in the file `gpu.machine`, beneath pynvml here; it is left as it is."""
+def open_machine(path: Path) -> Iterator[Rehearsal]:
+    """Install the machine that is kept in the file `gpu.machine` beneath pynvml here; it is left as it is."""
     state_file = StateFile(path.expanduser().resolve())
     with installed(state_file.path):
-        yield Rehearsal(state_file, programs_beside(state_file))
+        yield Rehearsal(state_file, write_programs_beside(state_file))
 
 
-def programs_beside(state_file: StateFile) -> dict[str, Path]:
-    """The programs of a kept machine, written anew in the folder beside its file; by the name of the real one."""
-    return _programs(state_file, state_file.path.with_name(f"{state_file.path.name}.bin"))
+def write_programs_beside(state_file: StateFile) -> dict[str, Path]:
+    """Write the programs of a kept machine anew in the folder beside its file; by the name of the real one."""
+    return _write_programs(state_file, state_file.path.with_name(f"{state_file.path.name}.bin"))
 
 
-def _programs(state_file: StateFile, folder: Path) -> dict[str, Path]:
+def _write_programs(state_file: StateFile, folder: Path) -> dict[str, Path]:
     state_file.read()
     try:
         return write_programs(folder, state_file.path)
@@ -189,37 +191,34 @@ def _programs(state_file: StateFile, folder: Path) -> dict[str, Path]:
         raise ConfigError(f"the programs of a simulated machine cannot be written to {folder}: {error}") from error
 
 
-def _model_names(gpus: Sequence[GpuConfig]) -> list[str]:
-    """The GPUs of a new machine: of each model as many as are asked for at most."""
+def _list_models(gpus: Sequence[GpuConfig]) -> list[str]:
     counts: dict[str, int] = {}
     for gpu in gpus:
         if not 1 <= gpu.count <= MAX_GPUS:
             raise ConfigError(f"gpu.count={gpu.count}: a simulated machine has 1 to {MAX_GPUS} GPUs")
-        name = _model_name(gpu)
+        name = _find_model(gpu)
         counts[name] = max(gpu.count, counts.get(name, 1))
     return [name for name, count in counts.items() for _ in range(count)]
 
 
-def _driver(gpus: Sequence[GpuConfig]) -> str | None:
-    """The driver that the machine is to have; `None` if nothing is asked for."""
-    asked = {gpu.driver for gpu in gpus}
-    if len(asked) > 1:
+def _choose_driver(gpus: Sequence[GpuConfig]) -> str | None:
+    drivers = {gpu.driver for gpu in gpus}
+    if len(drivers) > 1:
         raise ConfigError("gpu.driver applies to the whole study and cannot be swept")
-    (driver,) = asked
+    (driver,) = drivers
     if driver not in (None, *RELEASES):
         raise ConfigError(f"gpu.driver={driver}: a simulated machine has one of {', '.join(RELEASES)}")
     return driver
 
 
-def _asked(config: GpuConfig) -> tuple[str, str]:
-    """What says which simulated GPU to take, and its index or UUID; a scheduler's grant counts, a user's habit not."""
+def _select_gpu(config: GpuConfig) -> tuple[str, str]:
+    """Return the key that selects a simulated GPU, and its index or UUID; a scheduler's grant counts."""
     if config.device != AUTO_DEVICE:
         return "gpu.device", config.device
     return read_grant() if "SLURM_JOB_ID" in os.environ else ("gpu.device", "0")
 
 
-def _limit_mib(slot: Slot) -> int | None:
-    """What a job may allocate under MPS, in MiB; `None` without a limit."""
+def _read_limit(slot: Slot) -> int | None:
     limit = dict(slot.environ).get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
     if limit is None:
         return None
@@ -227,15 +226,14 @@ def _limit_mib(slot: Slot) -> int | None:
     return int(number[:-1]) * (1024 if number.endswith("G") else 1)
 
 
-def _model_name(config: GpuConfig) -> str:
+def _find_model(config: GpuConfig) -> str:
     if config.model is None:
         raise ConfigError(f"gpu.kind=simulated needs gpu.model=NAME, one of {', '.join(mig_table.models())}")
     return mig_table.find(config.model).name
 
 
 @contextmanager
-def _own_folder() -> Iterator[Path]:
-    """A folder for the machine's files while it is in use; also removes those that killed studies left."""
+def _hold_folder() -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             remove_abandoned()

@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import locks
-from pipeline.plan import feasible, read
-from pipeline.plan import plan as planning
+from pipeline.plan import feasibility, read
+from pipeline.plan import plan_builder as planning
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.inventory import take as take_inventory
 from pipeline.plan.schema import Config
@@ -41,6 +41,8 @@ def _keep_files_in_memory() -> None:
 
 
 _keep_files_in_memory()
+# Messages name the interpreter as `python` where that is the one that runs.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 gc.disable()  # what is collected stays: searching it for garbage would take a third of the time
 # Asserts are rewritten once and kept: else half of what it takes to collect the tests, in every process.
 sys.dont_write_bytecode = False
@@ -176,7 +178,7 @@ def make_plan(compose: Callable[..., list[DictConfig]]) -> Callable[..., Plan]:
         alone = ["baseline=never"] if is_sweep is None and not sweep and "baseline=" not in str(overrides) else []
         configs = read.read(compose(*([*given, *alone] for given in overrides)))
         plan = planning.build_plan(configs, inventory_of(configs, device), is_sweep=sweep)
-        return feasible.checked(plan)
+        return feasibility.check_plan(plan)
 
     return make
 

@@ -28,7 +28,9 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
         hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
         rehearsal.remove_abandoned()
         programs = (
-            {} if machine is None else rehearsal.programs_beside(StateFile(expanded("--machine", machine).resolve()))
+            {}
+            if machine is None
+            else rehearsal.write_programs_beside(StateFile(expanded("--machine", machine).resolve()))
         )
         # A process on a MIG device, as a daemon that is ended with its journal, keeps the instances of its GPU.
         meant.sort(key=lambda device: device.parent is None)

@@ -206,7 +206,7 @@ def _find_programs(request: ManualMigRequest) -> dict[str, str] | None:
     if request.machine is None:
         return None
     file = StateFile(expanded("--machine", request.machine).resolve())
-    return {name: str(path) for name, path in rehearsal.programs_beside(file).items()}
+    return {name: str(path) for name, path in rehearsal.write_programs_beside(file).items()}
 
 
 def _plan_layout(device: Device, request: str) -> Layout:

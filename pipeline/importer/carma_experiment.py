@@ -79,7 +79,7 @@ def _make_programs(jobs: Sequence[Job], prefixes: Mapping[str, str]) -> dict[Pat
             label = f"{label}_{_replace_marks(job.path.stem)}"
         values: dict[str, Value] = {"name": label, "script": job.script}
         if job.args:
-            values["args"] = tuple(map(placeholders.as_text, job.args))
+            values["args"] = tuple(map(placeholders.escape, job.args))
         if prefixes:
             values["env_prefix"] = prefixes[job.environment]
         programs[job.path] = Program(workload="script", values=tuple(values.items()), name=label)

@@ -137,7 +137,7 @@ def _parse_program(command: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]
             raise ValueError(f"its command sets {assignment['name']}; put it into a script")
         names.append(assignment["name"])
         del words[0]
-    script, args = user_command.program_of(words, "its command")
+    script, args = user_command.parse_program(words, "its command")
     return tuple(names), script, tuple(args)
 
 

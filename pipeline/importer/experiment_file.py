@@ -13,7 +13,7 @@ import yaml
 from pipeline.base.system import entry_points, override_values
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.base.system.user_command import plain
+from pipeline.base.system.user_command import escape_interpolations
 
 NAME = re.compile(r"[A-Za-z]\w*")
 """What an experiment, and a program in a mix, can be called."""
@@ -76,7 +76,7 @@ def size_of(program: Program, sizes: dict[Program, str]) -> str:
 
 def override_value(value: Value) -> int | float | str:
     """Write a value in Hydra's grammar so that it means exactly itself."""
-    return value if isinstance(value, int | float) else override_values.as_text(value)
+    return value if isinstance(value, int | float) else override_values.format_override(value)
 
 
 def text_of(
@@ -136,8 +136,8 @@ def write(text: str, name: str, folder: Path | None, *, replace: bool) -> str:
 
 def _yaml(value: Value) -> Any:
     if isinstance(value, tuple):
-        return [_Quoted(plain(element)) if isinstance(element, str) else element for element in value]
-    return _Quoted(plain(value)) if isinstance(value, str) else value
+        return [_Quoted(escape_interpolations(element)) if isinstance(element, str) else element for element in value]
+    return _Quoted(escape_interpolations(value)) if isinstance(value, str) else value
 
 
 class _Quoted(str):

@@ -61,7 +61,7 @@ def program_of(row: Row) -> Program:
     if not row.file:
         raise ValueError(f"Model {row.model} on Data {row.data} with Params {' '.join(row.args)} is no known workload")
     name = re.sub(r"\W", "_", Path(row.file).stem)
-    arguments = (("args", tuple(map(placeholders.as_text, row.args))),) if row.args else ()
+    arguments = (("args", tuple(map(placeholders.escape, row.args))),) if row.args else ()
     return Program(workload="script", values=(("name", name), ("script", row.file), *arguments))
 
 
@@ -106,7 +106,7 @@ def block_of(
     else:
         block["mix"] = override_value(tuple(size_of(program, sizes) for program in programs))
     if device is not None:
-        block["gpu.device"] = override_values.as_text(device)  # gpu=CHOICE on the command line drops it
+        block["gpu.device"] = override_values.format_override(device)  # gpu=CHOICE on the command line drops it
     if group.profiles:
         block["scenario.profiles"] = override_value(tuple(profiles.get(profile, profile) for profile in group.profiles))
     return block

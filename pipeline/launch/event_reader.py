@@ -102,7 +102,7 @@ class _Reader:
 
     def read(self, path: Path) -> None:
         self._is_large = regular_files.size_of(path) >= _LARGE_BYTES
-        for block in regular_files.line_blocks(path, _BLOCK_BYTES):
+        for block in regular_files.read_line_blocks(path, _BLOCK_BYTES):
             begin = self._no_many_until = 0
             while begin < len(block):
                 end = self._add_many(block, begin)
@@ -237,7 +237,7 @@ class _Reader:
     def _read_param(self, event: dict[str, Any]) -> None:
         params = {str(name): str(value) for name, value in event["params"].items()}
         known = self._events.params
-        # A figure is made of such a one (`units.second_units`).
+        # A figure is made of such a one (`units.list_second_units`).
         if any("_per_" in name and known.get(name, value) != value for name, value in params.items()):
             raise ImpossibleLineError("a param that changed its value")
         if len(known | params) > _MOST_PARAMS:

@@ -256,7 +256,7 @@ class JobGroup:
     def _make_argv(self, job: Job, output: Path) -> list[str]:
         values = {"output_dir": output, "job": job.index, "degree": len(self._starts)}
         script = job.workload.script
-        return [word if word == script else placeholders.filled(word, values) for word in job.workload.argv]
+        return [word if word == script else placeholders.fill(word, values) for word in job.workload.argv]
 
     @property
     def _socket(self) -> Path:

@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system import cpu_limit, interrupts
-from pipeline.base.system.command import status_at_end
+from pipeline.base.system.command import wait_for_end
 from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
@@ -178,7 +178,7 @@ class ForkServer:
         self._control.close()
         if self._is_ready:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                status_at_end(self._process, _ANSWER_LIMIT_S)
+                wait_for_end(self._process, _ANSWER_LIMIT_S)
         self._process.kill()  # one that still imports has nothing to clean up
         self._process.wait()
 

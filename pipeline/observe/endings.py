@@ -158,4 +158,4 @@ def read_error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
 
 def _collect_secrets(state: JobState) -> frozenset[str]:
     workload = state.job.workload
-    return secrets.known_values(workload.argv, os.environ | dict(workload.environ))
+    return secrets.collect_secrets(workload.argv, os.environ | dict(workload.environ))

@@ -74,7 +74,7 @@ class GroupResult:
     @property
     def machine_state(self) -> MachineState:
         """The state of the machine that it ran on."""
-        return MachineState.now(self.group.device) if self.origin is None else self.origin
+        return MachineState.read(self.group.device) if self.origin is None else self.origin
 
     @property
     def gpu_uuid(self) -> str:

@@ -285,7 +285,7 @@ def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Se
             common = min(end for _, end in spans) - max(start for start, _ in spans)
             metrics["overlap_ratio"] = max(0, common) / max(lengths) if max(lengths) else 0.0
     metrics |= _compute_totals(group, jobs, metrics.get("makespan_s"))
-    metrics |= services.of_group([job.metrics for job in jobs])
+    metrics |= services.summarise_group([job.metrics for job in jobs])
     uses = [job.metrics[FIRST_GPU_USE] for job in jobs if FIRST_GPU_USE in job.metrics]
     if len(uses) == len(jobs):
         metrics[FIRST_GPU_USE] = max(uses)
@@ -299,14 +299,14 @@ def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Se
 def _compute_co_runner_totals(neighbours: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
         f"neighbours_{units.total_of(unit)}": sum(metrics[units.rate_of(unit)] for metrics in neighbours)
-        for unit in units.shared(neighbours)
+        for unit in units.find_common_units(neighbours)
     }
 
 
 def _compute_totals(group: Group, jobs: Sequence[JobResult], makespan_s: float | None) -> dict[str, float]:
     """Return the total rates of the jobs, in each unit that all of them count."""
     totals: dict[str, float] = {}
-    for unit in units.shared([job.metrics for job in jobs]):
+    for unit in units.find_common_units([job.metrics for job in jobs]):
         if group.window.kind is WindowKind.WORK:
             numbers = [job.metrics[units.number_of(unit)] for job in jobs if units.number_of(unit) in job.metrics]
             if len(numbers) == len(jobs) and makespan_s:

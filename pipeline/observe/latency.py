@@ -57,7 +57,7 @@ def compute_figures(
             int(np.count_nonzero(_compute_latency_ms(answered) <= objective.latency_ms)) / seconds
         )
         percentile = objective.percentile
-        if percentile is not None and len(due) >= services.needed(percentile):
+        if percentile is not None and len(due) >= services.min_requests(percentile):
             value_ms = _select_rank(np.sort(_compute_latency_ms(due)), percentile)
             metrics[services.OBJECTIVE_MET] = float(value_ms <= objective.latency_ms)
     if is_rate_given:

@@ -34,6 +34,8 @@ _COLUMNS = (
 )
 _LAST_COLUMNS = (("own CPU %", "orchestrator_cpu_pct", "{:.1f}"),)
 _RATIOS = tuple(column for column in _COLUMNS if column[0] in ("speed-up", "slowdown", "slowdown of latency"))
+_COMPARISONS = frozenset((*(key for _, key, _ in _RATIOS), normalise.FAIRNESS))
+"""Figures that an invalid row lacks: it leads nothing."""
 _MOST_NAMES = 4
 _FORMATS = {"ratio": "{:.2f}", "MiB": "{:.0f}"}
 
@@ -48,13 +50,14 @@ def format_line(
 ) -> str:
     """Describe the end of a group or job: `ok, 1841.7 samples/s, speed-up 2.43`, `ok* (MARKS), ...`."""
     rates = [(unit, units.total_of(unit)) for unit in units.units_in(metrics)]  # of a group
-    rates += [(unit, units.rate_of(unit)) for unit in units.shared([metrics])]  # of a job
+    rates += [(unit, units.rate_of(unit)) for unit in units.find_common_units([metrics])]  # of a job
     different = {metrics[key]: (unit, key) for unit, key in reversed(rates)}  # a sample a request is said once
     figures = [
-        f"{units.rate_in_words(metrics[key])} {units.per_second(unit)}" for unit, key in reversed(different.values())
+        f"{units.format_rate(metrics[key])} {units.per_second(unit)}" for unit, key in reversed(different.values())
     ]
     figures += [f"{metrics[key]:.2f} ms" for key in (services.MEAN, services.worst_of(services.MEAN)) if key in metrics]
-    figures += [f"{title} {form.format(metrics[key])}" for title, key, form in _RATIOS if key in metrics]
+    ratios = () if marks.invalid else _RATIOS
+    figures += [f"{title} {form.format(metrics[key])}" for title, key, form in ratios if key in metrics]
     ended = f"{result.value}* ({marks.text})" if marks.text else result.value
     ended += " (simulated GPU)" if is_simulated else ""
     return ", ".join([ended, *figures]) + (f": {reason}" if reason else "")
@@ -86,7 +89,7 @@ def format_table(
     if not groups:
         return "\n".join(skipped)
     counted = _list_units(rows)
-    rates = [(units.per_second(unit), units.total_of(unit), units.rate_in_words) for unit in counted]
+    rates = [(units.per_second(unit), units.total_of(unit), units.format_rate) for unit in counted]
     energies = [(units.joules_per(unit), units.energy_of(unit), "{:.3g}") for unit in counted]
     other_columns = (*_COLUMNS, *_list_sampled_columns(fields), *energies, *_LAST_COLUMNS)
     columns = (*rates, *((title, key, form.format) for title, key, form in other_columns))
@@ -137,10 +140,11 @@ def _make_sort_key(group: Group) -> tuple[object, ...]:
 
 
 def _format_median(blocks: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
-    """Format the median of a figure over the blocks that are valid, else ended well, else have it."""
+    """Format the median of a figure over the valid blocks; without any over the others, unless it is a comparison."""
     having = [row for row in blocks if key in row.metrics]
-    well = [row for row in having if row.result is Result.OK]
-    used = dict(enumerate([row for row in well if not row.marks.invalid] or well or having))
+    well = [row for row in having if row.result is Result.OK] or having
+    valid = [row for row in well if not row.marks.invalid]
+    used = dict(enumerate(valid if valid or key in _COMPARISONS else well))
     values = {number: row.metrics[key] for number, row in used.items()}
     gpus = {number: row.gpu_uuid for number, row in used.items()}
     return form(statistics.median(normalise.independent(values, gpus))) if used else "-"

@@ -109,7 +109,7 @@ class _Drawer:
             table.add_column(Text(name), justify="left" if name in ("job", "phase") else "right")
         for now in self.jobs.read():
             epoch = "-" if now.epoch is None else str(now.epoch)
-            rate = "-" if now.per_s is None else units.rate_in_words(now.per_s)
+            rate = "-" if now.per_s is None else units.format_rate(now.per_s)
             cells = (now.job.name, now.phase, epoch, rate, self._format_memory(now.job.index))
             table.add_row(*map(Text, cells))  # a plain string would be read as markup
         return table

@@ -31,7 +31,7 @@ def compute_figures(
         metrics[units.rate_of(unit)] = throughput.average_logged_rate(
             logged.points, window if kind is WindowKind.LOGGED else None
         )
-    for other, number in units.second_units(unit, log.params):
+    for other, number in units.list_second_units(unit, log.params):
         for name in (units.rate_of, units.number_of):
             if name(unit) in metrics:
                 metrics[name(other)] = number * metrics[name(unit)]

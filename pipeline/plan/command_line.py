@@ -17,7 +17,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseE
 from pipeline.base.system import entry_points, interrupts, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.paths import list_choices
 from pipeline.base.system.secrets import mask_text
 from pipeline.plan import hydra_arguments, hydra_errors, override_remedy, schema
 
@@ -46,14 +46,14 @@ def run(main: Callable[[], None]) -> int:
         SystemExit: a study ended with another status than 0.
     """
     try:
-        given = [*hydra_arguments.folder_to_complete(sys.argv[1:]), *sys.argv[1:]]
-        sys.argv[1:] = hydra_arguments.arrange([readable(word) for word in user_command.as_overrides(given)])
+        words_given = [*hydra_arguments.folder_to_complete(sys.argv[1:]), *sys.argv[1:]]
+        sys.argv[1:] = hydra_arguments.arrange([quote_home(word) for word in user_command.make_overrides(words_given)])
         main()
     except Interrupted as interrupted:
         words.say(str(interrupted))
         return interrupted.exit_status
     except Exception as error:  # noqa: BLE001  what can be wrong with a command line, Hydra raises as anything
-        if (signalled := interrupts.behind(error)) is not None:
+        if (signalled := interrupts.find_interruption(error)) is not None:
             words.say(str(signalled))
             return signalled.exit_status
         if set(hydra_arguments.COMPLETION) & set(sys.argv):
@@ -65,8 +65,8 @@ def run(main: Callable[[], None]) -> int:
     return 0
 
 
-def readable(argument: str) -> str:
-    """An override as Hydra can read it: `KEY=~/folder`, which it refuses without quotes, with them.
+def quote_home(argument: str) -> str:
+    """Quote `KEY=~/folder`, which Hydra refuses without quotes.
 
     Raises:
         ConfigError: it names no key, of which Hydra says something else.
@@ -77,7 +77,7 @@ def readable(argument: str) -> str:
 
 
 def explain(error: Exception) -> str:
-    """Why Hydra refuses a command line, or a file of the configuration.
+    """Explain why Hydra refuses a command line, or a file of the configuration.
 
     Its own words span many lines, and propose `+` for a key that is misspelt.
     """
@@ -85,21 +85,20 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={choice}: there is no such choice; {_other_choice(choice, error.options)}"
+        return f"{group}={choice}: there is no such choice; {_suggest_choice(choice, error.options)}"
     if isinstance(error, OverrideParseException):
-        return override_remedy.explain_unreadable(str(error.override), why_refused)
+        return override_remedy.explain_unreadable(str(error.override), explain_refusal)
     cause, text = error.__cause__, str(error)
     if (in_file := _IN_FILE.match(text)) and isinstance(wrong := error.__context__, OmegaConfBaseException):
         return f"{in_file[1]}.yaml: {_explain_in_file(wrong)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
-        return _unknown(cause.full_key, cause.parent_node)
+        return _explain_unknown(cause.full_key, cause.parent_node)
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
         return _explain_refused(refused[1], cause)
     return _explain_words(text.partition(_SEARCH_PATH)[0], is_of_hydra=isinstance(error, HydraException))
 
 
 def _explain_words(text: str, *, is_of_hydra: bool) -> str:
-    """Say in one line what Hydra says in several."""
     if "Config group override must be a string or a list" in text:
         help_command = entry_points.spell("run", "--help")
         return f"a group of options takes the name of a choice, as in gpu=cpu; {help_command} prints all"
@@ -107,9 +106,9 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
         return f"+{present[1]}: there is a value already; write {present[1]}=VALUE, without the plus"
     if missing := _NO_FILE.match(text):
         return _explain_missing(missing[1], missing[2])
-    if (unset := _NEEDS_PLUS.match(text)) and (there := _choices(unset[1])):
+    if (unset := _NEEDS_PLUS.match(text)) and (choices := list_choices(unset[1])):
         value = next((word.partition("=")[2] for word in sys.argv if word.startswith(f"{unset[1]}=")), "...")
-        which = "" if value in there else f", one of {', '.join(there)}"
+        which = "" if value in choices else f", one of {', '.join(choices)}"
         return (
             f"{unset[1]}={value}: nothing is chosen there yet; write +{unset[1]}={value if not which else '...'}{which}"
         )
@@ -122,106 +121,100 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
     if deleted := _DELETION.match(text):
         return f"~{deleted['key'] or deleted['group']} takes no value, unless it is the one that is there"
     lines = [line.strip() for line in text.splitlines()]
-    said = "; ".join(line.rstrip(".") for line in lines if line)
-    return said if is_of_hydra else f"the configuration cannot be read: {said}"
+    message = "; ".join(line.rstrip(".") for line in lines if line)
+    return message if is_of_hydra else f"the configuration cannot be read: {message}"
 
 
 def _explain_in_file(cause: OmegaConfBaseException) -> str:
     key = str(cause.full_key or cause.key or "")
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
-        return _unknown(key, cause.parent_node)
-    return f"{key}: {why_refused(key, cause)}" if key else str(cause).splitlines()[0]
+        return _explain_unknown(key, cause.parent_node)
+    return f"{key}: {explain_refusal(key, cause)}" if key else str(cause).splitlines()[0]
 
 
 def _explain_missing(group: str, choice: str) -> str:
     if group == "schema":
         return f"/schema/{choice}: there is no such schema; name a class of options, as /schema/MODULE.CLASS"
-    return f"{group}: there is no choice {choice}; {_other_choice(choice, _choices(group))}"
+    return f"{group}: there is no choice {choice}; {_suggest_choice(choice, list_choices(group))}"
 
 
 def _explain_refused(override: str, cause: OmegaConfBaseException) -> str:
     if isinstance(cause, GrammarParseError):
         return override_remedy.explain_interpolation(override)
-    return f"{override}: {why_refused(override.partition('=')[0].lstrip('+'), cause)}"
+    return f"{override}: {explain_refusal(override.partition('=')[0].lstrip('+'), cause)}"
 
 
-def no_such_setting(key: str, known: Iterable[str]) -> str:
-    """The message for a key (with its parents, as `workload.batchsize`) that its parent, which has these, lacks."""
+def explain_unknown_key(key: str, known: Iterable[str]) -> str:
+    """Explain that a key, as `workload.batchsize`, does not exist; its parent has the known ones."""
     parent, _, name = key.rpartition(".")
-    return f"{key}: there is no such setting; {_instead(name, known, f'{parent}.' if parent else '')}"
+    return f"{key}: there is no such setting; {_suggest_name(name, known, f'{parent}.' if parent else '')}"
 
 
-def unknown_settings(node: Any, where: str = "") -> Iterator[str]:
-    """A message for each key of a typed configuration that its schema does not have, which only `+KEY` can add."""
+def explain_unknown_keys(node: Any, where: str = "") -> Iterator[str]:
+    """Explain each key of a typed configuration that its schema lacks, as `+KEY` adds one."""
     if dataclasses.is_dataclass(node):
         known = [field.name for field in dataclasses.fields(node)]
-        yield from (no_such_setting(f"{where}{key}", known) for key in vars(node) if key not in known)
+        yield from (explain_unknown_key(f"{where}{key}", known) for key in vars(node) if key not in known)
         node = vars(node)
     if isinstance(node, dict):
         for key, value in node.items():
-            yield from unknown_settings(value, f"{where}{key}.")
+            yield from explain_unknown_keys(value, f"{where}{key}.")
 
 
-def _instead(word: str, known: Iterable[str], parent: str = "") -> str:
+def _suggest_name(word: str, known: Iterable[str], parent: str = "") -> str:
     names = sorted(set(known) - {"hydra"})
     near = difflib.get_close_matches(word, names, n=1)
     return f"did you mean {parent}{near[0]}?" if near else f"there are {', '.join(names) or 'none'}"
 
 
-def _other_choice(word: str, choices: Iterable[str]) -> str:
-    """What can be chosen instead: all of it, the nearest first."""
+def _suggest_choice(word: str, choices: Iterable[str]) -> str:
     names = sorted(set(choices))
     near = difflib.get_close_matches(word, names, n=1)
-    there = f"there is only {names[0]}" if len(names) == 1 else f"there are {', '.join(names) or 'none'}"
-    return f"did you mean {near[0]}? {there[0].upper()}{there[1:]}" if near else there
+    remedy = f"there is only {names[0]}" if len(names) == 1 else f"there are {', '.join(names) or 'none'}"
+    return f"did you mean {near[0]}? {remedy[0].upper()}{remedy[1:]}" if near else remedy
 
 
-def _choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (PROJECT_DIR / "conf" / group).glob("*.yaml"))
-
-
-def _unknown(key: str, parent: Any) -> str:
+def _explain_unknown(key: str, parent: Any) -> str:
     if key in _MOVED:
         return f"{key}: this is at the top level now; write {_MOVED[key]}"
     if not isinstance(parent, DictConfig):
-        return no_such_setting(key, ())
+        return explain_unknown_key(key, ())
     if OmegaConf.get_type(parent) is dict:  # of entries with names of their own
         return f"{key}: there is no such entry; +{key} adds one"
-    known = [str(each) for each in parent if each != "_target_"]
+    known = [str(name) for name in parent if name != "_target_"]
     group, _, name = key.rpartition(".")
     if difflib.get_close_matches(name, known):
-        return no_such_setting(key, known)
+        return explain_unknown_key(key, known)
     if "metric_pattern" in known:
         return f"{key}: a script has no such setting; {group}.flags.{name}=VALUE gives it --{name} VALUE"
-    if having := _choices_that_have(group, name):
+    if choices := _choices_that_have(group, name):
         chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
-        some = having if len(having) <= _MOST_NAMED else [*having[:_MOST_NAMED], "others"]
+        some = choices if len(choices) <= _MOST_NAMED else [*choices[:_MOST_NAMED], "others"]
         what = f"{group}={chosen}" if chosen else f"this {group}"
         return f"{key}: {what} has no such setting; add {group}={' or '.join(some)}, which has it"
-    return no_such_setting(key, known)
+    return explain_unknown_key(key, known)
 
 
 def _choices_that_have(group: str, name: str) -> list[str]:
-    """The choices of a group that have a setting, by their own keys and by what they extend."""
-    return [choice for choice in _choices(group) if name in schema.keys_of(group, choice)]
+    return [choice for choice in list_choices(group) if name in schema.list_keys(group, choice)]
 
 
-def why_refused(key: str, cause: OmegaConfBaseException) -> str:
-    """What a key takes instead of the value that was refused."""
-    said = str(cause).splitlines()[0]
-    if "is not a subclass of" in said:
+def explain_refusal(key: str, cause: OmegaConfBaseException) -> str:
+    """Explain what a key takes instead of a refused value."""
+    message = str(cause).splitlines()[0]
+    if "is not a subclass of" in message:
         group = key.partition(".")[0]
         help_command = entry_points.spell("run", "--help-keys", group)
         return f"this has settings of its own, {key}.NAME=VALUE; {help_command} prints them"
     if isinstance(cause.parent_node, ListConfig) and isinstance(cause.key, int):
-        wanted = next((words for kind, words in _WANTED.items() if f" to {kind.__name__[:-4]}" in said), None)
-        return f"{cause.value} in this list {f'must be {wanted}' if wanted else f'is not taken: {said}'}"
-    if "is not a ListConfig" in said or isinstance(cause.parent_node, ListConfig):
+        type_words = next((words for kind, words in _WANTED.items() if f" to {kind.__name__[:-4]}" in message), None)
+        return f"{cause.value} in this list {f'must be {type_words}' if type_words else f'is not taken: {message}'}"
+    if "is not a ListConfig" in message or isinstance(cause.parent_node, ListConfig):
         return f"a list is written '{key}=[A,B]'"
     node = cause.child_node
-    if isinstance(node, DictConfig) or "not assignable to" in said or "Cannot merge DictConfig" in said:
+    if isinstance(node, DictConfig) or "not assignable to" in message or "Cannot merge DictConfig" in message:
         return f"a map is written '{key}={{NAME: VALUE}}', and an entry {key}.NAME=VALUE"
     if isinstance(node, EnumNode):
         return f"the value must be one of {', '.join(node.enum_type.__members__)}"
-    wanted = next((words for kind, words in _WANTED.items() if isinstance(node, kind)), None)
-    return said if wanted is None else f"the value must be {wanted}"
+    type_words = next((words for kind, words in _WANTED.items() if isinstance(node, kind)), None)
+    return message if type_words is None else f"the value must be {type_words}"

@@ -12,12 +12,9 @@ _REHEARSAL, _REPRODUCTIONS = "-rehearsal", "-reproductions"
 
 
 def is_rehearsal(config: Config) -> bool:
-    """Return whether figures of this configuration say nothing: of a simulated GPU, or of stand-ins (`+rehearse=`)."""
-    return config.gpu.kind is GpuKind.simulated or _has_stand_ins()
-
-
-def _has_stand_ins() -> bool:
-    return HydraConfig.initialized() and "rehearse" in HydraConfig.get().runtime.choices
+    """Return whether the figures of a configuration mean nothing: of a simulated GPU, or small workloads."""
+    is_small = HydraConfig.initialized() and "rehearse" in HydraConfig.get().runtime.choices
+    return is_small or config.gpu.kind is GpuKind.simulated
 
 
 def separate_rehearsals(configs: Iterable[Config]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base.domain import naming, placeholders, units
+from pipeline.base.domain import group_names, placeholders, units
 from pipeline.base.domain.protocols import Profiler
 from pipeline.base.domain.records import (
     DEVICE,
@@ -35,41 +35,50 @@ from pipeline.base.domain.workload import Workload
 from pipeline.base.system import factory, secrets, user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
-from pipeline.plan import programs
-from pipeline.plan.inventory import Inventory, env_of
-from pipeline.plan.option_classes import root_of
+from pipeline.plan import job_entries
+from pipeline.plan.inventory import Inventory, choose_environment
+from pipeline.plan.option_loader import find_root
 from pipeline.plan.schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.workload_config import WorkloadConfig
 
 _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
 
 
-def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_sweep: bool) -> list[Group]:
-    """The groups of one configuration, without block and number, and its baselines.
+def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep: bool) -> list[Group]:
+    """Make the groups of one configuration, without block and number, and its baselines.
 
     What the user should know is added to `notes`. Where `baseline` is `auto`, several jobs have serial baselines, and
     in a sweep (`is_sweep`) one has as well.
     """
-    beside, asked = programs.neighbours(config), programs.chosen(config)
-    device, workloads = inventory.device_of(config.gpu), [workload for _, workload in asked]
-    for workload in [*workloads, *(workload for _, workload in beside)]:
-        workload.refuse_wrong(_planned_for(device, config), device_was_chosen=config.gpu.kind is not GpuKind.auto)
-    window = _window(config, workloads)
-    made = _programs(workloads, config, device, window, inventory)
-    jobs = tuple(
-        Job(index=index, workload=made[id(workload)], size=size) for index, (size, workload) in enumerate(asked)
-    )
-    until_stop = dataclasses.replace(window, kind=WindowKind.STEADY)
-    made = _programs([workload for _, workload in beside], config, device, until_stop, inventory)
-    neighbours = tuple(
-        Job(index=index, workload=made[id(workload)], size=size, is_neighbour=True)
-        for index, (size, workload) in enumerate(beside, start=len(jobs))
-    )
-    together = _group(config, device, window, jobs + neighbours)
+    beside, measured = job_entries.list_co_runners(config), job_entries.list_jobs(config)
+    device, workloads = inventory.device_of(config.gpu), [workload for _, workload in measured]
+    # A dry run on a simulated GPU is the plan for the real one, although its jobs would run on the CPU.
+    checked_for = dataclasses.replace(device, kind="nvidia") if config.dry_run and device.is_simulated else device
+    complete: dict[int, WorkloadConfig] = {}  # copies of a workload are one object
+    for _, workload in (*measured, *beside):
+        if id(workload) not in complete:
+            complete[id(workload)] = planned = workload.complete()
+            planned.refuse_wrong(checked_for, device_was_chosen=config.gpu.kind is not GpuKind.auto)
+    window = _choose_window(config, workloads)
+
+    def make_jobs(entries: job_entries.Entries, window: Window, *, first: int = 0) -> tuple[Job, ...]:
+        unique = {id(workload) for _, workload in entries}
+        workload_of = {key: _make_workload(complete[key], config, device, window, inventory) for key in unique}
+        return tuple(
+            Job(index=index, workload=workload_of[id(workload)], size=size, is_neighbour=first > 0)
+            for index, (size, workload) in enumerate(entries, start=first)
+        )
+
+    jobs = make_jobs(measured, window)
+    neighbours = make_jobs(beside, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
+    together = _make_group(config, device, window, jobs + neighbours)
     notes += [note for workload in workloads for note in workload.window_notes(window)]
-    notes += _notes(together, inventory, is_other_window=window.kind is not config.window.kind)
-    in_turn = _in_turn(together, jobs)
-    alone = [_in_turn(together, (dataclasses.replace(job, index=0),)) for job in _distinct(jobs)]
+    notes += _list_notes(together, inventory, is_other_window=window.kind is not config.window.kind)
+    in_turn = _make_serial(together, jobs)
+    distinct: dict[str, Job] = {}
+    for job in jobs:
+        distinct.setdefault(job.workload.digest, job)
+    alone = [_make_serial(together, (dataclasses.replace(job, index=0),)) for job in distinct.values()]
     if config.scenario.sequential:
         # n copies one after another take n times as long as one, which is measured once for every degree.
         groups = alone if len(alone) == 1 else [in_turn]
@@ -79,18 +88,10 @@ def groups_of(config: Config, inventory: Inventory, notes: list[str], *, is_swee
         groups = [together, *([in_turn] if is_total_measured else alone)]
     else:
         groups = [together]
-    return [_identified(group, inventory) for group in groups]
+    return [_add_digests(group, inventory) for group in groups]
 
 
-def _planned_for(device: Device, config: Config) -> Device:
-    """Return the device that workloads are checked for: of a dry run on a simulated GPU, the real one of its model.
-
-    Its jobs would run on the CPU, but nothing runs, and the plan is that of the study on the GPU.
-    """
-    return dataclasses.replace(device, kind="nvidia") if config.dry_run and device.is_simulated else device
-
-
-def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iterator[str]:
+def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iterator[str]:
     if group.device.is_simulated:
         yield (
             f"{group.device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
@@ -107,11 +108,11 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
         by_end = {True: dict[str, None](), False: dict[str, None]()}
         for job in group.measured:
             by_end[job.workload.ends_by_itself][job.workload.name] = None
-        names, others = ", ".join(by_end[True]), ", ".join(by_end[False])
+        names, stoppable = ", ".join(by_end[True]), ", ".join(by_end[False])
         if group.window.kind is WindowKind.LOGGED:
             yield f"{names} cannot be told to stop: measured while all jobs log how fast they are"
         else:
-            epochs = f", in which {others} does window.epochs" if others else ""
+            epochs = f", in which {stoppable} does window.epochs" if stoppable else ""
             yield (
                 f"{names} cannot be told to stop: measured from start to end, start-up included (window=work{epochs})"
             )
@@ -120,16 +121,8 @@ def _notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iter
             yield f"{to_build}; the digests of its groups are known when it is built"
 
 
-def _distinct(jobs: Sequence[Job]) -> list[Job]:
-    """The first job of each workload."""
-    first: dict[str, Job] = {}
-    for job in jobs:
-        first.setdefault(job.workload.digest, job)
-    return list(first.values())
-
-
-def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
-    """The window that fits all of the jobs, with what applies to all: nobody tells a script how many epochs to do."""
+def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
+    """Choose the window that fits all jobs; nobody tells a script how many epochs to do."""
     window = Window(**vars(config.window))
     all_log = all(w.rate_source().is_logged for w in workloads)
     if window.kind is WindowKind.LOGGED and not all_log:
@@ -144,38 +137,30 @@ def _window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
     return dataclasses.replace(window, epochs=0)
 
 
-def _programs(
-    workloads: Sequence[WorkloadConfig], config: Config, device: Device, window: Window, inventory: Inventory
-) -> dict[int, Workload]:
-    """What runs for each of these, by its id; copies of one are the same program."""
-    unique = {id(workload): workload for workload in workloads}
-    return {key: _workload(workload, config, device, window, inventory) for key, workload in unique.items()}
-
-
-def _workload(
+def _make_workload(
     workload: WorkloadConfig, config: Config, device: Device, window: Window, inventory: Inventory
 ) -> Workload:
     path = inventory.scripts[workload.script].path
-    env = env_of(config, workload)
-    lacks = _lacking(workload, inventory.interpreters[env])
+    env = choose_environment(config, workload)
+    lacks = _find_lack(workload, inventory.interpreters[env])
     if lacks and not workload.may_lack_packages:
         raise ConfigError(lacks)
     # A forked job has executed the module that was preloaded.
     files = workload.source_files()
     codes = [
-        inventory.scripts[each]
-        for each in (workload.script, *files, workload.runner, workload.preload)
-        if each in inventory.scripts
+        inventory.scripts[script]
+        for script in (workload.script, *files, workload.runner, workload.preload)
+        if script in inventory.scripts
     ]
-    flags, settings = workload.own_options(), workload.study_settings()
+    flags, settings = workload.program_options(), workload.study_settings()
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
         flags["device"] = "cuda" if device.is_gpu and not device.is_simulated else "cpu"
         flags["epochs"] = 0 if window.kind is WindowKind.STEADY else config.window.epochs
-    own = _flags(flags)
-    words = workload.added_words(own)
-    placeholders.check(workload.name, (*own, *words))
-    program_digest = digest_of(
+    arguments = _make_flags(flags)
+    words = workload.added_words(arguments)
+    placeholders.refuse_unknown(workload.name, (*arguments, *words))
+    program_digest = make_digest(
         [code.digest for code in codes],
         workload.name,
         {k: v for k, v in (flags | settings).items() if k not in workload.place_options()},
@@ -187,15 +172,15 @@ def _workload(
         name=workload.name,
         # What a launcher, which is no file of the user's, is to start.
         script=str(inventory.scripts[next(iter(files))].path if files and not path.is_absolute() else path),
-        argv=(*runner, str(path), *own, *words),
+        argv=(*runner, str(path), *arguments, *words),
         ends_by_itself=workload.ends_by_itself,
         env=env,
-        digest=digest_of(program_digest, inventory.interpreters[env].lock_digest),
+        digest=make_digest(program_digest, inventory.interpreters[env].lock_digest),
         program_digest=program_digest,
         sources=tuple(dict.fromkeys(source for code in codes for source in code.sources)),
         params=(
             *((key, _text(secrets.mask(value, key))) for key, value in (flags | settings).items() if value is not None),
-            *_params(workload, env),
+            *_list_params(workload, env),
         ),
         environ=tuple(sorted(workload.environ.items())),
         preload=workload.preload,
@@ -205,34 +190,33 @@ def _workload(
         is_rate_given=workload.has_given_rate(),
         objective=workload.latency_objective(),
         lacks=lacks,
-        module_path=tuple(map(str, root_of(type(workload)))),
+        module_path=tuple(map(str, find_root(type(workload)))),
     )
 
 
-def _lacking(workload: WorkloadConfig, interpreter: Interpreter) -> str | None:
-    """What the environment of a workload, as far as it is known, lacks of the packages that its options take."""
+def _find_lack(workload: WorkloadConfig, interpreter: Interpreter) -> str | None:
     if interpreter.why_not_built is not None:
         return f"workload {workload.name}: {interpreter.why_not_built}"
     # A line names a package first, or the file that it comes from: `uvicorn==0.5`, `https://.../uvicorn-0.5.conda`.
     # Whether it is `-` or `_` is up to how the package was made.
-    every = [] if interpreter.to_build is not None else interpreter.lock
-    lines = [line.lower().replace("_", "-") for line in every]
+    packages = [] if interpreter.to_build is not None else interpreter.lock
+    lines = [line.lower().replace("_", "-") for line in packages]
     for package in workload.needed_packages() if lines else ():
         names = "|".join(map(re.escape, package.split("|")))
         if not any(re.match(rf"(?:.*/)?(?:{names})(?:[-=@ ]|$)", line) for line in lines):
-            return workload.explain_lack(package.partition("|")[0], interpreter.python)
+            lack = workload.describe_lack(package.partition("|")[0], str(interpreter.python))
+            return f"workload {workload.name}: {lack}"
     return None
 
 
-def _params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
-    """What a run says of its program beside the options that its kind adds."""
+def _list_params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
     if workload.has_given_rate():
         yield units.GIVEN_RATE, "true"
     yield "script", secrets.mask_text(workload.script)
     if args := workload.argument_words():
-        yield naming.ARGUMENTS, shlex.join(secrets.mask_words(args))
+        yield group_names.ARGUMENTS, shlex.join(secrets.mask_words(args))
     for key, value in workload.flag_values().items():
-        yield f"{naming.FLAG}{key}", _text(secrets.mask(value, key))
+        yield f"{group_names.FLAG}{key}", _text(secrets.mask(value, key))
     for key, value in sorted(workload.environ.items()):
         yield f"environ.{key}", secrets.mask(value, key)
     yield "env", env.target.rpartition(".")[2].removesuffix("Env").lower()
@@ -241,8 +225,8 @@ def _params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
             yield f"env.{key}", secrets.mask_text(_text(value))
 
 
-def _flags(values: dict[str, Any]) -> list[str]:
-    """Command-line flags: `None` is left out, a bool is `--x` or `--no-x`, a dict is `KEY=VALUE` words in JSON."""
+def _make_flags(values: dict[str, Any]) -> list[str]:
+    """Make command-line flags: no `None`, a bool as `--x` or `--no-x`, a dict as `KEY=VALUE` words in JSON."""
     argv: list[str] = []
     for key, value in values.items():
         flag = key.replace("_", "-")
@@ -263,14 +247,13 @@ def _text(value: object) -> str:
     return json.dumps(value) if isinstance(value, dict | list | bool) else str(value)
 
 
-def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]) -> Group:
-    """The jobs together, without what tells them from other groups."""
+def _make_group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]) -> Group:
     return Group(
         number=0,
         name="",
         experiment=config.tracking.experiment,
         scenario=config.scenario.name,
-        sharing=factory.spec_of(config.scenario, without=frozenset({"name", "sequential"})),
+        sharing=factory.make_spec(config.scenario, without=frozenset({"name", "sequential"})),
         jobs=jobs,
         window=window,
         limits=Limits(**vars(config.limits)),
@@ -278,7 +261,7 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
         seed=config.seed,
         sequential=False,
         device=device,
-        listeners=tuple(_listener(name, listener) for name, listener in config.listeners.items()),
+        listeners=tuple(_make_listener(name, listener) for name, listener in config.listeners.items()),
         pin_cpus=config.pin_cpus,
         is_load_noted=config.foreign_load is ForeignLoad.note,
         digest="",
@@ -290,32 +273,27 @@ def _group(config: Config, device: Device, window: Window, jobs: tuple[Job, ...]
             job_memory_mib=config.gpu.job_memory_mib,
             beside=config.gpu.beside,
         ),
-        config_text=lambda: _config_text(config),
+        config_text=lambda: OmegaConf.to_yaml(OmegaConf.create(secrets.mask(_escape_values(config)))),
         profiler=ProfilerSpec(
-            name=config.profiler.name, build=factory.spec_of(config.profiler, without=frozenset({"name"}))
+            name=config.profiler.name, build=factory.make_spec(config.profiler, without=frozenset({"name"}))
         ),
     )
 
 
-def _config_text(config: Config) -> str:
-    """The configuration as the record has it: without secrets."""
-    return OmegaConf.to_yaml(OmegaConf.create(secrets.mask(_plain(config))))
-
-
-def _plain(value: Any) -> Any:
-    """The value as dicts, lists and scalars, so that OmegaConf takes no text in it for an interpolation."""
+def _escape_values(value: Any) -> Any:
+    """Return dicts, lists and scalars in which OmegaConf finds no interpolation."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {part.name: _escape_values(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _escape_values(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_escape_values(part) for part in value]
     if isinstance(value, enum.Enum):
         return str(value) if isinstance(value, Resume) else value.name  # a text in the schema
-    return user_command.plain(value) if isinstance(value, str) else value
+    return user_command.escape_interpolations(value) if isinstance(value, str) else value
 
 
-def _listener(name: str, config: ListenerConfig) -> ListenerSpec:
+def _make_listener(name: str, config: ListenerConfig) -> ListenerSpec:
     try:
         required = Required(config.required.lower())
     except ValueError as error:
@@ -325,46 +303,46 @@ def _listener(name: str, config: ListenerConfig) -> ListenerSpec:
     return ListenerSpec(name=name, build=build, interval_ms=config.interval_ms, required=required)
 
 
-def _in_turn(group: Group, jobs: tuple[Job, ...]) -> Group:
-    """Jobs of the group one after another, whatever the group's sharing mode is."""
+def _make_serial(group: Group, jobs: tuple[Job, ...]) -> Group:
     gpu = dataclasses.replace(group.gpu, exclusive_process=False)
     return dataclasses.replace(group, scenario="serial", sharing=_SERIAL, jobs=jobs, sequential=True, gpu=gpu)
 
 
-def named(groups: Sequence[Group]) -> list[Group]:
-    """The groups of a study with their names."""
-    jobs: dict[tuple[str | None, str], naming.JobFacts] = {}
+def name_groups(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups of a study with their names."""
+    jobs: dict[tuple[str | None, str], group_names.JobFacts] = {}
     facts = []
     for group in groups:
         for size, workload in {(job.size, job.workload): None for job in group.jobs}:
-            jobs[size, workload.digest] = naming.JobFacts(
+            jobs[size, workload.digest] = group_names.JobFacts(
                 size=size, workload=workload.name, params=dict(workload.params), digest=workload.digest
             )
-        told = tuple(jobs[job.size, job.workload.digest] for job in group.measured)
+        measured = tuple(jobs[job.size, job.workload.digest] for job in group.measured)
         facts.append(
-            naming.GroupFacts(scenario=group.scenario, jobs=told, options=group.options, settings=group.settings)
+            group_names.GroupFacts(
+                scenario=group.scenario, jobs=measured, options=group.options, settings=group.settings
+            )
         )
-    return [dataclasses.replace(g, name=name) for g, name in zip(groups, naming.names(facts), strict=True)]
+    return [dataclasses.replace(g, name=name) for g, name in zip(groups, group_names.name_groups(facts), strict=True)]
 
 
-def _identified(group: Group, inventory: Inventory) -> Group:
-    """The group with the digests that tell it from others."""
+def _add_digests(group: Group, inventory: Inventory) -> Group:
     packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in group.jobs})
     programs, settings = [job.workload.digest for job in group.jobs], group.settings
     of_any_gpu = settings | {DEVICE: settings[DEVICE].replace(group.device.name, "")}
     facts = (group.scenario, settings, group.options)
     return dataclasses.replace(
         group,
-        key=digest_of(programs, *facts),
-        any_gpu_digest=digest_of(programs, group.scenario, of_any_gpu, group.options),
-        program_digest=digest_of([job.workload.program_digest for job in group.jobs], *facts),
-        settings_digest=digest_of(settings, packages),
+        key=make_digest(programs, *facts),
+        any_gpu_digest=make_digest(programs, group.scenario, of_any_gpu, group.options),
+        program_digest=make_digest([job.workload.program_digest for job in group.jobs], *facts),
+        settings_digest=make_digest(settings, packages),
         skip_reason=next((job.workload.lacks for job in group.jobs if job.workload.lacks), None),
     )
 
 
-def digest_of(*facts: object) -> str:
-    """A digest of values that JSON knows, and of choices among enumerated ones."""
+def make_digest(*facts: object) -> str:
+    """Return a digest of values that JSON knows, and of choices among enumerated ones."""
     text = json.dumps(facts, sort_keys=True, default=_jsonable)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -16,26 +16,8 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import config_folders
 
 COMPLETION = ("--shell-completion", "-sc")
-_MODES = (("--run", "-r"), ("--multirun", "-m"), COMPLETION)
-_FLAGS: tuple[tuple[str, ...], ...] = (("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",))
+_MODES = ("cfg", "info", "multirun", "run", "shell_completion")
 _INFO = ("--info", "-i")
-_CHOICES = {
-    ("--cfg", "-c"): ("job", "hydra", "all"),
-    _INFO: ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-}
-_WITH_VALUE: tuple[tuple[str, ...], ...] = (
-    ("--package", "-p"),
-    ("--config-path", "-cp"),
-    ("--config-name", "-cn"),
-    ("--config-dir", "-cd"),
-    ("--experimental-rerun",),
-)
-
-
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        help_command = entry_points.spell("run", "--help")
-        raise ConfigError(f"{message}; {help_command} prints what can be chosen, --hydra-help the options")
 
 
 def arrange(arguments: Sequence[str]) -> list[str]:
@@ -44,11 +26,15 @@ def arrange(arguments: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: Hydra has no such option, or not with this value, or not together with another one.
     """
-    given = vars(_make_parser().parse_intermixed_args(list(_complete_info(arguments))))
-    overrides = given.pop("overrides")
-    if given["resolve"] and not (given["cfg"] or given["help"]):
+    parser = get_args_parser()  # Hydra has no documented way to its options
+    parser.error = _refuse  # type: ignore[method-assign]
+    options_given = vars(parser.parse_intermixed_args(list(_complete_info(arguments))))
+    overrides = options_given.pop("overrides")
+    if len(modes := [f"--{mode.replace('_', '-')}" for mode in _MODES if options_given[mode]]) > 1:
+        raise ConfigError(f"{' and '.join(modes)} exclude each other; give one of them")
+    if options_given["resolve"] and not (options_given["cfg"] or options_given["help"]):
         raise ConfigError("--resolve goes with --cfg; add --cfg job")
-    options = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value}
+    options = {f"--{name.replace('_', '-')}": value for name, value in options_given.items() if value}
     words = [name if value is True else f"{name}={value}" for name, value in options.items()]
     return [*words, *defer_settings(overrides)]
 
@@ -74,20 +60,9 @@ def defer_settings(overrides: Sequence[str]) -> list[str]:
     return settled + [_defer(word, parser) for word, is_one in zip(overrides, is_setting, strict=True) if is_one]
 
 
-def _make_parser() -> ArgumentParser:
-    parser = _Parser(prog="run.py", add_help=False)
-    parser.add_argument("overrides", nargs="*")
-    modes = parser.add_mutually_exclusive_group()
-    flags: tuple[str, ...]
-    for flags in _MODES:
-        modes.add_argument(*flags, action="store_true")
-    for names, choices in _CHOICES.items():
-        modes.add_argument(*names, choices=choices)
-    for flags in _FLAGS:
-        parser.add_argument(*flags, action="store_true")
-    for flags in _WITH_VALUE:
-        parser.add_argument(*flags)
-    return parser
+def _refuse(message: str) -> NoReturn:
+    help_command = entry_points.spell("run", "--help")
+    raise ConfigError(f"{message}; {help_command} prints what can be chosen, --hydra-help the options")
 
 
 def _complete_info(arguments: Sequence[str]) -> Iterator[str]:
@@ -97,7 +72,6 @@ def _complete_info(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _places(overrides: Sequence[str], parser: OverridesParser) -> Iterator[str]:
-    """Yield what the keys of settings of a swept choice begin with: `scenario.`, `sizes.S.`."""
     for word in overrides:
         if ("," in word or "(" in word) and (override := _parse(word, parser)) and override.is_sweep_override():
             yield f"{override.package or override.key_or_group.replace('/', '.')}."

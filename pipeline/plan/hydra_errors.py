@@ -20,7 +20,7 @@ def is_traceback_wanted() -> bool:
 
 
 @contextmanager
-def raised() -> Iterator[None]:
+def raise_errors() -> Iterator[None]:
     """Have Hydra raise its errors in this process."""
     _environments.append(os.environ.get(_VARIABLE))
     _set("1")
@@ -31,7 +31,7 @@ def raised() -> Iterator[None]:
 
 
 @contextmanager
-def user_environment() -> Iterator[None]:
+def restore_environment() -> Iterator[None]:
     """Restore the user's environment, for what is started meanwhile."""
     before = os.environ.get(_VARIABLE)
     _set(_environments[0] if _environments else before)

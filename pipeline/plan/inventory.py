@@ -1,4 +1,4 @@
-"""What this machine has, read once before the plan: devices, interpreters and the users' scripts. Reads only."""
+"""The inventory of this machine before the plan: devices, interpreters, the users' scripts. Reads only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.base.system import entry_points, factory, user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR, find_file, is_file
-from pipeline.plan import programs
-from pipeline.plan.option_classes import root_of
+from pipeline.plan import job_entries
+from pipeline.plan.option_loader import find_root
 from pipeline.plan.schema import Config, GpuConfig, GpuKind
-from pipeline.plan.source_digest import Code, code_of, module_file, speaks_to_the_study
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.source_digest import Code, find_module_file, read_code, uses_job_protocol
+from pipeline.plan.workload_config import WorkloadConfig
 
 _OF_SHELLS = (".sh", ".bash", ".zsh")
 
@@ -43,7 +43,7 @@ class Inventory:
     may_lack: frozenset[Spec] = frozenset()
 
     def with_environments(self) -> Inventory:
-        """The same, with every environment built that was not: slow, and best done for a plan that stands."""
+        """Return the inventory with every environment built: slow, and best done for a plan that stands."""
         envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in self.interpreters}
         return dataclasses.replace(self, interpreters={spec: self._built(spec, env) for spec, env in envs.items()})
 
@@ -57,7 +57,7 @@ class Inventory:
             return dataclasses.replace(self.interpreters[spec], to_build=None, why_not_built=why)
 
     def device_of(self, gpu: GpuConfig) -> Device:
-        return self.devices[_asked_for(gpu)]
+        return self.devices[_select_gpu(gpu)]
 
 
 def take(
@@ -70,14 +70,17 @@ def take(
     Raises:
         ConfigError: a device, script, environment file or data set that is named is not there.
     """
-    every = list(configs)
-    devices = {asked: find_device(gpu) for asked, gpu in {_asked_for(c.gpu): c.gpu for c in every}.items()}
-    workloads = [
-        (config, workload)
-        for config in every
-        for _, workload in (*programs.neighbours(config), *programs.chosen(config))
-    ]
-    envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in {env_of(*each): None for each in workloads}}
+    all_configs = list(configs)
+    devices = {selector: find_device(gpu) for selector, gpu in {_select_gpu(c.gpu): c.gpu for c in all_configs}.items()}
+    unique = {
+        id(workload): (config, workload)
+        for config in all_configs
+        for _, workload in (*job_entries.list_co_runners(config), *job_entries.list_jobs(config))
+    }
+    workloads = list(unique.values())
+    envs: dict[Spec, Env] = {
+        spec: factory.instance(spec) for spec in {choose_environment(*pair): None for pair in workloads}
+    }
     scripts: dict[str, Code] = {}
     speaking = set[str]()
     interpreters = {spec: env.preview() for spec, env in envs.items()}
@@ -90,37 +93,35 @@ def take(
         for script, key in {**workload.source_files(), **named}.items():
             if script not in scripts:
                 has_programs = script == workload.script and workload.runner is not None
-                interpreter = interpreters[env_of(config, workload)] if has_programs else None
+                interpreter = interpreters[choose_environment(config, workload)] if has_programs else None
                 is_ours = key == "runner" or script == getattr(type(workload), key, None)  # not one of a user's folder
-                roots = root_of(type(workload))
+                roots = find_root(type(workload))
                 scripts[script] = _find_script(f"workload.{key}", script, interpreter, *roots, is_ours=is_ours)
         if workload.runner is None and workload.script not in speaking:
-            _refuse_mute(workload, scripts[workload.script])
+            _refuse_without_protocol(workload, scripts[workload.script])
             speaking.add(workload.script)
         if workload.script == "python":
             _refuse_missing_module(workload)
         module = workload.preload
-        if module and module not in scripts and (file := module_file(module, PROJECT_DIR)) is not None:
-            scripts[module] = code_of(file, PROJECT_DIR)
+        if module and module not in scripts and (file := find_module_file(module, PROJECT_DIR)) is not None:
+            scripts[module] = read_code(file, PROJECT_DIR)
         if needs_data:
-            workload.refuse_missing_data()
-    needed = {env_of(config, workload) for config, workload in workloads if not workload.may_lack_packages}
+            workload.complete().refuse_missing_data()
+    needed = {choose_environment(config, workload) for config, workload in workloads if not workload.may_lack_packages}
     may_lack = frozenset(interpreters.keys() - needed)
     return Inventory(devices=devices, interpreters=interpreters, scripts=scripts, may_lack=may_lack)
 
 
-def _refuse_mute(workload: WorkloadConfig, code: Code) -> None:
-    if not speaks_to_the_study(code):
+def _refuse_without_protocol(workload: WorkloadConfig, code: Code) -> None:
+    if not uses_job_protocol(code):
         raise ConfigError(
-            f"workload {workload.name}: script={workload.script} imports nothing of `workloads`, so it cannot say "
-            "when it is ready and what it has done; a script that runs as it is follows two dashes, as in "
-            f"{entry_points.spell('run', 'degree=2', '--', workload.script)}, or takes workload=script"
+            f"workload {workload.name}: {workload.script} does not use the job protocol; run an unmodified script as: "
+            f"{entry_points.spell('run', 'degree=2', '--', workload.script)}, or with workload=script"
         )
 
 
 def _refuse_missing_module(workload: WorkloadConfig) -> None:
-    """Refuse `python -m MODULE` where the package lies here and lacks the module; of another one its job says so."""
-    for module in user_command.modules(workload.script, workload.argument_words()):
+    for module in user_command.list_modules(workload.script, workload.argument_words()):
         package, place = module.partition(".")[0], Path(*module.split("."))
         is_own = Path(package, "__init__.py").is_file() or Path(f"{package}.py").is_file()
         if is_own and not place.with_suffix(".py").is_file() and not Path(place, "__main__.py").is_file():
@@ -128,26 +129,26 @@ def _refuse_missing_module(workload: WorkloadConfig) -> None:
             raise ConfigError(f"python -m {module}: {module} {what}; check the name, and where you start")
 
 
-def env_of(config: Config, workload: WorkloadConfig) -> Spec:
-    """The environment of a workload's jobs; ConfigError if it has one of its own that is of another kind than `env`."""
-    spec = factory.spec_of(config.env)
+def choose_environment(config: Config, workload: WorkloadConfig) -> Spec:
+    """Return the environment of a workload's jobs; ConfigError if its own is of another kind than `env`."""
+    spec = factory.make_spec(config.env)
     options = dict(spec.options)
     if workload.env_file is not None and "file" not in options:
         raise ConfigError(
-            f"workload {workload.name}: env_file={workload.env_file} names an environment to build, but the kind of "
-            "environment that is chosen is built from no file; choose env=conda or env=venv"
+            f"workload {workload.name}: env_file={workload.env_file} has no effect with this env, which is built from "
+            "no file; choose env=conda or env=venv"
         )
     if workload.env_prefix is not None and "prefix" not in options:
         raise ConfigError(
-            f"workload {workload.name}: env_prefix={workload.env_prefix} names an environment that is there, but the "
-            "kind of environment that is chosen is another; choose env=existing"
+            f"workload {workload.name}: env_prefix={workload.env_prefix} has no effect with this env; "
+            "choose env=existing"
         )
-    own = {"file": workload.env_file, "prefix": workload.env_prefix}
-    options |= {key: value for key, value in own.items() if value is not None}
+    paths = {"file": workload.env_file, "prefix": workload.env_prefix}
+    options |= {key: value for key, value in paths.items() if value is not None}
     return dataclasses.replace(spec, options=tuple(options.items()))
 
 
-def _asked_for(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
+def _select_gpu(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
     return gpu.kind, gpu.device, gpu.model
 
 
@@ -156,22 +157,24 @@ def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots:
 
     Its modules may also lie in `roots`.
     """
-    if script and interpreter is not None and Path(script).name == script and not _is_file(script):
-        return Code(Path(script), _digest_of_program(script, interpreter))
+    folders = (Path.cwd(), PROJECT_DIR)
+    is_here = script.endswith(".py") or any(is_file(folder / script) for folder in folders)
+    if script and interpreter is not None and Path(script).name == script and not is_here:
+        return Code(Path(script), _digest_program(script, interpreter))
     path = find_file(key, script, *roots, is_ours=is_ours)
-    if not os.access(path, os.X_OK) and (path.suffix in _OF_SHELLS or _is_of_another_interpreter(path)):
+    if not os.access(path, os.X_OK) and (path.suffix in _OF_SHELLS or _names_other_interpreter(path)):
         raise ConfigError(
             f"{key}={script}: {path} is not executable, and its first line names no Python; chmod +x {path}"
         )
     try:
-        return code_of(path, PROJECT_DIR, *roots)
+        return read_code(path, PROJECT_DIR, *roots)
     except SyntaxError as error:
         raise ConfigError(f"{key}={script}: {error.filename} is not valid Python: {error}") from error
     except OSError as error:
         raise ConfigError(f"{key}={script}: {path} cannot be read: {error.strerror}") from error
 
 
-def _is_of_another_interpreter(path: Path) -> bool:
+def _names_other_interpreter(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             first = file.readline(256)
@@ -180,18 +183,13 @@ def _is_of_another_interpreter(path: Path) -> bool:
     return first.startswith(b"#!") and b"python" not in first
 
 
-def _is_file(script: str) -> bool:
-    return script.endswith(".py") or any(is_file(folder / script) for folder in (Path.cwd(), PROJECT_DIR))
-
-
-def _digest_of_program(name: str, interpreter: Interpreter) -> str:
-    """Of a program of the environment its name, because the packages tell the rest; of another one its content."""
+def _digest_program(name: str, interpreter: Interpreter) -> str:
     if name == "python" or interpreter.to_build or shutil.which(name, path=str(interpreter.python.parent)):
         return name
-    found = shutil.which(name)
-    if found is None:
+    program = shutil.which(name)
+    if program is None:
         raise ConfigError(
             f"workload.script={name}: there is no such file in {Path.cwd()}, and no such program beside "
             f"{interpreter.python} or on PATH"
         )
-    return hashlib.sha256(Path(found).read_bytes()).hexdigest()
+    return hashlib.sha256(Path(program).read_bytes()).hexdigest()

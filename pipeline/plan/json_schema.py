@@ -25,9 +25,9 @@ from omegaconf import MISSING
 
 from pipeline.base.system import entry_points, startup, words
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import config_folders
-from pipeline.plan import help as explained
-from pipeline.plan import option_classes, schema
+from pipeline.base.system.paths import config_folders, list_choices
+from pipeline.plan import help_text as explained
+from pipeline.plan import option_loader, schema
 
 Schema = dict[str, Any]
 
@@ -40,15 +40,8 @@ _SCALARS: dict[object, list[str]] = {
     bool: ["boolean"],
     str: ["string", "number", "boolean"],  # a text may look like another value, as in `resume: true`
 }
-_BASES = {
-    "scenario": schema.ScenarioConfig,
-    "env": schema.EnvConfig,
-    "profiler": schema.ProfilerConfig,
-    "exporter": schema.ExporterConfig,
-}
-"""Keys of a study whose options depend on what is chosen, with the class that those of each choice extend."""
 _WORKLOAD = "workload"
-"""A key of that kind too, whose classes the files of the choices name."""
+"""A key whose options depend on the choice, like those of `schema.BASES`; the files of the choices name its classes."""
 
 
 def make_experiment_schema() -> Schema:
@@ -66,7 +59,7 @@ def make_experiment_schema() -> Schema:
 
 def make_workload_schema() -> Schema:
     """Return the schema of a workload file; which keys it may have depends on the kind that its defaults name."""
-    kinds = option_classes.list_classes()
+    kinds = option_loader.list_classes()
     defaults: Schema = {"type": "array", "items": {"type": ["string", "object"]}}
     of_kind = [
         {
@@ -86,10 +79,6 @@ def make_workload_schema() -> Schema:
     return {"$schema": _DRAFT, "title": "Workload of collocate", **_object(properties), "allOf": of_kind}
 
 
-def _start_of(kind: str) -> str:
-    return f"/schema/{kind}@_here_"
-
-
 KINDS: dict[str, Callable[[], Schema]] = {"experiment": make_experiment_schema, "workload": make_workload_schema}
 
 
@@ -99,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.config_dir and not Path(options.config_dir).is_dir():
         parser.error(f"--config-dir {options.config_dir}: there is no such folder; check the name")
     try:
-        option_classes.list_classes(is_strict=True)  # which reads the folder from the command line, as all that follows
+        option_loader.list_classes(is_strict=True)  # which reads the folder from the command line, as all that follows
     except ConfigError as error:
         words.say(f"error: {error}")
         return 2
@@ -125,18 +114,18 @@ def _object(properties: Schema, *, is_open: bool = False) -> Schema:
 
 def _study_properties() -> Schema:
     properties = _properties(schema.Config, "")
-    for key in (*_BASES, _WORKLOAD):
+    for key in (*schema.BASES, _WORKLOAD):
         properties[key] = _object(_properties_of_kinds(key))
     properties["sizes"] = {"type": "object", "additionalProperties": properties["workload"]}
     listener = properties["listeners"]["additionalProperties"]
-    properties["listeners"]["properties"] = dict.fromkeys(_choices("listeners"), listener)
+    properties["listeners"]["properties"] = dict.fromkeys(list_choices("listeners"), listener)
     return properties
 
 
 def _properties_of_kinds(key: str) -> Schema:
     """Return the options of every class for a key; where classes differ, a value may be as in any of them."""
     nodes: dict[str, list[Schema]] = {}
-    kinds = option_classes.list_classes().values() if key == _WORKLOAD else schema.kinds(_BASES[key])
+    kinds = option_loader.list_classes().values() if key == _WORKLOAD else schema.list_kinds(schema.BASES[key])
     for kind in kinds:
         for name, node in _properties(kind, f"{key}.").items():
             nodes.setdefault(name, []).append(node)
@@ -146,8 +135,8 @@ def _properties_of_kinds(key: str) -> Schema:
 def _either(nodes: Sequence[Schema]) -> Schema:
     """Return what nodes have in common, and their values as alternatives."""
     common = {key: value for key, value in nodes[0].items() if all(node.get(key, ...) == value for node in nodes)}
-    others = [{key: value for key, value in node.items() if key not in (*common, "default")} for node in nodes]
-    alternatives = [other for number, other in enumerate(others) if other not in others[:number]]
+    differences = [{key: value for key, value in node.items() if key not in (*common, "default")} for node in nodes]
+    alternatives = [other for number, other in enumerate(differences) if other not in differences[:number]]
     return common if alternatives == [{}] else common | {"anyOf": alternatives}
 
 
@@ -198,8 +187,8 @@ def _nullable(node: Schema, is_nullable: bool) -> Schema:
 
 def _block_schema() -> Schema:
     """Return the schema of one block: keys as on the command line, whose values may be several, `naive,mps`."""
-    properties: Schema = {name: {"examples": _choices(name)} for name in _groups()}
-    patterns: Schema = {_pattern("workload@sizes.NAME"): {"examples": _choices("workload")}}
+    properties: Schema = {name: {"examples": list_choices(name)} for name in _groups()}
+    patterns: Schema = {_pattern("workload@sizes.NAME"): {"examples": list_choices("workload")}}
     for key, node in _flattened(_study_properties(), ""):
         about = {"description": node["description"]} if "description" in node else {}
         if "NAME" in key:
@@ -233,7 +222,7 @@ def _choices_schema() -> Schema:
     properties: Schema = {}
     patterns: Schema = {}
     for group in _groups():
-        choice = {"anyOf": [{"enum": _choices(group)}, {"type": ["string", "null"]}, {"type": "array"}]}
+        choice = {"anyOf": [{"enum": list_choices(group)}, {"type": ["string", "null"]}, {"type": "array"}]}
         properties |= {f"override /{group}": choice, f"/{group}": choice}
         if group == "workload":
             patterns[rf"^(override )?/workload@sizes\.{_NAMES}$"] = choice
@@ -245,14 +234,10 @@ def _groups() -> list[str]:
     return sorted({path.name for folder in config_folders() for path in folder.iterdir() if path.is_dir()})
 
 
-def _choices(group: str) -> list[str]:
-    return sorted({path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")})
-
-
 @cache
 def _meanings() -> dict[str, str]:
     """Return what docs/configuration.md says of each key; of one with several meanings, all of them."""
-    return {key: "; or: ".join(dict.fromkeys(texts)) for key, texts in explained.meanings().items()}
+    return {key: "; or: ".join(dict.fromkeys(texts)) for key, texts in explained.read_meanings().items()}
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from omegaconf import MISSING
 
 from pipeline.base.system import factory
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import option_classes
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan import option_loader
+from pipeline.plan.workload_config import WorkloadConfig
 
 PAGE = PROJECT_DIR / "docs/configuration.md"
 _TABLE = re.compile(r"(<!-- options: ([\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -26,7 +26,7 @@ _COMMON = {field.name for field in dataclasses.fields(WorkloadConfig)}
 _WORDS = {str: "text", dict: "map", Any: "text or list"}
 
 
-def rows_of(kind: type[Any], *, is_whole: bool = False) -> Iterator[tuple[str, str, str, str]]:
+def list_rows(kind: type[Any], *, is_whole: bool = False) -> Iterator[tuple[str, str, str, str]]:
     """Yield key, type, default and meaning of the options that a class adds to those above it.
 
     With `is_whole`, of all its options, but for what every workload has.
@@ -39,14 +39,14 @@ def rows_of(kind: type[Any], *, is_whole: bool = False) -> Iterator[tuple[str, s
             yield f"workload.{field.name}", kind_of_value, _describe_default(field), meaning
 
 
-def fill(text: str) -> str:
+def fill_tables(text: str) -> str:
     """Return a page with its tables as the classes have them now."""
-    return _TABLE.sub(lambda found: f"{found[1]}{_HEAD}{_table_of(found[2])}{found[3]}", text)
+    return _TABLE.sub(lambda match: f"{match[1]}{_HEAD}{_make_table(match[2])}{match[3]}", text)
 
 
-def _table_of(name: str) -> str:
-    kind = option_classes.KINDS.get(name) or factory.find(name, name)
-    return "".join(f"| `{key}` | {' | '.join(cells)} |\n" for key, *cells in rows_of(kind))
+def _make_table(name: str) -> str:
+    kind = option_loader.KINDS.get(name) or factory.find(name, name)
+    return "".join(f"| `{key}` | {' | '.join(cells)} |\n" for key, *cells in list_rows(kind))
 
 
 def _describe_type(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
@@ -76,7 +76,7 @@ def _describe_default(field: dataclasses.Field[Any]) -> str:
 def main() -> None:
     """Write the tables of the page anew."""
     argparse.ArgumentParser(description="Write the tables of options of docs/configuration.md anew.").parse_args()
-    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(fill_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -36,32 +36,32 @@ def refuse_types(hints: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} is {inspect.formatannotation(hint)}; types are {TYPES}")
 
 
-def default_of(option: dataclasses.Field[Any]) -> Any:
+def read_default(option: dataclasses.Field[Any]) -> Any:
     """Return the default of a field; that of dataclasses for none, if it has none."""
     return option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
 
 
-def converted(kind: type[Any], key: str, value: object) -> Any:
+def convert(kind: type[Any], key: str, value: object) -> Any:
     """Return a value as an option of a class has it, such as an `Enum` for its name.
 
     Raises:
         OmegaConfBaseException: it is of another type.
     """
-    node = _node_of(kind)  # type: ignore[arg-type]  # classes are hashable
+    node = _make_node(kind)  # type: ignore[arg-type]  # classes are hashable
     OmegaConf.update(node, key, value, merge=False)
     return OmegaConf.to_object(node[key]) if OmegaConf.is_config(node[key]) else node[key]
 
 
 @functools.cache
-def _node_of(kind: Hashable) -> DictConfig:
+def _make_node(kind: Hashable) -> DictConfig:
     """Return a node of a class, whose values are set again and again: making one takes 13 ms."""
     return cast(DictConfig, OmegaConf.structured(kind))
 
 
-def explain_wrong(option: dataclasses.Field[Any], given: Any) -> str | None:
+def explain_wrong(option: dataclasses.Field[Any], setting: Any) -> str | None:
     """Say what a value, or each of a list, must be instead; `None` if the option takes it."""
     least, choices = option.metadata.get("least"), option.metadata.get("choices")
-    for value in given if isinstance(given, list) else [given]:
+    for value in setting if isinstance(setting, list) else [setting]:
         if value is None or value == MISSING:
             continue
         if least is not None and value < least:

@@ -1,4 +1,4 @@
-"""What to type instead of an override that Hydra's grammar refuses: tried, so that what is proposed can be read."""
+"""Remedies for overrides that Hydra cannot read: each proposal was tried, so that it can be read."""
 
 from __future__ import annotations
 
@@ -7,29 +7,22 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from pipeline.base.system import entry_points, override_values, user_command
-from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.base.system.paths import list_choices
 from pipeline.plan import schema
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.workload_config import WorkloadConfig
 
 _KEY = re.compile(r"(?:\+{1,2})?[A-Za-z_$][\w$-]*(?:[./][\w$-]+)*(?:@[A-Za-z_$][\w$.-]*)?")
 _FUNCTION = re.compile(r"(\w+)\s*\(")
 _FUNCTIONS = ("choice", "glob", "interval", "range", "shuffle", "sort", "tag")
-_OF_GROUPS: dict[str, type[Any]] = {
-    "workload": WorkloadConfig,
-    "scenario": schema.ScenarioConfig,
-    "env": schema.EnvConfig,
-    "profiler": schema.ProfilerConfig,
-    "exporter": schema.ExporterConfig,
-}
+_BASES: dict[str, type[Any]] = {"workload": WorkloadConfig, **schema.BASES}
 _SEVERAL_CHOICES = ("listeners",)
 _MOST_SHOWN = 60
 
@@ -37,19 +30,19 @@ _MOST_SHOWN = 60
 def explain_unreadable(override: str, why_refused: Callable[[str, OmegaConfBaseException], str]) -> str:
     """Say what to type instead of an override that cannot be read; `why_refused` says what a key takes."""
     key, is_set, value = override.partition("=")
-    shown = _on_one_line(override)
+    shown = _abbreviate(override)
     if not is_set:
         return _explain_word(override)
     if not _KEY.fullmatch(key):
         bare = key.strip().lstrip("~")
         if _KEY.fullmatch(bare) and _reads_as(f"{bare}={value.strip()}"):
             return f"{shown}: a setting has no spaces around =; write {quote(f'{bare}={value.strip()}')}"
-        return f"{shown}: {_on_one_line(key)!r} is no key; a key is made of letters, digits and _, as in KEY=VALUE"
+        return f"{shown}: {_abbreviate(key)!r} is no key; a key is made of letters, digits and _, as in KEY=VALUE"
     name = key.lstrip("+")
-    choices = _choices(name)
+    choices = list_choices(name)
     if choices and name not in _SEVERAL_CHOICES:
         return f"{shown}: there is no such choice; there are {', '.join(choices)}"
-    proposals = [(what, word) for what, meant, word in _readings(key, value) if may_take(name, meant)]
+    proposals = [(what, word) for what, meant, word in _list_readings(key, value) if may_take(name, meant)]
     if not proposals:
         return _explain_type(shown, name, value, why_refused)
     return f"{shown}: Hydra cannot read this value; {_join([f'{what} {word}' for what, word in proposals])}"
@@ -59,39 +52,43 @@ def explain_several(override: str) -> str:
     """Say how to give several values to a key: in a run each or, if the key takes one, as a list."""
     key, _, text = override.partition("=")
     values = _split(text)
-    each = f"{entry_points.spell('run', '-m')} {quote(override)}"
-    said = f"{_on_one_line(override)}: these are {len(values)} values; for a run of each, add -m ({each})"
-    as_list = f"{key}={override_values.as_text(values)}" if not _reads_as(f"{key}=[{text}]") else f"{key}=[{text}]"
-    takes_list = takes(key.lstrip("+"), [override_values.parsed(value) for value in values if _is_readable(value)])
-    return f"{said}; for one list, write {quote(as_list)}" if takes_list else said
+    command = f"{entry_points.spell('run', '-m')} {quote(override)}"
+    problem = f"{_abbreviate(override)}: these are {len(values)} values; for a run of each, add -m ({command})"
+    as_list = (
+        f"{key}={override_values.format_override(values)}" if not _reads_as(f"{key}=[{text}]") else f"{key}=[{text}]"
+    )
+    takes_list = is_known_to_take(
+        key.lstrip("+"), [override_values.parse(value) for value in values if _is_readable(value)]
+    )
+    return f"{problem}; for one list, write {quote(as_list)}" if takes_list else problem
 
 
 def explain_interpolation(override: str) -> str:
     """Say how to write a text in which OmegaConf sees an interpolation that it cannot read."""
     key, _, value = override.partition("=")
     text = re.sub(r"^([\"'])(.*)\1$", r"\2", value, flags=re.DOTALL)
-    escaped = _quote_text(key, user_command.plain(text))
-    return f"{_on_one_line(override)}: this interpolation cannot be read; for the text itself write {escaped}"
+    escaped = _quote_text(key, user_command.escape_interpolations(text))
+    return f"{_abbreviate(override)}: this interpolation cannot be read; for the text itself write {escaped}"
 
 
 def note_on_sweep(override: str) -> str | None:
     """Say that `-m` runs each value by itself, of a key that takes a list of them as well; `None` of other keys."""
     key, _, text = override.partition("=")
     name, values = key.lstrip("+"), list(dict.fromkeys(_split(text)))
-    if len(values) < 2 or _FUNCTION.match(text) or _choices(name) or not takes(name, values):
+    if len(values) < 2 or _FUNCTION.match(text) or list_choices(name) or not is_known_to_take(name, values):
         return None
     return f"note: -m makes {len(values)} runs of {override}; one run with the list is {quote(f'{key}=[{text}]')}"
 
 
 def may_take(key: str, value: Any) -> bool:
     """Tell whether nothing is known against giving a key of the configuration this value."""
-    refusals = list(_refusals(key, value))
+    refusals = list(_list_refusals(key, value))
     return not refusals or None in refusals
 
 
-def takes(key: str, value: Any) -> bool:
+def is_known_to_take(key: str, value: Any) -> bool:
     """Tell whether a key of the configuration is known to take a value."""
-    return None in _refusals(key, value)
+    return None in _list_refusals(key, value)
 
 
 def quote(word: str) -> str:
@@ -105,7 +102,7 @@ def quote(word: str) -> str:
 
 
 def _explain_word(word: str) -> str:
-    shown = _on_one_line(word)
+    shown = _abbreviate(word)
     if word.endswith((".py", ".sh")) or "/" in word or Path(word).is_file():
         return f"{shown}: an override is KEY=VALUE; a script and its arguments follow two dashes: -- {quote(word)}"
     name, is_divided, value = word.partition(":")
@@ -118,72 +115,64 @@ def _explain_word(word: str) -> str:
 
 
 def _explain_type(shown: str, name: str, value: str, why_refused: Callable[[str, OmegaConfBaseException], str]) -> str:
-    """Say what a key takes that takes no text."""
     function = _FUNCTION.match(value)
     if function is not None:
         near = difflib.get_close_matches(function[1], _FUNCTIONS, n=1)
         remedy = f"write {near[0]}(...)" if near else f"there are {', '.join(_FUNCTIONS)}"
         return f"{shown}: Hydra has no such function with these arguments; {remedy}"
-    refusals = [refusal for refusal in _refusals(name, value) if refusal is not None]
+    refusals = [refusal for refusal in _list_refusals(name, value) if refusal is not None]
     return f"{shown}: {why_refused(name, refusals[0])}"
 
 
-def _readings(key: str, value: str) -> Iterator[tuple[str, Any, str]]:
-    """Yield what a value may be meant as: in words, the value itself, and the override that gives it."""
+def _list_readings(key: str, value: str) -> Iterator[tuple[str, Any, str]]:
     parts = _split(value)
-    if (structure := _structure(value)) is not None:
+    if (structure := _read_structure(value)) is not None:
         what = "write the map as" if isinstance(structure, dict) else "write the list as"
-        yield what, structure, quote(f"{key}={override_values.as_text(structure)}")
+        yield what, structure, quote(f"{key}={override_values.format_override(structure)}")
     elif len(parts) > 1:
-        yield "write the list as", parts, quote(f"{key}={override_values.as_text(parts)}")
-    text = user_command.plain(value[1:-1] if re.fullmatch(r"([\"']).*\1", value, re.DOTALL) else value)
+        yield "write the list as", parts, quote(f"{key}={override_values.format_override(parts)}")
+    text = user_command.escape_interpolations(value[1:-1] if re.fullmatch(r"([\"']).*\1", value, re.DOTALL) else value)
     yield "write the text as", text, _quote_text(key, text)
     if structure is None and len(parts) > 1:
-        each = ",".join(part if _is_readable(part) else override_values.as_text(part) for part in parts)
-        yield f"for {len(parts)} runs write -m", parts[0], quote(f"{key}={each}")
+        values = ",".join(part if _is_readable(part) else override_values.format_override(part) for part in parts)
+        yield f"for {len(parts)} runs write -m", parts[0], quote(f"{key}={values}")
 
 
 def _quote_text(key: str, text: str) -> str:
     """Write an override that gives a text, with the quotes of the shell and of Hydra that need the fewest escapes."""
     if re.search(r'["$`!\\]', text) and not re.search(r"[\n\r\t']", text):
-        return shlex.quote(f"{key}={override_values.as_text(text, is_double=True)}")
-    return quote(f"{key}={override_values.as_text(text)}")
+        return shlex.quote(f"{key}={override_values.format_override(text, is_double=True)}")
+    return quote(f"{key}={override_values.format_override(text)}")
 
 
-def _structure(value: str) -> Any:
-    """Read a map or a list that is written in another notation or is not closed."""
+def _read_structure(value: str) -> Any:
     text = value.strip()
     if not text.startswith(("{", "[")):
         return None
     closed = text.rstrip(", ") + "".join({"{": "}", "[": "]"}[mark] for mark in reversed(_open_brackets(text)))
     for candidate in dict.fromkeys((text, closed)):
-        for read in (_parsed_by_hydra, json.loads, yaml.safe_load):
+        for read in (override_values.parse, json.loads, yaml.safe_load):
             try:
                 structure = read(candidate)
             except (ValueError, yaml.YAMLError):
                 continue
-            if isinstance(structure, dict | list) and None not in _leaves(structure):
+            if isinstance(structure, dict | list) and None not in _list_leaves(structure):
                 return structure
     if text.startswith("[") and text.endswith("]"):
         return [part for part in _split(text[1:-1]) if part]
     return None
 
 
-def _parsed_by_hydra(text: str) -> Any:
-    return override_values.parsed(text)
-
-
-def _leaves(structure: Any) -> list[Any]:
+def _list_leaves(structure: Any) -> list[Any]:
     """Collect the values in maps and lists; what somebody left out, as in `{a}`, is `None`."""
     if isinstance(structure, dict):
-        return [leaf for value in structure.values() for leaf in _leaves(value)]
+        return [leaf for value in structure.values() for leaf in _list_leaves(value)]
     if isinstance(structure, list):
-        return [leaf for value in structure for leaf in _leaves(value)]
+        return [leaf for value in structure for leaf in _list_leaves(value)]
     return [structure]
 
 
 def _open_brackets(text: str) -> list[str]:
-    """Collect the brackets that are not closed, but for those in quotes."""
     brackets = list[str]()
     for mark in re.sub(r"\"[^\"]*\"|'[^']*'", "", text):
         if mark in "[{":
@@ -194,7 +183,6 @@ def _open_brackets(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Divide a text at its commas, but for those in brackets and quotes."""
     parts = re.findall(r"(?:\"[^\"]*\"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|\([^)]*\)|[^,])+", text)
     return [part.strip() for part in parts]
 
@@ -204,52 +192,40 @@ def _is_readable(value: str) -> bool:
 
 
 def _reads_as(override: str) -> bool:
-    """Tell whether Hydra can read an override of one value."""
     key, _, value = override.partition("=")
     try:
-        override_values.parsed(value)
+        override_values.parse(value)
     except ValueError:
         return False
     return _KEY.fullmatch(key) is not None
 
 
-def _refusals(key: str, value: Any) -> Iterator[OmegaConfBaseException | None]:
+def _list_refusals(key: str, value: Any) -> Iterator[OmegaConfBaseException | None]:
     """Yield why each node that has a key refuses a value, and `None` for one that takes it."""
     group, _, below = key.partition(".")
     if group == "sizes":
         group, (_, _, below) = "workload", below.partition(".")
     refusals = list[OmegaConfBaseException | None]()
-    if _choices(key):
+    if list_choices(key):
         is_taken = key in _SEVERAL_CHOICES or not isinstance(value, list | dict)
         yield None if is_taken else OmegaConfBaseException("a choice")
         return
-    nodes = schema.kinds(_OF_GROUPS[group]) if group in _OF_GROUPS and below else [schema.Config]
-    for node in nodes:
-        config = OmegaConf.structured(node)
-        path = below if group in _OF_GROUPS and below else key
+    is_of_choice = group in _BASES and bool(below)
+    for node in schema.list_kinds(_BASES[group]) if is_of_choice else [schema.Config]:
         try:
-            OmegaConf.update(config, path, value)
+            OmegaConf.update(OmegaConf.structured(node), below if is_of_choice else key, value)
             refusals.append(None)
         except OmegaConfBaseException as error:
-            if not _is_unknown(error):
+            if not isinstance(error, ConfigAttributeError | ConfigKeyError):
                 refusals.append(error)
     # Of one that no node has, nobody knows; a map takes any key.
     yield from sorted(refusals, key=lambda refusal: refusal is not None)
-
-
-def _is_unknown(error: OmegaConfBaseException) -> bool:
-    return type(error).__name__ in ("ConfigAttributeError", "ConfigKeyError")
-
-
-@lru_cache(maxsize=256)
-def _choices(group: str) -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in (PROJECT_DIR / "conf" / group).glob("*.yaml")))
 
 
 def _join(proposals: list[str]) -> str:
     return proposals[0] if len(proposals) == 1 else f"{', '.join(proposals[:-1])}, or {proposals[-1]}"
 
 
-def _on_one_line(text: str) -> str:
+def _abbreviate(text: str) -> str:
     shown = text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."

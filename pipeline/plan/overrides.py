@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
 
 _CANNOT_DELETE = "Could not delete from config"
+_INTEGER = re.compile(r"[+-]?\d+")
 
 
 def list_combinations(overrides: Sequence[Override]) -> list[list[str]]:
@@ -36,18 +39,32 @@ def list_combinations(overrides: Sequence[Override]) -> list[list[str]]:
     return [list(combination) for combination in itertools.product(*values.values())]
 
 
+def refuse_integers(words: Iterable[str], config: DictConfig) -> None:
+    """Raise ConfigError for a number other than 0 and 1 where a key of a composed configuration is true or false.
+
+    OmegaConf takes every number for one of the two.
+    """
+    for word in words:
+        key, _, text = word.partition("=")
+        numbers = [part for part in text.split(",") if _INTEGER.fullmatch(part) and int(part) not in (0, 1)]
+        if numbers and isinstance(OmegaConf.select(config, user_command.place_of(key)), bool):
+            raise ConfigError(f"{key}={numbers[0]}: the value must be true or false")
+
+
 def set_values(overrides: Sequence[Override], config: DictConfig) -> None:
     """Set the values of overrides in a composed configuration: 5 ms, where composing it anew takes 100.
 
     Raises:
         ConfigCompositionException: a key is not there or cannot take its value, with the words and the cause that
             Hydra has for it.
+        ConfigError: as `refuse_integers`.
     """
     for override in overrides:
         try:
             _set_value(override, config)
         except OmegaConfBaseException as error:
             raise ConfigCompositionException(f"Error merging override {override.input_line}") from error
+    refuse_integers((str(override.input_line) for override in overrides), config)
 
 
 def _set_value(override: Override, config: DictConfig) -> None:

@@ -18,7 +18,7 @@ from pipeline.plan.schema import SOURCES, Config, GpuKind
 
 
 def read(configs: Sequence[DictConfig]) -> list[Config]:
-    """The composed configurations as typed objects.
+    """Return composed configurations as typed objects.
 
     Raises:
         ConfigError: a mandatory key is missing, a key does not exist, or a value cannot be used.
@@ -27,27 +27,29 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
     for config in configs:
         try:
             _refuse_source(config)
-            each = OmegaConf.to_object(config)
-            assert isinstance(each, Config)
-            vars(each).pop("blocks", None)  # of the sweep, not of a job
-            _refuse_other_kinds(each)
-            _refuse_no_workloads(each)
-            each.resume = _resume(each.resume)
-            each.scenario = _node("scenario", each.scenario, name=MISSING, sequential=False)
-            each.env = _node("env", each.env)
-            each.profiler = _node("profiler", each.profiler, name=MISSING)
-            each.exporter = _node("exporter", each.exporter, name=MISSING)
-            typed.append(each)
+            settings = OmegaConf.to_object(config)
+            assert isinstance(settings, Config)
+            vars(settings).pop("blocks", None)  # of the sweep, not of a job
+            _refuse_other_kinds(settings)
+            _refuse_no_workloads(settings)
+            if settings.resume.lower() not in list(Resume):
+                raise ConfigError(f"resume={settings.resume}: must be {', '.join(Resume)}")
+            settings.resume = Resume(settings.resume.lower())
+            settings.scenario = _node("scenario", settings.scenario, name=MISSING, sequential=False)
+            settings.env = _node("env", settings.env)
+            settings.profiler = _node("profiler", settings.profiler, name=MISSING)
+            settings.exporter = _node("exporter", settings.exporter, name=MISSING)
+            typed.append(settings)
         except OmegaConfBaseException as error:
             key = getattr(error, "full_key", None) or "?"
             if isinstance(error, MissingMandatoryValue):
                 raise ConfigError(f"{key} is missing; give it as {key}=VALUE") from error
             raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give it as {key}=VALUE") from error
-    for each in typed:
-        if unknown := next(command_line.unknown_settings(each), None):
+    for settings in typed:
+        if unknown := next(command_line.explain_unknown_keys(settings), None):
             raise ConfigError(unknown)
-        if each.gpu.kind is GpuKind.simulated and each.gpu.admin is not None:
-            each.gpu.admin = []  # whatever a file says that was written for a real GPU
+        if settings.gpu.kind is GpuKind.simulated and settings.gpu.admin is not None:
+            settings.gpu.admin = []  # whatever a file says that was written for a real GPU
     return typed
 
 
@@ -59,13 +61,12 @@ def _refuse_source(config: DictConfig) -> None:
 
 
 def _refuse_no_workloads(config: Config) -> None:
-    """Refuse a workload or a size that no kind of workload was named for, as by a file that extends none."""
     for where, node in {"workload": config.workload, **{f"sizes.{k}": v for k, v in config.sizes.items()}}.items():
         if not dataclasses.is_dataclass(node):
             choice = "workload" if where == "workload" else f"+workload@{where}"
             raise ConfigError(
-                f"{where} is of no kind of workload; {choice}=NAME names a file of conf/workload, which begins with "
-                "`defaults: [/schema/workload@_here_, _self_]`, or a class of options (docs/your_own_workload.md)"
+                f"{where} has no schema; choose {choice}=NAME, or begin its YAML with "
+                "`defaults: [/schema/workload@_here_, _self_]` (docs/your_own_workload.md)"
             )
 
 
@@ -77,7 +78,9 @@ def _refuse_other_kinds(node: Any, where: str = "") -> None:
         if value is not None and not isinstance(value, kinds.get(key, object)):
             what = "a list" if kinds[key] is list else "a map"
             raise ConfigError(f"{place}={value}: must be {what}")
-        parts = {f"{place}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {place: value}
+        parts = (
+            {f"{place}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {place: value}
+        )
         for inside, part in parts.items():
             if dataclasses.is_dataclass(part):
                 _refuse_other_kinds(part, f"{inside}.")
@@ -85,24 +88,16 @@ def _refuse_other_kinds(node: Any, where: str = "") -> None:
 
 @functools.cache
 def _lists_and_maps(node: type[Any]) -> dict[str, type[Any]]:
-    """The fields of a node that hold a list or a map."""
-    found: dict[str, type[Any]] = {}
+    kinds: dict[str, type[Any]] = {}
     for key, hint in typing.get_type_hints(node).items():
         origins = {typing.get_origin(part) for part in (hint, *typing.get_args(hint))}
-        if kind := next((each for each in (list, dict) if each in origins), None):
-            found[key] = kind
-    return found
-
-
-def _resume(given: str) -> Resume:
-    try:
-        return Resume(given.lower())
-    except ValueError as error:
-        raise ConfigError(f"resume={given}: must be {', '.join(Resume)}") from error
+        if kind := next((kind_of_field for kind_of_field in (list, dict) if kind_of_field in origins), None):
+            kinds[key] = kind
+    return kinds
 
 
 def _node(where: str, node: Any, **defaults: object) -> Any:
-    """The node as an object with these defaults, if it is that of a YAML which extends no node of the schema."""
+    """Return a node as an object with these defaults, if its YAML extends no node of the schema."""
     if not isinstance(node, dict):
         return node
     values = {"_target_": MISSING, **defaults, **node}
@@ -113,5 +108,5 @@ def _node(where: str, node: Any, **defaults: object) -> Any:
 
 @functools.cache
 def _node_class(keys: tuple[str, ...]) -> type[Any]:
-    """One class for all nodes with these keys, so that those of the same values are equal."""
+    """Make one class for all nodes with these keys, so that those of the same values are equal."""
     return dataclasses.make_dataclass("Node", [(key, Any) for key in keys])

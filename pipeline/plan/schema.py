@@ -18,8 +18,8 @@ from omegaconf import MISSING
 from pipeline.base.domain.records import EnvTool, WindowKind
 from pipeline.base.system import locks, tracking_root
 from pipeline.base.system.paths import config_folders
-from pipeline.plan.option_classes import KINDS, list_classes, open_maps
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.option_loader import KINDS, list_classes, open_maps
+from pipeline.plan.workload_config import WorkloadConfig
 
 Baseline = enum.Enum("Baseline", "auto always never", start=0)
 Order = enum.Enum("Order", "random listed", start=0)
@@ -35,7 +35,7 @@ NO_EXPORTER = "none"
 
 @dataclass
 class ScenarioConfig:
-    """How the GPU is shared. `_target_` is a `pipeline.base.domain.protocols.Sharing`; other keys are its arguments."""
+    """A sharing mode. `_target_` is a `pipeline.base.domain.protocols.Sharing`; other keys are its arguments."""
 
     NODE: ClassVar[str] = "scenario"
 
@@ -119,7 +119,7 @@ class MigMpsConfig(ScenarioConfig):
 
 @dataclass
 class GpuConfig:
-    """Which device."""
+    """The device."""
 
     kind: GpuKind = GpuKind.auto
     device: str = AUTO_DEVICE
@@ -138,7 +138,7 @@ class GpuConfig:
 
 @dataclass
 class EnvConfig:
-    """Where a job's interpreter comes from. `_target_` is a `protocols.Env`, further keys its arguments."""
+    """The source of a job's interpreter. `_target_` is a `protocols.Env`, further keys its arguments."""
 
     NODE: ClassVar[str] = "env"
 
@@ -147,7 +147,7 @@ class EnvConfig:
 
 @dataclass
 class ProfilerConfig:
-    """What is put before the command of each job. `_target_` is a `pipeline.base.domain.protocols.Profiler`."""
+    """A profiler in front of each job. `_target_` is a `pipeline.base.domain.protocols.Profiler`."""
 
     NODE: ClassVar[str] = "profiler"
 
@@ -159,7 +159,7 @@ class ProfilerConfig:
 
 @dataclass
 class ExporterConfig:
-    """What shows the study while it runs. `_target_` is a `pipeline.base.domain.protocols.Exporter`."""
+    """An exporter of the running study. `_target_` is a `pipeline.base.domain.protocols.Exporter`."""
 
     NODE: ClassVar[str] = "exporter"
 
@@ -210,7 +210,7 @@ class ExistingConfig(EnvConfig):
 
 @dataclass
 class TrackingConfig:
-    """Where results go."""
+    """The place of the results."""
 
     uri: str | None = MISSING
     root: str = str(tracking_root.DEFAULT)
@@ -220,7 +220,7 @@ class TrackingConfig:
 
 @dataclass
 class WindowConfig:
-    """When throughput is measured."""
+    """The window in which throughput is measured."""
 
     kind: WindowKind = MISSING
     seconds: float = 20.0
@@ -297,7 +297,12 @@ class Config:
 OF_A_SWEEP: dict[str, Any] = {"blocks": None}
 """Keys beside those of `Config`, which no job has: `blocks`, a union of grids with overrides as on the command line."""
 
-BASES = (ScenarioConfig, EnvConfig, ProfilerConfig, ExporterConfig)
+BASES: dict[str, type[Any]] = {
+    "scenario": ScenarioConfig,
+    "env": EnvConfig,
+    "profiler": ProfilerConfig,
+    "exporter": ExporterConfig,
+}
 """The nodes that those of a group extend."""
 
 
@@ -307,7 +312,7 @@ def register() -> None:
     if Config not in _registered:
         store.store(name="sweep_schema", node=OF_A_SWEEP)
         store.store(name="config_schema", node=Config)
-    nodes: list[Any] = [*KINDS.values(), *(node for base in BASES for node in kinds(base))]
+    nodes: list[Any] = [*KINDS.values(), *(node for base in BASES.values() for node in list_kinds(base))]
     for node in nodes:
         if node not in _registered:
             store.store(group="schema", name=node.NODE, node=node)
@@ -318,7 +323,7 @@ def register() -> None:
 _registered = set[type[Any]]()
 
 
-def keys_of(group: str, choice: str) -> set[str]:
+def list_keys(group: str, choice: str) -> set[str]:
     """Return the keys that a choice of a group has, by its file and by what that extends; none of an unknown choice."""
     files = [folder / group / f"{choice}.yaml" for folder in config_folders()]
     if (file := next((file for file in files if file.is_file()), None)) is None:
@@ -329,15 +334,15 @@ def keys_of(group: str, choice: str) -> set[str]:
         extended = str(default).partition("@")[0]
         name = extended.removeprefix("/schema/")
         if name == extended:
-            keys |= keys_of(group, extended)
+            keys |= list_keys(group, extended)
         else:
-            nodes = {node.NODE: node for base in BASES for node in kinds(base)} | list_classes()
-            keys |= {each.name for each in dataclasses.fields(nodes[name])} if name in nodes else set()
+            nodes = {node.NODE: node for base in BASES.values() for node in list_kinds(base)} | list_classes()
+            keys |= {option.name for option in dataclasses.fields(nodes[name])} if name in nodes else set()
     return keys
 
 
-def kinds(base: type[Any]) -> list[type[Any]]:
-    """The node and all that extend it; of workloads, all that files of the configuration name."""
+def list_kinds(base: type[Any]) -> list[type[Any]]:
+    """Return the node and all that extend it; of workloads, all that files of the configuration name."""
     if base is WorkloadConfig:
         return list(list_classes().values())
-    return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]
+    return [base, *(kind for child in base.__subclasses__() for kind in list_kinds(child))]

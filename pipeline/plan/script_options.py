@@ -12,7 +12,7 @@ from pipeline.base.domain.metric_unit import MetricUnit
 from pipeline.base.domain.records import Window
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import user_command
-from pipeline.plan.workloads import WorkloadConfig, explain
+from pipeline.plan.workload_config import WorkloadConfig, explain
 
 DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})
 """What separates the decimals of a number in the output of a script; the other one may separate thousands."""
@@ -51,16 +51,18 @@ class ScriptConfig(WorkloadConfig):
 
     def __post_init__(self) -> None:
         if not self.name:
-            self.name = user_command.name_of(self.script, self.argument_words())
-        if (given := self._metric_unit()) is not None and self.unit == units.SAMPLES:
-            self.unit = given.work or self.unit
+            self.name = user_command.name_program(self.script, self.argument_words())
+        if (unit := self._metric_unit()) is not None and self.unit == units.SAMPLES:
+            self.unit = unit.work or self.unit
 
-    def own_options(self) -> dict[str, Any]:
+    def program_options(self) -> dict[str, Any]:
         return {}  # what it takes stands in `args` and `flags`
 
     def study_settings(self) -> dict[str, Any]:
-        given = super().study_settings() | {each.name: getattr(self, each.name) for each in self.option_fields()}
-        return {key: value for key, value in given.items() if key not in _IF_GIVEN or value is not None}
+        settings = super().study_settings() | {
+            option.name: getattr(self, option.name) for option in self.option_fields()
+        }
+        return {key: value for key, value in settings.items() if key not in _IF_GIVEN or value is not None}
 
     def rate_source(self) -> RateSource:
         return RateSource(
@@ -72,7 +74,6 @@ class ScriptConfig(WorkloadConfig):
         )
 
     def _metric_unit(self) -> MetricUnit | None:
-        """Return what the number is in; `None` if it is not given, or names no unit, which `check` refuses."""
         try:
             return None if self.metric_unit is None else metric_unit.parse(self.metric_unit)
         except ValueError:
@@ -89,13 +90,13 @@ class ScriptConfig(WorkloadConfig):
         ]
 
     def check(self, device: Any) -> None:
-        given = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
-        if len(given) > 1:
+        sources = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
+        if len(sources) > 1:
             raise ValueError(
-                f"{' and '.join(given)} each say where its {units.per_second(self.unit)} come from; give one of them"
+                f"{' and '.join(sources)} each say where its {units.per_second(self.unit)} come from; give one of them"
             )
         if self.samples is not None and self.samples < 1:
-            work = units.in_words(self.unit)
+            work = units.format_unit(self.unit)
             raise ValueError(f"samples={self.samples} must be at least 1: the {work} of a whole run")
         self._check_metric_unit()
         if self.metric is not None and not self.metric.strip():
@@ -113,16 +114,16 @@ class ScriptConfig(WorkloadConfig):
 
     def _check_metric_unit(self) -> None:
         for key in ("metric_unit", "decimal_mark"):
-            of = ("metric", "metric_pattern") if key == "metric_unit" else ("metric_pattern",)
-            if getattr(self, key) is not None and all(getattr(self, each) is None for each in of):
-                raise ValueError(f"{key} says how {' or '.join(of)} is read; give {' or '.join(of)} as well")
+            names = ("metric", "metric_pattern") if key == "metric_unit" else ("metric_pattern",)
+            if getattr(self, key) is not None and all(getattr(self, name) is None for name in names):
+                raise ValueError(f"{key} says how {' or '.join(names)} is read; give {' or '.join(names)} as well")
         if self.metric_unit is None:
             return
-        given = self._metric_unit()
-        if given is None:
+        unit = self._metric_unit()
+        if unit is None:
             raise ValueError(f"metric_unit={self.metric_unit} is no unit; {metric_unit.FORMS}")
-        if not given.counts(self.unit):
+        if not unit.counts(self.unit):
             raise ValueError(
-                f"metric_unit={self.metric_unit} is the time of {units.in_words(given.work)}, not of "
-                f"{units.in_words(self.unit)}; leave out unit={self.unit}"
+                f"metric_unit={self.metric_unit} is the time of {units.format_unit(unit.work)}, not of "
+                f"{units.format_unit(self.unit)}; leave out unit={self.unit}"
             )

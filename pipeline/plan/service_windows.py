@@ -1,4 +1,4 @@
-"""Whether a window holds the requests that the percentiles of a service need."""
+"""Windows of services: do they hold the requests that percentiles need?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.base.domain import services
 from pipeline.base.domain.records import Window, WindowKind
 
 
-def notes_of(service: Any, window: Window) -> list[str]:
+def list_notes(service: Any, window: Window) -> list[str]:
     """Return what a user should know of the percentiles of a service in a window; nothing of other workloads.
 
     Raises:
@@ -25,19 +25,18 @@ def notes_of(service: Any, window: Window) -> list[str]:
     else:
         return []  # nobody knows how many clients will send that wait for their answers
     percentile = getattr(service, services.OBJECTIVE_PERCENTILE, None)
-    if percentile is not None and count < services.needed(percentile):
+    if percentile is not None and count < services.min_requests(percentile):
         raise ValueError(
-            f"objective_percentile={percentile:g} needs {services.needed(percentile)} requests, and the window holds "
-            f"{held}; {_enough(rate_per_s, window, services.needed(percentile))}"
+            f"objective_percentile={percentile:g} needs {services.min_requests(percentile)} requests, and the window "
+            f"holds {held}; {_suggest_window(rate_per_s, window, services.min_requests(percentile))}"
         )
-    if count < (least := services.needed(99)):
-        enough = _enough(rate_per_s, window, least)
+    if count < (least := services.min_requests(99)):
+        enough = _suggest_window(rate_per_s, window, least)
         return [f"no p99, which needs {least} requests: the window holds {held}; {enough}"]
     return []
 
 
-def _enough(rate_per_s: float | None, window: Window, count: int) -> str:
-    """Say what makes the window hold so many requests, and a tenth more: how many arrive is random."""
+def _suggest_window(rate_per_s: float | None, window: Window, count: int) -> str:
     if window.kind is WindowKind.WORK or rate_per_s is None:
         return "raise workload.requests or window.epochs"
     return f"set window.seconds={math.ceil(1.1 * count / rate_per_s)}"

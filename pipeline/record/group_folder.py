@@ -188,7 +188,7 @@ def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
 
     def add() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with locks.folder_held(folder):
+        with locks.held(folder):
             known: dict[str, float] = {}
             with suppress(TrackingError):
                 known = read_amendment(file).metrics
@@ -208,7 +208,7 @@ def create_below_spool(make: Callable[[], None]) -> None:
 
 def remove_amendment(file: Path, sent: Amendment) -> None:
     """Remove an amendment that the store has, unless its file has changed since."""
-    with locks.folder_held(file.parent), suppress(TrackingError):
+    with locks.held(file.parent), suppress(TrackingError):
         if read_amendment(file) == sent:
             file.unlink()
 
@@ -316,7 +316,7 @@ def read_fields(record: Any) -> dict[str, Any]:
 @contextmanager
 def _claim(folder: Path) -> Iterator[bool]:
     """Try to hold the owner's lock, so that nobody else closes the folder at the same time."""
-    handle = locks.opened(folder / layout.LOCK)
+    handle = locks.open_file(folder / layout.LOCK)
     try:
         yield locks.try_take(handle)
     finally:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipeline.base.system import entry_points, secrets
 
@@ -102,12 +100,4 @@ def spell_resume_command(words: Sequence[str]) -> str:
         (option for option in words_of_hydra if option.lstrip("+") == "resume=accept_environment"), "resume=true"
     )
     overrides = [option for option in words_of_hydra if option.partition("=")[0].lstrip("+") != "resume"]
-    return entry_points.spell_again(start, *overrides, resume, *words_of_program, python=spell_python())
-
-
-def spell_python() -> str:
-    """Return the interpreter as a user types it: `python` if that is this one."""
-    path = shutil.which("python")
-    # By folder: the interpreters of two environments may be links to one file.
-    is_this = path is not None and Path(path).parent.samefile(Path(sys.executable).parent)
-    return "python" if is_this else sys.executable
+    return entry_points.spell_again(start, *overrides, resume, *words_of_program)

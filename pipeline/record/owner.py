@@ -18,7 +18,6 @@ from pathlib import Path
 from pipeline.base.domain import layout
 from pipeline.base.system import entry_points
 from pipeline.base.system.host import boot_id, machine_id
-from pipeline.record.invocation import spell_python
 
 _WATCH_S = 3.0
 _SILENT_S = 3600.0
@@ -65,7 +64,7 @@ class Owner:
 
 def spell_close_command(root: Path) -> str:
     """Return the command that closes groups of lost machines in the spool of a store."""
-    return entry_points.spell("tracking", "flush", "--root", str(root), "--close-lost", python=spell_python())
+    return entry_points.spell("tracking", "flush", "--root", str(root), "--close-lost")
 
 
 def find_written(folders: Iterable[Path]) -> frozenset[Path]:

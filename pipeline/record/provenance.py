@@ -17,7 +17,7 @@ from pipeline.base.system.errors import CommandError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.host import boot_id
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.base.system.secret_sources import mask_diff
+from pipeline.base.system.secrets import mask_diff
 from pipeline.base.system.words import escape_to_utf8
 from pipeline.record.invocation import Invocation
 
@@ -34,7 +34,7 @@ def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) ->
         "slurm_task": invocation.slurm_task,
         "kernel": platform.release(),
         "cpus": str(len(os.sched_getaffinity(0))),
-        **host.machine(),
+        **host.describe_machine(),
         "boot_id": boot_id(),
         "python": platform.python_version(),
         **_read_git(),
@@ -93,9 +93,9 @@ def find_origin(workload: Workload) -> Origin:
             uncommitted=tuple(mask_diff(_format_new_file(path, root)) for path in files if path != script),
         )
     try:
-        parts = [_format_new_file(path, root) for path in git.untracked(repository, files)]
+        parts = [_format_new_file(path, root) for path in git.list_untracked(repository, files)]
         if repository.is_changed:
-            changes = git.difference(repository)
+            changes = git.read_difference(repository)
             replaced = "# bytes that are no UTF-8 are \ufffd here\n" if "\ufffd" in changes else ""
             parts.insert(0, f"# {root} at {repository.commit}\n{replaced}{changes}")
     except CommandError as error:

@@ -34,7 +34,7 @@ def select_remaining(
     """
     keys = _make_keys(plan, accept_environment=accept_environment)
     can_run = {keys[group.digest] for group in plan.groups if group.skip_reason is None}
-    now = {device: MachineState.now(device) for device in (*gpus, *(group.device for group in plan.groups))}
+    now = {device: MachineState.read(device) for device in (*gpus, *(group.device for group in plan.groups))}
     states = merge_same([*now.values(), *(stored.machine_state for stored in finished)])
     stored_by_key: dict[str, dict[MachineState, FinishedGroup]] = {}
     # What was measured with the very packages comes last, and wins.
@@ -87,7 +87,7 @@ def describe_restarts(
     by_digest = {group.digest: group for group in missing}
     for stored in finished:
         if stored.result.is_finding and (group := by_digest.get(stored.digest)) is not None:
-            states = [MachineState.now(device) for device in gpus or (group.device,)]
+            states = [MachineState.read(device) for device in gpus or (group.device,)]
             if not any(state.is_same(stored.machine_state) for state in states):
                 counts[states[0].changes(stored.machine_state)] += 1
     return [

@@ -24,7 +24,7 @@ from pipeline.base.system import locks, secrets, tracking_root
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.base.system.secret_sources import mask_source
+from pipeline.base.system.secrets import mask_source
 from pipeline.base.system.words import escape_to_utf8
 from pipeline.clean import leftovers
 from pipeline.observe import endings
@@ -122,7 +122,7 @@ class Spool:
         self.root = root.resolve()
         tracking_root.make(self.root)
         self._folders: dict[str, Path] = {}
-        self._folder = self.root / layout.SPOOL / layout.stamp()
+        self._folder = self.root / layout.SPOOL / layout.make_stamp()
         group_folder.create_below_spool(lambda: self._folder.mkdir(parents=True))
         self.study = self._folder.name
 
@@ -138,7 +138,7 @@ class Spool:
 
     def _open_run(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
         (folder / layout.ARTIFACTS).mkdir(parents=True)
-        lock = locks.opened(folder / layout.LOCK)
+        lock = locks.open_file(folder / layout.LOCK)
         sink = SampleLog(folder / layout.SAMPLES)
         record = _make_record(group, self.study, self._facts, self._interpreters, self._origins)
         run = SpoolRun(folder, dataclasses.replace(record, uri=self._uri), sink)

@@ -58,7 +58,7 @@ class FinishedGroup:
 
     @property
     def machine_state(self) -> MachineState:
-        return MachineState.of(self.facts)
+        return MachineState.from_facts(self.facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

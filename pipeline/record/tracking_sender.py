@@ -103,7 +103,7 @@ class Sender:
         """Finish pending requests and end the process; kill it if it has no request or only creates a store."""
         if self._process is None:
             return
-        from pipeline.base.system.command import status_at_end
+        from pipeline.base.system.command import wait_for_end
 
         process, self._process = self._process, None
         assert process.stdin is not None and process.stdout is not None
@@ -111,7 +111,7 @@ class Sender:
             process.kill()  # it would finish importing MLflow first
         try:
             process.stdin.close()
-            status_at_end(process, _END_LIMIT_S)
+            wait_for_end(process, _END_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired):
             process.kill()
             process.wait()
@@ -301,7 +301,7 @@ class Sender:
         """Say what takes so long; sending large files may take minutes."""
         request = self._pending[0]
         if request["op"] == "send":
-            files = regular_files.below(Path(request["spool"])).files
+            files = regular_files.list_files(Path(request["spool"])).files
             with contextlib.suppress(OSError):  # sent just now
                 size = sum(file.lstat().st_size for file in files) / 1e6
                 what = f"sending {Path(request['spool']).name} ({size:.0f} MB) to the store"

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain import layout
-from pipeline.base.mlflow_internals import tables
+from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system import interrupts, secrets
 from pipeline.base.system.errors import CollocationError, StoreError, TrackingError
 from pipeline.record import group_folder
@@ -212,7 +212,7 @@ def format_error(error: Exception) -> str:
 def import_mlflow(*, with_database: bool) -> None:
     """Import MLflow, which takes 2 s, while the orchestrator prepares. Touches no store."""
     gc.disable()  # nearly all of its objects stay: looking for garbage takes a fifth of the time
-    tables.import_all(with_database=with_database)
+    database_tables.import_all(with_database=with_database)
     with suppress(ModuleNotFoundError):
         importlib.import_module("pyarrow.parquet")
     gc.freeze()

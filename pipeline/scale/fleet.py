@@ -17,7 +17,7 @@ from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.words import counted
 from pipeline.scale import cpus, worker_command
 from pipeline.scale.worker_process import WorkerProcess
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 _REFUSED = 2
 

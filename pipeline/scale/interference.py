@@ -19,7 +19,7 @@ from pipeline.base.system import interrupts, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.words import counted
-from pipeline.plan import units
+from pipeline.plan import shards
 from pipeline.plan.experiment_names import name_company
 from pipeline.plan.inventory import Inventory
 from pipeline.scale import worker_command
@@ -28,7 +28,7 @@ from pipeline.scale.local_gpus import refuse_mode_switches, refuse_taken_ports, 
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study import plans, stored_results
 from pipeline.study.preview import preview
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 _COMPANY = "company"
 _REPEATS = 100  # of the study on another GPU, which is ended long before
@@ -62,7 +62,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     legs = []
     for leg, inventory in planned:
         groups = stored_results.open_store(request, leg.plan, inventory)[0]
-        legs.append(dataclasses.replace(leg, numbers=tuple(units.of(groups))))
+        legs.append(dataclasses.replace(leg, numbers=tuple(shards.group_by_shard(groups))))
     fleet = PairedFleet(request, devices, legs)
     fleet.announce()
     try:
@@ -79,7 +79,9 @@ def _make_leg(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, 
     for config in request.configs:
         config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
     inventory, plan = plans.make_plan(request)
-    return Leg(beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(units.of(plan.groups))), inventory
+    return Leg(
+        beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(shards.group_by_shard(plan.groups))
+    ), inventory
 
 
 class PairedFleet(Fleet):

@@ -21,14 +21,14 @@ from pipeline.base.system.errors import ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.words import counted
 from pipeline.clean.journal import Journal
-from pipeline.plan import units
+from pipeline.plan import shards
 from pipeline.plan.schema import GpuKind
 from pipeline.prepare.device import device_choice, lease, nvml
 from pipeline.scale import worker_command
 from pipeline.scale.fleet import Fleet, Part, assign_ports
 from pipeline.study import plans, stored_results
 from pipeline.study.preview import preview
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 ALL = "all"
 
@@ -54,11 +54,11 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans_made, strict=True):
         groups, known = stored_results.open_store(of_model, plan, inventory)
-        waiting = deque(units.of(groups))
+        waiting = deque(shards.group_by_shard(groups))
         begun = {row.group.unit: row.gpu_uuid for row in known}
         parts.append(Part(request=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
-            f"{counted(len(waiting), 'unit')} of {len(units.of(plan.groups))} to run on "
+            f"{counted(len(waiting), 'unit')} of {len(shards.group_by_shard(plan.groups))} to run on "
             f"{_list_names(members)}"
             f"{f' ({members[0].name})' if len(by_model) > 1 else ''}"
         )
@@ -202,7 +202,7 @@ def refuse_taken_ports(request: StudyRequest, devices: Sequence[Device]) -> None
     """Refuse exporter ports on which a worker could not listen; a dry run does not try them."""
     config = request.config.exporter
     for port in assign_ports(config, devices).values():
-        spec = factory.spec_of(dataclasses.replace(config, port=port), without=frozenset({"name"}))
+        spec = factory.make_spec(dataclasses.replace(config, port=port), without=frozenset({"name"}))
         exporter: Exporter = factory.instance(spec)
         if not request.config.dry_run:
             with exporter.serving():

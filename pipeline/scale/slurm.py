@@ -28,16 +28,16 @@ from pipeline.base.system.errors import CommandError, ConfigError, TrackingError
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.secrets import mask_text
 from pipeline.base.system.words import counted
-from pipeline.plan import check, schema
+from pipeline.plan import schema, setting_checks
 from pipeline.plan.schema import GpuConfig, GpuKind
-from pipeline.record.invocation import STUDY, TASK, spell_python
+from pipeline.record.invocation import STUDY, TASK
 from pipeline.record.shards import task_messages
 from pipeline.record.shards.overview import Overview, read_overview
 from pipeline.record.shards.shard_states import DONE, Queue
 from pipeline.record.shards.slurm_arrays import Submission
 from pipeline.scale import worker_command
 from pipeline.scale.launcher_options import SlurmOptions
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 _POLL_S = 5.0
 _LIMIT_S = 60.0
@@ -91,7 +91,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     request.sender.wait_for_store()  # before a task waits for hours to find that there is none
     jobs: dict[str, str] = {}
     where = ("status", "--experiment", experiment, "--uri", mask_text(uri))
-    status = entry_points.spell("tracking", *where, python=spell_python())
+    status = entry_points.spell("tracking", *where)
     with interrupts.held():  # what Slurm has taken is named, whatever the user does meanwhile
         for gpu, script in scripts.items():
             try:
@@ -130,7 +130,7 @@ def _note_arrays(request: StudyRequest, plan: Plan, arrays: list[str], folder: P
             command_line=request.invocation.masked_command,
             plan_any_gpu=plan.any_gpu_digest,
             num_units=len(plan.unit_sizes),
-            cluster=squeue.cluster(),
+            cluster=squeue.read_cluster(),
             arrays=arrays,
             time_ms=now_ms,
             folder=str(folder),
@@ -189,12 +189,12 @@ def make_script(
         for key, value in sbatch_options.items()
         if value is not None
     ]
-    (program, *options_typed), arguments = user_command.divided(typed)
+    (program, *options_typed), arguments = user_command.divide(typed)
     options_typed = [word for word in options_typed if not user_command.sets(word, ["dry_run"])]
     decided: dict[str, object] = {"gpu.models": num_models} if num_models > 1 else {}
     if not any(user_command.sets(word, ["wait"]) for word in options_typed):
         decided["wait"] = "true"
-    plan_file = user_command.override("plan_file", folder / f"plan-{_ARRAY}.json")
+    plan_file = user_command.make_override("plan_file", folder / f"plan-{_ARRAY}.json")
     limits_s = [_NO_LIMIT_S if limit_s is None else math.ceil(limit_s)]
     if options.timeout_min is not None:  # Slurm may say in the task that it is less
         limits_s.append(options.timeout_min * 60 - options.signal_delay_s)
@@ -229,7 +229,7 @@ def _check_request(request: StudyRequest, options: SlurmOptions) -> str:
             "hydra/launcher=slurm needs a tracking server, as a local store is for one machine; add tracking=server "
             "tracking.uri=http://HOST:PORT"
         )
-    if request.config.dry_run == check.JSON:
+    if request.config.dry_run == setting_checks.JSON:
         raise ConfigError("dry_run=json does not work with hydra/launcher=slurm; use dry_run=true")
     if options.timeout_min is not None and options.timeout_min * 60 <= options.signal_delay_s:
         raise ConfigError(
@@ -262,7 +262,7 @@ def _submit(script: str, folder: Path) -> str:
     """Submit a batch script, and return the id of the job array."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"submit-{layout.stamp()}.sh"
+        path = folder / f"submit-{layout.make_stamp()}.sh"
         path.touch(mode=0o600, exist_ok=False)  # the command line may hold secrets
         path.write_bytes(os.fsencode(script))  # with the working directory, which need not be UTF-8
     except OSError as error:
@@ -288,7 +288,7 @@ def _wait(jobs: Mapping[str, str]) -> None:
     is_silent = False
     while True:
         try:
-            states = squeue.states(jobs)
+            states = squeue.read_states(jobs)
         except CommandError as error:
             if not is_silent:
                 words.say(f"{error}; asked again until it answers")

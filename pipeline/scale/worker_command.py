@@ -10,9 +10,9 @@ from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan.inventory import take
-from pipeline.plan.plan import build_plan
+from pipeline.plan.plan_builder import build_plan
 from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 _NAME_THEM = "name the GPUs with 'hydra.launcher.devices=[0,1]'"
 _INSTEAD = {"gpus": _NAME_THEM, "beside": _NAME_THEM, "slurm": "ask for it with hydra.launcher.gres"}
@@ -20,8 +20,8 @@ _INSTEAD = {"gpus": _NAME_THEM, "beside": _NAME_THEM, "slurm": "ask for it with 
 
 def make_command(typed: Sequence[str], decided: Mapping[str, object]) -> list[str]:
     """Return a command line with the decided keys in the place of typed ones."""
-    options, arguments = user_command.without(typed, (*user_command.OF_LAUNCHERS, *decided))
-    return [*options, *(user_command.override(key, value) for key, value in decided.items()), *arguments]
+    options, arguments = user_command.drop_keys(typed, (*user_command.OF_LAUNCHERS, *decided))
+    return [*options, *(user_command.make_override(key, value) for key, value in decided.items()), *arguments]
 
 
 def make_plan(request: StudyRequest, find_device: Callable[[GpuConfig], Device]) -> Plan:
@@ -31,7 +31,7 @@ def make_plan(request: StudyRequest, find_device: Callable[[GpuConfig], Device])
 
 def name_plan_file(root: Path) -> str:
     """Return the file in which the workers of this start agree on their plan."""
-    return str(root / layout.PLANS / f"{layout.stamp()}.json")
+    return str(root / layout.PLANS / f"{layout.make_stamp()}.json")
 
 
 def refuse_decided_keys(configs: Sequence[Config], launcher: str) -> None:

@@ -17,8 +17,8 @@ from pipeline.record import tracking_sender
 from pipeline.record.tracking_sender import Sender
 from pipeline.study.plans import make_plan
 from pipeline.study.preview import preview
-from pipeline.study.request import StudyRequest, read_request
-from pipeline.study.study import Study
+from pipeline.study.study_request import StudyRequest, read_request
+from pipeline.study.study_run import StudyRun
 
 Engine = Callable[[StudyRequest, UndoStack], int]
 """Runs a study that was read; the exit status."""
@@ -57,7 +57,7 @@ def execute(
         words.say(f"error: {error}")
         status = 1 if request is not None and request.has_started else 2
     except Exception as error:
-        if (interrupted := interrupts.behind(error)) is not None:
+        if (interrupted := interrupts.find_interruption(error)) is not None:
             raise interrupted from error
         sys.excepthook(*sys.exc_info())
         status = 1
@@ -67,14 +67,14 @@ def execute(
 
 
 def run_here(request: StudyRequest, stack: UndoStack) -> int:
-    """Run a study in this process on the devices of its plan; the exit status."""
+    """Run a study in this process on the devices of its plan; return the exit status."""
     if request.config.dry_run:
         return preview((request, *make_plan(request)))
     showing = stack.enter_context(request.exporter.serving())
     return _begin(request, stack).run(showing)
 
 
-def _begin(request: StudyRequest, stack: UndoStack) -> Study:
+def _begin(request: StudyRequest, stack: UndoStack) -> StudyRun:
     """Return the study, planned, with its environments and its devices, which are its own until the stack is left.
 
     Whoever has to wait for a device lets go of the others, and then plans anew: the machine may be another one.
@@ -84,7 +84,7 @@ def _begin(request: StudyRequest, stack: UndoStack) -> Study:
     while True:
         try:
             with UndoStack() as taken:
-                study = Study(request, *make_plan(request), waited_s=patience.waited_s)
+                study = StudyRun(request, *make_plan(request), waited_s=patience.waited_s)
                 study.take_devices(taken)
                 with interrupts.held():
                     stack.enter_context(taken.pop_all())

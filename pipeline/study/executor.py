@@ -59,8 +59,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """What the groups of a study have in common.
+class StudyResources:
+    """The things that the groups of a study have in common.
 
     Attributes:
         interpreters: by the environment that was asked for.
@@ -104,13 +104,13 @@ def warm_start(
         yield servers
 
 
-def run(group: Group, shared: Shared) -> GroupResult:
+def run(group: Group, shared: StudyResources) -> GroupResult:
     """Run one group and record its row.
 
     Raises:
         Interrupted: the user asked to end; the row says so.
     """
-    group = _in_the_state_of_now(group, shared)
+    group = _refresh_device(group, shared)
     with shared.spool.open(group) as record:
         if (skipped := endings.make_skipped_row(group)) is not None:
             record.close(skipped)
@@ -120,27 +120,26 @@ def run(group: Group, shared: Shared) -> GroupResult:
         interrupted: Interrupted | None = None
         with interrupts.held():  # what was measured is kept
             try:
-                with interrupts.let_through():
+                with interrupts.allow():
                     execution.go()
-                    row = execution.judged()  # which takes long if the jobs wrote much
+                    row = execution.judge()  # which takes long if the jobs wrote much
             except Interrupted as error:
                 interrupted = error
-            row = row or execution.judged_as_interrupted()
+            row = row or execution.judge_interrupted()
             record.close(dataclasses.replace(row, spool_id=record.spool_id))
     if interrupted is not None:
         raise interrupted
     return dataclasses.replace(row, spool_id=record.spool_id)
 
 
-def _in_the_state_of_now(group: Group, shared: Shared) -> Group:
-    """Return the group with the state that its GPU has now: somebody may have changed it since the plan was made."""
+def _refresh_device(group: Group, shared: StudyResources) -> Group:
     if not group.device.is_gpu or group.skip_reason is not None:
         return group
     try:
         device = nvml.refresh_state(group.device)
     except (ConfigError, NvmlError):  # the group meets the same, and its row says so
         return group
-    if change := MachineState.now(device).changes(MachineState.now(group.device)):
+    if change := MachineState.read(device).changes(MachineState.read(group.device)):
         shared.warn_once(
             f"{device.name} has changed since the study began ({change}): rows before and after are not compared; "
             "repeat the command with resume=true to run unfinished blocks again"
@@ -151,7 +150,7 @@ def _in_the_state_of_now(group: Group, shared: Shared) -> Group:
 class _Execution:
     """One group on its way through the stack; keeps what was seen, however it ends."""
 
-    def __init__(self, group: Group, record: SpoolRun, shared: Shared) -> None:
+    def __init__(self, group: Group, record: SpoolRun, shared: StudyResources) -> None:
         self.group, self.record, self.shared = group, record, shared
         self.batches: list[Sequence[JobState]] = []
         self.reason: str | None = None
@@ -182,14 +181,14 @@ class _Execution:
             self._undo_again()
             self.phases.finish()
 
-    def judged_as_interrupted(self) -> GroupResult:
+    def judge_interrupted(self) -> GroupResult:
         """Return the row of a group that the user ended: with figures if that takes no time, else without."""
         if self._bytes_to_read() > _SMALL_BYTES:
             return endings.make_row_without_figures(self.group, None, self._states())
-        return self.judged(interrupted=True)
+        return self.judge(interrupted=True)
 
-    def judged(self, *, interrupted: bool = False) -> GroupResult:
-        """The row, and the artifacts that are made of it. What jobs wrote may be anything: it never ends the study."""
+    def judge(self, *, interrupted: bool = False) -> GroupResult:
+        """Return the row, and write its artifacts. What jobs wrote may be anything: it never ends the study."""
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
             words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB that its jobs wrote")
         try:
@@ -210,7 +209,6 @@ class _Execution:
         return sum(state.bytes_to_read for state in self._states())
 
     def _keep_traceback(self, error: Exception, what: str) -> None:
-        """Keep where an error arose. What the machine refused, as on a full disk, says enough to a user itself."""
         level = logging.DEBUG if isinstance(error, OSError) else logging.ERROR
         log.log(level, "%s: %s", self.group.name, what, exc_info=error)
         with suppress(OSError):
@@ -244,43 +242,46 @@ class _Execution:
         )
 
     def _changed_files(self) -> Changes | None:
-        """What the jobs changed in the directory that they started in; `None` if nobody asks for it."""
         states = self._states()
         began = [state.started.at_ns for state in states if state.started is not None]
-        theirs = [
+        workloads = [
             job.workload
             for job in self.group.jobs
             if not job.workload.is_in_own_folder and not Path(job.workload.script).is_relative_to(_OUR_PROGRAMS)
         ]
-        is_shared = len(theirs) > 1 and not self.group.sequential
-        if not began or not (is_shared or any(workload.rate.metric is not None for workload in theirs)):
+        is_shared = len(workloads) > 1 and not self.group.sequential
+        if not began or not (is_shared or any(workload.rate.metric is not None for workload in workloads)):
             return None
         try:
-            here = Path.cwd()
-            ours = {*Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*"), self.shared.spool.root}
-            ours.update(self.shared.own_files)
+            folder = Path.cwd()
+            own_files = {
+                *Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*"),
+                self.shared.spool.root,
+            }
+            own_files.update(self.shared.own_files)
             clock = self.clock.record
-            changed = changed_files.find_changes(here, min(began), clock, without=ours, inodes=self.shared.outputs)
+            changed = changed_files.find_changes(
+                folder, min(began), clock, without=own_files, inodes=self.shared.outputs
+            )
         except OSError as error:  # a job may have removed it
-            self.shared.warn_once(f"files that several jobs wrote go unseen: {error}")
+            self.shared.warn_once(f"cannot look for files that several jobs wrote: {error}")
             return None
         if not changed.is_whole:
-            self.shared.warn_once(f"{here} has too many files to look at: jobs that write the same one may go unseen")
+            self.shared.warn_once(f"cannot look for files that several jobs wrote in {folder}: it has too many files")
         return changed
 
     def _warn_of_other_programs(self, row: GroupResult) -> None:
         if FOREIGN_LOAD in row.marks.text and FOREIGN_LOAD not in self.shared.warned:
             self.shared.warned.add(FOREIGN_LOAD)
-            log.warning("%s the machine: %s", FOREIGN_LOAD, host.load_in_words())
+            log.warning("%s the machine: %s", FOREIGN_LOAD, host.describe_load())
 
     def _warn_of_shared_files(self, row: GroupResult) -> None:
-        """Say which files several jobs may have written."""
         if (shared := row.tags.get(Tag.SHARED_FILES)) is not None:
             remedy = "workload.run_in=job_folder, or {output_dir} in the arguments, gives each job files of its own"
             self.shared.warn_once(f"{shared}; {remedy}")
 
     def _idle_w(self) -> float | None:
-        """The lowest power that was read before the jobs of any group of this study started.
+        """Return the lowest power that was read before the jobs of any group of this study started.
 
         A GPU keeps high clocks for seconds after its last process, so a reading between two groups is too high.
         """
@@ -338,10 +339,10 @@ class _Execution:
         self.shared.sender.rest()
         self.shared.warm_start.rest()
         self.phases.begin(phases.WINDOW)
-        with self._own_cost():
+        with self._measure_overhead():
             running.measure(group.window)
-        told = [state.ended.told_ns for state in running.states if state.ended.told_ns is not None]
-        self.phases.begin(phases.END, min(told, default=None))
+        stop_times = [state.ended.told_ns for state in running.states if state.ended.told_ns is not None]
+        self.phases.begin(phases.END, min(stop_times, default=None))
         self._note_missing_reports(profiler, running.states)
 
     def _start(self, job: Job, slot: Slot, profiler: Profiler) -> JobStart:
@@ -357,14 +358,15 @@ class _Execution:
         return JobStart(job=job, slot=slot, starter=spawn, profiler=profiler.name)
 
     def _note_missing_reports(self, profiler: Profiler, states: Sequence[JobState]) -> None:
-        """Say which jobs ended well and left no report of their profiler, which is not their fault."""
         profiled = [state for state in states if state.profiler is not None and state.ended_well]
         without = [state.job.name for state in profiled if profiler.report(state.folder) is None]
         if without:
-            said = f"{profiler.name} made no report of {', '.join(without)}; see stdout.log and stderr.log of the job"
+            message = (
+                f"{profiler.name} made no report of {', '.join(without)}; see stdout.log and stderr.log of the job"
+            )
             before = self.tags.get(Tag.NO_REPORT)
-            self.tags[Tag.NO_REPORT] = f"{before}; {said}" if before else said
-            log.warning("%s: %s", self.group.name, said)
+            self.tags[Tag.NO_REPORT] = f"{before}; {message}" if before else message
+            log.warning("%s: %s", self.group.name, message)
 
     def _is_pointless(self, spec: ListenerSpec) -> bool:
         if spec.required is not Required.IF_GPU or self.group.device.is_gpu:
@@ -388,7 +390,6 @@ class _Execution:
 
     @contextmanager
     def _unless_required(self, spec: ListenerSpec) -> Iterator[None]:
-        """Of a listener that is not required, take note that it failed."""
         try:
             yield
         except ListenerError as error:
@@ -398,8 +399,7 @@ class _Execution:
             self.shared.warn_once(f"left out: {error}")
 
     @contextmanager
-    def _own_cost(self) -> Iterator[None]:
-        """Account for the CPU time of this process, its samplers' programs and the sender."""
+    def _measure_overhead(self) -> Iterator[None]:
         before_s, begin_ns = self._cpu_s(), time.monotonic_ns()
         try:
             yield
@@ -408,9 +408,9 @@ class _Execution:
             self.tool_wall_s += (time.monotonic_ns() - begin_ns) / 1e9
 
     def _cpu_s(self) -> float:
-        own = resource.getrusage(resource.RUSAGE_SELF)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         for pid in (*self.shared.sender.pids(), *(pid for helper in self.helpers for pid in helper.pids())):
             with suppress(psutil.Error):
                 times = psutil.Process(pid).cpu_times()
                 self.helper_cpu_s[pid] = times.user + times.system
-        return own.ru_utime + own.ru_stime + sum(self.helper_cpu_s.values())
+        return usage.ru_utime + usage.ru_stime + sum(self.helper_cpu_s.values())

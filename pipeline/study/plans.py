@@ -19,7 +19,7 @@ from pipeline.prepare.device import device_choice, lease
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Survey
 from pipeline.study.reproduce.agreement import agree
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 
 def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:
@@ -42,7 +42,6 @@ def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:
 
 
 def _take_stock(request: StudyRequest) -> Inventory:
-    """Return what the machine has, once what killed orchestrators left on it is undone; a dry run undoes nothing."""
     find = request.simulated.find_device if request.simulated else find_device
     # A dry run on a simulated GPU is the plan for another machine, which may have the data.
     needs_data = not (request.config.dry_run and request.simulated)
@@ -67,7 +66,7 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
     A MIG mode that is still on would otherwise be a reason to refuse whatever needs the whole GPU.
     """
     folder = Path(configs[0].gpu.lock_dir)
-    devices = dict.fromkeys(inventory.device_of(config.gpu) for config in configs if not _goes(config.gpu))
+    devices = dict.fromkeys(inventory.device_of(config.gpu) for config in configs if not _is_temporary(config.gpu))
     dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).steps()]
     for device in dirty:
         with lease.hold(device, folder):
@@ -86,12 +85,11 @@ def end_leftovers(root: Path) -> Survey:
 def undo_steps(device: Device, gpu: GpuConfig) -> None:
     """Undo the steps that a killed orchestrator noted in the journal of a device, and say so."""
     journal = Journal(Path(gpu.lock_dir), device.uuid, programs.of_device(device))
-    if _goes(gpu):
+    if _is_temporary(gpu):
         journal.forget_device_steps()  # the machine that it speaks of went with its study
     if undone := replay(journal):
         words.say(f"undid {counted(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
 
 
-def _goes(gpu: GpuConfig) -> bool:
-    """Whether the machine is a simulated one that goes with its study."""
+def _is_temporary(gpu: GpuConfig) -> bool:
     return gpu.kind is GpuKind.simulated and gpu.machine is None

@@ -12,38 +12,36 @@ from pipeline.base.system import words
 from pipeline.base.system.errors import TrackingError
 from pipeline.observe.forecast import forecast
 from pipeline.observe.study_progress import PastGroup
-from pipeline.plan import check, describe
+from pipeline.plan import plan_text, setting_checks
 from pipeline.plan.inventory import Inventory
 from pipeline.study import stored_results
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 
 def preview(*planned: tuple[StudyRequest, Inventory, Plan]) -> int:
     """Print each plan, or with `resume` what is left of it, and how long it will take; as JSON, a list of several."""
-    shown = [_shown(*each) for each in planned]
-    if planned[0][0].config.dry_run == check.JSON:
-        sys.stdout.write(f"{json.dumps(shown if len(shown) > 1 else shown[0], indent=2)}\n")
+    plans = [_format(*parts) for parts in planned]
+    if planned[0][0].config.dry_run == setting_checks.JSON:
+        sys.stdout.write(f"{json.dumps(plans if len(plans) > 1 else plans[0], indent=2)}\n")
     else:
-        sys.stdout.writelines(f"{text}\n" for text in shown)
+        sys.stdout.writelines(f"{text}\n" for text in plans)
     return 0
 
 
-def _shown(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str, object] | str:
-    """A plan as JSON has it, or in words."""
+def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str, object] | str:
     if request.config.resume != Resume.NO:
         groups, _ = stored_results.divide(request, plan, inventory)
         plan = dataclasses.replace(plan, groups=groups)
-    ahead = forecast(plan.groups, _ran_before(request))
-    if request.config.dry_run == check.JSON:
+    ahead = forecast(plan.groups, _list_past_groups(request))
+    if request.config.dry_run == setting_checks.JSON:
         bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
         loosely = {"num_other_packages": ahead.num_other_packages, "other_programs": ahead.other_programs}
-        told = {key: value for key, value in loosely.items() if value}
-        return describe.as_dict(plan, ahead.of_each) | {"seconds": bounds | told}
-    return f"{describe.as_text(plan)}\n{ahead.words}"
+        packages_of_others = {key: value for key, value in loosely.items() if value}
+        return plan_text.export_plan(plan, ahead.of_each) | {"seconds": bounds | packages_of_others}
+    return f"{plan_text.format_plan(plan)}\n{ahead.words}"
 
 
-def _ran_before(request: StudyRequest) -> Sequence[PastGroup]:
-    """Return the groups of the store, if there is one; a plan needs none."""
+def _list_past_groups(request: StudyRequest) -> Sequence[PastGroup]:
     if request.sender is None:
         return ()
     try:

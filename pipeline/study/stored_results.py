@@ -15,8 +15,8 @@ from pipeline.record import resume
 from pipeline.record.shards import overview
 from pipeline.record.stored_group import FinishedGroup
 from pipeline.study import summary
-from pipeline.study.reproduce import unused
-from pipeline.study.request import StudyRequest
+from pipeline.study.reproduce import unused_results
+from pipeline.study.study_request import StudyRequest
 
 
 def open_store(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:
@@ -33,19 +33,21 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
     sender, store = request.sender, request.config.tracking.uri or str(request.root)
     assert sender is not None
     finished = sender.find_finished(plan.experiment, store if request.config.dry_run else None)
-    groups, known = _remaining(request, plan, finished)
+    groups, known = _find_remaining(request, plan, finished)
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
     for line in resume.describe_restarts(groups, finished, gpus=request.gpus):
         words.say(line)
     if not request.invocation.has_launcher_here:  # else the launcher on this host has said it
         # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
         on_other_models = plan.any_gpu_digest if request.config.gpu.models > 1 else ""
-        others = [
-            each
-            for each in finished
-            if each.digest not in request.planned and on_other_models not in each.plans_any_gpu
+        results = [
+            group_run
+            for group_run in finished
+            if group_run.digest not in request.planned and on_other_models not in group_run.plans_any_gpu
         ]
-        for line in unused.explain(plan, groups, others, inventory, lambda run_id: sender.recall(run_id, store)):
+        for line in unused_results.explain(
+            plan, groups, results, inventory, lambda run_id: sender.recall(run_id, store)
+        ):
             words.say(line)
     if not request.config.dry_run:
         _take_over(request, plan, known, finished)
@@ -57,14 +59,16 @@ def _take_over(
 ) -> None:
     """Have the store count in this plan what another one measured: nothing of this one would say that it is there."""
     assert request.sender is not None
-    of_others = {each.spool_id: each.run_id for each in finished if each.spool_id and plan.digest not in each.plans}
+    of_others = {
+        group.spool_id: group.run_id for group in finished if group.spool_id and plan.digest not in group.plans
+    }
     units_of_runs = {of_others[row.spool_id]: row.group.unit for row in known if row.spool_id in of_others}
     if units_of_runs:
-        facts = facts_of(request, plan) | {"command_line": request.invocation.masked_command}
+        facts = list_plan_facts(request, plan) | {"command_line": request.invocation.masked_command}
         request.sender.take_over(units_of_runs, facts)
 
 
-def facts_of(request: StudyRequest, plan: Plan) -> dict[str, str]:
+def list_plan_facts(request: StudyRequest, plan: Plan) -> dict[str, str]:
     """Return what each run says of the plan that it is of."""
     return {
         "plan": plan.digest,
@@ -75,7 +79,7 @@ def facts_of(request: StudyRequest, plan: Plan) -> dict[str, str]:
     }
 
 
-def _remaining(
+def _find_remaining(
     request: StudyRequest, plan: Plan, finished: Sequence[FinishedGroup]
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
     accepts = request.config.resume == Resume.ACCEPT_ENVIRONMENT
@@ -95,13 +99,13 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
         )
         return False
     if request.config.resume == Resume.NO:
-        finished = [each for each in finished if each.start_ms >= request.begin_ms]
+        finished = [group for group in finished if group.start_ms >= request.begin_ms]
     rows, num_left = [], 0
     comparison = Comparison()
     for plan in plans:
-        left, known = _remaining(request, plan, finished)
-        num_left += len(left)
-        rows += [*known, *resume.select_latest(left, finished)]
+        remaining, known = _find_remaining(request, plan, finished)
+        num_left += len(remaining)
+        rows += [*known, *resume.select_latest(remaining, finished)]
     for row in rows:
         comparison.add(row)
     if rows:

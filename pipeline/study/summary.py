@@ -1,4 +1,4 @@
-"""What a study ends with: its table, the report's sentences, and where all of it is to be seen."""
+"""The end of a study: its table, the report's sentences, and links to all of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.table import format_table
 from pipeline.plan.schema import TrackingConfig
-from pipeline.record.invocation import spell_python
 from pipeline.record.store import links
 from pipeline.record.tracking_sender import Sender
-from pipeline.study.reproduce.reproduce import Reproduction
+from pipeline.study.reproduce.reproduction import Reproduction
 
 _MOST_LINKS = 3
 
@@ -29,9 +28,15 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
     specs = dict.fromkeys(spec for row in rows for spec in row.group.listeners)
     fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
     # A reproduction is one group without its block.
-    found = summarize_study(experiment, rows) if reproduction is None else StudySummary()
+    closing_remarks = summarize_study(experiment, rows) if reproduction is None else StudySummary()
     sys.stdout.write(
-        "".join(f"{line}\n" for line in (format_table(rows, fields, found.fastest, found.notes), *found.sentences))
+        "".join(
+            f"{line}\n"
+            for line in (
+                format_table(rows, fields, closing_remarks.fastest, closing_remarks.notes),
+                *closing_remarks.sentences,
+            )
+        )
     )
     if reproduction is not None:
         sys.stdout.write(f"{reproduction.side_by_side(rows[0])}\n")
@@ -40,23 +45,15 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
 def show_where(
     experiment: str, tracking: TrackingConfig, sender: Sender, root: Path, failed: Mapping[str, str] | None = None
 ) -> None:
-    """Print the commands that write the report and open MLflow's page, and links to runs of groups that failed.
-
-    Args:
-        experiment: of the study.
-        tracking: where its results are.
-        sender: which has the store open.
-        root: folder of the local store.
-        failed: names of groups by their runs.
-    """
+    """Print the commands that write the report and open MLflow's page, and links to `failed` groups, by their runs."""
     where = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
     where = [] if where == [f"--root={TrackingConfig().root}"] else where
-    command = entry_points.spell("report", f"--experiment={experiment}", *where, python=spell_python())
-    lines = [f"report: {command}", *_how_to_open(sender, root, failed or {})]
+    command = entry_points.spell("report", f"--experiment={experiment}", *where)
+    lines = [f"report: {command}", *_list_links(sender, root, failed or {})]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _how_to_open(sender: Sender, root: Path, failed: Mapping[str, str]) -> list[str]:
+def _list_links(sender: Sender, root: Path, failed: Mapping[str, str]) -> list[str]:
     try:
         store = sender.wait_for_store()
     except TrackingError as error:  # it was in order when the study began; the groups wait in the spool

@@ -15,7 +15,7 @@ from tests.attack.store_reader import StoredRun, groups_of, read_runs
 
 _OTHERS = (*table._COLUMNS, *table._LAST_COLUMNS)
 _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {title: (name, form.format) for title, name, form in _OTHERS}
-_FIGURES[units.per_second(units.SAMPLES)] = (units.total_of(units.SAMPLES), units.rate_in_words)
+_FIGURES[units.per_second(units.SAMPLES)] = (units.total_of(units.SAMPLES), units.format_rate)
 
 
 def differences(printed: str, database: Path, experiment: str, gpu_uuid: str | None = None) -> Iterator[str]:

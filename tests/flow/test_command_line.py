@@ -156,7 +156,7 @@ def test_what_decides_over_a_sweep_is_not_swept(tmp_path, group):
 
 
 def test_blocks_without_a_sweep_are_refused(tmp_path):
-    message = "blocks make a sweep; add -m, or hydra: {mode: MULTIRUN} to the experiment file"
+    message = "this experiment is a sweep (blocks); add -m, or hydra: {mode: MULTIRUN} to its file"
     assert run(tmp_path, "blocks=[{degree: 2}]") == (2, f"error: {message}\n")
     assert not list(tmp_path.iterdir())
 

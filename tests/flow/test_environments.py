@@ -217,7 +217,7 @@ def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, 
     status, _, err = run(*script, "env=painted", "+env.size=3")
     assert status == 2 and "_target_=painted.PaintedEnv does not take these arguments" in err
     status, _, err = run(*script, "env=painted", "workload.env_file=painted.py")
-    assert status == 2 and "is built from no file" in err
+    assert status == 2 and "which is built from no file" in err
 
 
 def test_the_lock_of_the_orchestrators_own_environment_is_kept_with_each_job(begin):

@@ -153,4 +153,4 @@ def test_a_job_that_another_launcher_starts_may_have_blocks_and_fail(tmp_path):
     assert done.returncode == 2 and "mig-1x-tiny" in done.stdout
     assert done.stderr.startswith("error: 9 MIG instances do not fit") and done.stderr.count("\n") == 1
     done = launch(tmp_path, "degree=2")
-    assert done.stderr == "error: hydra/launcher=outside launches sweeps, and this is none; add -m\n"
+    assert done.stderr == "error: hydra/launcher=outside is for sweeps; add -m\n"

@@ -23,7 +23,7 @@ from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.job_state import JobState, ProcessStart
-from pipeline.plan import describe, read
+from pipeline.plan import plan_text, read
 from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.prepare.device import lease
 from pipeline.record.store import results
@@ -371,7 +371,7 @@ def test_a_kept_machine_is_used_again_as_it_is(temporary, tmp_path):
     with rehearsal.prepared([config]) as simulated:
         again = simulated.find_device(config.gpu)
         assert (again.uuid, again.mig_enabled, dict(again.programs)["nvidia-smi"]) == (device.uuid, True, smi)
-    with rehearsal.kept(path) as simulated:
+    with rehearsal.open_machine(path) as simulated:
         assert simulated.find_device(config.gpu).uuid == device.uuid
     assert not list(temporary.glob("colloc-simulated-*"))
 
@@ -480,7 +480,7 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
         with pytest.raises(ConfigError, match=words), rehearsal.prepared([config]):
             pass
     assert not (tmp_path / "text.lock").exists(), "what is refused is left as it was"
-    with pytest.raises(ConfigError, match="there is no simulated machine"), rehearsal.kept(tmp_path / "absent"):
+    with pytest.raises(ConfigError, match="there is no simulated machine"), rehearsal.open_machine(tmp_path / "absent"):
         pass
 
 
@@ -633,7 +633,7 @@ def test_the_plan_trains_on_the_cpu_and_its_digest_knows_what_is_declared(make_p
     argv = plans[0].groups[0].jobs[0].workload.argv
     assert argv[argv.index("--device") + 1] == "cpu"
     real = make_plan([], device=GPU)
-    assert "simulated" not in describe.as_text(real)
+    assert "simulated" not in plan_text.format_plan(real)
     assert len({plan.groups[0].digest for plan in (*plans, real)}) == 3
 
 

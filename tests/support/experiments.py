@@ -21,8 +21,8 @@ from omegaconf import DictConfig, open_dict
 from pipeline import rehearsal
 from pipeline.base.domain.records import Plan
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import feasible, read, schema
-from pipeline.plan import plan as planning
+from pipeline.plan import feasibility, read, schema
+from pipeline.plan import plan_builder as planning
 from pipeline.plan.inventory import take
 from pipeline.plan.schema import Config
 
@@ -55,7 +55,7 @@ def planned(configs: list[Config]) -> Iterator[Plan]:
     with rehearsal.prepared(configs) as simulated:
         assert simulated is not None
         plan = planning.build_plan(configs, take(configs, simulated.find_device), is_sweep=True)
-        yield feasible.checked(plan)
+        yield feasibility.check_plan(plan)
 
 
 def sweeper_of(arguments: Sequence[str]) -> Any:

@@ -7,9 +7,9 @@ import math
 import random
 from typing import Any
 
+from pipeline.base.domain.group_names import own_params
 from pipeline.base.domain.marks import Marks
 from pipeline.base.domain.modes import mode_of
-from pipeline.base.domain.naming import own_params
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import JobRow, Row, Study

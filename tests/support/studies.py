@@ -170,7 +170,7 @@ def composed(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
 
 def _read(arguments: Sequence[str]) -> tuple[Any, list[str], bool]:
     """Return the sweeper of a command line, its overrides but those of Hydra, and whether it is a sweep."""
-    words = list(map(command_line.readable, user_command.as_overrides(arguments)))
+    words = list(map(command_line.quote_home, user_command.make_overrides(arguments)))
     of_hydra = [word for word in words if word.startswith(("hydra.", "hydra/"))]
     while "--config-dir" in words:
         at = words.index("--config-dir")
@@ -183,7 +183,7 @@ def _read(arguments: Sequence[str]) -> tuple[Any, list[str], bool]:
 
 def composed_by_hydra(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
     """The same of a single run by Hydra itself, which takes 0.1 s and refuses with its own words."""
-    words = list(map(command_line.readable, user_command.as_overrides(arguments)))
+    words = list(map(command_line.quote_home, user_command.make_overrides(arguments)))
     return [experiments.composed_by_hydra(words)], False
 
 

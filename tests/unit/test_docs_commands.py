@@ -20,11 +20,11 @@ from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import user_command
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import feasible, read
-from pipeline.plan import plan as planning
-from pipeline.plan.command_line import readable
+from pipeline.plan import feasibility, read
+from pipeline.plan import plan_builder as planning
+from pipeline.plan.command_line import quote_home
 from pipeline.plan.inventory import take
-from pipeline.plan.programs import refuse_unread
+from pipeline.plan.job_entries import refuse_unread
 from pipeline.plan.schema import GpuConfig, GpuKind
 from tests.conftest import GPU
 from tests.support.experiments import sweeper_of
@@ -70,7 +70,7 @@ def commands_of(path: Path) -> Iterator[str]:
 
 def kind_of(command: str) -> str | None:
     """Name the first kind of `KINDS` that the command is of."""
-    ours = " ".join(user_command.divided(command.split())[0])
+    ours = " ".join(user_command.divide(command.split())[0])
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, ours)), None)
 
 
@@ -143,7 +143,7 @@ def planned(arguments: list[str], *, is_whole: bool) -> Plan:
             return simulated.find_device(gpu)
         return cpu_device() if gpu.kind is GpuKind.cpu else GPU
 
-    words = [word for word in map(readable, user_command.as_overrides(arguments)) if word != "-m"]
+    words = [word for word in map(quote_home, user_command.make_overrides(arguments)) if word != "-m"]
     sweeper = sweeper_of([word for word in words if word.startswith(("hydra", "+experiment", "+rehearse"))])
     is_sweep = "-m" in arguments or sweeper.config.hydra.mode is RunMode.MULTIRUN
     combinations = sweeper.expand(words)
@@ -155,7 +155,7 @@ def planned(arguments: list[str], *, is_whole: bool) -> Plan:
     refuse_unread(words, configs, composed)
     with ExitStack() as stack:
         simulated = stack.enter_context(rehearsal.prepared(configs))
-        return feasible.checked(planning.build_plan(configs, take(configs, find_device), is_sweep=is_sweep))
+        return feasibility.check_plan(planning.build_plan(configs, take(configs, find_device), is_sweep=is_sweep))
 
 
 @pytest.mark.sampled(24)

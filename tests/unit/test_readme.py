@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import option_classes, option_tables, schema
+from pipeline.plan import option_loader, option_tables, schema
 from workloads.model_options import DataSource
 
 pytestmark = pytest.mark.covers("README.md", "CONTRIBUTING.md", "docs", "zensical.toml")
@@ -170,9 +170,9 @@ def test_the_page_of_configuration_has_every_key_with_its_default(compose):
 
 def test_the_tables_of_options_are_those_of_the_classes():
     stale = "python -m pipeline.plan.option_tables writes them anew"
-    assert option_tables.fill(CONFIGURATION) == CONFIGURATION, stale
+    assert option_tables.fill_tables(CONFIGURATION) == CONFIGURATION, stale
     named = set(re.findall(r"<!-- options: ([\w.]+) -->", CONFIGURATION))
-    kinds = option_classes.list_classes([PROJECT_DIR / "conf"], is_strict=True).values()
+    kinds = option_loader.list_classes([PROJECT_DIR / "conf"], is_strict=True).values()
     modules = {f"{base.__module__}.{base.__qualname__}" for kind in kinds for base in kind.__mro__}
     with_options = {name for name in modules if name.startswith("workloads.") and list(rows_of(name))}
     assert with_options | {"workload", "script"} == named
@@ -181,4 +181,4 @@ def test_the_tables_of_options_are_those_of_the_classes():
 
 def rows_of(name):
     module, _, kind = name.rpartition(".")
-    return option_tables.rows_of(getattr(importlib.import_module(module), kind))
+    return option_tables.list_rows(getattr(importlib.import_module(module), kind))

@@ -29,7 +29,7 @@ def library(tmp_path: Path) -> Iterator[NvmlLibrary]:
 def begun(planned: Any) -> tuple[dict[str, str], list[str]]:
     """The details of the device of a group that begins, and what is said."""
     said: list[str] = []
-    current = executor._in_the_state_of_now(planned, SimpleNamespace(warn_once=said.append))  # type: ignore[arg-type]
+    current = executor._refresh_device(planned, SimpleNamespace(warn_once=said.append))  # type: ignore[arg-type]
     return dict(current.device.details), said
 
 

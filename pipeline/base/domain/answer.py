@@ -1,4 +1,4 @@
-"""What a command found that answers a question."""
+"""The answer of a command: data for programs, a text for people, an exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs of a job alone it is compared with: one rule for the live table and for the report."""
+"""Baselines: the runs that a job or a group is compared with, in the live table as in the report."""
 
 from __future__ import annotations
 
@@ -28,16 +28,20 @@ class Baselines(Generic[R, J]):
             self._mixes[digests] = (group, jobs)
 
     def alone(self, digest: str, together: Jobs) -> list[J]:
-        """A job's runs of its own, else its turns in the mix that it ran together with, else those in any mix."""
+        """Find a job's runs alone, else its turns in the mix that it ran together with, else those in any mix."""
         if digest in self._own:
             return self._own[digest]
         same = self._same(together)
         mixes = self._mixes if same is None else {same: self._mixes[same]}
-        turns = ((each, job) for digests, (_, jobs) in mixes.items() for each, job in zip(digests, jobs, strict=True))
-        return [job for each, job in turns if each == digest]
+        turns = (
+            (digest_of_job, job)
+            for digests, (_, jobs) in mixes.items()
+            for digest_of_job, job in zip(digests, jobs, strict=True)
+        )
+        return [job for digest_of_job, job in turns if digest_of_job == digest]
 
     def in_turn(self, together: Jobs) -> R | None:
-        """The group of the same jobs one after another, in their own order where that ran; `None` if none did."""
+        """Find the group of the same jobs one after another, in this order if that ran; `None` if none did."""
         same = self._same(together)
         return None if same is None else self._mixes[same][0]
 

@@ -66,10 +66,10 @@ SCRIPT_METRICS = "script_metrics"
 
 
 def job_path(index: int) -> str:
-    """The folder of a job, relative to that of its group."""
+    """Return the folder of a job, relative to that of its group."""
     return f"{JOBS}/{index}"
 
 
-def stamp() -> str:
-    """A part of a name that no other start has, not even one in the same second."""
+def make_stamp() -> str:
+    """Return a part of a name that is unique to this start, even within a second."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"

@@ -31,21 +31,20 @@ class MachineState:
     facts: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, facts: Mapping[str, str | None]) -> MachineState:
+    def from_facts(cls, facts: Mapping[str, str | None]) -> MachineState:
         """Take the state from facts by name, as the tags of a run have them; others are passed over."""
         return cls(tuple((name, value) for name in FACTS if (value := facts.get(name))))
 
     @classmethod
-    def now(cls, device: Device) -> MachineState:
+    def read(cls, device: Device) -> MachineState:
         """Take the state of this machine with a device, whose details were just read."""
-        return cls.of({**dict(device.details), "gpu_uuid": device.uuid, "boot_id": host.boot_id()})
+        return cls.from_facts({**dict(device.details), "gpu_uuid": device.uuid, "boot_id": host.boot_id()})
 
     def is_same(self, other: MachineState) -> bool:
         """Tell whether nothing differs; a fact that one of them lacks is no difference."""
         return not self._differing(other)
 
     def _differing(self, other: MachineState) -> list[tuple[str, str, str]]:
-        """List the facts that differ: name, value, and value of the other."""
         known = dict(other.facts)
         return [(name, value, known[name]) for name, value in self.facts if known.get(name, value) != value]
 
@@ -64,7 +63,7 @@ class MachineState:
 
     def with_facts_of(self, other: MachineState) -> MachineState:
         """Add what another state of the same machine tells beside."""
-        return MachineState.of(dict(other.facts) | dict(self.facts))
+        return MachineState.from_facts(dict(other.facts) | dict(self.facts))
 
 
 def merge_same(states: Iterable[MachineState]) -> dict[MachineState, MachineState]:

@@ -1,4 +1,4 @@
-"""What the number is in that a program logs as its rate (`workload.metric_unit`): a rate with a prefix, or a time."""
+"""Units of the rate that a program logs (`workload.metric_unit`): a rate with a prefix, or a time."""
 
 from __future__ import annotations
 

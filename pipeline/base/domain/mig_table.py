@@ -1,4 +1,4 @@
-"""What the table of MIG profiles, `mig_profiles.json`, knows of each GPU model, as typed records.
+"""MIG profiles of each GPU model: the table `mig_profiles.json` as typed records.
 
 What the public sources do not tell is `None`. Only `capacity_mib`, the memory that a simulated GPU or instance gets, is
 estimated where it is unknown: by the nominal size, of which an instance has the share of its memory slices.
@@ -94,34 +94,34 @@ class Model:
     profiles: tuple[GiProfile, ...]
 
     def profile(self, profile_id: int) -> GiProfile:
-        """The profile with this id; `KeyError` if there is none."""
+        """Return the profile with this id; `KeyError` if there is none."""
         return {profile.id: profile for profile in self.profiles}[profile_id]
 
     def find_profile(self, text: str) -> GiProfile | None:
-        """The profile that a user of nvidia-smi names: `19`, `1g.10gb` or `MIG 1g.10gb`; `None` if there is none."""
+        """Return the profile that a user of nvidia-smi names: `19`, `1g.10gb` or `MIG 1g.10gb`; `None` for none."""
         name = text.strip().removeprefix("MIG ").strip()
         return next((profile for profile in self.profiles if name in (profile.name, str(profile.id))), None)
 
 
 @cache
 def models() -> dict[str, Model]:
-    """Every model whose placements are known, by its name."""
+    """Return every model whose placements are known, by its name."""
     return {model.name: model for model, _ in _rows() if model.profiles}
 
 
 @cache
 def find(name: str) -> Model:
-    """The model with this name; `simulated_` may precede it.
+    """Return the model with this name; `simulated_` may precede it.
 
     Names are what users say, as `h100_80gb`, the table's own `H100-80GB-SXM`, and what the driver calls a GPU.
 
     Raises:
         ConfigError: no model has this name, or its placements are not known.
     """
-    wanted = _plain(name.removeprefix("simulated_"))
+    plain_name = _plain(name.removeprefix("simulated_"))
     choice = f"choose among {', '.join(models())}"
     for model, names in _rows():
-        if wanted in names:
+        if plain_name in names:
             if not model.profiles:
                 raise ConfigError(f"the placements of the MIG profiles of {model.product} are not known; {choice}")
             return model
@@ -130,30 +130,24 @@ def find(name: str) -> Model:
 
 @cache
 def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
-    """How a GPU instance with that many compute slices can be divided, the full width last; none if it is not known.
+    """Return how a GPU instance with so many compute slices can be divided, full width last; none if unknown.
 
     NVML tells it of an instance that exists only, but it is the same on every model of the table. The multiprocessors
     are not, and are `None` here.
     """
-    every = (profile for model in models().values() for profile in model.profiles)
-    alike = next((profile for profile in every if profile.compute_slices == compute_slices), None)
-    return () if alike is None else tuple(replace(each, num_multiprocessors=None) for each in alike.ci_profiles)
+    profiles = (profile for model in models().values() for profile in model.profiles)
+    alike = next((profile for profile in profiles if profile.compute_slices == compute_slices), None)
+    return () if alike is None else tuple(replace(division, num_multiprocessors=None) for division in alike.ci_profiles)
 
 
 def model_called(text: str) -> str:
-    """The name of the model that a name, an alias or the driver's name of a GPU means; the text if none is known."""
-    return _names().get(_plain(text.removeprefix("simulated_")), text)
-
-
-@cache
-def _names() -> dict[str, str]:
-    """The name of each model by everything that it is called."""
-    return {name: model.name for model, names in _rows() for name in names}
+    """Return the name of the model that a name, an alias or a driver's name means; the text if none is known."""
+    called = _plain(text.removeprefix("simulated_"))
+    return next((model.name for model, names in _rows() if called in names), text)
 
 
 @cache
 def _rows() -> tuple[tuple[Model, tuple[str, ...]], ...]:
-    """Each model, and all its names in lower case with `_`."""
     table = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
     return tuple(
         (_model(key, row), (_plain(key), *row["aliases"], *map(_plain, row["product"]))) for key, row in table.items()

@@ -1,4 +1,4 @@
-"""What each sharing mode is called and how it is drawn, for the plan, which names groups, and for the report.
+"""Sharing modes: their names in plans and reports, and how they are drawn.
 
 A mode that is not in the table needs no entry: it is called by its name in the configuration, every option that is
 given tells its groups apart, and it is drawn in a colour that no other mode of the study has.
@@ -57,12 +57,12 @@ class Mode:
         return (names.index(self.name) if self.name in MODES else len(names), self.name)
 
     def naming(self, options: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
-        """Those of the options that tell groups apart: not where a program lies, nor what the label says anyway."""
+        """Select the options that tell groups apart: neither places of programs, nor what the label says."""
         return [(key, value) for key, value in options if key not in self.unnamed and not is_program(key)]
 
 
 def is_program(option: str) -> bool:
-    """Whether an option says where a program lies, which is no fact of a group."""
+    """Tell whether an option names the place of a program, which is no fact of a group."""
     return option == "program" or option.endswith("_program")
 
 
@@ -120,16 +120,16 @@ _SPARE_MARKERS = ("P", "X", "*")
 
 
 def mode_of(name: str) -> Mode:
-    """The mode with that name in the configuration, whether the table has it or not."""
+    """Return the mode with that name in the configuration, whether the table has it or not."""
     return modes_of([name])[name]
 
 
 def modes_of(names: Iterable[str]) -> dict[str, Mode]:
-    """Every mode of the table and every one that is named, each of the latter in a colour of its own."""
+    """Return every mode of the table and every one named; the latter get spare colours."""
     unknown = sorted(set(names) - MODES.keys())
     spare = list(zip(SPARE_COLOURS, _SPARE_MARKERS, strict=True))
-    found = dict(MODES)
+    modes = dict(MODES)
     for number, name in enumerate(unknown):
         colours, marker = spare[number % len(spare)]
-        found[name] = Mode(name, name, name, *colours, marker)
-    return found
+        modes[name] = Mode(name, name, name, *colours, marker)
+    return modes

@@ -35,17 +35,17 @@ class Compared(NamedTuple):
 
 
 def rate_name(window: WindowKind, unit: str) -> str:
-    """What a job is compared by: seconds for a fixed amount of work, else what it did in a second of the window."""
+    """Name the figure that jobs are compared by: seconds for a fixed amount of work, else work per second."""
     return "makespan_s" if window is WindowKind.WORK else units.rate_of(unit)
 
 
 def compared_names(unit: str) -> tuple[str, ...]:
-    """Every figure of a job of which comparisons may need a baseline."""
+    """Name every figure of a job of which comparisons may need a baseline."""
     return (units.rate_of(unit), "makespan_s", *_OF_LATENCY.values())
 
 
 def mean_of(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The means of the figures that all of several runs have."""
+    """Average the figures that all of several runs have."""
     known = set.intersection(*(set(run) for run in runs)) if runs else set()
     return {name: statistics.fmean(run[name] for run in runs) for name in known}
 
@@ -59,7 +59,7 @@ def normalise(
     serial_s: float | None = None,
     makespan_s: float | None = None,
 ) -> dict[str, float]:
-    """Speed-up over one job at a time, the worst job's slowdown, and Jain's fairness; absent where a rate is unknown.
+    """Compute speed-up over serial, the worst slowdown and Jain's fairness; absent where a rate is unknown.
 
     Of jobs at a given rate there are the slowdowns of their latencies instead. Beside such jobs, the others have a
     slowdown; a speed-up and a fairness are those of all jobs of a group, or of none.
@@ -73,33 +73,32 @@ def normalise(
             their times alone if that was not measured.
         makespan_s: of a fixed amount of work: total time of the jobs together.
     """
-    found = _of_latencies(jobs)
-    own = [job for job in jobs if not job.is_given]
-    rates = [(_rate(window, job.unit, job.together), _rate(window, job.unit, job.alone)) for job in own]
+    figures = _compare_latencies(jobs)
+    unpaced = [job for job in jobs if not job.is_given]
+    rates = [(_rate(window, job.unit, job.together), _rate(window, job.unit, job.alone)) for job in unpaced]
     known = [(together, alone) for together, alone in rates if together and alone]
     # Without a fixed amount of work, jobs in turn each have the device for a window of their own: no common rate.
     is_rate = window is not WindowKind.WORK
-    if not known or len(known) < len(own) or (is_rate and is_sequential and len(jobs) > 1):
-        return found
+    if not known or len(known) < len(unpaced) or (is_rate and is_sequential and len(jobs) > 1):
+        return figures
     progress = [together / alone if is_rate else alone / together for together, alone in known]
-    found[SLOWDOWN] = 1 / min(progress)
-    if len(own) < len(jobs) or has_neighbours:
-        return found
+    figures[SLOWDOWN] = 1 / min(progress)
+    if len(unpaced) < len(jobs) or has_neighbours:
+        return figures
     if is_rate:
-        found[SPEEDUP] = sum(progress)
+        figures[SPEEDUP] = sum(progress)
     elif makespan_s:
-        found[SPEEDUP] = (serial_s or sum(alone for _, alone in known)) / makespan_s
-    found[FAIRNESS] = sum(progress) ** 2 / (len(progress) * sum(value * value for value in progress))
-    return found
+        figures[SPEEDUP] = (serial_s or sum(alone for _, alone in known)) / makespan_s
+    figures[FAIRNESS] = sum(progress) ** 2 / (len(progress) * sum(value * value for value in progress))
+    return figures
 
 
 def _rate(window: WindowKind, unit: str, figures: Mapping[str, float]) -> float | None:
     return figures.get(rate_name(window, unit))
 
 
-def _of_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
-    """How many times as long the requests of the worst job took as alone; absent unless known of every service."""
-    found = {}
+def _compare_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
+    slowdowns = {}
     for name, latency in _OF_LATENCY.items():
         served = [job for job in jobs if services.MEAN in job.together or services.MEAN in job.alone]
         known = [
@@ -108,12 +107,12 @@ def _of_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
             if latency in job.together and job.alone.get(latency)
         ]
         if known and len(known) == len(served):
-            found[name] = max(known)
-    return found
+            slowdowns[name] = max(known)
+    return slowdowns
 
 
 def independent(by_block: Mapping[int, float], gpus: Mapping[int, str]) -> list[float]:
-    """Values of blocks as values that are independent: each block of one GPU, of several GPUs the median of each.
+    """Return independent values: of one GPU each block, of several GPUs the median of each.
 
     Blocks of several GPUs are no draws of one distribution: an interval over all of them is too narrow.
     `tests/unit/report/test_report_statistics.py` shows by how much.

@@ -10,10 +10,10 @@ _PYTHON = "# python: "
 
 def lock_difference(before: Iterable[str], now: Iterable[str]) -> str:
     """Return the packages that differ between two locks, in a line; empty if none does."""
-    return difference(packages_in(before), packages_in(now))
+    return compare_packages(parse_lock(before), parse_lock(now))
 
 
-def difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+def compare_packages(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     """Return the packages that differ between two maps by their names, in a line; empty if none does."""
     changes = []
     for name in sorted(old.keys() | new.keys()):
@@ -28,11 +28,11 @@ def difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     return f"packages: {words}" if changes else ""
 
 
-def packages_in(lock: Iterable[str]) -> dict[str, str]:
+def parse_lock(lock: Iterable[str]) -> dict[str, str]:
     """Return the packages of a lock, and Python, by name, each as `name==version`, `name @ place` or a conda file."""
     packages = {}
     # What pip installed into an environment of conda stands in comments there.
-    for line in filter(None, (each.strip().removeprefix("# pip ") for each in lock)):
+    for line in filter(None, (raw_line.strip().removeprefix("# pip ") for raw_line in lock)):
         if line.startswith(_PYTHON):
             packages["python"] = f"Python {line.removeprefix(_PYTHON)}"
         elif line.startswith(("#", "@", "-")):

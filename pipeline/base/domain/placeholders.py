@@ -15,30 +15,30 @@ _BRACED = re.compile(r"(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
 _PLACEHOLDER = re.compile(rf"\{{\{{(?P<text>[A-Za-z_]\w*)\}}\}}|{_BRACED.pattern}")
 
 
-def check(workload: str, arguments: Iterable[str]) -> None:
+def refuse_unknown(workload: str, arguments: Iterable[str]) -> None:
     """Refuse a placeholder that does not exist, by a ConfigError."""
     for argument in arguments:
-        for found in _PLACEHOLDER.finditer(argument):
-            name = found["name"]
+        for match in _PLACEHOLDER.finditer(argument):
+            name = match["name"]
             if name is not None and name not in KNOWN:
-                known = ", ".join(f"{{{each}}}" for each in KNOWN)
+                known = ", ".join(f"{{{placeholder}}}" for placeholder in KNOWN)
                 raise ConfigError(
                     f"workload {workload}, argument {argument}: there is no placeholder {{{name}}}; there are {known}; "
                     f"the text itself is written {{{{{name}}}}}"
                 )
 
 
-def as_text(argument: str) -> str:
-    """The argument in which nothing is a placeholder: what `filled` makes this very text of."""
+def escape(argument: str) -> str:
+    """Escape the placeholders of an argument, so that `fill` returns this very text."""
     return _BRACED.sub(r"{{\g<name>}}", argument)
 
 
-def filled(argument: str, values: Mapping[str, object]) -> str:
-    """The argument with the values of its placeholders."""
-    return _PLACEHOLDER.sub(lambda found: _value(found, values), argument)
+def fill(argument: str, values: Mapping[str, object]) -> str:
+    """Fill the placeholders of an argument with values."""
+    return _PLACEHOLDER.sub(lambda match: _fill_one(match, values), argument)
 
 
-def _value(found: re.Match[str], values: Mapping[str, object]) -> str:
-    if found["text"] is not None:
-        return f"{{{found['text']}}}"
-    return str(values.get(found["name"], found[0]))
+def _fill_one(match: re.Match[str], values: Mapping[str, object]) -> str:
+    if match["text"] is not None:
+        return f"{{{match['text']}}}"
+    return str(values.get(match["name"], match[0]))

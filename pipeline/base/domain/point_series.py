@@ -66,8 +66,8 @@ class PointSeries:
 
 def thinned(points: Iterable[Point], most: int) -> list[Point]:
     """Return at most `most` of the points: every k-th, the first and the last among them."""
-    every = list(points)
-    if len(every) <= most:
-        return every
-    stride = -(-(len(every) - 1) // max(1, most - 1))
-    return [*every[:-1:stride], every[-1]]
+    series = list(points)
+    if len(series) <= most:
+        return series
+    stride = -(-(len(series) - 1) // max(1, most - 1))
+    return [*series[:-1:stride], series[-1]]

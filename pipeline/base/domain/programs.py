@@ -1,4 +1,4 @@
-"""Where a driver's programs are, for a real GPU or a simulated one, and what is put before them to change settings."""
+"""The programs of a driver, real or simulated, and the words that make their caller an administrator."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Programs:
     admin: tuple[str, ...] | None = None
 
     def path(self, name: str) -> str | None:
-        """Where a program is said to be; `None` if nowhere."""
+        """Return the path of a program; `None` if there is none."""
         return self.own.get(name) if self.own is not None else self.configured.get(name) or shutil.which(name)
 
     def find(self, name: str) -> str:
-        """Absolute path of a program, because sudo looks elsewhere than we do; SharingError if it cannot be run."""
+        """Return the absolute path of a program, as sudo has another PATH; SharingError if it cannot be run."""
         program = self.path(name)
         if program is None:
             package = f" ({_PACKAGES[name]})" if name in _PACKAGES else ""
@@ -50,19 +50,19 @@ class Programs:
 
 
 def of_group(group: Group, configured: Mapping[str, str | None] | None = None) -> Programs:
-    """The programs for a group. Nobody becomes an administrator for a simulated GPU."""
+    """Return the programs for a group; nobody becomes an administrator for a simulated GPU."""
     device = group.device
     return Programs(
         what=f"scenario={group.scenario} on {device.name}",
-        own=_own(device),
+        own=_list_simulated(device),
         configured=configured or {},
         admin=() if device.is_simulated else group.gpu.admin or (),
     )
 
 
 def of_device(device: Device) -> Programs:
-    """The programs that undo what is found in the journal of a device."""
-    return Programs(own=_own(device), admin=() if device.is_simulated else None)
+    """Return the programs that undo the steps in the journal of a device."""
+    return Programs(own=_list_simulated(device), admin=() if device.is_simulated else None)
 
 
 def refuse_absent_admin(admin: Sequence[str], key: str, example: str) -> None:
@@ -71,5 +71,5 @@ def refuse_absent_admin(admin: Sequence[str], key: str, example: str) -> None:
         raise ConfigError(f"{key}: there is no program {admin[0]!r} that can be run; give its words as in {example}")
 
 
-def _own(device: Device) -> Mapping[str, str] | None:
+def _list_simulated(device: Device) -> Mapping[str, str] | None:
     return dict(device.programs) if device.is_simulated else None

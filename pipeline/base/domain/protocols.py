@@ -27,7 +27,7 @@ class Slots(Protocol):
 
 
 class Sharing(Protocol):
-    """How the device is shared: naive, MPS, MIG, ..."""
+    """A sharing mode of the device: naive, MPS, MIG, ..."""
 
     def check(self, group: Group) -> object:
         """Check what can be checked without touching anything; return what `prepare` needs of it as `Group.layout`.
@@ -39,10 +39,10 @@ class Sharing(Protocol):
         """
 
     def warnings(self, group: Group) -> tuple[str, ...]:
-        """What a user should know before the group runs."""
+        """Return warnings for the user before the group runs."""
 
     def privileged(self, group: Group) -> Commands:
-        """The commands by which `prepare` changes settings of the device, and puts them back.
+        """Return the commands by which `prepare` changes settings of the device, and restores them.
 
         Raises:
             SharingError: a program that they need is not there.
@@ -61,14 +61,14 @@ class Sharing(Protocol):
 
 
 class Sink(Protocol):
-    """Where listeners put what they read. Thread-safe; costs microseconds; uploads nothing."""
+    """The store of what listeners read. Thread-safe; costs microseconds; uploads nothing."""
 
     def put(self, sample: Sample) -> None:
         """Keep one."""
 
 
 class Watch(Protocol):
-    """What a listener observes: the device and the processes of the jobs, as they come to life."""
+    """The device and the processes of the jobs that a listener observes, as they come to life."""
 
     @property
     def device(self) -> Device:
@@ -79,15 +79,15 @@ class Watch(Protocol):
         """One slot a job."""
 
     def pids(self) -> Mapping[int, int]:
-        """Job index to PID of its leading process, for the jobs that are alive now."""
+        """Return the helper programs that run for it, so that their cost is accounted for."""
 
 
 class Live(Watch, Protocol):
-    """What can be shown of a group while it runs."""
+    """A running group, for those who show it."""
 
     @property
     def folder(self) -> Path:
-        """That of the group, which holds those of the jobs."""
+        """The folder of the group, which holds those of the jobs."""
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -106,7 +106,7 @@ class Listener(Protocol):
         """Every quantity that its samples can hold."""
 
     def pids(self) -> Sequence[int]:
-        """Helper programs that run for it, so that their cost is accounted for."""
+        """Return the helper programs that run for it, so that their cost is accounted for."""
 
     def observe(self, watch: Watch, sink: Sink) -> AbstractContextManager[None]:
         """Sample until the context ends.
@@ -123,7 +123,7 @@ Showing = Callable[[Group, Live], AbstractContextManager[None]]
 
 
 class Exporter(Protocol):
-    """What shows a study to other programs while it runs. Built with its own options, which it checks."""
+    """An exporter, which shows a running study to other programs. Built with its own options, which it checks."""
 
     def serving(self) -> AbstractContextManager[Showing]:
         """Be there for whoever asks, from before the study touches anything until after its end.
@@ -134,21 +134,21 @@ class Exporter(Protocol):
 
 
 class Env(Protocol):
-    """Where the interpreter of a job comes from.
+    """The source of a job's interpreter.
 
     A kind that builds one from a file calls that key `file`, and one that takes an environment that is there `prefix`:
     so `workload.env_file` and `workload.env_prefix` reach it, and a reproduction builds from a lock.
     """
 
     def preview(self) -> Interpreter:
-        """The interpreter as far as it is known without building anything.
+        """Return the interpreter as far as it is known without building anything.
 
         Raises:
             ConfigError: what was asked for cannot be built, as can be seen already.
         """
 
     def resolve(self) -> Interpreter:
-        """The interpreter, ready to be executed. May be slow, needs no GPU.
+        """Return the interpreter, ready to run. May be slow, needs no GPU.
 
         Raises:
             ConfigError: the environment cannot be built.
@@ -156,11 +156,11 @@ class Env(Protocol):
 
 
 class Profiler(Protocol):
-    """What is put before the command of each job, such as a profiler. Built with its own options."""
+    """A program in front of each job's command, such as a profiler. Built with its own options."""
 
     @property
     def name(self) -> str:
-        """What users choose it by."""
+        """The name that users choose it by."""
 
     def check(self, group: Group) -> None:
         """Check that it is there, and can be used for the group.
@@ -170,7 +170,7 @@ class Profiler(Protocol):
         """
 
     def privileged(self, group: Group) -> Commands:
-        """The commands by which `prepare` changes settings of the device, and puts them back.
+        """Return the commands by which `prepare` changes settings of the device, and restores them.
 
         Raises:
             SharingError: a program that they need is not there.
@@ -184,10 +184,10 @@ class Profiler(Protocol):
         """
 
     def notes(self, device: Device) -> tuple[str, ...]:
-        """What a user should know of figures that are measured under it."""
+        """Return notes for the user on figures that are measured under it."""
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
-        """The words before the command of the job that keeps its files in this folder."""
+        """Return the words before the command of the job that keeps its files in this folder."""
 
     def report(self, folder: Path) -> Path | None:
-        """The report that it left in a job's folder; `None` if there is none."""
+        """Return the report in a job's folder; `None` if there is none."""

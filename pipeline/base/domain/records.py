@@ -20,7 +20,7 @@ _NO_PROFILER = Spec(target="pipeline.launch.profilers.none.NoProfiler")
 
 
 class Result(enum.StrEnum):
-    """How a group or a job ended. Every planned group ends in exactly one of these."""
+    """The end of a group or a job. Every planned group ends in exactly one of these."""
 
     OK = "ok"
     OOM = "oom"
@@ -32,7 +32,7 @@ class Result(enum.StrEnum):
 
     @property
     def is_finding(self) -> bool:
-        """Whether this is an answer of the study, so that `resume` does not run the group again.
+        """A result that answers the study, so that `resume` does not run the group again.
 
         A skipped one it runs as soon as the plan can.
         """
@@ -59,7 +59,7 @@ class WindowKind(enum.StrEnum):
 
 
 class Required(enum.StrEnum):
-    """Whether a listener that cannot start is an error."""
+    """The cases in which a listener that cannot start is an error."""
 
     YES = "true"
     NO = "false"
@@ -67,7 +67,7 @@ class Required(enum.StrEnum):
 
 
 class Resume(enum.StrEnum):
-    """Whether groups that have a result are left out, and whether one counts that other packages were used for."""
+    """The results that a study does not measure again: none, all, or also those with other packages."""
 
     NO = "false"
     YES = "true"
@@ -90,7 +90,7 @@ class ListenerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerSpec:
-    """What is put before the command of each job; nothing, by default."""
+    """The profiler in front of the command of each job; none by default."""
 
     name: str = "none"
     build: Spec = _NO_PROFILER
@@ -170,7 +170,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What jobs run on: one NVIDIA GPU or a MIG device of one, real or simulated, or the CPUs of this machine.
+    """A device for jobs: one NVIDIA GPU or a MIG device of one, real or simulated, or the CPUs of this machine.
 
     Attributes:
         kind: `nvidia`, `simulated` or `cpu`.
@@ -196,7 +196,7 @@ class Device:
 
     @property
     def gpu_uuid(self) -> str:
-        """Of the GPU as a whole, which sensors and administrators know."""
+        """The UUID of the whole GPU, which sensors and administrators know."""
         return self.parent or self.uuid
 
     @property
@@ -210,7 +210,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSettings:
-    """What a user allows and asks for on the device; docs/configuration.md says what each setting means.
+    """The settings of the device that a user allows and asks for (docs/configuration.md).
 
     `exclusive_process` is never set for a group whose jobs run one after another.
 
@@ -228,7 +228,7 @@ class GpuSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """What one job sees, and what listeners sample for it.
+    """The place of one job: the devices it sees, and what listeners sample for it.
 
     Attributes:
         visible_devices: value for CUDA_VISIBLE_DEVICES, by UUID, with commas between several; empty on the CPU.
@@ -246,7 +246,7 @@ class Slot:
 
     @classmethod
     def on(cls, device: Device) -> Slot:
-        """All of a GPU or of a MIG device."""
+        """Return the slot of all of a GPU or of a MIG device."""
         return cls(visible_devices=device.uuid, gpu_uuid=device.gpu_uuid, gi_id=device.gi_id, ci_id=device.ci_id)
 
     @property
@@ -256,9 +256,9 @@ class Slot:
 
     @property
     def place(self) -> dict[str, str]:
-        """Where its job runs, as the record and the report have it; only what there is."""
-        every = {"device": self.visible_devices, "gi_id": self.gi_id, "ci_id": self.ci_id} | dict(self.facts)
-        return {key: str(value) for key, value in every.items() if value not in (None, "")}
+        """The placement of its job, as the record and the report have it; without what is absent."""
+        facts = {"device": self.visible_devices, "gi_id": self.gi_id, "ci_id": self.ci_id} | dict(self.facts)
+        return {key: str(value) for key, value in facts.items() if value not in (None, "")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +347,7 @@ class Group:
 
     @property
     def degree(self) -> int:
-        """How many jobs run, neighbours among them."""
+        """The number of jobs, neighbours included."""
         return len(self.jobs)
 
     @property
@@ -366,14 +366,14 @@ class Group:
 
     @property
     def is_of_different_programs(self) -> bool:
-        """Whether the jobs are different programs that end by themselves: each has a result of its own to give."""
+        """A group of different programs that end by themselves, each with a result of its own."""
         return len({job.workload.digest for job in self.jobs}) > 1 and all(
             job.workload.ends_by_itself for job in self.jobs
         )
 
     @property
     def settings(self) -> dict[str, str]:
-        """What groups must share to belong to one study, whatever they run and in whatever mode, in words.
+        """The settings, in words, that groups of one study share, whatever they run and in whatever mode.
 
         With the jobs, the scenario and the options, this is what tells groups apart. Every group has every name, so
         that any two can be compared.
@@ -395,10 +395,10 @@ class Group:
         """`6x tiny`; a few digits follow the name of a program that no measured job runs."""
         if not self.has_neighbours:
             return ""
-        measured = {_told(job.workload) for job in self.measured}
+        measured = {_identify_program(job.workload) for job in self.measured}
         names = Counter(
             job.workload.name
-            if _told(job.workload) in measured
+            if _identify_program(job.workload) in measured
             else f"{job.workload.name} {job.workload.program_digest[:6]}"
             for job in self.jobs
             if job.is_neighbour
@@ -407,7 +407,7 @@ class Group:
 
     @property
     def options(self) -> dict[str, object]:
-        """How the device is shared beside the scenario's name, and what starts the jobs: only what was given.
+        """The given options of the sharing mode, beside its name, and of what starts the jobs.
 
         Where a class or a program lies is none of it; what it is told to do is.
         """
@@ -415,13 +415,13 @@ class Group:
         if self.gpu.exclusive_process:
             options["exclusive_process"] = True
         if not self.profiler.is_none:
-            told = [(key, value) for key, value in self.profiler.build.options if value and not is_program(key)]
-            options["profiler"] = (self.profiler.name, *told)
+            arguments = [(key, value) for key, value in self.profiler.build.options if value and not is_program(key)]
+            options["profiler"] = (self.profiler.name, *arguments)
         return options
 
 
-def _told(workload: Workload) -> tuple[object, ...]:
-    """What a program is told, but for how long."""
+def _identify_program(workload: Workload) -> tuple[object, ...]:
+    """Return what a program computes, whatever its number of epochs."""
     return (workload.name, *(param for param in workload.params if param[0] != "epochs"))
 
 

@@ -1,4 +1,4 @@
-"""What listeners read: their quantities, and one sample of them. `t_ns` is CLOCK_MONOTONIC, as everywhere."""
+"""Quantities of listeners and their samples. `t_ns` is CLOCK_MONOTONIC, as everywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Panel = Literal["activity", "memory"]
 
 
 class Summary(enum.StrEnum):
-    """What the samples of a quantity become in the row of the group or job that they belong to."""
+    """The figure that the samples of a quantity become in the row of their group or job."""
 
     MEAN = "mean"
     """Of the samples inside the measured windows."""
@@ -33,7 +33,7 @@ class Summary(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """How the samples of a quantity are drawn: in the timeline, and in the report's figure over time.
+    """The drawing of a quantity: in the timeline, and in the report's figure over time.
 
     Attributes:
         panel: of the report's figure; timeline only without.

@@ -1,4 +1,4 @@
-"""What the figures of jobs that answer requests are called, of a job and of a group of them."""
+"""Names of the figures of jobs that answer requests, and of groups of them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ OBJECTIVE_MET_WORST = "objective_met_worst_ratio"
 
 
 def worst_of(latency: str) -> str:
-    """That of the slowest job of a group: `latency_p99_worst_ms`."""
+    """Name the figure of the slowest job of a group: `latency_p99_worst_ms`."""
     return f"{latency.removesuffix('_ms')}_worst_ms"
 
 
-def needed(percentile: float) -> int:
-    """The least number of requests behind a percentile."""
+def min_requests(percentile: float) -> int:
+    """Return the least number of requests behind a percentile."""
     return next(least for _, percent, least in PERCENTILES if percent == percentile)
 
 
-def of_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The figures of the services among the jobs of a group; what one of them lacks, the group lacks."""
+def summarise_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Summarise the figures of the services of a group; what one of them lacks, the group lacks."""
     # Of a service that is saturated, the latency is not known: some of its requests were never answered.
     services = [job for job in jobs if MEAN in job or SUSTAINED in job]
 
@@ -40,10 +40,10 @@ def of_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = [job[name] for job in services if name in job]
         return values if len(values) == len(services) else []
 
-    found = {worst_of(name): max(values) for name in LATENCIES if (values := known(name))}
+    figures = {worst_of(name): max(values) for name in LATENCIES if (values := known(name))}
     if goodput := known(GOODPUT):
-        found[GOODPUT_TOTAL] = sum(goodput)
+        figures[GOODPUT_TOTAL] = sum(goodput)
     for name, worst in ((SUSTAINED, SUSTAINED_WORST), (OBJECTIVE_MET, OBJECTIVE_MET_WORST)):
         if values := known(name):
-            found[worst] = min(values)
-    return found
+            figures[worst] = min(values)
+    return figures

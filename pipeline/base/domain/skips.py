@@ -1,4 +1,4 @@
-"""Which skipped groups count: those that could begin later have no answer before that run has one."""
+"""Skipped groups: one that began later than its skipped run replaces that."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pipeline.base.domain.records import Result
 _Run = TypeVar("_Run")
 
 
-def without_old(newest_first: Iterable[_Run], read: Callable[[_Run], tuple[Hashable, str | None]]) -> list[_Run]:
-    """The runs but for skipped ones of which the same group began later; `read` gives group and result of a run."""
-    kept: list[_Run] = []
+def drop_superseded(newest_first: Iterable[_Run], read: Callable[[_Run], tuple[Hashable, str | None]]) -> list[_Run]:
+    """Drop skipped runs whose group began later; `read` gives group and result of a run."""
+    runs: list[_Run] = []
     begun = set[Hashable]()
     for run in newest_first:
         group, result = read(run)
@@ -20,5 +20,5 @@ def without_old(newest_first: Iterable[_Run], read: Callable[[_Run], tuple[Hasha
             begun.add(group)
         elif group in begun:
             continue
-        kept.append(run)
-    return kept
+        runs.append(run)
+    return runs

@@ -29,7 +29,6 @@ class Tag(StrEnum):
     PROFILER = f"{PREFIX}profiler"
     DEVICE = f"{PREFIX}device"
     GPU_UUID = f"{PREFIX}gpu_uuid"
-    BOOT_ID = f"{PREFIX}boot_id"
     SIMULATED = f"{PREFIX}simulated"
     DIGEST = f"{PREFIX}digest"
     KEY = f"{PREFIX}key"  # the digest without the block
@@ -72,26 +71,26 @@ class Tag(StrEnum):
 
 
 def fact_tag(name: str) -> str:
-    """The tag of a fact."""
+    """Return the tag of a fact."""
     return PREFIX + name
 
 
 def listener_tag(name: str) -> str:
-    """The tag that says why a listener is absent."""
+    """Return the tag that says why a listener is absent."""
     return f"{PREFIX}listener.{name}"
 
 
 def facts_of(tags: Mapping[str, str]) -> dict[str, str]:
-    """Our own tags of a run, by their names without the prefix."""
+    """Return our own tags of a run, by their names without the prefix."""
     return {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
 
 
-def facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
+def list_facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the facts of a run in each plan that has it: in its own, then in those that took it over, oldest first."""
-    return [dict(facts), *({**facts, **later} for later in later_plans(facts))]
+    return [dict(facts), *({**facts, **later} for later in list_later_plans(facts))]
 
 
-def later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
+def list_later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
     """Return what differs for a run in each plan that took it over, oldest first."""
     return list(json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "[]")))
 

@@ -1,4 +1,4 @@
-"""What the figures are called that count work: in the unit of the workload, a plural such as `samples` or `requests`.
+"""Names of the figures that count work, made of the unit of the workload, such as `samples` or `requests`.
 
 A workload may take any word as its unit; here alone a name is made of it, or a unit read from such a name.
 """
@@ -19,44 +19,44 @@ _RATE = re.compile(rf"throughput_(?!total_)({PATTERN})_per_s", re.ASCII)
 
 
 def rate_of(unit: str) -> str:
-    """How fast one job is."""
+    """Name the rate of one job."""
     return f"throughput_{unit}_per_s"
 
 
 def total_of(unit: str) -> str:
-    """How fast all jobs of a group are, which have this unit in common."""
+    """Name the total rate of the jobs of a group, which have this unit in common."""
     return f"throughput_total_{unit}_per_s"
 
 
 def number_of(unit: str) -> str:
-    """How much one job did."""
+    """Name the amount of work that one job did."""
     return f"num_{unit}"
 
 
 def energy_of(unit: str) -> str:
-    """What one of it took, of the energy of the whole device."""
-    return f"energy_per_{_one(unit)}_j"
+    """Name the energy of the whole device per unit of work."""
+    return f"energy_per_{_drop_plural(unit)}_j"
 
 
 def energy_above_idle_of(unit: str) -> str:
-    """The same without what the device takes with nothing on it."""
-    return f"energy_above_idle_per_{_one(unit)}_j"
+    """Name that energy without what the idle device takes."""
+    return f"energy_above_idle_per_{_drop_plural(unit)}_j"
 
 
 def units_in(metrics: Iterable[str]) -> tuple[str, ...]:
-    """The units in which a group, of these figures, has a total."""
-    return tuple(found[1] for name in metrics if (found := _TOTAL.fullmatch(name)))
+    """Return the units in which a group with these figures has a total."""
+    return tuple(match[1] for name in metrics if (match := _TOTAL.fullmatch(name)))
 
 
-def shared(jobs: Sequence[Iterable[str]]) -> tuple[str, ...]:
-    """The units in which every job, of these figures, has a rate."""
-    of_each = [[found[1] for name in metrics if (found := _RATE.fullmatch(name))] for metrics in jobs]
-    return tuple(unit for unit in of_each[0] if all(unit in mine for mine in of_each)) if of_each else ()
+def find_common_units(jobs: Sequence[Iterable[str]]) -> tuple[str, ...]:
+    """Return the units in which every job, of these figures, has a rate."""
+    by_job = [[match[1] for name in metrics if (match := _RATE.fullmatch(name))] for metrics in jobs]
+    return tuple(unit for unit in by_job[0] if all(unit in units for units in by_job)) if by_job else ()
 
 
-def second_units(unit: str, params: Mapping[str, str]) -> Iterator[tuple[str, float]]:
-    """What else a job counts with each of its unit, and how many: `tokens_per_sequence=128` among its params."""
-    ending = f"_per_{_one(unit)}"
+def list_second_units(unit: str, params: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    """Yield further units and their number per unit: `tokens_per_sequence=128` among the params of a job."""
+    ending = f"_per_{_drop_plural(unit)}"
     for name, value in params.items():
         other = name.removesuffix(ending)
         if name.endswith(ending) and re.fullmatch(PATTERN, other, re.ASCII):
@@ -69,31 +69,31 @@ def second_units(unit: str, params: Mapping[str, str]) -> Iterator[tuple[str, fl
 
 
 def per_second(unit: str) -> str:
-    """`particle turns/s`."""
-    return f"{in_words(unit)}/s"
+    """Return `particle turns/s`."""
+    return f"{format_unit(unit)}/s"
 
 
 def joules_per(unit: str) -> str:
-    """`J/sample`."""
+    """Return `J/sample`."""
     return f"J/{one_in_words(unit)}"
 
 
-def rate_in_words(rate: float) -> str:
-    """A rate as people read it: 1841.7, 0.00516, 8.499e+10."""
+def format_rate(rate: float) -> str:
+    """Format a rate for people: 1841.7, 0.00516, 8.499e+10."""
     if rate < 10:
         return f"{rate:.3g}"
     return f"{rate:.1f}" if rate < 1e8 else f"{rate:.4g}"
 
 
-def in_words(unit: str) -> str:
-    """`particle turns`."""
+def format_unit(unit: str) -> str:
+    """Return `particle turns`."""
     return unit.replace("_", " ")
 
 
 def one_in_words(unit: str) -> str:
-    """`particle turn`."""
-    return in_words(_one(unit))
+    """Return `particle turn`."""
+    return format_unit(_drop_plural(unit))
 
 
-def _one(unit: str) -> str:
+def _drop_plural(unit: str) -> str:
     return unit.removesuffix("es" if unit.endswith(("ches", "shes", "sses", "xes")) else "s")

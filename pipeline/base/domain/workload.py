@@ -11,7 +11,7 @@ from pipeline.base.system.factory import Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSource:
-    """Where the rate of a program comes from that does not report its steps; at most one of these is given.
+    """The source of the rate of a program that does not report its steps; at most one of these is given.
 
     Attributes:
         samples: what a whole run does, in the unit of the workload.
@@ -34,7 +34,7 @@ class RateSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What is asked of the latency of a service: that so many per cent of its requests are answered in time."""
+    """The latency objective of a service: so many per cent of its requests answered in time."""
 
     latency_ms: float
     percentile: float | None = None

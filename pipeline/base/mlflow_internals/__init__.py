@@ -2,13 +2,14 @@
 
 Why `MlflowClient` does not do, and what is lost without each:
 
-- Modules (`tables.py`): it imports those of a database when it is first used, and puts files of the experiment Default
-  into the working directory. Without: the first group waits for the import, and those files are there.
-- Tables (`tables.py`): it upgrades a database that lacks tables by opening it, reads some tags of 10,000 runs in 37 s
-  instead of 2, and moves no artifacts. Without: a store of another version is not recognised before it is opened,
-  `status` takes longer, `relocate` may leave paths behind.
-- Files (`files.py`): it refuses all runs of a script for one torn line, which a killed job leaves. What a script logs
-  through another version may be incomplete.
+- Modules (`database_tables.py`): it imports those of a database when it is first used, and puts files of the
+  experiment Default into the working directory. Without: the first group waits for the import, and those files are
+  there.
+- Tables (`database_tables.py`): it upgrades a database that lacks tables by opening it, reads some tags of 10,000 runs
+  in 37 s instead of 2, and moves no artifacts. Without: a store of another version is not recognised before it is
+  opened, `status` takes longer, `relocate` may leave paths behind.
+- Files (`file_store.py`): it refuses all runs of a script for one torn line, which a killed job leaves. What a script
+  logs through another version may be incomplete.
 - Pages (`pages.py`): columns of a study have no documented interface. Without: the UI shows its own.
 
 All of it was tried with the versions in `TRIED`. With others the project goes without what it can, and

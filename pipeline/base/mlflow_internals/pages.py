@@ -1,4 +1,4 @@
-"""What the link that a study prints shows in MLflow's UI: the columns of its table of runs, and its charts.
+"""The page of MLflow that a study links to: the columns of its table of runs, and its charts.
 
 MLflow keeps a view that somebody shares as a tag of the experiment, and the link names it. It is the JSON of the
 page's state. Source: `experiment-page/models/ExperimentPageUIState` of MLflow's UI, 3.17.
@@ -24,7 +24,7 @@ _GROUPS, _OTHERS = "Groups", ("Model metrics", "system/host", "system/nvml", "Sy
 
 @functools.cache
 def view_as_json(counted: frozenset[str]) -> str:
-    """The state of the page, as the tag has it, for workloads that count their work in these units.
+    """Return the state of the page, as the tag has it, for workloads that count their work in these units.
 
     As many of them as a tag of MLflow has room for, in the order of the alphabet.
     """
@@ -35,6 +35,8 @@ def view_as_json(counted: frozenset[str]) -> str:
 
 def _view(in_order: Sequence[str]) -> str:
     figures = [*map(units.total_of, in_order), *_FIGURES, *map(units.energy_of, in_order)]
+    axes = {"xaxis": {"type": "PARAM", "key": "degree"}, "yaxis": {"type": "METRIC", "key": "speedup_vs_serial_ratio"}}
+    charts = [_card("SCATTER", "by_degree") | axes, *(_card("BAR", name) | {"metricKey": name} for name in figures)]
     # Widths of the columns in pixels, in their order. The first and the last are always there.
     widths = {
         "attributes.`Run Name`": 190,
@@ -59,7 +61,7 @@ def _view(in_order: Sequence[str]) -> str:
             "columnWidths": widths,
             "runsHiddenMode": "SHOW_ALL",
             "hideEmptyCharts": True,
-            "compareRunCharts": [*_by_number_of_jobs(), *map(_bars, figures)],
+            "compareRunCharts": charts,
             "compareRunSections": [_section(_GROUPS, is_open=True), *(_section(name) for name in _OTHERS)],
             "isAccordionReordered": True,  # else the sections stand in the order of the alphabet
         }
@@ -67,22 +69,12 @@ def _view(in_order: Sequence[str]) -> str:
 
 
 def units_in_view(state: str) -> frozenset[str]:
-    """The units that a state shows; none of one that this module did not make."""
+    """Return the units that a state shows; none of a state that this module did not make."""
     try:
         charts = json.loads(state)["compareRunCharts"]
         return frozenset(units.units_in(str(chart.get("metricKey")) for chart in charts))
     except (ValueError, KeyError, TypeError, AttributeError):
         return frozenset()
-
-
-def _by_number_of_jobs() -> list[dict[str, object]]:
-    y = {"type": "METRIC", "key": "speedup_vs_serial_ratio"}
-    x = {"type": "PARAM", "key": "degree"}
-    return [_card("SCATTER", "by_degree") | {"xaxis": x, "yaxis": y}]
-
-
-def _bars(metric: str) -> dict[str, object]:
-    return _card("BAR", metric) | {"metricKey": metric}
 
 
 def _card(kind: str, name: str) -> dict[str, object]:

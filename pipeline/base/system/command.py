@@ -82,7 +82,7 @@ def run(
                     start_new_session=True,
                     pass_fds=tuple(keep_open),
                 )
-            status = status_at_end(process, timeout_s)
+            status = wait_for_end(process, timeout_s)
         except subprocess.TimeoutExpired as error:
             how = "killed at" if _kill(process) else "not ours to kill, and still running at"
             message = f"{how} its time limit of {timeout_s:g} s. {_text(stderr)}"
@@ -99,8 +99,8 @@ def run(
     return completed
 
 
-def status_at_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
-    """Its status as soon as it has ended; `Popen.wait` with a limit looks now and then. TimeoutExpired at the limit."""
+def wait_for_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
+    """Return the exit status as soon as a process ends; `Popen.wait` polls. TimeoutExpired at the limit."""
     if (status := process.poll()) is not None:  # one that was waited for has no descriptor any more
         return status
     descriptor = os.pidfd_open(process.pid)
@@ -114,7 +114,6 @@ def status_at_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
 
 
 def _kill(process: subprocess.Popen[bytes] | None) -> bool:
-    """Kill it and its process group; returns whether we may."""
     if process is None:
         return True
     is_ours = True

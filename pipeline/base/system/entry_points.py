@@ -40,32 +40,20 @@ def module_of(name: str) -> str:
     return _MODULES.get(name, f"pipeline.{name}")
 
 
-def spell(name: str, *words: str, python: str = "python") -> str:
-    """Return a command line that starts a program with these words, as this user types it.
-
-    Args:
-        name: one of `PROGRAMS`.
-        words: its arguments; those with special characters are quoted.
-        python: the interpreter, where `collocate` was not used.
-    """
+def spell(name: str, *words: str) -> str:
+    """Return a command line that starts one of `PROGRAMS` with these arguments, as this user types it."""
     if is_by_command():
         start = [_command(), name]
     elif _is_in_clone():
-        start = [python, "run.py"] if name == RUN else [python, "-m", module_of(name)]
+        start = [_python(), "run.py"] if name == RUN else [_python(), "-m", module_of(name)]
     else:
-        start = [python, *([f"{PROJECT_DIR}/run.py"] if name == RUN else [f"{PROJECT_DIR}/collocate.py", name])]
+        start = [_python(), *([f"{PROJECT_DIR}/run.py"] if name == RUN else [f"{PROJECT_DIR}/collocate.py", name])]
     return shlex.join([*start, *words])
 
 
-def spell_again(start: Sequence[str], *words: str, python: str = "python") -> str:
-    """Return a command line with the start of a recorded one, as `divide` gives it: from here, where that was a clone.
-
-    Args:
-        start: of the recorded command line.
-        words: the arguments now.
-        python: the interpreter, where `collocate` was not used.
-    """
-    return shlex.join([*start, *words]) if len(start) > 1 and not is_by_command() else spell(RUN, *words, python=python)
+def spell_again(start: Sequence[str], *words: str) -> str:
+    """Return a command line with the start of a recorded one, as `divide` gives it; from here if that was a clone."""
+    return shlex.join([*start, *words]) if len(start) > 1 and not is_by_command() else spell(RUN, *words)
 
 
 def is_by_command() -> bool:
@@ -91,9 +79,17 @@ def _is_in_clone() -> bool:
         return False
 
 
+def _python() -> str:
+    """Return the interpreter as a user types it: `python` where that is this one."""
+    path = shutil.which("python")
+    # By folder: the interpreters of two environments may be links to one file.
+    is_this = path is not None and Path(path).parent.resolve() == Path(sys.executable).parent.resolve()
+    return "python" if is_this else sys.executable
+
+
 @cache
 def _command() -> str:
     """Return the command by its name where that leads to this environment's, or else its path."""
-    ours, known = Path(sys.executable).with_name(COMMAND), shutil.which(COMMAND)
-    is_known = known is not None and Path(known).resolve() == ours.resolve()  # pipx and uv put links on PATH
-    return COMMAND if is_known or not ours.is_file() else str(ours)
+    installed, on_path = Path(sys.executable).with_name(COMMAND), shutil.which(COMMAND)
+    is_known = on_path is not None and Path(on_path).resolve() == installed.resolve()  # pipx and uv put links on PATH
+    return COMMAND if is_known or not installed.is_file() else str(installed)

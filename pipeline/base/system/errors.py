@@ -68,7 +68,7 @@ class CommandError(CollocationError):
 
 
 def exit_status(error: CollocationError) -> int:
-    """Of a command that an error ends: 2 if it was refused before anything was touched, 1 if something failed then.
+    """Return the exit status of a command: 2 if it was refused before touching anything, 1 if something failed.
 
     What was asked for cannot be used, a store cannot be read, or somebody else uses the GPU: then nothing was touched.
     """

@@ -19,8 +19,8 @@ class Spec:
     options: tuple[tuple[str, object], ...] = ()
 
 
-def spec_of(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
-    """The class in a config's `_target_` (ConfigError without), with the other keys as its arguments."""
+def make_spec(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
+    """Return the class in a config's `_target_`, with the other keys as arguments; ConfigError without one."""
     values = dict(config) if isinstance(config, Mapping) else dict(vars(config))
     if (target := values.pop("_target_", None)) is None:
         raise ConfigError(
@@ -61,7 +61,7 @@ def find(name: str, key: str) -> Any:
 
 
 def freeze(value: object) -> object:
-    """The value with lists and dicts as tuples, so that records stay hashable."""
+    """Return the value with lists and dicts as tuples, so that records stay hashable."""
     if isinstance(value, dict):
         return tuple((key, freeze(item)) for key, item in value.items())
     if isinstance(value, list):

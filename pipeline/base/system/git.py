@@ -30,18 +30,18 @@ class Repository:
     is_changed: bool
 
 
-def root_of(path: Path) -> Path | None:
-    """Top folder of the working tree that a file or folder lies in; `None` if it lies in none. Runs nothing."""
+def find_root(path: Path) -> Path | None:
+    """Return the top folder of the working tree that a path lies in; `None` if it lies in none. Runs nothing."""
     return next((folder for folder in (path, *path.parents) if (folder / ".git").exists()), None)
 
 
 def read(path: Path) -> Repository | None:
-    """The repository that a file or folder lies in.
+    """Return the repository that a file or folder lies in.
 
     `None` if it lies in none, or git does not tell: it is not installed, there is no commit yet, or the repository
     belongs to somebody whom git does not trust.
     """
-    root = root_of(path)
+    root = find_root(path)
     if root is None:
         return None
     try:
@@ -52,8 +52,8 @@ def read(path: Path) -> Repository | None:
     return Repository(root=root, commit=commit, is_changed=bool(changed))
 
 
-def difference(repository: Repository) -> str:
-    """The changes of tracked files since the commit, as `git apply` takes them; binary files are only named.
+def read_difference(repository: Repository) -> str:
+    """Return the changes of tracked files since the commit, for `git apply`; binary files are only named.
 
     Raises:
         CommandError: git did not answer.
@@ -61,8 +61,8 @@ def difference(repository: Repository) -> str:
     return _git(repository.root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "HEAD")
 
 
-def untracked(repository: Repository, files: Sequence[Path]) -> list[Path]:
-    """Those of the files that git does not track, ignored ones among them.
+def list_untracked(repository: Repository, files: Sequence[Path]) -> list[Path]:
+    """Return the files among these that git does not track, ignored ones included.
 
     Raises:
         CommandError: git did not answer.

@@ -47,7 +47,7 @@ class ProcessReading(NamedTuple):
 
 
 def read_process(pid: int) -> ProcessReading | None:
-    """The process as it is now, or `None` if it is gone or hidden. Source of the columns: proc_pid_stat(5)."""
+    """Read a process; `None` if it is gone or hidden. Source of the columns: proc_pid_stat(5)."""
     try:
         text = read_file(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -69,7 +69,7 @@ def read_process(pid: int) -> ProcessReading | None:
 
 
 def read_file(path: str) -> bytes:
-    """What a file of /proc holds, in two thirds of the time of `open` (9 us against 13 us)."""
+    """Read a file of /proc, in two thirds of the time of `open` (9 us against 13 us)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return b"".join(iter(lambda: os.read(descriptor, 65536), b""))
@@ -94,8 +94,8 @@ class CpuTicks(NamedTuple):
 def read_cpu_ticks(cpus: Collection[int] = ()) -> tuple[CpuTicks, CpuTicks]:
     """Read the CPU time of all CPUs, and that of some, by their numbers. Source of the columns: proc_stat(5)."""
     text = read_file("/proc/stat")
-    wanted = {f"cpu{number}".encode() for number in cpus}
-    every, some = CpuTicks(0, 0), CpuTicks(0, 0)
+    names = {f"cpu{number}".encode() for number in cpus}
+    all_ticks, some_ticks = CpuTicks(0, 0), CpuTicks(0, 0)
     for line in text.splitlines():
         if not line.startswith(b"cpu"):
             break
@@ -104,14 +104,14 @@ def read_cpu_ticks(cpus: Collection[int] = ()) -> tuple[CpuTicks, CpuTicks]:
         ticks = [int(column) for column in columns[:8]]
         idle = ticks[3] + ticks[4]
         if name == b"cpu":
-            every = CpuTicks(sum(ticks) - idle, idle)
-        elif name in wanted:
-            some = CpuTicks(some.busy + sum(ticks) - idle, some.idle + idle)
-    return every, some
+            all_ticks = CpuTicks(sum(ticks) - idle, idle)
+        elif name in names:
+            some_ticks = CpuTicks(some_ticks.busy + sum(ticks) - idle, some_ticks.idle + idle)
+    return all_ticks, some_ticks
 
 
 class CpuUse(NamedTuple):
-    """What was used, until an instant, of the CPUs that this process may use.
+    """The use, until an instant, of the CPUs that this process may use.
 
     Attributes:
         t_ns: monotonic instant.
@@ -142,13 +142,13 @@ def read_cpu_use() -> CpuUse:
     return CpuUse(time.monotonic_ns(), ticks, own_s)
 
 
-def load_in_words() -> str:
+def describe_load() -> str:
     """Say how many programs want a CPU: `load 14 on 2 CPUs`."""
     return f"load {os.getloadavg()[0]:.2g} on {len(os.sched_getaffinity(0))} CPUs"
 
 
 def user_name() -> str:
-    """Who runs this process: a name if the system knows one, else the number (as in many containers)."""
+    """Return the name of the user, or the number where the system has no name, as in many containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -156,7 +156,7 @@ def user_name() -> str:
 
 
 def boot_id() -> str:
-    """Changes with every boot of the machine; empty where the system has none."""
+    """Return the id of this boot of the machine; empty where the system has none."""
     try:
         return BOOT_ID_FILE.read_text(encoding="ascii").strip()
     except OSError:
@@ -176,8 +176,8 @@ def machine_id() -> str:
     return ""
 
 
-def machine() -> dict[str, str]:
-    """What the machine is: CPU model, sockets, NUMA nodes, memory, operating system; what it does not tell is absent.
+def describe_machine() -> dict[str, str]:
+    """Describe CPU model, sockets, NUMA nodes, memory and operating system; what is unknown is absent.
 
     In a virtual machine or a container, that is what it shows of the host.
     """
@@ -194,7 +194,7 @@ def machine() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """What the CPUs of this machine are called."""
+    """Return the name of the CPUs of this machine."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -123,7 +123,7 @@ def held() -> Iterator[None]:
 
 
 @contextmanager
-def let_through() -> Iterator[None]:
+def allow() -> Iterator[None]:
     """Raise `Interrupted` at once inside the body, within a held part: for work that may take long and loses nothing.
 
     A signal that came in the held part is raised on entering. After the first, no further one is raised.
@@ -145,15 +145,15 @@ def has_ended_work() -> bool:
     return _raised
 
 
-def behind(error: BaseException | None) -> Interrupted | None:
-    """The interruption that an error comes from: itself, or what a library was dealing with when it broke."""
+def find_interruption(error: BaseException | None) -> Interrupted | None:
+    """Return the interruption behind an error: itself, or what a library was handling when it failed."""
     while error is not None and not isinstance(error, Interrupted):
         error = error.__cause__ or error.__context__
     return error
 
 
 def _leave(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
-    if (error := behind(failure)) is None:
+    if (error := find_interruption(failure)) is None:
         sys.__excepthook__(kind, failure, trace)
         return
     with suppress(OSError):
@@ -169,7 +169,9 @@ def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
     An error that a destructor raises while an interruption is dealt with comes from that one, but did not swallow it.
     """
     global _depth, _raised
-    if (found := behind(unraisable.exc_value)) is None or found is behind(sys.exception()):
+    if (interruption := find_interruption(unraisable.exc_value)) is None or interruption is find_interruption(
+        sys.exception()
+    ):
         sys.__unraisablehook__(unraisable)
         return
     _depth += 1  # nor would anybody catch it here
@@ -180,7 +182,6 @@ def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def _signal_until_raised() -> None:
-    """Signal this process until `Interrupted` has been raised; from a thread, as the destructor may still run."""
     while True:
         time.sleep(_AGAIN_S)
         if _raised or _received is None:

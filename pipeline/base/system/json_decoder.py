@@ -71,7 +71,6 @@ def encode(value: Any) -> Any:
 
 @functools.cache
 def _decoder(kind: Any, are_figures_checked: bool) -> _Decoder:
-    """Make what decodes values of a type; JsonValueError for others."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
         return functools.partial(_choice, arguments)
@@ -80,7 +79,7 @@ def _decoder(kind: Any, are_figures_checked: bool) -> _Decoder:
     if dataclasses.is_dataclass(kind):
         return functools.partial(_record, kind, are_figures_checked)
     if kind is Any or kind is object:
-        return factory.freeze if kind is object else _unchanged
+        return factory.freeze if kind is object else lambda raw: raw
     inners = [_decoder(argument, are_figures_checked) for argument in arguments if argument is not ...]
     if origin in (types.UnionType, typing.Union):  # the latter of a Literal
         return functools.partial(_optional, inners[0])
@@ -92,25 +91,21 @@ def _decoder(kind: Any, are_figures_checked: bool) -> _Decoder:
     return functools.partial(_plain, kind, are_figures_checked)
 
 
-def _unchanged(raw: Any) -> Any:
-    return raw
-
-
 def _optional(inner: _Decoder, raw: Any) -> Any:
     return None if raw is None else inner(raw)
 
 
 def _choice(choices: tuple[Any, ...], raw: Any) -> Any:
     if raw not in choices:
-        raise JsonValueError(f" must be one of {', '.join(choices)}, not {_shown(raw)}")
+        raise JsonValueError(f" must be one of {', '.join(choices)}, not {_abbreviate(raw)}")
     return raw
 
 
 def _list(shape: type, of_each: Sequence[_Decoder] | None, of_all: _Decoder, raw: Any) -> Any:
     if not isinstance(raw, list):
-        raise JsonValueError(f" must be a list, not {_shown(raw)}")
+        raise JsonValueError(f" must be a list, not {_abbreviate(raw)}")
     if of_each is not None and len(raw) != len(of_each):
-        raise JsonValueError(f" must be a list of {len(of_each)}, not {_shown(raw)}")
+        raise JsonValueError(f" must be a list of {len(of_each)}, not {_abbreviate(raw)}")
     values: list[Any] = []
     try:
         for inner, value in zip(of_each or repeat(of_all), raw, strict=False):
@@ -121,12 +116,12 @@ def _list(shape: type, of_each: Sequence[_Decoder] | None, of_all: _Decoder, raw
 
 
 def _map(inner: _Decoder, raw: Any) -> Any:
-    return dict(_entries(_keyed(raw), repeat(inner)))
+    return dict(_entries(_check_keys(raw), repeat(inner)))
 
 
 def _record(kind: Any, are_figures_checked: bool, raw: Any) -> Any:
     decoders, needed = _fields(kind, are_figures_checked)
-    keyed = _keyed(raw)
+    keyed = _check_keys(raw)
     if unknown := [key for key in keyed if key not in decoders]:
         raise JsonValueError(f": unknown key {unknown[0]!r}; known are {', '.join(decoders)}")
     if missing := sorted(needed - keyed.keys()):
@@ -136,16 +131,15 @@ def _record(kind: Any, are_figures_checked: bool, raw: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any, are_figures_checked: bool) -> tuple[dict[str, _Decoder], frozenset[str]]:
-    """Return what decodes each field of a dataclass, and the fields without a default."""
     fields, missing = dataclasses.fields(kind), dataclasses.MISSING
     needed = (field.name for field in fields if field.default is missing and field.default_factory is missing)
     hints = typing.get_type_hints(kind)
     return {field.name: _decoder(hints[field.name], are_figures_checked) for field in fields}, frozenset(needed)
 
 
-def _keyed(raw: Any) -> dict[str, Any]:
+def _check_keys(raw: Any) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise JsonValueError(f" must be an object, not {_shown(raw)}")
+        raise JsonValueError(f" must be an object, not {_abbreviate(raw)}")
     if wrong := [key for key in raw if not isinstance(key, str)]:
         raise JsonValueError(f": the key {wrong[0]!r} must be a text")
     return raw
@@ -162,16 +156,16 @@ def _entries(raw: dict[str, Any], decoders: Iterable[_Decoder]) -> Iterator[tupl
 def _plain(kind: Any, are_figures_checked: bool, raw: Any) -> Any:
     is_right = type(raw) is kind or (kind is float and type(raw) is int)
     if not is_right or (are_figures_checked and raw == "" and kind is str):
-        raise JsonValueError(f" must be {_NAMES[kind]}, not {_shown(raw)}")
+        raise JsonValueError(f" must be {_NAMES[kind]}, not {_abbreviate(raw)}")
     if are_figures_checked and kind in (int, float) and not 0 <= raw <= sys.float_info.max:  # nor is NaN
-        raise JsonValueError(f" must be finite and not negative, not {_shown(raw)}")
+        raise JsonValueError(f" must be finite and not negative, not {_abbreviate(raw)}")
     try:
         return float(raw) if kind is float else raw
     except OverflowError as error:
-        raise JsonValueError(f" is too large: {_shown(raw)}") from error
+        raise JsonValueError(f" is too large: {_abbreviate(raw)}") from error
 
 
-def _shown(raw: object) -> str:
+def _abbreviate(raw: object) -> str:
     try:
         text = json.dumps(raw)
     except (TypeError, ValueError, RecursionError):  # a date, a number of thousands of digits, what holds itself

@@ -18,8 +18,8 @@ DEFAULT_FOLDER = Path("/var/tmp")  # noqa: S108
 """`gpu.lock_dir`, unless a study has another."""
 
 
-def opened(path: Path) -> int:
-    """A descriptor of a lock file, made if need be."""
+def open_file(path: Path) -> int:
+    """Open a lock file, made if need be, and return its descriptor."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
@@ -41,7 +41,7 @@ def try_take(descriptor: int, *, is_shared: bool = False) -> bool:
 
 
 def is_free(path: Path) -> bool:
-    """Whether nobody holds the lock of a file or folder, which is only read.
+    """Tell whether nobody holds the lock of a file or folder, which is only read.
 
     Raises:
         OSError: it is not there, or it is a link.
@@ -60,20 +60,9 @@ def drop(descriptor: int) -> None:
 
 
 @contextmanager
-def folder_held(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which needs no file in it, and wait for it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        take(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, and wait for it."""
-    descriptor = opened(path)
+    """Hold the lock of a folder, or of a file, made if need be, and wait for it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else open_file(path)
     try:
         take(descriptor)
         yield

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def parsed(text: str) -> Any:
-    """The value that `KEY=text` gives.
+def parse(text: str) -> Any:
+    """Return the value that `KEY=text` gives.
 
     Raises:
         ValueError: Hydra cannot read it, or it is several values.
@@ -25,8 +25,8 @@ def parsed(text: str) -> Any:
     return override.value()
 
 
-def as_text(value: Any, *, is_double: bool = False) -> str:
-    """The value in the grammar, where it means exactly itself: lists, maps, texts, numbers, booleans and `None`.
+def format_override(value: Any, *, is_double: bool = False) -> str:
+    """Format a value so that the grammar reads it back: lists, maps, texts, numbers, booleans and `None`.
 
     A text stands in single quotes, or in double ones (`is_double`).
     """
@@ -39,12 +39,9 @@ def as_text(value: Any, *, is_double: bool = False) -> str:
     if isinstance(value, str):
         return str(QuotedString(value, Quote.double if is_double else Quote.single).with_quotes())
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{_key(str(key))}: {as_text(each)}' for key, each in value.items())}}}"
+        keys = (re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", str(key)) for key in value)  # which take no quotes
+        pairs = zip(keys, map(format_override, value.values()), strict=True)
+        return f"{{{','.join(f'{key}: {inner}' for key, inner in pairs)}}}"
     if isinstance(value, Sequence):
-        return f"[{','.join(map(as_text, value))}]"
+        return f"[{','.join(map(format_override, value))}]"
     return str(value)
-
-
-def _key(name: str) -> str:
-    """The key of a map, which takes no quotes."""
-    return re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", name)

@@ -16,60 +16,61 @@ _MAX_PATH_BYTES = 4095
 
 
 def config_folders(arguments: Sequence[str] | None = None) -> list[Path]:
-    """Return the folders that choices are looked for in: the project's own, and those of `--config-dir`.
-
-    Args:
-        arguments: those of this process if not given.
-    """
+    """Return the folders of choices: the project's own, and those of `--config-dir`, by default in this process."""
     words = list(itertools.takewhile(lambda word: word != "--", sys.argv[1:] if arguments is None else arguments))
-    given = [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
-    given += [word.partition("=")[2] for word in words if word.startswith(("--config-dir=", "-cd="))]
-    return [PROJECT_DIR / "conf", *map(Path, given)]
+    folders = [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
+    folders += [word.partition("=")[2] for word in words if word.startswith(("--config-dir=", "-cd="))]
+    return [PROJECT_DIR / "conf", *map(Path, folders)]
 
 
-def expanded(key: str, given: str) -> Path:
-    """The path that a key of the configuration gives, with `~` replaced.
+def list_choices(group: str) -> list[str]:
+    """Return the choices of a group of the configuration, sorted; none of what is no group."""
+    return sorted({path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")})
+
+
+def expanded(key: str, text: str) -> Path:
+    """Return the path that a key of the configuration gives, with `~` replaced.
 
     Raises:
         ConfigError: there is no such user, or no file can have such a name.
     """
     try:
-        path = Path(given).expanduser()
+        path = Path(text).expanduser()
     except RuntimeError as error:
-        home = given.partition("/")[0]
-        raise ConfigError(f"{key}={given}: unknown user {home}; give an absolute path") from error
+        home = text.partition("/")[0]
+        raise ConfigError(f"{key}={text}: unknown user {home}; give an absolute path") from error
     if len(os.fsencode(path)) > _MAX_PATH_BYTES or any(len(os.fsencode(name)) > MAX_NAME_BYTES for name in path.parts):
-        raise ConfigError(f"{key}={given}: no path is that long; give a shorter one")
+        raise ConfigError(f"{key}={text}: no path is that long; give a shorter one")
     return path
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file; nothing has a name that is too long, of which `Path.is_file` may raise."""
+    """Tell whether there is a regular file; `Path.is_file` may raise for a name that is too long."""
     try:
         return path.is_file()
     except OSError:
         return False
 
 
-def find_file(key: str, given: str, *others: Path, is_ours: bool = False) -> Path:
+def find_file(key: str, text: str, *more_folders: Path, is_ours: bool = False) -> Path:
     """Return a file that a key gives: from the working directory, the project's own folder or others, in this order.
 
     Args:
         key: names it in errors.
-        given: its path.
-        others: further folders.
+        text: its path.
+        more_folders: where else it may be.
         is_ours: the file belongs to a workload, so that the working directory comes last.
 
     Raises:
         ConfigError: it is in none of them.
     """
-    name = expanded(key, given)
-    folders = (PROJECT_DIR, *others, Path.cwd()) if is_ours else (Path.cwd(), PROJECT_DIR, *others)
+    name = expanded(key, text)
+    folders = (PROJECT_DIR, *more_folders, Path.cwd()) if is_ours else (Path.cwd(), PROJECT_DIR, *more_folders)
     places = [name] if name.is_absolute() else [folder / name for folder in dict.fromkeys(folders)]
     for place in places:
         if is_file(path := place.resolve()):
             return path
-    if given and (found := [place for place in places if place.is_dir()]):
-        raise ConfigError(f"{key}={given}: {found[0]} is a folder, and a file is needed; name one in it")
+    if text and (folders_there := [place for place in places if place.is_dir()]):
+        raise ConfigError(f"{key}={text}: {folders_there[0]} is a folder, and a file is needed; name one in it")
     where = "" if name.is_absolute() else f" in {' or '.join(str(place.parent) for place in places)}"
-    raise ConfigError(f"{key}={given}: there is no such file{where}; check the name")
+    raise ConfigError(f"{key}={text}: there is no such file{where}; check the name")

@@ -11,15 +11,15 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What lies below a folder: regular files, the deepest last, and what is neither file nor folder."""
+class FolderContent:
+    """The content of a folder: regular files, the deepest last, and what is neither file nor folder."""
 
     files: tuple[Path, ...]
     others: tuple[Path, ...]
 
 
 def opened(path: Path) -> int:
-    """A descriptor to read a regular file.
+    """Open a regular file for reading and return its descriptor.
 
     Raises:
         OSError: it cannot be read, or is a link, a pipe or the like.
@@ -33,71 +33,60 @@ def opened(path: Path) -> int:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file that can be read.
-
-    Raises:
-        OSError: as `opened`.
-    """
+    """Return the bytes of a regular file that can be read; OSError as of `opened`."""
     with os.fdopen(opened(path), "rb") as file:
         return os.fstat(file.fileno()).st_size
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        OSError: as `opened`.
-    """
+    """Read a regular file; OSError as of `opened`."""
     with os.fdopen(opened(path), "rb") as file:
         return file.read()
 
 
 def read_text(path: Path) -> str:
-    """The same as text; what is no UTF-8 is replaced."""
+    """Read a regular file as text; what is no UTF-8 is replaced."""
     return read_bytes(path).decode(errors="replace")
 
 
-def line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
+def read_line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
     """Yield a regular file in portions of whole lines, of about so many bytes; the last one may be torn.
 
-    Of a line that is longer, only that many bytes are a portion of their own, without an end.
-
-    Raises:
-        OSError: as `opened`.
+    Of a line that is longer, only that many bytes are a portion of their own, without an end. OSError as of `opened`.
     """
     with os.fdopen(opened(path), "rb") as file:
-        left = b""
-        while data := file.read(num_bytes):
-            data = left + data
-            end = data.rfind(b"\n") + 1
-            left = data[end:]
+        rest = b""
+        while block := file.read(num_bytes):
+            block = rest + block
+            end = block.rfind(b"\n") + 1
+            rest = block[end:]
             if end:
-                yield data[:end]
-            elif len(data) >= num_bytes:
-                yield data[:num_bytes]
-                while data and b"\n" not in data:
-                    data = file.read(num_bytes)
-                left = data.partition(b"\n")[2]
-        if left:
-            yield left
+                yield block[:end]
+            elif len(block) >= num_bytes:
+                yield block[:num_bytes]
+                while block and b"\n" not in block:
+                    block = file.read(num_bytes)
+                rest = block.partition(b"\n")[2]
+        if rest:
+            yield rest
 
 
-def below(folder: Path, without: Collection[Path] = ()) -> Found:
-    """Everything below a folder but some paths; nothing of what cannot be read, or of a folder that is a link."""
+def list_files(folder: Path, without: Collection[Path] = ()) -> FolderContent:
+    """List everything below a folder but some paths; links and what cannot be read are not followed."""
     files: list[Path] = []
     others: list[Path] = []
-    left = [] if folder.is_symlink() else [folder]
-    while left:
+    folders = [] if folder.is_symlink() else [folder]
+    while folders:
         try:
-            with os.scandir(left.pop()) as entries:
+            with os.scandir(folders.pop()) as entries:
                 for entry in entries:
                     path = Path(entry.path)
                     if path in without:
                         continue
                     if entry.is_dir(follow_symlinks=False):
-                        left.append(path)
+                        folders.append(path)
                     else:
                         (files if entry.is_file(follow_symlinks=False) else others).append(path)
         except OSError:
             continue  # gone, or not ours to read
-    return Found(tuple(sorted(files, key=lambda path: (len(path.parts), path))), tuple(sorted(others)))
+    return FolderContent(tuple(sorted(files, key=lambda path: (len(path.parts), path))), tuple(sorted(others)))

@@ -1,7 +1,7 @@
 """Texts without the secrets in them: command lines, addresses, headers, JSON, YAML, error output, source code.
 
-A secret is found by the name beside it (`secret_names`), by its place (`secret_places`) or by its form
-(`token_formats`). Only the secret is replaced, and the number of lines stays, so that the rest means what it did.
+A secret is found by the name beside it (`secrecy`), by its place or by its form
+(`secret_patterns`). Only the secret is replaced, and the number of lines stays, so that the rest means what it did.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import enum
 import re
 import string
 from collections.abc import Iterable
+from pathlib import PurePath
 
-from pipeline.base.system.secret_names import Secrecy, secrecy_of, word_set
-from pipeline.base.system.secret_places import mask_places
-from pipeline.base.system.secret_values import HIDDEN, hide, is_harmless, looks_secret
-from pipeline.base.system.token_formats import replace_tokens
+from pipeline.base.system.secrecy import HIDDEN, Secrecy, hide, is_harmless, looks_secret, secrecy_of, word_set
+from pipeline.base.system.secret_patterns import mask_places, replace_tokens
 
 
 class Style(enum.Enum):
@@ -66,6 +65,11 @@ _STRING_OR_COMMENT = re.compile(
 )
 _PROSE = word_set("a an and as by for from if in is it may must not of on or that the this to was when with")
 
+_PYTHON = frozenset({".py", ".pyi", ".pyw", ".pyx"})
+_PYTHON_PROGRAM = re.compile(r"#!.*\bpython")
+_FILE = re.compile(r"^(?=diff --git )", re.MULTILINE)
+_CHANGED = re.compile(r"^diff --git \"?a/(?P<name>.*?)\"? \"?b/")
+
 
 def mask_text(text: str, known: Iterable[str] = (), style: Style = Style.PLAIN) -> str:
     """Replace the secrets in a text, and what is `known` to be one, by `HIDDEN`; without any, the text as it was."""
@@ -77,8 +81,28 @@ def mask_text(text: str, known: Iterable[str] = (), style: Style = Style.PLAIN) 
     return replace_tokens(text, HIDDEN)
 
 
+def mask_source(text: str, name: str) -> str:
+    """Replace the secrets in a program, which is of the language that the name of its file or its first line says."""
+    is_python = PurePath(name).suffix in _PYTHON or _PYTHON_PROGRAM.match(text) is not None
+    return mask_text(text, style=Style.CODE if is_python else Style.PLAIN)
+
+
+def mask_diff(text: str) -> str:
+    """Replace the secrets in a diff of git; its lines and their marks stay, so that it is still one."""
+    return "".join(map(_mask_file, _FILE.split(text)))
+
+
+def _mask_file(text: str) -> str:
+    changed = _CHANGED.match(text)
+    head, start, hunks = text.partition("\n@@ ")
+    if changed is None or not start:
+        return mask_text(text)
+    marks, lines = zip(*((line[:1], line[1:]) for line in f"@@ {hunks}".split("\n")), strict=True)
+    masked = mask_source("\n".join(lines), changed["name"]).split("\n")
+    return mask_text(head) + "\n" + "\n".join(map("".join, zip(marks, masked, strict=True)))
+
+
 def _mask_defaults(text: str) -> str:
-    """Replace the defaults of arguments that are secrets: `add_argument("--token", default="...")`."""
     for match in reversed(list(_DEFAULT.finditer(text))):
         secrecy = secrecy_of(match["name"])
         span = _literal(text, match.end())
@@ -88,7 +112,6 @@ def _mask_defaults(text: str) -> str:
 
 
 def _mask_named(text: str, style: Style) -> str:
-    """Replace the values that stand beside the name of a secret."""
     parts, done, position = list[str](), 0, 0
     lower = text.translate(_TO_LOWER)
     while (noun := _NOUN.search(lower, position)) is not None:
@@ -125,13 +148,10 @@ def _secrecy_in(text: str, match: re.Match[str]) -> Secrecy:
 
 
 def _is_pair(match: re.Match[str]) -> bool:
-    """Tell whether what follows a name is its value: after a comma, that of a flag or of a variable."""
     return match["between"].strip() != "," or bool(match["dashes"]) or match["name"].isupper()
 
 
 class _Value:
-    """The value that follows a name in a text."""
-
     def __init__(self, text: str, match: re.Match[str], secrecy: Secrecy, style: Style) -> None:
         self._text, self._match, self._secrecy, self._style = text, match, secrecy, style
         self._between = match["between"].strip()
@@ -229,24 +249,22 @@ class _Value:
         if pair is not None:
             return pair.start()
         end = word.end()
-        if is_harmless(text[start : _without_closing(text, start, end)], secrecy):
-            return _without_closing(text, start, end)
+        if is_harmless(text[start : _trim_closing(text, start, end)], secrecy):
+            return _trim_closing(text, start, end)
         if self._match["between"] == "=":  # Password=a b;Server=h
             end = _end(_NEXT_OF_CONNECTION, text, end)
         if secrecy is not Secrecy.AMBIGUOUS and self._is_whole_line():
             end = _end(_TO_COMMENT, text, end)
-        return _without_closing(text, start, end)
+        return _trim_closing(text, start, end)
 
     def _is_whole_line(self) -> bool:
-        """Tell whether this is a line of YAML or of an INI file, in which a value may hold spaces."""
         is_apart = self._match["between"] != self._between and self._between in ("=", ":")
         if not is_apart or self._style is not Style.PLAIN:
             return False
         return _LINE_BEGINS.search(self._text[max(0, self._match.start() - 80) : self._match.start()]) is not None
 
 
-def _without_closing(text: str, start: int, end: int) -> int:
-    """Leave brackets and commas out that close what the value stands in, and not what it begins."""
+def _trim_closing(text: str, start: int, end: int) -> int:
     while end > start + 1 and text[end - 1] in ",;)]}>":
         opening = {")": "(", "]": "[", "}": "{", ">": "<"}.get(text[end - 1])
         if opening is not None and text.count(opening, start, end) >= text.count(text[end - 1], start, end):

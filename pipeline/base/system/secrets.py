@@ -1,4 +1,4 @@
-"""What must not be published: every door through which a user's text leaves for a record or a terminal masks it here.
+"""Masks for secrets: every text of a user is masked here on its way to a record or a terminal.
 
 Programs get their arguments and variables as they were given; what is recorded has `HIDDEN` in the place of a secret.
 """
@@ -11,20 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.base.system import override_values
-from pipeline.base.system.secret_names import Secrecy, names_secret, secrecy_of
-from pipeline.base.system.secret_texts import mask_text
-from pipeline.base.system.secret_values import HIDDEN, is_harmless
+from pipeline.base.system.secrecy import HIDDEN, Secrecy, is_harmless, secrecy_of
+from pipeline.base.system.secret_texts import mask_diff, mask_source, mask_text
 
-__all__ = [
-    "HIDDEN",
-    "known_values",
-    "mask",
-    "mask_text",
-    "mask_words",
-    "names_secret",
-    "places_of_hidden",
-    "strip_logins",
-]
+__all__ = ["HIDDEN", "collect_secrets", "mask", "mask_diff", "mask_source", "mask_text", "mask_words", "strip_logins"]
 
 _NAME = r"[A-Za-z_][\w.\-]*"
 _GIVEN = re.compile(rf"(?P<before>[+~-]*(?P<name>{_NAME})=)(?P<value>.+)", re.DOTALL)
@@ -48,7 +38,7 @@ _LEAST_KNOWN = 6  # characters: a shorter secret would hide parts of other words
 
 def mask(value: Any, name: str = "") -> Any:
     """Replace the secrets in a value of the configuration, which goes by `name`, and in all that it holds."""
-    return _masked(value, secrecy_of(name))
+    return _mask(value, secrecy_of(name))
 
 
 def mask_words(words: Sequence[str], *, has_headers: bool = True) -> list[str]:
@@ -66,8 +56,8 @@ def mask_words(words: Sequence[str], *, has_headers: bool = True) -> list[str]:
         glued = next((o for o in options if len(o) == 2 and re.match(rf"{o}[^-]", word)), None)
         if glued is not None and secrecy is Secrecy.NONE and "=" not in word:
             masked.append(f"{glued}{HIDDEN}")
-        elif (given := _GIVEN.fullmatch(word)) is not None:
-            masked.append(f"{given['before']}{_mask_given(given['value'], given['name'])}")
+        elif (assignment := _GIVEN.fullmatch(word)) is not None:
+            masked.append(f"{assignment['before']}{_mask_given(assignment['value'], assignment['name'])}")
         else:
             masked.append(_mask_line(word))
         before = word
@@ -75,7 +65,6 @@ def mask_words(words: Sequence[str], *, has_headers: bool = True) -> list[str]:
 
 
 def _secrecy_of_next(word: str, before: str, options: Sequence[str], *, has_headers: bool) -> Secrecy:
-    """Judge what follows a word: the value of an option, of a variable that is set, or of a header."""
     if word in options:
         return Secrecy.CERTAIN
     if (flag := _FLAG.fullmatch(word)) is not None:
@@ -88,7 +77,7 @@ def _secrecy_of_next(word: str, before: str, options: Sequence[str], *, has_head
     return Secrecy.NONE
 
 
-def known_values(words: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
+def collect_secrets(words: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
     """Collect the secrets that a program is given, by which its own output is masked, whatever stands beside them."""
     known = {value for name, value in environ.items() if mask(value, name) != value}
     for word, masked in zip(words, mask_words(words), strict=True):
@@ -105,16 +94,16 @@ def strip_logins(text: str) -> str:
     return token.sub(r"\g<kept>", login.sub("", text))
 
 
-def places_of_hidden(value: Any, place: str = "") -> Iterator[str]:
+def find_hidden_keys(value: Any, place: str = "") -> Iterator[str]:
     """Yield where a recorded configuration lacks what was hidden: keys as on the command line; a list as a whole."""
     if isinstance(value, Mapping):
         for key, part in value.items():
-            yield from places_of_hidden(part, f"{place}.{key}" if place else str(key))
+            yield from find_hidden_keys(part, f"{place}.{key}" if place else str(key))
     elif HIDDEN in str(value):
         yield place
 
 
-def _masked(value: Any, secrecy: Secrecy) -> Any:
+def _mask(value: Any, secrecy: Secrecy) -> Any:
     if isinstance(value, Mapping):
         return _mask_map(value, secrecy)
     if isinstance(value, list | tuple):
@@ -129,22 +118,22 @@ def _masked(value: Any, secrecy: Secrecy) -> Any:
 def _mask_map(values: Mapping[Any, Any], secrecy: Secrecy) -> dict[Any, Any]:
     """Replace the secrets in a map; in one that goes by the name of secrets, all of its values are."""
     inherited = secrecy if secrecy is not Secrecy.AMBIGUOUS else Secrecy.NONE
-    masked = {key: _masked(value, max(inherited, secrecy_of(str(key)))) for key, value in values.items()}
+    masked = {key: _mask(value, max(inherited, secrecy_of(str(key)))) for key, value in values.items()}
     name = values.get("name", values.get("key"))
     if isinstance(name, str) and "value" in values:  # as Kubernetes and forms of the web write a name and its value
         pair = {"name", "key"} & values.keys()
-        masked |= {key: _masked(values[key], Secrecy.NONE) for key in pair}
-        masked["value"] = _masked(values["value"], max(inherited, secrecy_of(name)))
+        masked |= {key: _mask(values[key], Secrecy.NONE) for key in pair}
+        masked["value"] = _mask(values["value"], max(inherited, secrecy_of(name)))
     return masked
 
 
 def _mask_list(values: Sequence[Any], secrecy: Secrecy) -> Any:
     if secrecy is not Secrecy.NONE:
-        return values if all(_masked(value, secrecy) == value for value in values) else HIDDEN
-    if len(values) == 2 and isinstance(values[0], str) and re.fullmatch(_NAME, values[0]) and names_secret(values[0]):
+        return values if all(_mask(value, secrecy) == value for value in values) else HIDDEN
+    if len(values) == 2 and isinstance(values[0], str) and re.fullmatch(_NAME, values[0]) and secrecy_of(values[0]):
         return [values[0], mask(values[1], values[0])]  # a name and its value
     if any(isinstance(value, Mapping | list | tuple) for value in values):
-        return [_masked(value, Secrecy.NONE) for value in values]
+        return [_mask(value, Secrecy.NONE) for value in values]
     words = [str(value) for value in values]
     pairs = zip(values, words, mask_words(words), strict=True)
     return [value if masked == word else masked for value, word, masked in pairs]
@@ -158,14 +147,14 @@ def _mask_given(text: str, name: str) -> str:
     if not re.search(r"[\[{'\"]", text):
         return _mask_line(text)
     names = re.findall(_NAME, text)
-    if mask_text(text) == text and not any(names_secret(name) or name in _OPTIONS for name in names):
+    if mask_text(text) == text and not any(secrecy_of(name) or name in _OPTIONS for name in names):
         return text
     try:
-        value = override_values.parsed(text)
+        value = override_values.parse(text)
     except ValueError:
         return HIDDEN
     masked = mask(value, name)
-    return text if masked == value else override_values.as_text(masked)
+    return text if masked == value else override_values.format_override(masked)
 
 
 def _mask_line(text: str) -> str:

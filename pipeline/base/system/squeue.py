@@ -1,4 +1,4 @@
-"""What Slurm's queue holds of some job arrays. A task is named as Slurm does: `12_3`."""
+"""Job arrays in Slurm's queue. A task is named as Slurm does: `12_3`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,29 @@ _ASK_CONFIG = ("scontrol", "show", "config")
 _CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 
 
-def task_of(job: str, number: int) -> str:
-    """The name of a task of a job array."""
+def name_task(job: str, number: int) -> str:
+    """Return the name of a task of a job array."""
     return f"{job}_{number}"
 
 
-def states(jobs: Collection[str]) -> Mapping[str, str]:
-    """State and, unless it is `None`, reason of each task of these arrays in the queue: `RUNNING`, `PENDING Priority`.
+def read_states(jobs: Collection[str], *options: str) -> dict[str, str]:
+    """Return state and reason of each task of these arrays in the queue: `RUNNING`, `PENDING Priority`.
 
     Raises:
         CommandError: there is no Slurm, or it does not answer.
     """
-    return _list_tasks(jobs)
+    argv = ["squeue", "--all", "--array", "--noheader", *options, f"--jobs={_join(jobs)}", "--format=%F %K %T %r"]
+    # What a user has set to see less of the queue would make tasks absent that are there.
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
+    done = command.run(argv, timeout_s=_LIMIT_S, environ=environ, check=False)
+    if "Invalid job id" in done.stderr:  # a job that Slurm has forgotten
+        return {}
+    if done.status != 0:
+        raise CommandError(argv, done.status, done.stderr)
+    matches = filter(None, map(_TASK.fullmatch, done.stdout.splitlines()))
+    return {
+        name_task(match[1], int(match[2])): f"{match[3]} {match[4]}".removesuffix(" None").strip() for match in matches
+    }
 
 
 def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
@@ -44,7 +55,7 @@ def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
     Raises:
         CommandError: there is no Slurm, or it does not answer.
     """
-    remembered = {task: state for task, state in _list_tasks(jobs, "--states=all").items() if _is_end(state)}
+    remembered = {task: state for task, state in read_states(jobs, "--states=all").items() if _is_end(state)}
     return _list_accounted(jobs) | remembered
 
 
@@ -66,37 +77,24 @@ def _is_end(state: str) -> bool:
     return state.partition(" ")[0] in _ENDS
 
 
-def _list_tasks(jobs: Collection[str], *options: str) -> dict[str, str]:
-    argv = ["squeue", "--all", "--array", "--noheader", *options, f"--jobs={_join(jobs)}", "--format=%F %K %T %r"]
-    # What a user has set to see less of the queue would make tasks absent that are there.
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
-    done = command.run(argv, timeout_s=_LIMIT_S, environ=environ, check=False)
-    if "Invalid job id" in done.stderr:  # a job that Slurm has forgotten
-        return {}
-    if done.status != 0:
-        raise CommandError(argv, done.status, done.stderr)
-    found = filter(None, map(_TASK.fullmatch, done.stdout.splitlines()))
-    return {task_of(each[1], int(each[2])): f"{each[3]} {each[4]}".removesuffix(" None").strip() for each in found}
-
-
-def states_on(wanted: str, jobs: Collection[str]) -> Mapping[str, str]:
-    """As `states`, from the Slurm of the cluster that is wanted.
+def states_on(cluster_name: str, jobs: Collection[str]) -> Mapping[str, str]:
+    """Return the same as `states`, from the Slurm of one cluster.
 
     Raises:
         CommandError: there is no Slurm, it does not answer, or it is that of another cluster.
     """
-    if (name := cluster()) != wanted:
-        raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, and not {wanted}")
-    return states(jobs)
+    if (name := read_cluster()) != cluster_name:
+        raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, and not {cluster_name}")
+    return read_states(jobs)
 
 
-def cluster() -> str:
-    """The name of the cluster whose Slurm this is.
+def read_cluster() -> str:
+    """Return the name of the cluster of this Slurm.
 
     Raises:
         CommandError: there is no Slurm, or it does not say.
     """
-    said = command.run(_ASK_CONFIG, timeout_s=_LIMIT_S).stdout
-    if (found := _CLUSTER.search(said)) is None:
+    text = command.run(_ASK_CONFIG, timeout_s=_LIMIT_S).stdout
+    if (match := _CLUSTER.search(text)) is None:
         raise CommandError(list(_ASK_CONFIG), 0, "it says no ClusterName")
-    return found[1]
+    return match[1]

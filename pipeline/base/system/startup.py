@@ -1,4 +1,4 @@
-"""How a program of this project begins: with standard streams that cannot fail it, and signals that end it in order.
+"""The start of a program: standard streams that cannot fail it, and signals that end it in order.
 
 Only programs call this, in their first lines, never an import.
 """

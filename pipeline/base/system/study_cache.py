@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable[..., object])
 _clear: list[Callable[[], None]] = []
 
 
-def cached(function: F) -> F:
+def cache_for_study(function: F) -> F:
     """Keep what a function returns until the next study begins in this process."""
     wrapped = functools.cache(function)
     _clear.append(wrapped.cache_clear)

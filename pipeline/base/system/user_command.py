@@ -47,15 +47,15 @@ _FLAG = re.compile(r"\+*([\w@./]+\.flags\.[^=]+)=")
 _SAID = frozenset({"workload", "workload.script", "workload.args", "mix"})
 
 
-def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our arguments and, from `--` on, the user's own command line."""
+def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide arguments into ours and, from `--` on, the user's own command line."""
     words = list(arguments)
     place = words.index(_SEPARATOR) if _SEPARATOR in words else len(words)
     return words[:place], words[place:]
 
 
 def key_of(word: str) -> str:
-    """The key that an argument sets; of what is no override, the argument."""
+    """Return the key that an argument sets; the argument if it is no override."""
     return word.partition("=")[0].lstrip("+~")
 
 
@@ -65,18 +65,18 @@ def place_of(key: str) -> str:
 
 
 def sets(word: str, keys: Collection[str]) -> bool:
-    """Whether an argument is an override of one of these keys, or of one below it."""
-    return "=" in word and any(key_of(word) == each or key_of(word).startswith(f"{each}.") for each in keys)
+    """Tell whether an argument is an override of one of these keys, or of one below it."""
+    return "=" in word and any(key_of(word) == key or key_of(word).startswith(f"{key}.") for key in keys)
 
 
-def without(arguments: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
-    """Our arguments but for overrides of these keys and of those below them; and the user's own command line."""
-    ours, theirs = divided(arguments)
-    return [word for word in ours if not sets(word, keys)], theirs
+def drop_keys(arguments: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
+    """Drop overrides of these keys and of those below them; return our arguments and the user's command line."""
+    options, command_line = divide(arguments)
+    return [word for word in options if not sets(word, keys)], command_line
 
 
-def as_overrides(arguments: Sequence[str]) -> list[str]:
-    """The arguments with overrides in the place of a command line of the user's own.
+def make_overrides(arguments: Sequence[str]) -> list[str]:
+    """Replace a command line of the user's own by overrides.
 
     Raises:
         ConfigError: there is none after `--`, it is said twice what runs, a flag is given twice, or a word is no UTF-8.
@@ -84,26 +84,28 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
     for word in arguments:
         if word != word.encode("utf-8", "replace").decode():
             raise ConfigError(f"{word!r} is not UTF-8, and so cannot be recorded; give the file another name")
-    ours, theirs = divided(arguments)
-    flags = Counter(found[1] for word in ours if (found := _FLAG.match(word)))
+    options, command_line = divide(arguments)
+    flags = Counter(match[1] for word in options if (match := _FLAG.match(word)))
     if twice := [flag for flag, times in flags.items() if times > 1]:
         raise ConfigError(f"{twice[0]} is given twice; give it once, or with -m as {twice[0]}=A,B to run both")
-    if not theirs:
-        return ours
-    said = [word for word in ours if key_of(word) in _SAID and word != "workload=script"]
-    if said:
-        raise ConfigError(f"{said[0]} and `{shlex.join(theirs)}` both say what runs; leave one of them out")
-    script, args = program_of(theirs[1:], "what stands after --")
+    if not command_line:
+        return options
+    conflicting = [word for word in options if key_of(word) in _SAID and word != "workload=script"]
+    if conflicting:
+        raise ConfigError(
+            f"{conflicting[0]} and `{shlex.join(command_line)}` both say what runs; leave one of them out"
+        )
+    script, args = parse_program(command_line[1:], "what stands after --")
     values = [
         "workload=script",
-        f"workload.script={_quoted(script)}",
-        f"workload.args=[{','.join(map(_quoted, args))}]",
+        f"workload.script={_quote(script)}",
+        f"workload.args=[{','.join(map(_quote, args))}]",
     ]
-    return [*(value for value in values if value not in ours), *ours]
+    return [*(value for value in values if value not in options), *options]
 
 
-def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
-    """The program of a command line and its arguments; of `python train.py --epochs 3`, the script and its own.
+def parse_program(words: Sequence[str], what: str) -> tuple[str, list[str]]:
+    """Return program and arguments of a command line; for `python train.py --epochs 3`, the script and its own.
 
     A command line that begins with an option of Python, as `-m package.train`, is one of the interpreter.
 
@@ -120,16 +122,16 @@ def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
             f"{what}, {shlex.join(words)}, names no program; begin it with one, such as train.py {program}"
         )
     if (variable := _VARIABLE.fullmatch(program)) is not None:
-        given = override(f"workload.environ.{variable[1]}", variable[2])
-        raise ConfigError(f"{what} begins with the variable {variable[1]}; give {shlex.quote(given)} before --")
+        assignment = make_override(f"workload.environ.{variable[1]}", variable[2])
+        raise ConfigError(f"{what} begins with the variable {variable[1]}; give {shlex.quote(assignment)} before --")
     if not _PYTHON.fullmatch(Path(program).name):
         return program, args
     if program != Path(program).name:
         raise ConfigError(
-            f"{what}, {shlex.join(words)}, names an interpreter by its path, so that nobody would know its packages; "
-            f"write python and give env=existing env.prefix={program}"
+            f"{what}, {shlex.join(words)}, names an interpreter by its path; "
+            f"write python, and set env=existing env.prefix={program}"
         )
-    option, runs = _program_of_python(args)
+    option, runs = _parse_python(args)
     if not runs.strip():
         missing, example = _LACKING[option]
         raise ConfigError(f"{what}, {shlex.join(words)}, names no {missing}: give one, such as {program} {example}")
@@ -137,8 +139,7 @@ def program_of(words: Sequence[str], what: str) -> tuple[str, list[str]]:
     return ("python", args) if args[0].startswith("-") else (args[0], args[1:])
 
 
-def _program_of_python(args: Sequence[str]) -> tuple[str, str]:
-    """Find what the arguments of an interpreter run: `m` and a module, `c` and code, or nothing and a script."""
+def _parse_python(args: Sequence[str]) -> tuple[str, str]:
     rest = iter(args)
     for word in rest:
         if (option := _WITH_PROGRAM.fullmatch(word)) is not None:
@@ -150,39 +151,38 @@ def _program_of_python(args: Sequence[str]) -> tuple[str, str]:
     return "", ""
 
 
-def source_files(script: str, args: Iterable[str]) -> list[str]:
-    """The Python files that a command line names: the script, or what a launcher such as torchrun is to start."""
+def list_source_files(script: str, args: Iterable[str]) -> list[str]:
+    """Return the Python files that a command line names: the script, or what a launcher such as torchrun starts."""
     return [word.rpartition("=")[2] for word in (script, *args) if word.endswith(".py")]
 
 
-def modules(script: str, args: Sequence[str]) -> list[str]:
-    """The modules that a command line has Python run, as `python -m package.train` and `torchrun -m package.train`."""
+def list_modules(script: str, args: Sequence[str]) -> list[str]:
+    """Return the modules that a command line runs, as `python -m package.train`, `torchrun -m package.train`."""
     if script == "python":
-        option, program = _program_of_python(args)
+        option, program = _parse_python(args)
         return [program] if option == "m" and program else []
     return [name for option, name in itertools.pairwise((script, *args)) if option == "-m"]
 
 
-def name_of(script: str, args: Sequence[str]) -> str:
-    """What a program is called: after its file or module; `train` for `train.py` and `torchrun train.py`."""
-    files = source_files(script, args)
-    if not files and script == "python" and (named := modules(script, args)):
+def name_program(script: str, args: Sequence[str]) -> str:
+    """Name a program after its file or module: `train` for `train.py` and `torchrun train.py`."""
+    files = list_source_files(script, args)
+    if not files and script == "python" and (named := list_modules(script, args)):
         return named[0].rpartition(".")[2]
     return Path(files[0]).stem if files else Path(script).name
 
 
-def override(key: str, value: object) -> str:
-    """An override in Hydra's grammar that gives a key exactly this value; of `None`, null."""
+def make_override(key: str, value: object) -> str:
+    """Return an override in Hydra's grammar that gives a key exactly this value; null for `None`."""
     if value is None:
         return f"{key}=null"
-    return f"{key}={value if _PLAIN.fullmatch(str(value)) else _quoted(str(value))}"
+    return f"{key}={value if _PLAIN.fullmatch(str(value)) else _quote(str(value))}"
 
 
-def _quoted(word: str) -> str:
-    """The word in Hydra's grammar, where it means exactly itself, and holds no interpolation."""
-    return override_values.as_text(plain(word))
+def _quote(word: str) -> str:
+    return override_values.format_override(escape_interpolations(word))
 
 
-def plain(text: str) -> str:
-    """The text, so that OmegaConf takes nothing in it for an interpolation; backslashes before one count there."""
+def escape_interpolations(text: str) -> str:
+    """Escape interpolations in a text for OmegaConf; backslashes before one count there."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

@@ -1,4 +1,4 @@
-"""What several stages say to a user: counts, durations, aligned tables, one line on stderr."""
+"""Words for the user: counts, durations, aligned tables, one line on stderr."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 
 def counted(number: int, noun: str) -> str:
-    """How many of something: `1 group`, `2 groups`."""
+    """Count something: `1 group`, `2 groups`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def listed(values: Iterable[object]) -> str:
-    """A list as it is written on the command line: `[S,M]`."""
+def format_list(values: Iterable[object]) -> str:
+    """Format a list as on the command line: `[S,M]`."""
     return f"[{','.join(map(str, values))}]"
 
 
@@ -24,7 +24,7 @@ def list_first(names: Sequence[str], most: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time for people: `42 s`, `7 min`, `3 h 05 min`."""
+    """Format a length of time for people: `42 s`, `7 min`, `3 h 05 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -32,7 +32,7 @@ def duration(seconds: float) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """A text table, line by line: the columns numbered in `left` are left-aligned, the others right-aligned."""
+    """Align a text table: the columns numbered in `left` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(
@@ -55,5 +55,5 @@ def escape_to_utf8(text: str) -> str:
 
 
 def natural(text: str) -> tuple[str | int, ...]:
-    """What texts are sorted by, so that the numbers in them are in their order: `bs8` before `bs16`."""
+    """Return a sort key that orders the numbers in texts: `bs8` before `bs16`."""
     return tuple(int(part) if number % 2 else part for number, part in enumerate(re.split(r"(\d+)", text)))

@@ -39,8 +39,8 @@ class _Nsight:
         for option in self._options:
             if option.split("=")[0] in self.own_options:
                 raise ConfigError(
-                    f"profiler.options={words.listed(self._options)}: {option} cannot be set, because the report of "
-                    "each job goes to the job's folder and becomes its artifact; leave it out"
+                    f"profiler.options={words.format_list(self._options)}: {option} cannot be set, because the report "
+                    "of each job goes to the job's folder and becomes its artifact; leave it out"
                 )
 
     def check(self, group: Group) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.workload import RateSource
-from pipeline.base.mlflow_internals.files import read_script_runs
+from pipeline.base.mlflow_internals.file_store import read_script_runs
 from pipeline.base.system import regular_files
 from pipeline.base.system.words import counted, list_first
 from pipeline.launch.events import Events, read_shown_lines
@@ -70,7 +70,7 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: 
     if rate.metric is None:
         return None
     through_mlflow = _read_mlflow(state.folder)
-    output_files = regular_files.below(state.folder / layout.OUTPUT).files
+    output_files = regular_files.list_files(state.folder / layout.OUTPUT).files
     event_files = [path for path in output_files if path.match(tensorboard.PATTERN)]
     in_directory = {path: index for path, index in whose.items() if path.match(tensorboard.PATTERN)}
     event_files += [path for path, index in in_directory.items() if index == state.job.index]

@@ -20,7 +20,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.base.system.words import counted
 from pipeline.importer import experiment_file
 from pipeline.importer.experiment_file import Program, Value, override_value
-from pipeline.plan.schema import keys_of
+from pipeline.plan.schema import list_keys
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.planner.profile_table import SIMULATED
 from pipeline.prepare.mig import partitions, profiles
@@ -195,7 +195,7 @@ def _window_s(plan: Plan) -> float:
     rates = [
         rate for (gpu, place), rate in deal_rates(plan).items() if gpus[gpu].instances[place].latency_p99_ms is not None
     ]
-    needed_s = 1.1 * services.needed(_PERCENTILE) / min(rates, default=math.inf)
+    needed_s = 1.1 * services.min_requests(_PERCENTILE) / min(rates, default=math.inf)
     return min(_LONGEST_WINDOW_S, max(_WINDOW_S, float(math.ceil(needed_s))))
 
 
@@ -208,7 +208,7 @@ def find_without_p99(plan: Plan) -> tuple[str, ...]:
 
 
 def _has_p99(rate_per_s: float, window_s: float) -> bool:
-    return int(rate_per_s * window_s) >= services.needed(_PERCENTILE)
+    return int(rate_per_s * window_s) >= services.min_requests(_PERCENTILE)
 
 
 def _objective(
@@ -240,7 +240,7 @@ def _program(
             f"service {instance.service}: conf/workload has no {choice}; say which workload it is, as "
             f"--workload {instance.service.split()[0]}=infer_bert_base"
         )
-    options_there = keys_of("workload", choice)
+    options_there = list_keys("workload", choice)
     batch = next((key for key in _BATCHES if key in options_there), None)
     answers_requests = services.RATE in options_there
     options_set: dict[str, Value] = {}

@@ -63,7 +63,7 @@ def _compose(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str]
     if not words:
         return None
     start, words = entry_points.divide(words)
-    overrides, command_line = user_command.divided(words)
+    overrides, command_line = user_command.divide(words)
     keys = {user_command.key_of(word) for word in decided}
     unchanged = [
         word

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pipeline.base.domain import mig_names, services, units
+from pipeline.base.domain.group_names import own_params
 from pipeline.base.domain.mig_table import model_called
 from pipeline.base.domain.modes import PARTITION, PERCENTAGE, PROFILE
-from pipeline.base.domain.naming import own_params
 from pipeline.base.domain.normalise import independent
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.host import CPU_PREFIX

@@ -140,8 +140,8 @@ def replay(transition: Transition, machine: Path, locks: Path, report: Callable[
     most = transition_plan.count_usable_gpus(transition.today.gpus, transition.tomorrow.gpus, transition.spare)
     StateFile(machine).keep(_list_models(transition, most))
     outcome = Outcome()
-    with rehearsal.kept(machine), ExitStack() as stack:
-        programs = rehearsal.programs_beside(StateFile(machine))
+    with rehearsal.open_machine(machine), ExitStack() as stack:
+        programs = rehearsal.write_programs_beside(StateFile(machine))
         helpers = Programs(what="a replay", own={name: str(path) for name, path in programs.items()}, admin=())
         gpus, spare = _find_gpus(transition, machine, most)
         held = {}

@@ -50,7 +50,7 @@ def refuse_without_admin(group: Group, change: str) -> None:
             f"{change}, which gpu.admin=null forbids: gpu.admin=[] allows it to root, gpu.admin=[sudo,-n] to others"
         )
     if group.device.details and not group.device.is_simulated:  # else nothing is run here
-        programs.refuse_absent_admin(admin, f"gpu.admin={words.listed(admin)}", "'gpu.admin=[sudo,-n]'")
+        programs.refuse_absent_admin(admin, f"gpu.admin={words.format_list(admin)}", "'gpu.admin=[sudo,-n]'")
 
 
 def refuse_cpus(group: Group, needs: str = "an NVIDIA GPU", rehearsal: str = "gpu=simulated_h100_80gb") -> None:

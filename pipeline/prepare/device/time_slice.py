@@ -53,7 +53,7 @@ def read(smi: Smi) -> str:
     return time_slice
 
 
-@study_cache.cached
+@study_cache.cache_for_study
 def explain_refusal(smi: Smi) -> str | None:
     """Explain why the time slice cannot be read; asked once in a study, which many groups do."""
     try:

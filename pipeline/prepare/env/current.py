@@ -28,7 +28,7 @@ class CurrentEnv:
         return _describe()
 
 
-@study_cache.cached
+@study_cache.cache_for_study
 def _describe() -> Interpreter:
     """Describe our own environment, once: it does not change under a running study, and listing it takes 10 ms."""
     packages = [

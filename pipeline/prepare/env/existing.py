@@ -52,7 +52,7 @@ def _find_interpreter(prefix: str) -> Path:
     raise ConfigError(f"env.prefix={prefix}: {seen}; {_WANTED}")
 
 
-@study_cache.cached  # what is installed does not change under a running study
+@study_cache.cache_for_study  # what is installed does not change under a running study
 def _describe(python: Path, setting: str) -> Interpreter:
     try:
         probed = ask(python)

@@ -90,7 +90,7 @@ def list_processes_on(device_uuid: str) -> frozenset[int]:
         return frozenset(pids | clients)
 
 
-@study_cache.cached
+@study_cache.cache_for_study
 def _list_profiles(uuid: str) -> tuple[tuple[int, int], ...]:
     """List id and most instances of each profile; asked once, as it takes most of the calls."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)

@@ -50,7 +50,7 @@ class Instance:
         return tuple(mig_names.name_of(self.profile.name, part) for part in self.parts or (None,))
 
     def __str__(self) -> str:
-        return mig_names.grouped(self.profile.name, [f"{part}c" for part in self.parts])
+        return mig_names.format_division(self.profile.name, [f"{part}c" for part in self.parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

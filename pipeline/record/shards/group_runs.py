@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.tags import GROUP, fact_tag, facts_of, stored_name
-from pipeline.base.mlflow_internals import tables
+from pipeline.base.mlflow_internals import database_tables
 from pipeline.record.store import results
 from pipeline.record.store.local_store import is_server
 
@@ -62,5 +62,5 @@ def _read_database(database: Path, experiment: str, names: Collection[str]) -> l
             end_ms=run.end_ms,
             facts={keys[key]: value for key, value in run.tags.items()},
         )
-        for run in tables.read_groups(database, experiment, keys)
+        for run in database_tables.read_groups(database, experiment, keys)
     ]

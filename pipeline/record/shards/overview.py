@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.base.domain import layout, machine_state
 from pipeline.base.domain.records import Result
-from pipeline.base.domain.tags import Tag, facts_by_plan
+from pipeline.base.domain.tags import Tag, list_facts_by_plan
 from pipeline.base.system import secrets, squeue, user_command, words
 from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record import group_folder
@@ -105,7 +105,7 @@ class Overview:
         typed = content.split_command(self.command)
         if typed is None:
             return f"begun by: {self.command}"
-        options, arguments = user_command.divided(typed)
+        options, arguments = user_command.divide(typed)
         options_of_study = [word for word in options if not user_command.sets(word, ["unit"])]
         conditions = ["with each K that is not done"] if options_of_study != options else []
         if "hydra/launcher=slurm" in options and not self.is_asked:
@@ -218,7 +218,7 @@ def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunR
 
 
 def _split_by_study(run: GroupRun) -> Collection[Mapping[str, str]]:
-    planned = (facts for facts in facts_by_plan(run.facts) if "plan_units" in facts)
+    planned = (facts for facts in list_facts_by_plan(run.facts) if "plan_units" in facts)
     return {_identify_study(facts): facts for facts in planned}.values()
 
 

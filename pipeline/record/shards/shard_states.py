@@ -92,7 +92,7 @@ class QueueState:
 
     def update(self, unit: Shard, runs: Sequence[GroupRun], arrays: Collection[str]) -> Shard:
         """Return a shard with the state of its tasks in these arrays: several if it was submitted again."""
-        tasks = (squeue.task_of(array, unit.number) for array in sorted(arrays))
+        tasks = (squeue.name_task(array, unit.number) for array in sorted(arrays))
         states = {task: self.states[task] for task in tasks if task in self.states}
         if unit.state == DONE and Result.SKIPPED not in unit.results:
             return unit
@@ -150,11 +150,11 @@ def estimate_seconds_left(units: Sequence[Shard], runs: Sequence[GroupRun]) -> f
 
 
 def _make_shard(number: int, model: str, size: int, runs: Sequence[GroupRun]) -> Shard:
-    states = merge_same(MachineState.of(run.facts) for run in runs)
+    states = merge_same(MachineState.from_facts(run.facts) for run in runs)
     attempts: dict[MachineState, list[GroupRun]] = defaultdict(list)
-    counting = skips.without_old(reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result")))
+    counting = skips.drop_superseded(reversed(runs), lambda run: (run.facts.get("digest"), run.facts.get("result")))
     for run in reversed(counting):
-        attempts[states[MachineState.of(run.facts)]].append(run)
+        attempts[states[MachineState.from_facts(run.facts)]].append(run)
     if not attempts:
         return Shard(number=number, model=model, state=NOT_BEGUN, num_groups=size, results={})
     ended = {origin: Counter(_collect_results(members).values()) for origin, members in attempts.items()}

@@ -43,7 +43,7 @@ def identify_study(command_line: str) -> str:
     typed = split_command(command_line)
     if not typed:
         return ""
-    options, arguments = user_command.without(typed, user_command.OF_LAUNCHERS)
+    options, arguments = user_command.drop_keys(typed, user_command.OF_LAUNCHERS)
     return shlex.join([*options, *arguments])
 
 

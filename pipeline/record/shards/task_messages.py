@@ -78,7 +78,7 @@ def _add_message(unit: Shard, arrays: Sequence[str], folder: str, end_states: Ma
     if unit.state not in UNFINISHED:
         return unit
     for array in arrays:
-        task = squeue.task_of(array, unit.number)
+        task = squeue.name_task(array, unit.number)
         output = locate(Path(folder), task) if folder else None
         has_output = output is not None and output.exists()
         end_state = end_states.get(task, "")

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pipeline.base.domain.layout import LONG_VALUES
 from pipeline.base.domain.point_series import thinned
 from pipeline.base.domain.tags import Tag, stored_name
-from pipeline.base.mlflow_internals.files import TORN, ScriptRun
-from pipeline.base.system.secret_names import Secrecy, secrecy_of
+from pipeline.base.mlflow_internals.file_store import TORN, ScriptRun
+from pipeline.base.system.secrecy import Secrecy, secrecy_of
 from pipeline.base.system.secrets import mask, mask_text
 from pipeline.base.system.words import escape_to_utf8
 

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 from pipeline.base import mlflow_internals
-from pipeline.base.mlflow_internals import tables
+from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system.errors import StoreError
 
 _UPGRADE_TIMEOUT_S = 600.0
@@ -38,7 +38,7 @@ def read_revisions(database: Path) -> list[str]:
         sqlite3.Error: it is no database.
     """
     with closing(_connect_existing(database)) as connection:
-        if not _list_tables(connection) >= {*tables.TABLES, _REVISIONS}:
+        if not _list_tables(connection) >= {*database_tables.TABLES, _REVISIONS}:
             return []
         rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     return sorted(str(revision) for (revision,) in rows if revision is not None)
@@ -88,7 +88,7 @@ def check(database: Path, upgrade_command: str) -> None:
         names = _list_tables(connection)
     if not names:
         raise StoreError(f"{database} is empty; remove it, or {_ELSEWHERE}")
-    if not names >= tables.TABLES:
+    if not names >= database_tables.TABLES:
         owner = "Optuna" if names >= _OPTUNA_TABLES else "another program"
         raise StoreError(f"{database} is a database of {owner}, not of MLflow; {_ELSEWHERE}")
     revisions = read_revisions(database)
@@ -99,11 +99,11 @@ def check(database: Path, upgrade_command: str) -> None:
 
 def _check_revisions(database: Path, revisions: list[str], names: set[str], upgrade_command: str) -> None:
     version = mlflow_internals.version()
-    head, known = tables.list_revisions() or (revisions[0], frozenset(revisions))
+    head, known = database_tables.list_revisions() or (revisions[0], frozenset(revisions))
     if revisions == [head]:
         return
     foreign = [revision for revision in revisions if revision not in known]
-    of_others = [name for name in foreign if not tables.REVISION.fullmatch(name) or names >= _OPTUNA_TABLES]
+    of_others = [name for name in foreign if not database_tables.REVISION.fullmatch(name) or names >= _OPTUNA_TABLES]
     if of_others:
         has_optuna = names >= _OPTUNA_TABLES or any(map(_OPTUNA_REVISION.fullmatch, of_others))
         owner = "Optuna" if has_optuna else "another program"

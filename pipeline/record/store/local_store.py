@@ -22,10 +22,9 @@ import psutil
 
 from pipeline.base import mlflow_internals
 from pipeline.base.domain.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
-from pipeline.base.mlflow_internals import pages, tables
+from pipeline.base.mlflow_internals import database_tables, pages
 from pipeline.base.system import entry_points, locks, tracking_root
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.invocation import spell_python
 from pipeline.record.store import database_schema
 from pipeline.record.store.database_schema import OutdatedError
 
@@ -140,7 +139,7 @@ def set_mlflow_defaults() -> None:
     for name, value in _MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
     mlflow_internals.warn_if_untried()
-    logging.getLogger(tables.LOGGER_OF_DATABASES).setLevel(logging.CRITICAL)
+    logging.getLogger(database_tables.LOGGER_OF_DATABASES).setLevel(logging.CRITICAL)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; our error says it
 
 
@@ -287,7 +286,7 @@ def upgrade(root: Path) -> str:
 
 def spell_upgrade_command(root: Path) -> str:
     """Return the command that upgrades a local store."""
-    return entry_points.spell("tracking", "upgrade", "--root", str(root), python=spell_python())
+    return entry_points.spell("tracking", "upgrade", "--root", str(root))
 
 
 def is_ready(root: Path, experiment: str) -> bool:
@@ -297,7 +296,7 @@ def is_ready(root: Path, experiment: str) -> bool:
         expected = [mlflow_internals.version(), *database_schema.read_revisions(root / DATABASE)]
         if known != expected or not os.access(root / DATABASE, os.W_OK):
             return False
-        stored = tables.read_experiment(root / DATABASE, experiment, BUSY_TIMEOUT_S)
+        stored = database_tables.read_experiment(root / DATABASE, experiment, BUSY_TIMEOUT_S)
     except (OSError, sqlite3.Error):
         return False
     return stored is None or (stored[0] == "active" and find_foreign_root(stored[1], root) is None)
@@ -309,7 +308,7 @@ def _create(root: Path) -> None:
     # What was written ahead of a database that somebody removed would be taken for the new one's.
     for old in (beside, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
         old.unlink(missing_ok=True)
-    tables.make_database(beside, (root / STORE_ARTIFACTS).as_uri())
+    database_tables.make_database(beside, (root / STORE_ARTIFACTS).as_uri())
     beside.replace(root / DATABASE)
 
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from pipeline.base.domain.layout import DATABASE, STORE_LOCK
-from pipeline.base.mlflow_internals import tables
+from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system import locks
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store.local_store import BUSY_TIMEOUT_S, find_foreign_root
@@ -42,7 +42,7 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
         ):
             connection.execute("BEGIN IMMEDIATE")
             old = old_root.absolute() if old_root else _find_old_root(connection, place)
-            counts = {} if old is None or old == place else tables.move_paths(connection, old, place)
+            counts = {} if old is None or old == place else database_tables.move_paths(connection, old, place)
             elsewhere = _find_old_roots(connection, place)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
@@ -55,7 +55,7 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
 
 
 def _find_old_roots(connection: sqlite3.Connection, root: Path) -> list[Path]:
-    locations = tables.read_artifact_locations(connection)
+    locations = database_tables.read_artifact_locations(connection)
     return sorted({old for location in locations if (old := find_foreign_root(location, root)) is not None})
 
 

@@ -25,7 +25,7 @@ from pipeline.base.domain.modes import PROFILE
 from pipeline.base.domain.point_series import thinned
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import GROUP, Tag, stored_name
-from pipeline.base.mlflow_internals.files import TORN, read_script_runs
+from pipeline.base.mlflow_internals.file_store import TORN, read_script_runs
 from pipeline.base.system import locks, regular_files
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.secrets import mask_text
@@ -294,7 +294,7 @@ class _Upload:
         refused: dict[str, list[Path]] = {reason: [] for reason in (_NO_FILE, *_KEPT)}
         num_bytes = num_files = 0
         for folder, target in places:
-            tree = regular_files.below(folder, without)
+            tree = regular_files.list_files(folder, without)
             refused[_NO_FILE] += tree.others
             for path in tree.files:
                 try:

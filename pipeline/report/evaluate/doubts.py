@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-from pipeline.base.domain.naming import ENVIRONMENT
+from pipeline.base.domain.group_names import ENVIRONMENT
 from pipeline.base.domain.records import DEVICE
 from pipeline.observe.host_load import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell

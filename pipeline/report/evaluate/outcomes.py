@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain import units
+from pipeline.base.domain.group_names import ENVIRONMENT, as_flags, own_params
 from pipeline.base.domain.modes import SERIAL
-from pipeline.base.domain.naming import ENVIRONMENT, as_flags, own_params
 from pipeline.base.domain.normalise import SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import ConfigError

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.naming import differing
+from pipeline.base.domain.group_names import differing
 from pipeline.base.domain.records import BESIDE, NEIGHBOURS
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import natural

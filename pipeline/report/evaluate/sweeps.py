@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.naming import as_flags, own_params
+from pipeline.base.domain.group_names import as_flags, own_params
 from pipeline.report.evaluate.cells import Case, Cell, cases_in
 from pipeline.report.read import labels
 

@@ -38,7 +38,7 @@ def _sketch_unit(unit: str, cells: Sequence[Cell]) -> Iterator[Sketch]:
     known = {cell.case for cell in cells if energy in cell.estimates and cell.sharing != SERIAL}
     ran = [cell for cell in cells if cell.case in known and not cell.is_derived]
     copies, mixes = ([cell for cell in ran if cell.case.is_mix is is_mix] for is_mix in (False, True))
-    work, per_one = units.in_words(unit), f"energy per {units.one_in_words(unit)}"
+    work, per_one = units.format_unit(unit), f"energy per {units.one_in_words(unit)}"
     caption = f"Energy of the whole GPU over the {work} of all jobs, idle power included. {BARS_CAPTION}"
     for members, name, title in ((copies, per_one, per_one), (mixes, f"{per_one} mixes", f"{per_one} of the mixes")):
         if members:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
+from pipeline.base.domain.group_names import own_params
 from pipeline.base.domain.modes import MIG, SERIAL
-from pipeline.base.domain.naming import own_params
 from pipeline.base.domain.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN
 from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.cells import Case, Cell, cases_of

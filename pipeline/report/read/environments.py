@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.naming import ENVIRONMENT
-from pipeline.base.domain.package_locks import lock_difference, packages_in
+from pipeline.base.domain.group_names import ENVIRONMENT
+from pipeline.base.domain.package_locks import lock_difference, parse_lock
 from pipeline.base.system.errors import CollocationError
 from pipeline.record.store.results import fetch
 from pipeline.record.store.store_access import open_named
@@ -48,7 +48,7 @@ def _with_names(row: Row, names: Mapping[str, str]) -> Row:
 
 def _names(locks: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return a name for each environment, by its digest: `torch 2.4.0`, `without boto3`; else `environment 2`."""
-    packages = {digest: packages_in(lock) for digest, lock in locks.items()}
+    packages = {digest: parse_lock(lock) for digest, lock in locks.items()}
     known = {name for installed in packages.values() for name in installed}
     in_order = [*(name for name in _FRAMEWORKS if name in known), *sorted(known)]
     if all(packages.values()):

@@ -8,8 +8,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain import mig_names
+from pipeline.base.domain.group_names import ENVIRONMENT, differing, own_params
 from pipeline.base.domain.modes import PARTITION, PERCENTAGE, PROFILE, Mode
-from pipeline.base.domain.naming import ENVIRONMENT, differing, own_params
 
 Program = tuple[str | tuple[str, str], ...]
 
@@ -201,7 +201,7 @@ def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
         names = [mig_names.split(name) for name in sorted(devices.values(), key=size_of_profile, reverse=True)]
         instances.append((names[0][0], [f"{slices}c" for _, slices in names if slices is not None]))
     instances.sort(key=lambda instance: size_of_profile(instance[0]), reverse=True)
-    return [(profile, mig_names.grouped("", parts)) for profile, parts in instances]
+    return [(profile, mig_names.format_division("", parts)) for profile, parts in instances]
 
 
 def is_placed(mode: Mode, places: Sequence[Mapping[str, str]]) -> bool:

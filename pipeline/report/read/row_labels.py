@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.base.domain import naming
+from pipeline.base.domain import group_names
 from pipeline.base.domain.modes import modes_of
 from pipeline.base.system.grouping import group_by
 from pipeline.report.read import labels
@@ -44,10 +44,10 @@ def label_rows(rows: Sequence[Row]) -> list[Row]:
 def _rename_rows(rows: Sequence[Row]) -> list[Row]:
     """Name the rows as the plan of a study with all of them would: their runs may be those of several plans."""
     facts = [
-        naming.GroupFacts(
+        group_names.GroupFacts(
             scenario=row.scenario,
             jobs=tuple(
-                naming.JobFacts(size=job.size, workload=job.label, params=job.params, digest=job.digest)
+                group_names.JobFacts(size=job.size, workload=job.label, params=job.params, digest=job.digest)
                 for job in row.jobs
             ),
             options=row.options,
@@ -55,7 +55,7 @@ def _rename_rows(rows: Sequence[Row]) -> list[Row]:
         )
         for row in rows
     ]
-    return [dataclasses.replace(row, name=name) for row, name in zip(rows, naming.names(facts), strict=True)]
+    return [dataclasses.replace(row, name=name) for row, name in zip(rows, group_names.name_groups(facts), strict=True)]
 
 
 def _add_settings(rows: Sequence[Row]) -> list[Row]:
@@ -127,7 +127,7 @@ def _find_varying(rows: Sequence[Row]) -> set[str]:
 
 
 def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.JobLabel]:
-    programs = {job.digest: naming.as_flags(naming.own_params(job.params)) for job in jobs}
+    programs = {job.digest: group_names.as_flags(group_names.own_params(job.params)) for job in jobs}
     names = {job.digest: job.params.get("workload", "") for job in jobs}
     differing = [key for key, values in labels.collect_words(programs.values()).items() if len(values) > 1]
     words = {digest: labels.params_in_words(params, differing) for digest, params in programs.items()}

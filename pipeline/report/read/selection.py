@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain import skips
+from pipeline.base.domain.group_names import own_params
 from pipeline.base.domain.machine_state import MachineState, merge_same
-from pipeline.base.domain.naming import own_params
 from pipeline.base.domain.records import Result
 from pipeline.report.read.study_records import Block, Row
 
@@ -154,7 +154,7 @@ def _choose_state(
 ) -> tuple[MachineState, list[Row]]:
     """Choose the state of a block, and its rows from there: a complete set if there is one, else the largest."""
     by_state: dict[MachineState, dict[str, Row]] = defaultdict(dict)
-    counting = skips.without_old(members, lambda row: (row.key, row.result))
+    counting = skips.drop_superseded(members, lambda row: (row.key, row.result))
     if num_skipped := len(members) - len(counting):
         left_out["skipped at first, and run later"] += num_skipped
     for row in counting:  # newest first

@@ -107,7 +107,7 @@ class Row:
     @property
     def machine_state(self) -> MachineState:
         """The state of the machine in which it ran."""
-        return MachineState.of({**self.facts, "gpu_uuid": self.gpu_uuid, "boot_id": self.boot_id})
+        return MachineState.from_facts({**self.facts, "gpu_uuid": self.gpu_uuid, "boot_id": self.boot_id})
 
     @property
     def mode(self) -> str:

@@ -29,51 +29,51 @@ def agree(path: Path, plan: Plan, inventory: Inventory) -> None:
     Raises:
         ConfigError: the plan of the others is another one, or their driver is; or the file cannot be used.
     """
-    mine = _facts(plan, inventory)
+    facts = _collect_facts(plan, inventory)
     try:
-        theirs = _first(path, mine)
-        found = list(_differences(theirs, mine))
+        first = _write_first(path, facts)
+        differences = list(_compare_facts(first, facts))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"plan_file={path} cannot be used ({error}); remove it, or give another") from error
-    if found or theirs[_PLAN] != mine[_PLAN]:
+    if differences or first[_PLAN] != facts[_PLAN]:
         raise ConfigError(
-            f"the other workers of this study (plan_file={path}) measure another plan: "
-            f"{'; '.join(found) or 'its options differ'}; make this worker like the others, or run it as another study"
+            f"plan_file={path}: the other workers of this study have another plan "
+            f"({'; '.join(differences) or 'its options differ'}); make this worker like them, or start another study"
         )
 
 
-def _facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
+def _collect_facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
     device = plan.groups[0].device
     programs = [job.workload for group in plan.groups for job in group.jobs]
     return {
         _PLAN: plan.digest,
         _MACHINE: {"GPU model": device.name, "driver": dict(device.details).get("driver_version", "")},
         _PACKAGES: [list(map(mask_text, interpreter.lock)) for interpreter in inventory.interpreters.values()],
-        _FILES: {each.name: each.digest for workload in programs for each in workload.sources},
+        _FILES: {source.name: source.digest for workload in programs for source in workload.sources},
     }
 
 
-def _first(path: Path, mine: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the file says: ours if nobody was there before. It appears whole, whoever else writes it now."""
+def _write_first(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the file says: ours if nobody was first. It appears whole, whoever else writes it now."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
-    beside.write_text(json.dumps(mine), encoding="utf-8")
+    beside.write_text(json.dumps(facts), encoding="utf-8")
     try:
         os.link(beside, path)
     except FileExistsError:
         return dict(json.loads(regular_files.read_text(path)))
     finally:
         beside.unlink()
-    return mine
+    return facts
 
 
-def _differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[str]:
-    for name in theirs[_MACHINE]:
-        if (other := theirs[_MACHINE][name]) != (own := mine[_MACHINE].get(name)):
-            yield f"{name}: {own} here, {other} there"
-    for before, now in zip(theirs[_PACKAGES], mine[_PACKAGES], strict=False):
+def _compare_facts(first: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
+    for name in first[_MACHINE]:
+        if (remote := first[_MACHINE][name]) != (local := facts[_MACHINE].get(name)):
+            yield f"{name}: {local} here, {remote} there"
+    for before, now in zip(first[_PACKAGES], facts[_PACKAGES], strict=False):
         if words := lock_difference(before, now):
             yield f"{words} here"
-    for name in sorted(theirs[_FILES].keys() | mine[_FILES].keys()):
-        if theirs[_FILES].get(name) != mine[_FILES].get(name):
+    for name in sorted(first[_FILES].keys() | facts[_FILES].keys()):
+        if first[_FILES].get(name) != facts[_FILES].get(name):
             yield f"{name} has another content here"

@@ -1,4 +1,4 @@
-"""What is not as it was when a group ran: device, driver, source, packages and scripts."""
+"""Differences since a group ran: device, driver, source, packages and scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.package_locks import difference, lock_difference
+from pipeline.base.domain.package_locks import compare_packages, lock_difference
 from pipeline.base.domain.records import Group
 from pipeline.base.system import secrets
 from pipeline.base.system.errors import ConfigError
@@ -24,12 +24,12 @@ _PASSING_DETAILS = frozenset({"mig_mode", "compute_mode"})
 
 
 def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[str, str]) -> list[str]:
-    """One line for each thing that differs; what the original did not record cannot be compared and is left out."""
-    found = [*_device(original, group), *_source(original, facts)]
-    found += [_changed(words, original.get_fact(key), facts.get(key)) for key, words in _FACTS.items()]
-    found += _packages(original, group, inventory)
-    found += _sources(original, group)
-    known = [line for line in found if line]
+    """Return a line for each difference; what the original did not record is left out."""
+    lines = [*_compare_devices(original, group), *_compare_commits(original, facts)]
+    lines += [_describe_change(words, original.get_fact(key), facts.get(key)) for key, words in _FACTS.items()]
+    lines += _compare_locks(original, group, inventory)
+    lines += _compare_sources(original, group)
+    known = [line for line in lines if line]
     # The digest covers the packages, which of an environment that is still to be built nobody knows yet.
     is_built = not any(inventory.interpreters[job.workload.env].to_build for job in group.jobs)
     if not known and is_built and original.get_fact("digest") not in (None, group.digest):
@@ -37,49 +37,48 @@ def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[
     return known
 
 
-def of_results(original: Original, group: Group, inventory: Inventory) -> list[str]:
-    """One line for each thing that differs and that makes a result another one."""
+def find_result_changes(original: Original, group: Group, inventory: Inventory) -> list[str]:
+    """Return a line for each difference that changes a result."""
     return [
-        *_planned(original, group),
-        *filter(None, _packages(original, group, inventory)),
-        *_requests(original, group, inventory),
-        *_sources(original, group),
-        *_options(original, group),
+        *_compare_plans(original, group),
+        *filter(None, _compare_locks(original, group, inventory)),
+        *_compare_requests(original, group, inventory),
+        *_compare_sources(original, group),
+        *_compare_options(original, group),
     ]
 
 
-def masked_scripts(original: Original, group: Group) -> Iterable[str]:
+def list_masked_scripts(original: Original, group: Group) -> Iterable[str]:
     """Give one line for each script of which the original has a copy without its secrets.
 
     Raises:
         ConfigError: what would be run now is such a copy.
     """
-    before = _programs(original)
+    before = _read_programs(original)
     files = name_script_artifacts(program.script for program in before)
     lines: dict[str, None] = {}
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
-        kept, name = files[then.script], Path(then.script).name
-        if secrets.HIDDEN not in original.files.get(kept, ""):
+        artifact, name = files[then.script], Path(then.script).name
+        if secrets.HIDDEN not in original.files.get(artifact, ""):
             continue
         digests = {source.name: source.digest for source in now.sources}
-        if digests.get(name) != then.sources.get(name) and secrets.HIDDEN in _text_of(Path(now.script)):
+        if digests.get(name) != then.sources.get(name) and secrets.HIDDEN in _read_text(Path(now.script)):
             raise ConfigError(
                 f"reproduce={original.run_id}: {now.script} has {secrets.HIDDEN} in the place of its secrets, as the "
                 "recorded copy has; put your own values there"
             )
-        lines[f"{kept} was recorded without its secrets: {now.script} is run"] = None
+        lines[f"{artifact} was recorded without its secrets: {now.script} is run"] = None
     return lines
 
 
-def _text_of(script: Path) -> str:
+def _read_text(script: Path) -> str:
     try:
         return script.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
 
-def _planned(original: Original, group: Group) -> Iterable[str]:
-    """Settings and options of the group, as its plan names them."""
+def _compare_plans(original: Original, group: Group) -> Iterable[str]:
     before = json.loads(original.get_fact("planned") or "{}")
     for facts, plain in (("settings", group.settings), ("options", group.options)):
         now = secrets.mask(json.loads(json.dumps(plain)))
@@ -89,28 +88,24 @@ def _planned(original: Original, group: Group) -> Iterable[str]:
                 yield f"{key}: {then.get(key) or 'not given'}, now {now.get(key) or 'not given'}"
 
 
-def _options(original: Original, group: Group) -> Iterable[str]:
-    """What the programs are given, job by job."""
-    found: dict[str, None] = {}
-    for then, now in zip(_programs(original), (job.workload for job in group.jobs), strict=False):
+def _compare_options(original: Original, group: Group) -> Iterable[str]:
+    lines: dict[str, None] = {}
+    for then, now in zip(_read_programs(original), (job.workload for job in group.jobs), strict=False):
         old, new = then.params, dict(now.params)
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
-                found[f"{key} of {now.name}: {old.get(key, 'not given')}, now {new.get(key, 'not given')}"] = None
-    return found
+                lines[f"{key} of {now.name}: {old.get(key, 'not given')}, now {new.get(key, 'not given')}"] = None
+    return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
-    """A program as it was recorded: path of its script, digests of its files by name, and what it was given."""
-
     script: str
     sources: dict[str, str]
     params: dict[str, str]
 
 
-def _programs(original: Original) -> list[_Program]:
-    """The programs of the original, job by job."""
+def _read_programs(original: Original) -> list[_Program]:
     try:
         return [
             _Program(
@@ -126,26 +121,26 @@ def _programs(original: Original) -> list[_Program]:
         ) from error
 
 
-def _changed(words: str, before: str | None, now: str | None) -> str:
+def _describe_change(words: str, before: str | None, now: str | None) -> str:
     return f"{words}: {before}, now {now or 'unknown'}" if before is not None and before != now else ""
 
 
-def _device(original: Original, group: Group) -> Iterable[str]:
+def _compare_devices(original: Original, group: Group) -> Iterable[str]:
     device = group.device
     was_simulated = original.get_fact("simulated") == "true"
     if was_simulated != device.is_simulated:
         yield "device: simulated, now real" if was_simulated else "device: real, now simulated"
     if device.name != original.get_fact("device"):
-        yield _changed("device", original.get_fact("device"), device.name)
+        yield _describe_change("device", original.get_fact("device"), device.name)
     else:
-        yield _changed("another device of the same model", original.get_fact("gpu_uuid"), device.uuid)
+        yield _describe_change("another device of the same model", original.get_fact("gpu_uuid"), device.uuid)
     for key, value in device.details:
         if key not in _PASSING_DETAILS:
-            yield _changed(key.replace("_", " "), original.get_fact(key), value)
+            yield _describe_change(key.replace("_", " "), original.get_fact(key), value)
 
 
-def _source(original: Original, facts: Mapping[str, str]) -> Iterable[str]:
-    yield _changed("git commit", original.get_fact("git_commit"), facts.get("git_commit"))
+def _compare_commits(original: Original, facts: Mapping[str, str]) -> Iterable[str]:
+    yield _describe_change("git commit", original.get_fact("git_commit"), facts.get("git_commit"))
     for whose, changed in (
         ("the original's", original.get_fact("git_changed")),
         ("the present", facts.get("git_changed")),
@@ -154,7 +149,7 @@ def _source(original: Original, facts: Mapping[str, str]) -> Iterable[str]:
             yield f"{whose} source has uncommitted changes"
 
 
-def _packages(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
+def _compare_locks(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
     compared: set[tuple[str, tuple[str, ...]]] = set()
     for job in group.jobs:
         before = original.job_locks.get(str(job.index))
@@ -165,41 +160,40 @@ def _packages(original: Original, group: Group, inventory: Inventory) -> Iterabl
             yield lock_difference(before.splitlines(), now)
 
 
-def _requests(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
+def _compare_requests(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
     """Say of each environment that is still to be built what its file asks for that the original's did not."""
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for job in group.jobs:
         interpreter = inventory.interpreters[job.workload.env]
         before = original.job_locks.get(str(job.index))
         if interpreter.to_build is not None and before is not None:
             then = lock.read_request(before.splitlines())
-            changes = difference(*map(_requested_by_name, (then, interpreter.requested))) if then else ""
-            found[changes or f"packages: not known yet, as {interpreter.to_build}"] = None
-    return found
+            changes = compare_packages(*map(_map_requests, (then, interpreter.requested))) if then else ""
+            lines[changes or f"packages: not known yet, as {interpreter.to_build}"] = None
+    return lines
 
 
-def _requested_by_name(request: Iterable[str]) -> dict[str, str]:
-    """Map what is asked for by the normalised name of the package; a path or an address stands for itself."""
+def _map_requests(request: Iterable[str]) -> dict[str, str]:
     names = {line: re.match(r"(?:[\w./-]+::)?([A-Za-z0-9][\w.-]*)(?![\w./:-])", line) for line in request}
     return {re.sub("[-_.]+", "-", name[1]).lower() if name else line: line for line, name in names.items()}
 
 
-def _sources(original: Original, group: Group) -> Iterable[str]:
+def _compare_sources(original: Original, group: Group) -> Iterable[str]:
     """File by file, by the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
-    before = _programs(original)
+    before = _read_programs(original)
     files = name_script_artifacts(program.script for program in before)
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for then, now in zip(before, (job.workload for job in group.jobs), strict=False):
         old, new = then.sources, {source.name: source.digest for source in now.sources}
         for name in sorted(old.keys() | new.keys()):
-            kept = files[then.script] if name == Path(then.script).name else ""
-            text = original.files.get(kept)
+            artifact = files[then.script] if name == Path(then.script).name else ""
+            text = original.files.get(artifact)
             lacks = ", without its secrets" if text is not None and secrets.HIDDEN in text else ""
-            where = f"; the original is artifact {kept}{lacks}" if text is not None else ""
+            where = f"; the original is artifact {artifact}{lacks}" if text is not None else ""
             if name not in new:
-                found[f"{name} is no part of {now.name} any more{where}"] = None
+                lines[f"{name} is no part of {now.name} any more{where}"] = None
             elif name not in old:
-                found[f"{name} has become a part of {now.name}"] = None
+                lines[f"{name} has become a part of {now.name}"] = None
             elif old[name] != new[name]:
-                found[f"{name}: its content has changed{where}"] = None
-    return found
+                lines[f"{name}: its content has changed{where}"] = None
+    return lines

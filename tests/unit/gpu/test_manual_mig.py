@@ -86,7 +86,7 @@ def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
     kept = Kept.make(tmp_path, "a100_40gb", locks=locks, run=run, run_as_real=run_as_real)
     fast_programs.use_in(tmp_path / "bin", kept.file.path)
-    monkeypatch.setattr("pipeline.rehearsal.programs_beside", programs)
+    monkeypatch.setattr("pipeline.rehearsal.write_programs_beside", programs)
     monkeypatch.setattr(gpu_reader, "_STARTS_WITHIN_S", 0.05)
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # what others leave there is none of ours
         monkeypatch.setattr(leftovers, "_PARENT", Path(folder))

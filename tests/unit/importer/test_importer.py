@@ -159,8 +159,8 @@ def test_what_looks_like_a_placeholder_is_text(tmp_path, monkeypatch):
     (config,) = configs_of(arguments_to_run(tmp_path, "gpu=cpu", "listeners=[]"))
     (size,) = {config.sizes[size].name: config.sizes[size] for size in config.mix}.values()
     for word in size.args:
-        placeholders.check("train", [word])
-    assert [placeholders.filled(word, {"job": 1}) for word in size.args] == words
+        placeholders.refuse_unknown("train", [word])
+    assert [placeholders.fill(word, {"job": 1}) for word in size.args] == words
 
 
 @pytest.mark.parametrize(

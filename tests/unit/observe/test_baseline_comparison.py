@@ -169,7 +169,9 @@ def test_what_is_not_known_of_a_state_is_no_change(plan):
 def test_rows_are_compared_with_baselines_of_their_state_only(plan, fact, baseline_first):
     plan = on(plan, STATE)
     serial, pair = plan.groups[:2]
-    old = dataclasses.replace(row(serial, 100), origin=MachineState.of(entry(serial, **STATE | {fact: "x"}).facts))
+    old = dataclasses.replace(
+        row(serial, 100), origin=MachineState.from_facts(entry(serial, **STATE | {fact: "x"}).facts)
+    )
     new = row(pair, 60, 60)
     comparison = Comparison()
     changed = [c for each in ((old, new) if baseline_first else (new, old)) for c in comparison.add(each)]

@@ -23,7 +23,7 @@ interrupts.install()
 try:
     with interrupts.held():
         try:
-            with interrupts.let_through():
+            with interrupts.allow():
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(60)
         except interrupts.Interrupted as error:

@@ -92,7 +92,7 @@ def test_the_figures_of_a_group_are_those_of_its_valid_blocks_and_a_note_on_its_
 def test_each_gpu_counts_once():
     def row(block, rate, gpu=None):
         told = {"throughput_total_samples_per_s": rate}
-        origin = None if gpu is None else MachineState.of({"gpu_uuid": gpu})
+        origin = None if gpu is None else MachineState.from_facts({"gpu_uuid": gpu})
         return GroupResult(group=group("a", block=block), result=Result.OK, reason="", metrics=told, origin=origin)
 
     here = group("a").device.uuid

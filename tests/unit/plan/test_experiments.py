@@ -108,5 +108,5 @@ def test_a_sweep_composes_what_hydra_composes_for_a_single_run(overrides):
 @pytest.mark.parametrize("value", [["--re", r"\d+ x", "l1\nl2"], [None, True, 1e-3], {"a b": ["it's"]}, None, False])
 def test_a_value_of_a_block_is_set_as_it_stands_in_the_file(value):
     key, _, text = _as_override("workload.args", value).partition("=")
-    assert (key, override_values.parsed(text)) == ("workload.args", value)
+    assert (key, override_values.parse(text)) == ("workload.args", value)
     assert _as_override("scenario", "naive,mps") == "scenario=naive,mps"

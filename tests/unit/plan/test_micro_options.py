@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan.option_classes import join
+from pipeline.plan.option_loader import join
 from tests.conftest import GPU
 from workloads.rates.options import Micro, Operation
 

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.system import factory
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import command_line, groups, option_classes, small
+from pipeline.plan import command_line, groups, option_loader, small_workloads
 from workloads import client, program
 from workloads.options import option
 
@@ -35,18 +35,18 @@ class Primes:
 
 def primes(**methods: Any) -> Any:
     """Return a workload of `Primes` with other methods."""
-    kind = option_classes.load(f"{__name__}.Primes")
+    kind = option_loader.load(f"{__name__}.Primes")
     values = {key: methods.pop(key) for key in ("tilt", "total", "bins") if key in methods}
     return type("Primes", (kind,), methods)(**values)
 
 
 def test_values_are_derived_once_and_those_that_are_given_win(monkeypatch):
-    planned = primes(total=99).own_options()
+    planned = primes(total=99).complete().program_options()
     assert planned == {"tilt": 0.25, "total": 99, "bins": [1]}
     by_hand = program.parse(Primes, ["--total", "99"])
     assert (by_hand.tilt, by_hand.options.tilt, by_hand.total) == (0.25, 0.25, 99)
     monkeypatch.setenv(client.FOLDER_VARIABLE, "job")
-    args = program.parse(Primes, groups._flags(planned))
+    args = program.parse(Primes, groups._make_flags(planned))
     assert {key: getattr(args, key) for key in planned} == planned
 
 
@@ -72,6 +72,7 @@ def fail(*_: object) -> None:
 def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
     wrong = primes(**workload)
     with pytest.raises(ConfigError, match=f"^workload primes: {why}"):
+        wrong = wrong.complete()
         wrong.refuse_wrong(CPU, device_was_chosen=True)
         wrong.refuse_missing_data()
         wrong.needed_packages()
@@ -88,7 +89,7 @@ def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
 )
 def test_a_small_form_that_cannot_run_is_refused_by_its_name(method, why):
     with pytest.raises(ConfigError, match=f"^workload primes: {why}"):
-        small._small(primes(small=method))
+        small_workloads._shrink(primes(small=method))
 
 
 @dataclass
@@ -107,7 +108,7 @@ class Pair:
 )
 def test_a_class_that_cannot_be_used_is_refused(name, why):
     with pytest.raises(ConfigError, match=why):
-        option_classes.load(name)
+        option_loader.load(name)
 
 
 def test_a_module_that_lacks_another_cannot_be_imported(tmp_path, monkeypatch):
@@ -121,4 +122,4 @@ def test_the_element_of_a_list_is_refused_and_not_the_list():
     node = OmegaConf.structured(Primes)
     with pytest.raises(OmegaConfBaseException) as refused:
         OmegaConf.update(node, "bins", ["x"])
-    assert command_line.why_refused("bins", refused.value) == "x in this list must be a whole number"
+    assert command_line.explain_refusal("bins", refused.value) == "x in this list must be a whole number"

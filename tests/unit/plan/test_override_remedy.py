@@ -45,7 +45,7 @@ def test_a_text_gets_quotes_that_give_it_as_it_was_typed(text):
     key, _, value = proposal.partition("=")
     assert key == "workload.flags.tag"
     meant = text.strip('"') if re.fullmatch(r"\"[^\"]*\"", text) else text
-    assert OmegaConf.create({"value": override_values.parsed(value)}).value == meant
+    assert OmegaConf.create({"value": override_values.parse(value)}).value == meant
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_text_gets_quotes_that_give_it_as_it_was_typed(text):
 )
 def test_a_list_or_a_map_gets_the_notation_that_hydra_reads(value, meant):
     found = [
-        override_values.parsed(proposal.partition("=")[2])
+        override_values.parse(proposal.partition("=")[2])
         for proposal in proposals(explanation(f"workload.flags.x={value}"))[:2]
     ]
     assert meant is None or meant in found
@@ -103,7 +103,7 @@ def test_what_is_proposed_is_what_the_key_takes(override, text):
 @pytest.mark.parametrize("argument", ["", "=5", "~", "+", "++=1", "@x=1"])
 def test_an_override_without_a_key_says_so(argument):
     with pytest.raises(ConfigError, match="this names no key; an override is KEY=VALUE"):
-        command_line.readable(argument)
+        command_line.quote_home(argument)
 
 
 @pytest.mark.parametrize(

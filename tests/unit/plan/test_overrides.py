@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,14 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.plan import command_line, overrides
 
 parse = OverridesParser.create().parse_overrides
+
+
+@dataclass
+class Flags:
+    """A configuration with a flag and a number."""
+
+    verbose: bool = True
+    degree: int = 2
 
 
 def test_the_combinations_of_a_grid_come_in_order():
@@ -99,3 +108,17 @@ def test_values_are_set_as_hydra_sets_them(conf, words):
         assert expected[0] == outcome_of(set_in_copy)[0] == "refused"
         return
     assert outcome_of(set_in_copy) == expected
+
+
+@pytest.mark.parametrize("word", ["verbose=7", "verbose=true,2", "+verbose=-1"])
+def test_a_number_is_neither_true_nor_false(word):
+    config = OmegaConf.structured(Flags)
+    with pytest.raises(ConfigError, match=r"verbose=-?\d: the value must be true or false"):
+        overrides.refuse_integers([word], config)
+    overrides.refuse_integers(["verbose=1", "verbose=false", "degree=7", "-m", "other=3"], config)
+
+
+def test_a_number_in_a_block_is_neither():
+    config = OmegaConf.structured(Flags)
+    with pytest.raises(ConfigError, match="verbose=7: the value must be true or false"):
+        overrides.set_values(parse(["verbose=7"]), config)

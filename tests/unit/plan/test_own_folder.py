@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR, config_folders
-from pipeline.plan import help as explained
+from pipeline.plan import help_text as explained
 from pipeline.plan import json_schema
 
 OPTIONS = """
@@ -68,11 +68,11 @@ def test_the_schema_needs_the_class_and_the_folder(folder, capsys):
 
 
 def test_help_lists_the_choices_and_what_they_set(folder):
-    assert ", primes, " in " ".join(explained.overview().split())
-    assert "workload.limit  (int; default: 20000, 50000 in primes)\n" in explained.keys("workload.limit")
+    assert ", primes, " in " ".join(explained.format_overview().split())
+    assert "workload.limit  (int; default: 20000, 50000 in primes)\n" in explained.format_keys("workload.limit")
     (folder / "conf/workload/primes.yaml").write_text(f"{YAML}  - wrong: [\n")
     with pytest.raises(explained.ConfigError, match=r"primes\.yaml: this is no YAML with keys"):
-        explained.keys("workload.limit")
+        explained.format_keys("workload.limit")
 
 
 @pytest.mark.parametrize("words", [["-cd", "a"], ["--config-dir", "a"], ["--config-dir=a"], ["-cd=a"]])

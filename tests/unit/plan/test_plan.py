@@ -15,13 +15,13 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.records import WindowKind
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import describe, read
-from pipeline.plan import plan as planning
+from pipeline.plan import plan_builder as planning
+from pipeline.plan import plan_text, read
 from pipeline.plan.inventory import take as take_inventory
 from pipeline.prepare.device import nvml
 from pipeline.record.stored_group import Original
 from pipeline.study import plans
-from pipeline.study.reproduce.config import config_of
+from pipeline.study.reproduce.recorded_config import config_of
 from tests.conftest import DATA, GPU, inventory_of, sweep
 from tests.support.experiments import configs_of
 
@@ -181,7 +181,7 @@ def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_pat
         "--epochs",
         "3",
     )
-    assert "cannot be told to stop" in describe.as_text(plan)
+    assert "cannot be told to stop" in plan_text.format_plan(plan)
 
 
 def test_programs_of_the_project_are_not_taken_from_a_folder_of_the_users(make_plan, tmp_path, monkeypatch):
@@ -260,8 +260,8 @@ def test_options_become_flags(make_plan):
         (["workload=robroek_small", "data.source=files", "data.root=/absent"], "/absent/cifar10"),
         (["workload=robroek_small", "data.source=files", "workload.samples=1000"], "synthetic"),
         (["workload.step_mode=cuda_graph"], "needs a GPU"),
-        (["+workload.environ.CUDA_VISIBLE_DEVICES='1'"], "environ.CUDA_VISIBLE_DEVICES cannot be given"),
-        (["+workload.environ.COLLOCATION_GROUP=x"], "environ.COLLOCATION_GROUP cannot be given"),
+        (["+workload.environ.CUDA_VISIBLE_DEVICES='1'"], "environ.CUDA_VISIBLE_DEVICES is set by the orchestrator"),
+        (["+workload.environ.COLLOCATION_GROUP=x"], "environ.COLLOCATION_GROUP is set by the orchestrator"),
         (["scenario._target_=pipeline.prepare.sharing.naive.Naiv"], "no such class"),
         (["listeners.host._target_=listeners.host.Guest"], "no such class"),
         (["+listeners.host.options.colour=red"], "colour"),
@@ -270,7 +270,7 @@ def test_options_become_flags(make_plan):
         (["workload.environ=${workload.name}"], "workload.environ=tiny: must be a map"),
         (["gpu.tolerate=${workload.name}"], "gpu.tolerate=tiny: must be a list"),
         (["workload.script="], "workload.script=: there is no such file"),
-        (["+sizes.X.script=train.py", "mix=[X,X]"], "sizes.X is of no kind of workload; +workload@sizes.X=NAME names"),
+        (["+sizes.X.script=train.py", "mix=[X,X]"], "sizes.X has no schema; choose +workload@sizes.X=NAME, or"),
         (["workload=script", "workload.script=", "env=venv"], "workload.script=: there is no such file"),
     ],
 )
@@ -380,7 +380,7 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch)
     }
     plan = make_plan([choice, SYNTHETIC, *extra.get(choice, [])], device=GPU)
     assert plan.groups
-    assert describe.as_text(plan).count("\n") >= 1
+    assert plan_text.format_plan(plan).count("\n") >= 1
 
 
 def test_the_text_of_a_plan_is_stable(make_plan):
@@ -388,7 +388,7 @@ def test_the_text_of_a_plan_is_stable(make_plan):
         *[[*o, "order=listed", SYNTHETIC] for o in sweep(scenario=["serial", "naive"], mix=["[S,M]", "[M]"])],
         device=GPU,
     )
-    text = "\n".join(" ".join(line.split()[:-1]) for line in describe.as_text(plan).splitlines()[1:-1])
+    text = "\n".join(" ".join(line.split()[:-1]) for line in plan_text.format_plan(plan).splitlines()[1:-1])
     assert text == (DATA / "plan_golden.txt").read_text().rstrip("\n")
 
 

@@ -13,7 +13,7 @@ from pipeline.base.system import paths
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import inventory
-from pipeline.plan.source_digest import code_of, module_file
+from pipeline.plan.source_digest import find_module_file, read_code
 from pipeline.record import resume
 from pipeline.record.stored_group import FinishedGroup
 from tests.conftest import GPU
@@ -33,7 +33,7 @@ def project(tmp_path, monkeypatch):
 
 def stored(plan):
     """Every group of the plan as a result in the store."""
-    same = {"result": Result.OK, "facts": dict(MachineState.now(GPU).facts)}
+    same = {"result": Result.OK, "facts": dict(MachineState.read(GPU).facts)}
     return [FinishedGroup(digest=group.digest, settings=group.settings_digest, **same) for group in plan.groups]
 
 
@@ -117,7 +117,7 @@ def test_a_script_in_the_place_of_a_program_that_speaks_to_the_study_is_refused(
         (project / name).chmod(0o755)
     for name in ("mine.py", "old.py", "run.sh"):
         make_plan([f"workload.script={name}"])
-    with pytest.raises(ConfigError, match=r"script=train.py imports nothing of `workloads`, .* takes workload=script"):
+    with pytest.raises(ConfigError, match=r"train.py does not use the job protocol; .* with workload=script"):
         make_plan(["workload.script=train.py"])
 
 
@@ -137,7 +137,7 @@ def test_the_modules_of_a_users_script_are_found_in_its_folder_and_its_repositor
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    code = code_of(tmp_path / "mine/runs/a/train.py", PROJECT_DIR)
+    code = read_code(tmp_path / "mine/runs/a/train.py", PROJECT_DIR)
     names = {source.name for source in code.sources}
     assert names == {
         *("train.py", "namespace/part.py", "fast.cpython-311-x86_64-linux-gnu.so", "../../common.py"),
@@ -145,7 +145,7 @@ def test_the_modules_of_a_users_script_are_found_in_its_folder_and_its_repositor
     }
     (tmp_path / "mine/.git/HEAD").unlink()
     (tmp_path / "mine/.git").rmdir()
-    alone = code_of(tmp_path / "mine/runs/a/train.py", PROJECT_DIR)
+    alone = read_code(tmp_path / "mine/runs/a/train.py", PROJECT_DIR)
     assert {source.name for source in alone.sources} == {name for name in names if not name.startswith("..")}
 
 
@@ -172,13 +172,13 @@ def test_imports_are_followed_in_every_form(tmp_path):
     }
     for name, text in texts.items():
         (package / name).write_text(text)
-    before = {name: code_of(package / name, tmp_path).digest for name in texts}
+    before = {name: read_code(package / name, tmp_path).digest for name in texts}
     (package / "deep.py").write_text("thing = 2")
-    after = {name: code_of(package / name, tmp_path).digest for name in texts}
+    after = {name: read_code(package / name, tmp_path).digest for name in texts}
     changed = {name for name in texts if before[name] != after[name]}
     assert changed == {"deep.py", "images/files.py", "images/data.py", "other.py", "plain.py"}
-    assert module_file("workloads.images", tmp_path) == package / "images/__init__.py"
-    assert module_file("os.path", tmp_path) is None
+    assert find_module_file("workloads.images", tmp_path) == package / "images/__init__.py"
+    assert find_module_file("os.path", tmp_path) is None
 
 
 def test_only_the_fork_server_imports_a_module_that_no_import_names():

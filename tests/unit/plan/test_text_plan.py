@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan.option_classes import join
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.option_loader import join
+from pipeline.plan.workload_config import WorkloadConfig
 from pipeline.prepare.env import current
 from tests.conftest import GPU
 from workloads.model_options import DataSource, StepMode
@@ -27,8 +27,9 @@ def text(**changes: object) -> WorkloadConfig:
 
 def refused(config: WorkloadConfig, device=GPU) -> str:
     with pytest.raises(ConfigError) as caught:
-        config.refuse_wrong(device, device_was_chosen=False)
-        config.refuse_missing_data()
+        planned = config.complete()
+        planned.refuse_wrong(device, device_was_chosen=False)
+        planned.refuse_missing_data()
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -81,16 +82,17 @@ def test_what_excludes_each_other_is_refused(changes, message):
 
 def test_a_large_model_is_not_trained_on_cpus_that_nobody_chose():
     assert "no GPU was found; use gpu=cpu" in refused(text(), CPU)
-    text().refuse_wrong(CPU, device_was_chosen=True)
-    text(model_args={"hidden_size": 128}).refuse_wrong(CPU, device_was_chosen=False)
+    text().complete().refuse_wrong(CPU, device_was_chosen=True)
+    text(model_args={"hidden_size": 128}).complete().refuse_wrong(CPU, device_was_chosen=False)
     assert "needs a GPU" in refused(text(step_mode=StepMode.cuda_graph), CPU)
 
 
 def test_weights_must_fit(weights):
     good = text(weights=str(weights))
-    good.refuse_wrong(CPU, device_was_chosen=False)
-    good.refuse_missing_data()
-    assert good.own_options()["weights"] == str(weights)
+    planned = good.complete()
+    planned.refuse_wrong(CPU, device_was_chosen=False)
+    planned.refuse_missing_data()
+    assert planned.program_options()["weights"] == str(weights)
     assert "more than the 256 positions" in refused(text(weights=str(weights), sequence_tokens=300))
     assert "have hidden_size=384, and model_args.hidden_size=768" in refused(
         text(weights=str(weights), model_args={"hidden_size": 768})
@@ -110,7 +112,7 @@ def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
         (root / "news").mkdir(parents=True, exist_ok=True)
         return text(source=DataSource.files, dataset="news", data_root=str(root), **changes)
 
-    config("a", "b").refuse_missing_data()
+    config("a", "b").complete().refuse_missing_data()
     assert "holds 0 folders of text files" in refused(config())
     assert "holds 1 folders of text files" in refused(config("a"))
     assert "holds 3 classes; num_classes=2 is too few" in refused(config("a", "b", "c", num_classes=2))

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import plan as planning
-from pipeline.plan import read, units
+from pipeline.plan import plan_builder as planning
+from pipeline.plan import read, shards
 from pipeline.study.reproduce.agreement import agree
 from tests.conftest import GPU, inventory_of
 
@@ -32,8 +32,8 @@ def worker(compose, tmp_path, monkeypatch):
 def test_workers_of_one_plan_agree_whatever_unit_they_run(worker, tmp_path):
     plan, inventory = worker()
     path = tmp_path / "shared/plan.json"
-    agree(path, units.only(plan, 2), inventory)
-    agree(path, units.only(plan, 1), inventory)
+    agree(path, shards.select_shard(plan, 2), inventory)
+    agree(path, shards.select_shard(plan, 1), inventory)
     assert [each.name for each in path.parent.iterdir()] == ["plan.json"]
 
 
@@ -59,7 +59,7 @@ def test_what_differs_is_said(worker, tmp_path, change, words):
         ((spec, interpreter),) = inventory.interpreters.items()
         other = dataclasses.replace(interpreter, lock=(*interpreter.lock[1:], "tqdm==0.1"))
         inventory = dataclasses.replace(inventory, interpreters={spec: other})
-    with pytest.raises(ConfigError, match=f"measure another plan: .*{words}"):
+    with pytest.raises(ConfigError, match=rf"have another plan \(.*{words}"):
         agree(path, plan, inventory)
 
 

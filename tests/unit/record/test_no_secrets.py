@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain.records import Result
-from pipeline.base.mlflow_internals.files import ScriptRun
+from pipeline.base.mlflow_internals.file_store import ScriptRun
 from pipeline.launch.job_state import Ending
 from pipeline.observe.group_result import GroupResult, JobResult
-from pipeline.plan import describe, read
-from pipeline.plan import plan as planning
+from pipeline.plan import plan_builder as planning
+from pipeline.plan import plan_text, read
 from pipeline.record import group_folder, provenance, tracking_server
 from pipeline.record.invocation import Invocation
 from pipeline.record.spool import Spool
@@ -57,7 +57,9 @@ def recorded(tmp_path_factory) -> Iterator[Mapping[str, str]]:
     facts, resume = provenance.collect({}, invocation), invocation.masked_resume_command
     workload = group.jobs[0].workload
     origins = {workload.script: provenance.find_origin(workload)}
-    spool = Spool(folder, Recorded(), facts, {"plan.txt": describe.as_text(plan)}, {}, configs[0].tracking.uri, origins)
+    spool = Spool(
+        folder, Recorded(), facts, {"plan.txt": plan_text.format_plan(plan)}, {}, configs[0].tracking.uri, origins
+    )
     lines = [*(" ".join(words) for words in FORMS.values()), *(f"{n}={s}" for s, n in VARIABLES.items())]
     with spool.open(group) as run:
         endings = [Ending(Result.FAILED, f"ended with status 1: {line}") for line in lines]
@@ -68,7 +70,11 @@ def recorded(tmp_path_factory) -> Iterator[Mapping[str, str]]:
     files = {
         str(path): path.read_text() for path in folder.rglob("*") if path.is_file() and "program" not in path.parts
     }
-    yield files | {"printed": describe.as_text(plan), "resume": resume, "json": json.dumps(describe.as_dict(plan, {}))}
+    yield files | {
+        "printed": plan_text.format_plan(plan),
+        "resume": resume,
+        "json": json.dumps(plan_text.export_plan(plan, {})),
+    }
 
 
 @pytest.mark.sampled(3)

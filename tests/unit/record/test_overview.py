@@ -14,7 +14,6 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import Tag, fact_tag
 from pipeline.base.system import host
 from pipeline.base.system.errors import CommandError, TrackingError
-from pipeline.record.invocation import spell_python
 from pipeline.record.shards import group_runs, overview, reused_results, shard_states, slurm_arrays
 from pipeline.record.shards.group_runs import GroupRun
 from pipeline.record.shards.slurm_arrays import Submission
@@ -393,7 +392,7 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
 )
 def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, said: str) -> None:
     text = seen(run(1, "a", command_line=recorded)).as_text(NOW_S)
-    assert text.splitlines()[-1] == said.replace("PYTHON", spell_python())
+    assert text.splitlines()[-1] == said.replace("PYTHON", "python")
     still_runs = seen(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(NOW_S)
     assert still_runs.splitlines()[-1] == f"begun by: {recorded}"
 

@@ -13,7 +13,7 @@ from pipeline.base.domain.workload import Workload
 from pipeline.base.system import git
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan.source_digest import code_of
+from pipeline.plan.source_digest import read_code
 from pipeline.record import invocation, provenance
 from pipeline.record.stored_group import name_script_artifacts
 
@@ -78,7 +78,7 @@ def run(folder: Path, *argv: str) -> str:
 
 
 def origin(folder: Path) -> provenance.Origin:
-    code = code_of(folder / "train.py", PROJECT_DIR)
+    code = read_code(folder / "train.py", PROJECT_DIR)
     return provenance.find_origin(
         Workload(
             name="train",
@@ -87,7 +87,7 @@ def origin(folder: Path) -> provenance.Origin:
             ends_by_itself=True,
             env=Spec(target=""),
             digest="",
-            sources=(*code.sources, *code_of(PROJECT_DIR / "workloads/script.py", PROJECT_DIR).sources),
+            sources=(*code.sources, *read_code(PROJECT_DIR / "workloads/script.py", PROJECT_DIR).sources),
         )
     )
 
@@ -150,7 +150,7 @@ def test_the_artifacts_of_scripts_have_names_that_a_disk_takes():
 def test_modules_of_a_script_without_a_repository_are_kept(tmp_path):
     (tmp_path / "train.py").write_text("import model\n")
     (tmp_path / "model.py").write_text("WIDTH = 1\n")
-    if git.root_of(tmp_path) is not None:
+    if git.find_root(tmp_path) is not None:
         pytest.skip("temporary folders lie in a repository here")
     found = origin(tmp_path)
     assert found.tags == {} and "+WIDTH = 1" in provenance.join_uncommitted([found])

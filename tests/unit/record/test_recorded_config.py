@@ -13,12 +13,12 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.package_locks import lock_difference
 from pipeline.base.system import interrupts
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import plan as planning
+from pipeline.plan import plan_builder as planning
 from pipeline.plan import read
 from pipeline.record.stored_group import Original
-from pipeline.study.reproduce import reproduce
-from pipeline.study.reproduce.config import config_of
+from pipeline.study.reproduce import reproduction
 from pipeline.study.reproduce.differences import find
+from pipeline.study.reproduce.recorded_config import config_of
 from tests.conftest import GPU, inventory_of
 
 
@@ -101,7 +101,7 @@ def test_what_the_command_line_leaves_out_is_left_out_of_a_reproduction(compose)
     (given,) = compose(["listeners=[host,nvml,smi]", "~listeners.smi", "listeners.nvml.interval_ms=7"])
     with open_dict(original):
         for key in ("listeners.smi", "listeners.nvml.interval_ms"):
-            reproduce._take_over(original, given, key)
+            reproduction._take_over(original, given, key)
     (config,) = read.read([original])
     assert sorted(config.listeners) == ["host", "nvml"] and config.listeners["nvml"].interval_ms == 7
 
@@ -111,7 +111,7 @@ def test_who_looks_on_at_a_reproduction_is_who_is_given_for_it(compose):
     (given,) = compose(["exporter=prometheus", "exporter.port=9412"])
     with open_dict(original):
         for key in ("exporter", "exporter.port"):
-            reproduce._take_over(original, given, key)
+            reproduction._take_over(original, given, key)
     (config,) = read.read([original])
     assert (config.exporter.name, config.exporter.port) == ("prometheus", 9412)
 
@@ -123,7 +123,7 @@ def test_jobs_of_a_mix_and_copies_of_the_workload_beside_it_are_built_from_their
         recorded(""), files={layout.GROUP: json.dumps({"jobs": jobs})}, job_locks={"0": "mine", "1": "theirs"}
     )
     with interrupts.UndoStack() as stack, open_dict(whole):
-        reproduce._build_from_locks(whole, original, stack)
+        reproduction._build_from_locks(whole, original, stack)
         assert Path(whole.mix[0].env_file).read_text() == "mine"
         assert Path(whole.workload.env_file).read_text() == "theirs"
 
@@ -132,7 +132,7 @@ def test_a_lock_that_was_recorded_without_its_secrets_is_not_built(compose):
     (whole,) = compose(["env=conda"])
     original = dataclasses.replace(recorded(""), job_locks={"0": '# variables {"API_KEY": "<hidden>"}\n'})
     with interrupts.UndoStack() as stack, pytest.raises(ConfigError, match="job 0 was recorded without its secrets"):
-        reproduce._build_from_locks(whole, original, stack)
+        reproduction._build_from_locks(whole, original, stack)
 
 
 def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference(compose):

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from pipeline.base.domain.point_series import PointSeries, thinned
-from pipeline.base.mlflow_internals.files import read_script_runs
+from pipeline.base.mlflow_internals.file_store import read_script_runs
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.record import request_table
 from pipeline.record import tracking_sender as sending

@@ -14,7 +14,7 @@ from pipeline import tracking
 from pipeline.base import mlflow_internals
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.tags import Tag
-from pipeline.base.mlflow_internals import pages, tables
+from pipeline.base.mlflow_internals import database_tables, pages
 from pipeline.record.store import database_schema
 from pipeline.record.store.links import make_ui_link
 from pipeline.record.store.local_store import open_store, set_mlflow_defaults
@@ -76,7 +76,7 @@ def test_a_store_is_made_used_and_upgraded_without_what_is_private(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     imported, upgrades = [], []
-    monkeypatch.setattr(tables, "import_module", lambda name: imported.append(name) or __import__(name))
+    monkeypatch.setattr(database_tables, "import_module", lambda name: imported.append(name) or __import__(name))
     root = tmp_path / "store"
     store = open_store(root)
     experiment_id = store.open_experiment(EXPERIMENT, {"samples"})
@@ -86,7 +86,7 @@ def test_a_store_is_made_used_and_upgraded_without_what_is_private(
     assert imported == ["mlflow"]
     assert pages.VIEW_TAG not in client(root).get_experiment(experiment_id).tags
     assert make_ui_link("http://h:1", "3") == "http://h:1/#/experiments/3/runs?workflowType=machine_learning"
-    assert tables.read_groups(root / DATABASE, EXPERIMENT, [Tag.ROLE]) == []
+    assert database_tables.read_groups(root / DATABASE, EXPERIMENT, [Tag.ROLE]) == []
     ended = SimpleNamespace(returncode=0)
     monkeypatch.setattr(database_schema.subprocess, "run", lambda argv, **_: upgrades.append(argv[3:6]) or ended)
     assert tracking.main(["upgrade", "--root", str(root)]) == 0

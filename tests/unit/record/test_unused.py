@@ -10,12 +10,12 @@ import pytest
 from pipeline.base.domain import layout
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
-from pipeline.plan import plan as planning
+from pipeline.plan import plan_builder as planning
 from pipeline.plan import read
 from pipeline.prepare.env import lock
 from pipeline.record.spool import _encode_group
 from pipeline.record.stored_group import FinishedGroup, Original
-from pipeline.study.reproduce import differences, unused
+from pipeline.study.reproduce import differences, unused_results
 from tests.conftest import GPU, inventory_of
 
 STUDY = ["workload=script", "workload.script=train.py", "degree=1"]
@@ -56,7 +56,7 @@ def stored(group):
 
 def explained(planned, finished, recall, *overrides):
     plan, inventory = planned(*overrides)
-    return unused.explain(plan, plan.groups, [finished], inventory, recall)
+    return unused_results.explain(plan, plan.groups, [finished], inventory, recall)
 
 
 def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):
@@ -95,7 +95,7 @@ def test_what_an_environment_that_is_not_built_asks_for_is_compared(planned, now
         inventory.interpreters[spec], lock=(), to_build="the environment of r.txt is not built", requested=now
     )
     inventory = dataclasses.replace(inventory, interpreters={spec: interpreter})
-    assert differences.of_results(original, plan.groups[0], inventory) == words
+    assert differences.find_result_changes(original, plan.groups[0], inventory) == words
 
 
 def test_an_artifact_that_is_damaged_or_cannot_be_had_costs_the_explanation_only(planned):

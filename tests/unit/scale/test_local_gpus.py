@@ -27,7 +27,7 @@ from pipeline.scale import cpus, local_gpus, worker_command
 from pipeline.scale import fleet as fleets
 from pipeline.scale import interference as company
 from pipeline.scale.worker_process import WorkerProcess
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 from tests.conftest import GPU
 from tests.support.rows import group
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import groups, option_classes, read
+from pipeline.plan import groups, option_loader, read
 from workloads import program
 from workloads.options import PLACE, option
 
 OF_A_FILE = {
-    file.stem: next(iter(option_classes._NAMED.findall(file.read_text())), None)
+    file.stem: next(iter(option_loader._NAMED.findall(file.read_text())), None)
     for file in sorted((PROJECT_DIR / "conf/workload").glob("*.yaml"))
 }
 FILES = {kind: name for name, kind in OF_A_FILE.items() if kind is not None}
@@ -25,8 +25,8 @@ FILES = {kind: name for name, kind in OF_A_FILE.items() if kind is not None}
 def test_a_program_gets_the_options_that_were_planned(compose, kind):
     needed = ["workload.command='serve {port}'"] if kind.endswith("Server") else []
     (config,) = read.read(compose([f"workload={FILES[kind]}", "data.root=/data", *needed]))
-    planned = config.workload.own_options()
-    written = [word.replace("{{port}}", "{port}") for word in groups._flags(planned)]  # as the launcher fills it
+    planned = config.workload.complete().program_options()
+    written = [word.replace("{{port}}", "{port}") for word in groups._make_flags(planned)]  # as the launcher fills it
     args = program.parse(type(config.workload).__mro__[1], written)
     for name, value in planned.items():
         read_back = getattr(args, name)

@@ -8,7 +8,7 @@ from pipeline.base.domain.machine_state import MachineState, merge_same
 
 
 def state(**facts: str) -> MachineState:
-    return MachineState.of({"gpu_uuid": "GPU-1", "boot_id": "b", **facts})
+    return MachineState.from_facts({"gpu_uuid": "GPU-1", "boot_id": "b", **facts})
 
 
 def test_facts_that_decide_nothing_and_empty_ones_are_no_part_of_a_state():
@@ -30,5 +30,5 @@ def test_a_change_is_told_with_its_unit():
     old, new = state(power_limit_w="700", driver_version="580"), state(power_limit_w="500", driver_version="590")
     assert new.changes(old) == "driver 590, was 580; power limit 500 W, was 700 W"
     assert new.difference(old) == "driver and power limit"
-    assert MachineState.of({"boot_id": "c"}).changes(old) == "the machine was restarted"
+    assert MachineState.from_facts({"boot_id": "c"}).changes(old) == "the machine was restarted"
     assert state().changes(old) == ""

@@ -21,10 +21,10 @@ VALUES = {"output_dir": "/out put", "job": 1, "degree": 3}
     ],
 )
 def test_placeholders_are_filled_in_and_other_braces_left(argument, filled):
-    placeholders.check("train", [argument])
-    assert placeholders.filled(argument, VALUES) == filled
+    placeholders.refuse_unknown("train", [argument])
+    assert placeholders.fill(argument, VALUES) == filled
 
 
 def test_a_placeholder_that_does_not_exist_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"--out=\{outdir\}: there is no placeholder.*\{output_dir\}.*\{\{outdir\}\}"):
-        placeholders.check("train", ["--fine={job}", "--out={outdir}"])
+        placeholders.refuse_unknown("train", ["--fine={job}", "--out={outdir}"])

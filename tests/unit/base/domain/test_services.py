@@ -9,20 +9,20 @@ def test_a_group_is_as_slow_as_its_slowest_service_and_what_one_lacks_it_lacks()
     fast = {"latency_mean_ms": 4.0, "latency_p99_ms": 9.0, "goodput_requests_per_s": 90.0, "rate_sustained_ratio": 1.0}
     slow = {"latency_mean_ms": 6.0, "goodput_requests_per_s": 70.0, "rate_sustained_ratio": 0.8}
     training = {"throughput_samples_per_s": 100.0}
-    assert services.of_group([fast, training]) == {
+    assert services.summarise_group([fast, training]) == {
         "latency_mean_worst_ms": 4.0,
         "latency_p99_worst_ms": 9.0,
         "goodput_total_requests_per_s": 90.0,
         "rate_sustained_worst_ratio": 1.0,
     }
-    assert services.of_group([fast, slow]) == {
+    assert services.summarise_group([fast, slow]) == {
         "latency_mean_worst_ms": 6.0,
         "goodput_total_requests_per_s": 160.0,
         "rate_sustained_worst_ratio": 0.8,
     }
-    assert services.of_group([training]) == {}
+    assert services.summarise_group([training]) == {}
     saturated = {"goodput_requests_per_s": 5.0, "rate_sustained_ratio": 0.4}  # some requests have no latency
-    assert services.of_group([fast, saturated]) == {
+    assert services.summarise_group([fast, saturated]) == {
         "goodput_total_requests_per_s": 95.0,
         "rate_sustained_worst_ratio": 0.4,
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.system import command
-from pipeline.base.system.command import run, status_at_end
+from pipeline.base.system.command import run, wait_for_end
 from pipeline.base.system.errors import CommandError
 
 SH = "/bin/sh"
@@ -82,9 +82,9 @@ def time_runs_once_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> P
     def status(process: subprocess.Popen[bytes], timeout_s: float) -> int:
         while not path.exists():
             time.sleep(0.01)
-        return status_at_end(process, timeout_s)
+        return wait_for_end(process, timeout_s)
 
-    monkeypatch.setattr(command, "status_at_end", status)
+    monkeypatch.setattr(command, "wait_for_end", status)
     return path
 
 
@@ -127,9 +127,9 @@ def test_an_interruption_leaves_no_process(tmp_path: Path, monkeypatch: pytest.M
         while not (pid_file.exists() and pid_file.read_text().strip()):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)  # while the program is waited for
-        return status_at_end(process, timeout_s)
+        return wait_for_end(process, timeout_s)
 
-    monkeypatch.setattr(command, "status_at_end", status)
+    monkeypatch.setattr(command, "wait_for_end", status)
     with pytest.raises(KeyboardInterrupt):
         run([SH, "-c", f"echo $$ > {pid_file}; sleep 60"], timeout_s=50)
     assert _gone(int(pid_file.read_text()))
@@ -197,4 +197,4 @@ def test_the_program_has_a_session_of_its_own() -> None:
 def test_a_process_that_was_waited_for_before_has_its_status() -> None:
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     process.wait()
-    assert status_at_end(process, 1) == 3
+    assert wait_for_end(process, 1) == 3

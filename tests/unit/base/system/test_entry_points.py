@@ -26,7 +26,11 @@ def by_command(monkeypatch, tmp_path):
 def test_a_clone_has_run_py_and_modules():
     assert entry_points.spell("run", "mix=[S,M]", "a b") == "python run.py 'mix=[S,M]' 'a b'"
     assert entry_points.spell("gpu", "clean") == "python -m pipeline.gpu clean"
-    assert entry_points.spell("schema", python="/x/python") == "/x/python -m pipeline.plan.json_schema"
+
+
+def test_another_interpreter_than_that_on_the_path_is_named(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/x/python")
+    assert entry_points.spell("schema") == "/x/python -m pipeline.plan.json_schema"
 
 
 def test_elsewhere_a_clone_is_named_by_its_path(tmp_path, monkeypatch):
@@ -35,7 +39,7 @@ def test_elsewhere_a_clone_is_named_by_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(entry_points, "PROJECT_DIR", clone)
     assert entry_points.spell("run", "degree=2") == f"python '{clone}/run.py' degree=2"
-    assert entry_points.spell("schema", python="/x/python") == f"/x/python '{clone}/collocate.py' schema"
+    assert entry_points.spell("schema") == f"python '{clone}/collocate.py' schema"
     assert owner.spell_close_command(tmp_path).endswith(
         f"'{clone}/collocate.py' tracking flush --root {tmp_path} --close-lost"
     )
@@ -48,7 +52,7 @@ def test_elsewhere_a_clone_is_named_by_its_path(tmp_path, monkeypatch):
 
 def test_the_command_has_one_name(by_command):
     assert entry_points.spell("run", "-m", "degree=1,2") == "collocate run -m degree=1,2"
-    assert entry_points.spell("tracking", "flush", python="/x/python") == "collocate tracking flush"
+    assert entry_points.spell("tracking", "flush") == "collocate tracking flush"
 
 
 def test_a_command_that_is_not_on_the_path_is_spelled_by_its_path(by_command, monkeypatch, tmp_path):
@@ -66,7 +70,7 @@ def test_a_command_that_is_not_on_the_path_is_spelled_by_its_path(by_command, mo
 def test_what_resumes_a_study_is_spelled_so_too(by_command):
     by_command.mkdir()
     assert spell_resume_command(TYPED) == "collocate run degree=2 resume=true -- train.py resume=false"
-    assert Invocation(words=TYPED).masked == "collocate run degree=2 -- train.py resume=false"
+    assert Invocation(words=TYPED).masked_command == "collocate run degree=2 -- train.py resume=false"
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from pipeline.base.system import override_values, secrets, token_formats
+from pipeline.base.system import override_values, secret_patterns, secrets
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.base.system.secret_names import Secrecy, secrecy_of
-from pipeline.base.system.secret_sources import mask_diff, mask_source
+from pipeline.base.system.secrecy import Secrecy, secrecy_of
+from pipeline.base.system.secret_texts import mask_diff, mask_source
 from tests.support import secret_forms
 
 
@@ -22,7 +22,7 @@ from tests.support import secret_forms
     "name", ["HF_TOKEN", "--api-key", "workload.environ.DB_PASSWORD", "apiKey", "SECRET_KEY_BASE", "TOKEN_2", "key"]
 )
 def test_names_of_secrets(name):
-    assert secrets.names_secret(name)
+    assert secrecy_of(name) is not Secrecy.NONE
 
 
 @pytest.mark.parametrize("name", [*secret_forms.INNOCENT, ""])
@@ -176,7 +176,9 @@ def test_a_diff_keeps_its_lines():
 
 
 def test_a_secret_that_a_program_was_given_is_hidden_in_what_it_writes():
-    known = secrets.known_values(["--password", "hunter2!", "--lr", "0.1"], {"HF_TOKEN": "abcdef", "PATH": "/usr/bin"})
+    known = secrets.collect_secrets(
+        ["--password", "hunter2!", "--lr", "0.1"], {"HF_TOKEN": "abcdef", "PATH": "/usr/bin"}
+    )
     assert known == {"hunter2!", "abcdef"}
     assert (
         secrets.mask_text("no user abcdef with hunter2! in /usr/bin", known)
@@ -217,13 +219,13 @@ def test_every_rule_of_detect_secrets_is_looked_for():
         "telegram_token": ["12345678:" + "a" * 35],
         "twilio": ["AC" + "a1" * 16, "SK" + "a1" * 16],
     }
-    by_module = dict(zip(token_formats._DETECTORS, token_formats._detectors(), strict=True))
+    by_module = dict(zip(secret_patterns._DETECTORS, secret_patterns._detectors(), strict=True))
     assert samples.keys() == by_module.keys()
     for module, detector in by_module.items():
         assert len(samples[module]) == len(detector.denylist)
         for sample, rule in zip(samples[module], detector.denylist, strict=True):
             assert rule.search(sample)
-            assert re.search(r"\w{8}", token_formats.replace_tokens(sample, "")) is None
+            assert re.search(r"\w{8}", secret_patterns.replace_tokens(sample, "")) is None
 
 
 def test_detect_secrets_is_imported_only_for_what_may_be_a_token():
@@ -249,7 +251,7 @@ def test_detect_secrets_is_imported_only_for_what_may_be_a_token():
     ],
 )
 def test_a_value_in_hydras_grammar_means_itself(value):
-    assert override_values.parsed(override_values.as_text(value)) == value
+    assert override_values.parse(override_values.format_override(value)) == value
 
 
 def test_a_configuration_tells_where_something_was_hidden():
@@ -262,4 +264,4 @@ def test_a_configuration_tells_where_something_was_hidden():
     assert "S'" not in str(hidden)
     assert hidden["workload"]["flags"] == {"key": None, "lr": 1}
     assert hidden["pairs"] == [["HF_TOKEN", "<hidden>"], ["A", "1"]]
-    assert [*secrets.places_of_hidden(hidden)] == ["workload.environ.HF_TOKEN", "workload.args", "mix", "pairs"]
+    assert [*secrets.find_hidden_keys(hidden)] == ["workload.environ.HF_TOKEN", "workload.args", "mix", "pairs"]

@@ -22,7 +22,7 @@ from pipeline.base.domain.records import Commands, Group, Plan
 from pipeline.base.system import factory
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import describe
+from pipeline.plan import plan_text
 from pipeline.simulation.install import installed
 from pipeline.simulation.machine.state_file import Gpu
 from tests.support import fast_programs, simulated
@@ -149,7 +149,7 @@ def test_what_a_dry_run_prints_is_what_is_run(machine: Machine, scenario: str, e
     overrides = [f"scenario={scenario}", f"gpu.lock_dir={machine.folder}", f"gpu.exclusive_process={exclusive}"]
     profiled = [*TO_CHANGE.get(scenario, []), "degree=2", "profiler=nsys", "profiler.program=/bin/true"]
     plan = machine.make_plan([*overrides, *profiled], device=machine.device)
-    _, *printed = describe.privileged(plan)
+    _, *printed = plan_text.list_commands(plan)
     (group,) = plan.groups
     profiler: Profiler = factory.instance(group.profiler.build)
     with profiler.prepare(group), machine.prepared(group):

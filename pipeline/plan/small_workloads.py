@@ -10,18 +10,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import command_line, option_classes
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan import command_line, option_loader
+from pipeline.plan.workload_config import WorkloadConfig
 
 
-def make_small(config: DictConfig, fixed: Collection[str], wanted: Mapping[str, Any]) -> None:
+def make_small(config: DictConfig, fixed: Collection[str], replacements: Mapping[str, Any]) -> None:
     """Replace the workloads of a configuration by small ones.
 
     Args:
         config: composed.
         fixed: keys that stay as they are, such as those of the command line: options of a workload, or a program.
-        wanted: `stand_in`, name of the class of options that stands for programs without options of their own, and
-            `sets`, values by key, of those that a small workload has.
+        replacements: `stand_in`, the class of options that runs in place of programs without any, and `sets`, values
+            by key, of those that a small workload has.
 
     Raises:
         ConfigError: a workload cannot be read, or a key that is fixed is none of the small one.
@@ -39,9 +39,9 @@ def make_small(config: DictConfig, fixed: Collection[str], wanted: Mapping[str, 
         assert isinstance(workload, WorkloadConfig)
         if workload.options is None and place in fixed:
             continue
-        options = _small(workload) if workload.options else option_classes.load(wanted["stand_in"])()
+        options = _shrink(workload) if workload.options else option_loader.load(replacements["stand_in"])()
         small = OmegaConf.structured(options)
-        for key, value in wanted["sets"].items():
+        for key, value in replacements["sets"].items():
             if key.startswith(f"{place}.") and key.removeprefix(f"{place}.") in small:
                 OmegaConf.update(small, key.removeprefix(f"{place}."), value)
         for key in (key.removeprefix(f"{place}.") for key in fixed if key.startswith(f"{place}.")):
@@ -49,17 +49,16 @@ def make_small(config: DictConfig, fixed: Collection[str], wanted: Mapping[str, 
                 OmegaConf.update(small, key, OmegaConf.select(node, key))
             except OmegaConfBaseException as error:
                 known = [str(name) for name in small]
-                raise ConfigError(command_line.no_such_setting(f"{place}.{key}", known)) from error
-        OmegaConf.update(config, place, option_classes.open_maps(small), merge=False, force_add=True)
+                raise ConfigError(command_line.explain_unknown_key(f"{place}.{key}", known)) from error
+        OmegaConf.update(config, place, option_loader.open_maps(small), merge=False, force_add=True)
 
 
-def _small(workload: WorkloadConfig) -> WorkloadConfig:
-    """Return what a workload says that a rehearsal runs; ConfigError if that cannot be run."""
+def _shrink(workload: WorkloadConfig) -> WorkloadConfig:
     with workload.hook("small"):
         options = workload.small()
         if not dataclasses.is_dataclass(options) or isinstance(options, type):
             raise ValueError(f"small returns {options!r}, which is no workload; return replace(self, KEY=VALUE)")
-        small = option_classes.join(options)
+        small = option_loader.join(options)
         try:
             OmegaConf.structured(small)
         except OmegaConfBaseException as error:

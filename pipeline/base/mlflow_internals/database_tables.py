@@ -1,4 +1,4 @@
-"""What this project knows of MLflow's modules for databases and of its tables."""
+"""MLflow's modules for databases, and its tables."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def read_groups(database: Path, experiment: str, keys: Collection[str]) -> list[
         return []
     values = {"experiment": experiment, "role_key": Tag.ROLE.value, "role": GROUP}
     values |= {f"key{number}": key for number, key in enumerate(keys)}
-    wanted = ", ".join(f":key{number}" for number in range(len(keys)))
+    placeholders = ", ".join(f":key{number}" for number in range(len(keys)))
     order = "ORDER BY start_time, run_uuid"
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
@@ -102,7 +102,7 @@ def read_groups(database: Path, experiment: str, keys: Collection[str]) -> list[
             rows = runs.fetchall()
             pairs = store.execute(
                 "SELECT run_uuid, key, value FROM tags WHERE run_uuid IN "  # noqa: S608
-                f"(SELECT run_uuid {_GROUPS}) AND key IN ({wanted})",
+                f"(SELECT run_uuid {_GROUPS}) AND key IN ({placeholders})",
                 values,
             ).fetchall()
     except sqlite3.Error:

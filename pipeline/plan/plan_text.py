@@ -11,8 +11,8 @@ from pipeline.base.system.factory import instance
 from pipeline.base.system.words import counted
 
 
-def as_text(plan: Plan) -> str:
-    """The plan as text: one line a group, what to know, and the commands that change settings of a GPU."""
+def format_plan(plan: Plan) -> str:
+    """Format a plan: one line a group, notes, and the commands that change settings of a GPU."""
     devices = ", ".join(
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
@@ -25,11 +25,11 @@ def as_text(plan: Plan) -> str:
         unit = f"unit {group.unit}  " if group.case else ""
         what = f"{group.number:5d}  block {group.block}  {unit}{group.name:{width}s}  {group.window.words:28s}"
         lines.append(f"{what}  {group.digest[:12]}{device}{skip}")
-    return "\n".join([*lines, *remarks(plan), *privileged(plan)])
+    return "\n".join([*lines, *list_remarks(plan), *list_commands(plan)])
 
 
-def as_dict(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
-    """The same for programs, in what JSON knows; with what each group will take, by its number, where that is known."""
+def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
+    """Return the plan as JSON knows it; with the seconds of each group, by its number, where they are known."""
     return {
         "experiment": plan.experiment,
         "plan": plan.digest,
@@ -55,26 +55,26 @@ def as_dict(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
         "warnings": plan.warnings,
         "commands": [
             {"groups": numbers, "do": commands.do, "undo": commands.undo}
-            for commands, numbers in _by_commands(plan).items()
+            for commands, numbers in _sort_by_commands(plan).items()
         ],
     }
 
 
-def remarks(plan: Plan) -> list[str]:
-    """What a user should know before the study runs, line by line."""
+def list_remarks(plan: Plan) -> list[str]:
+    """Return the notes and warnings of a plan, line by line."""
     return [*(f"note: {note}" for note in plan.notes), *(f"warning: {warning}" for warning in plan.warnings)]
 
 
-def privileged(plan: Plan) -> list[str]:
-    """The commands that change settings of a GPU: once for all groups that use the same ones."""
+def list_commands(plan: Plan) -> list[str]:
+    """Format the commands that change settings of a GPU, once for all groups that use the same."""
     lines = []
-    for commands, numbers in _by_commands(plan).items():
+    for commands, numbers in _sort_by_commands(plan).items():
         lines.append(f"settings of the GPU are changed, and put back, by group {', '.join(map(str, numbers))}:")
         lines += [f"    {shlex.join(command)}" for command in (*commands.do, *commands.undo)]
     return lines or ["no command changes the settings of a GPU"]
 
 
-def _by_commands(plan: Plan) -> dict[Commands, list[int]]:
+def _sort_by_commands(plan: Plan) -> dict[Commands, list[int]]:
     groups_by_commands: dict[Commands, list[int]] = {}
     for group in plan.groups:
         if group.skip_reason is None:

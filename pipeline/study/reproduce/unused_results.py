@@ -1,4 +1,4 @@
-"""Why results that the store holds do not count for a plan, in words."""
+"""Results in the store that do not count for a plan, and why."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ _MOST_COMPARED = 4
 
 def explain(
     plan: Plan,
-    left: Sequence[Group],
+    groups: Sequence[Group],
     finished: Sequence[FinishedGroup],
     inventory: Inventory,
     recall: Callable[[str], Original],
 ) -> list[str]:
-    """How many results of another plan there are, and what has changed since the newest ones; nothing without any.
+    """Explain how many results are of another plan, and what changed since the newest; nothing without any.
 
     `left` are the groups that are to be run; `recall` reads the group of a run.
     """
-    found = resume.find_unused(plan, left, finished)
-    if not found:
+    results = resume.find_unused(plan, groups, finished)
+    if not results:
         return []
     lines = [
-        f"resume: {counted(len(found), 'result')} of another plan in the experiment {plan.experiment!r}: not used; "
+        f"resume: {counted(len(results), 'result')} of another plan in the experiment {plan.experiment!r}: not used; "
         "tracking.experiment=NAME keeps studies apart"
     ]
-    newest = {(each.name, each.block): each for each in reversed(found)}
+    newest = {(group.name, group.block): group for group in reversed(results)}
     compared: set[str] = set()
     changes: dict[str, Group] = {}
-    for group in left:
+    for group in groups:
         programs = {job.workload.digest for job in group.jobs}
         before = newest.get((group.name, str(group.block)))
         if before is None or compared.issuperset(programs) or len(compared) >= _MOST_COMPARED:
             continue
         compared.update(programs)
         try:
-            found_changes = differences.of_results(recall(before.run_id), group, inventory)
+            found_changes = differences.find_result_changes(recall(before.run_id), group, inventory)
         except (TrackingError, ConfigError) as error:
             return [*lines, f"    what has changed is not known: {error}"]
         for line in found_changes:
             changes.setdefault(line, group)
     lines += [f"    changed since {group.name}: {line}" for line, group in changes.items()]
-    by_program = {group.program_digest for group in left}
-    if num := sum(each.program_digest in by_program for each in newest.values()):
+    by_program = {group.program_digest for group in groups}
+    if num := sum(group.program_digest in by_program for group in newest.values()):
         which = "it" if num == 1 else "them"
         lines.append(
             f"resume: only the environment of {num} of these is another one: resume=accept_environment uses {which}"

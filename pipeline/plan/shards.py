@@ -14,11 +14,11 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import counted
 
 
-def numbered(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:
-    """The groups of a plan, each with its unit."""
+def number_shards(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:
+    """Number the shard of each group of a plan."""
     if not by_case:
         return tuple(dataclasses.replace(group, unit=group.block) for group in groups)
-    cases = _cases(groups)
+    cases = _number_cases(groups)
     places = [(group.block, cases[group.jobs[0].workload.digest]) for group in groups]
     numbers = {place: number for number, place in enumerate(sorted(set(places)), start=1)}  # not each block has all
     return tuple(
@@ -27,23 +27,23 @@ def numbered(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:
     )
 
 
-def of(groups: Sequence[Group]) -> Mapping[int, Sequence[Group]]:
-    """The groups of each unit, by its number, in the order of the plan."""
-    found: dict[int, list[Group]] = {number: [] for number in sorted({group.unit for group in groups})}
+def group_by_shard(groups: Sequence[Group]) -> Mapping[int, Sequence[Group]]:
+    """Return the groups of each shard, by its number, in the order of the plan."""
+    groups_by_unit: dict[int, list[Group]] = {number: [] for number in sorted({group.unit for group in groups})}
     for group in groups:
-        found[group.unit].append(group)
-    return found
+        groups_by_unit[group.unit].append(group)
+    return groups_by_unit
 
 
-def only(plan: Plan, number: int | None) -> Plan:
-    """The plan with one unit of it left, or whole if none is asked for; the digest stays that of the whole.
+def select_shard(plan: Plan, number: int | None) -> Plan:
+    """Return the plan with one shard left, or whole without a number; its digest stays that of the whole.
 
     Raises:
         ConfigError: it has no such unit.
     """
     if number is None:
         return plan
-    units = of(plan.groups)
+    units = group_by_shard(plan.groups)
     if number not in units:
         raise ConfigError(
             f"unit={number}: the plan has {counted(len(units), 'unit')}, numbered from 1; choose one of them"
@@ -52,8 +52,7 @@ def only(plan: Plan, number: int | None) -> Plan:
     return dataclasses.replace(plan, groups=groups, devices=tuple(dict.fromkeys(group.device for group in groups)))
 
 
-def _cases(groups: Sequence[Group]) -> Mapping[str, int]:
-    """The case of each program, by its digest; numbered in the order of the digests, the same on every machine."""
+def _number_cases(groups: Sequence[Group]) -> Mapping[str, int]:
     cases: list[set[str]] = []
     for group in groups:
         programs = {job.workload.digest for job in group.jobs}

@@ -24,7 +24,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import config_folders
 from pipeline.plan import option_values
 from pipeline.plan.script_options import ScriptConfig
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.workload_config import WorkloadConfig
 
 KINDS: dict[str, type[WorkloadConfig]] = {kind.NODE: kind for kind in (WorkloadConfig, ScriptConfig)}
 """Those of no option class: by the names that a YAML extends them by."""
@@ -51,13 +51,15 @@ def load(name: str) -> type[WorkloadConfig]:
         hints = typing.get_type_hints(options)
         flags = [field.name for field in dataclasses.fields(options) if field.metadata.get("is_flag", True)]
         option_values.refuse_types({name: hints[name] for name in flags})
-        own = [(field.name, hints[field.name], _redeclared(options, field)) for field in dataclasses.fields(options)]
+        declared = [
+            (field.name, hints[field.name], _redeclare(options, field)) for field in dataclasses.fields(options)
+        ]
         common = [
             (key, _HINTS[key], dataclasses.field(default=default, metadata=field.metadata))
             for key, field in _COMMON.items()
-            if (default := _default_of(options, name, key)) is not None and key not in hints
+            if (default := _choose_default(options, name, key)) is not None and key not in hints
         ]
-        joined = dataclasses.make_dataclass(options.__name__, [*common, *own], bases=(options, WorkloadConfig))
+        joined = dataclasses.make_dataclass(options.__name__, [*common, *declared], bases=(options, WorkloadConfig))
         joined.__module__, joined.__qualname__ = __name__, name.replace(".", "__")
         OmegaConf.structured(joined)
     except (OmegaConfBaseException, TypeError, NameError, ValueError) as error:
@@ -72,7 +74,7 @@ def __getattr__(name: str) -> type[WorkloadConfig]:
     return load(name.replace("__", "."))
 
 
-def node_of(name: str) -> DictConfig:
+def make_node(name: str) -> DictConfig:
     """Return the schema that the YAML of a workload extends; ConfigError as of `load`."""
     return open_maps(OmegaConf.structured(load(name)))
 
@@ -134,8 +136,7 @@ def _files(folder: Path) -> Iterator[Path]:
     return (folder / "workload").glob("*.yaml")
 
 
-def _redeclared(options: type[Any], option: dataclasses.Field[Any]) -> Any:
-    """Return a field as a class of its own needs it: with a default, and with what it says in a class above."""
+def _redeclare(options: type[Any], option: dataclasses.Field[Any]) -> Any:
     above = [vars(kind).get("__dataclass_fields__", {}).get(option.name) for kind in options.__mro__]
     metadata: Mapping[str, Any] = next(
         (declared.metadata for declared in above if declared is not None and declared.metadata), {}
@@ -146,7 +147,7 @@ def _redeclared(options: type[Any], option: dataclasses.Field[Any]) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def _default_of(options: type[Any], name: str, key: str) -> object:
+def _choose_default(options: type[Any], name: str, key: str) -> object:
     """Return what a class of options sets a key to that every workload has; `None` if it leaves it as it is."""
     if key == "options":
         return name
@@ -157,7 +158,7 @@ def _default_of(options: type[Any], name: str, key: str) -> object:
     return getattr(options, key, None)
 
 
-def root_of(kind: type[WorkloadConfig]) -> tuple[Path, ...]:
+def find_root(kind: type[WorkloadConfig]) -> tuple[Path, ...]:
     """Return the folder that the modules of an option class are found in; none of a kind without such a class."""
     module = (kind.options or "").rpartition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -167,5 +168,4 @@ def root_of(kind: type[WorkloadConfig]) -> tuple[Path, ...]:
 
 
 def _is_package(name: str) -> bool:
-    """Tell whether a class stands in a package itself and in no module of it."""
     return hasattr(sys.modules[name.rpartition(".")[0]], "__path__")

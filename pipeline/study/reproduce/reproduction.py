@@ -21,14 +21,14 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.paths import expanded
 from pipeline.observe.group_result import GroupResult
-from pipeline.plan import programs, read
+from pipeline.plan import job_entries, read
 from pipeline.plan.experiment_names import is_rehearsal, name_reproductions, separate_rehearsals
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config
 from pipeline.record.stored_group import Original
 from pipeline.record.tracking_sender import Sender
-from pipeline.study.reproduce import config as recorded_config
 from pipeline.study.reproduce import differences
+from pipeline.study.reproduce import recorded_config as recorded_config
 
 # What may be given beside `reproduce`: where it runs, who observes it and where the result goes.
 _MAY_BE_GIVEN = (
@@ -57,7 +57,7 @@ class Reproduction:
     unrecorded: Sequence[str]
 
     def only_its_group(self, plan: Plan) -> Plan:
-        """The plan of the original's configuration, cut down to its group; ConfigError if it does not lead there."""
+        """Cut the plan of the original's configuration down to its group; ConfigError if it has none."""
         alike = [group for group in plan.groups if group.digest == self.original.get_fact("digest")]
         block = self.original.get_fact("block")
         alike = alike or [g for g in plan.groups if g.name == self.original.name and str(g.block) == block]
@@ -71,25 +71,25 @@ class Reproduction:
         return dataclasses.replace(plan, groups=(group,), devices=(group.device,))
 
     def describe(self, plan: Plan, inventory: Inventory, facts: Mapping[str, str]) -> str:
-        """What is run again and what is not as it was; ConfigError if `reproduce_strict` forbids a difference."""
+        """Describe what is run again and what differs; ConfigError if `reproduce_strict` forbids a difference."""
         original = self.original
-        found = differences.find(original, plan.groups[0], inventory, facts)
+        lines = differences.find(original, plan.groups[0], inventory, facts)
         if self.unrecorded:
-            found.append(
+            lines.append(
                 f"settings that the original did not have, now at their defaults: {', '.join(self.unrecorded)}"
             )
-        if found and self.config.reproduce_strict:
+        if lines and self.config.reproduce_strict:
             raise ConfigError(
-                f"reproduce={original.run_id}: reproduce_strict=true, but there are differences: " + "; ".join(found)
+                f"reproduce={original.run_id}: reproduce_strict=true, but there are differences: " + "; ".join(lines)
             )
         block = original.get_fact("block")
         what = f"reproduces {original.name}, block {block}, of {original.experiment} ({original.run_id})"
-        lines = [f"    differs: {line}" for line in found] or ["    no recorded fact differs"]
-        lines += [f"    {line}" for line in differences.masked_scripts(original, plan.groups[0])]
+        lines = [f"    differs: {line}" for line in lines] or ["    no recorded fact differs"]
+        lines += [f"    {line}" for line in differences.list_masked_scripts(original, plan.groups[0])]
         return "\n".join([what, *lines])
 
     def side_by_side(self, row: GroupResult) -> str:
-        """Metric, original, now and their ratio, as an aligned table; what one of them lacks is `-`."""
+        """Format metrics, original, now and their ratio, as an aligned table; what one of them lacks is `-`."""
         before, now = self.original.metrics, row.metrics
         names = {*before, *now}
         lines = [("metric", "original", "now", "ratio")]
@@ -97,11 +97,11 @@ class Reproduction:
         for name in sorted(names):
             was, is_now = before.get(name), now.get(name)
             ratio = "-" if not was or is_now is None else f"{is_now / was:.3f}"
-            lines.append((name, _figure(was), _figure(is_now), ratio))
+            lines.append((name, _format_figure(was), _format_figure(is_now), ratio))
         return "\n".join(words.aligned(lines))
 
 
-def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoStack) -> Reproduction:
+def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, stack: UndoStack) -> Reproduction:
     """Read the original and make its configuration the one of this study.
 
     Raises:
@@ -110,29 +110,29 @@ def prepare(composed: DictConfig, config: Config, sender: Sender, stack: UndoSta
     """
     run_id = config.reproduce
     assert run_id is not None
-    given = _given()
-    _refuse_others(run_id, given, ("workload", "sizes", "mix", "env"))  # what of these may be, the original says
+    keys = _list_typed_keys()
+    _refuse_others(run_id, keys, ("workload", "sizes", "mix", "env"))  # what of these may be, the original says
     store = config.tracking.uri or str(expanded("tracking.root", config.tracking.root).resolve())
     original = sender.recall(run_id, store)
-    whole, unrecorded = recorded_config.config_of(original)
-    recorded = OmegaConf.to_container(whole)
+    config_again, unrecorded = recorded_config.config_of(original)
+    recorded = OmegaConf.to_container(config_again)
     assert isinstance(recorded, dict)
-    hidden = list(secrets.places_of_hidden({key: each for key, each in recorded.items() if key != "tracking"}))
-    _refuse_others(run_id, given, hidden)
-    if lacking := [key for key in hidden if key not in given]:
+    hidden = list(secrets.find_hidden_keys({key: value for key, value in recorded.items() if key != "tracking"}))
+    _refuse_others(run_id, keys, hidden)
+    if lacking := [key for key in hidden if key not in keys]:
         raise ConfigError(
             f"reproduce={run_id}: what looks like a secret is not recorded; give again "
             + ", ".join(f"{key}=..." for key in lacking)
         )
-    with open_dict(whole):
-        whole.tracking = composed.tracking
+    with open_dict(config_again):
+        config_again.tracking = composed.tracking
         for key in _OF_THE_START:
-            whole[key] = composed[key]
-        for key in given:
-            _take_over(whole, composed, key, hidden)
-        _build_from_locks(whole, original, stack)
-    (typed,) = read.read([whole])
-    if "tracking.experiment" in given:
+            config_again[key] = composed[key]
+        for key in keys:
+            _take_over(config_again, composed, key, hidden)
+        _build_from_locks(config_again, original, stack)
+    (typed,) = read.read([config_again])
+    if "tracking.experiment" in keys:
         separate_rehearsals([typed])
     else:
         typed.tracking.experiment = name_reproductions(original.experiment, is_rehearsed=is_rehearsal(typed))
@@ -146,51 +146,49 @@ def refuse_sweep(configs: Sequence[Config], *, is_sweep: bool) -> None:
         raise ConfigError("reproduce=RUN runs one group again; give it without -m and without an experiment")
 
 
-def _given() -> list[str]:
-    """The keys of the command line."""
+def _list_typed_keys() -> list[str]:
     if not HydraConfig.initialized():
         return []
     return [user_command.key_of(word) for word in HydraConfig.get().overrides.task]
 
 
-def _refuse_others(run_id: str, given: Sequence[str], hidden: Sequence[str]) -> None:
+def _refuse_others(run_id: str, keys: Sequence[str], hidden: Sequence[str]) -> None:
     allowed = (*_MAY_BE_GIVEN, *hidden)
-    others = [key for key in given if not any(key == may or key.startswith(f"{may}.") for may in allowed)]
-    if others:
+    refused = [key for key in keys if not any(key == may or key.startswith(f"{may}.") for may in allowed)]
+    if refused:
         raise ConfigError(
-            f"reproduce={run_id} runs a group as it was, so {', '.join(others)} cannot be given; allowed are "
+            f"reproduce={run_id} runs a group as it was, so {', '.join(refused)} cannot be given; allowed are "
             f"{', '.join(key for key in _MAY_BE_GIVEN if not key.startswith('reproduce'))} (and keys below them)"
         )
 
 
-def _take_over(whole: DictConfig, composed: DictConfig, key: str, hidden: Iterable[str] = ()) -> None:
+def _take_over(config: DictConfig, composed: DictConfig, key: str, hidden: Iterable[str] = ()) -> None:
     """Let what the command line gives take the original's place; where that was hidden, it says all else as it did."""
     if key in hidden:
-        recorded, value = _plain(whole, key), _plain(composed, key)
+        recorded, value = _select(config, key), _select(composed, key)
         if secrets.mask(value, key) != recorded:
             was = shlex.join(map(str, recorded)) if isinstance(recorded, list) else recorded
             raise ConfigError(f"{key} differs from the original's in more than its secrets: there, it is {was}")
-        OmegaConf.update(whole, key, value, merge=False)
+        OmegaConf.update(config, key, value, merge=False)
     elif key == "data.root":
-        for workload in (whole.workload, *whole.sizes.values()):
+        for workload in (config.workload, *config.sizes.values()):
             if "data_root" in workload:
                 workload.data_root = composed.data.root
     elif key.partition(".")[0] in ("gpu", "listeners", "exporter", "limits"):
         parent, _, name = key.rpartition(".")
         if name in (OmegaConf.select(composed, parent) if parent else composed):
-            OmegaConf.update(whole, key, OmegaConf.select(composed, key), merge=False)
+            OmegaConf.update(config, key, OmegaConf.select(composed, key), merge=False)
         else:  # as after ~listeners.smi
-            (OmegaConf.select(whole, parent) if parent else whole).pop(name, None)
+            (OmegaConf.select(config, parent) if parent else config).pop(name, None)
 
 
-def _plain(config: DictConfig, key: str) -> Any:
+def _select(config: DictConfig, key: str) -> Any:
     value = OmegaConf.select(config, key)
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-def _build_from_locks(whole: DictConfig, original: Original, stack: UndoStack) -> None:
-    """Let environments that are built from a file be built from the lock that the original recorded."""
-    if "file" not in whole.env or not original.job_locks:
+def _build_from_locks(config: DictConfig, original: Original, stack: UndoStack) -> None:
+    if "file" not in config.env or not original.job_locks:
         return
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="colloc-locks-")))
     # The only job of a mix's baseline is the first of its group, whatever its place in the mix.
@@ -205,12 +203,12 @@ def _build_from_locks(whole: DictConfig, original: Original, stack: UndoStack) -
         path.write_text(text, encoding="utf-8")
         job = jobs.get(index, {})
         if job.get("size") is not None:
-            whole.sizes[job["size"]].env_file = str(path)
-        elif whole.mix is None or job["entry"] >= len(whole.mix):  # a neighbour, which is a copy of it
-            whole.workload.env_file = str(path)
+            config.sizes[job["size"]].env_file = str(path)
+        elif config.mix is None or job["entry"] >= len(config.mix):  # a neighbour, which is a copy of it
+            config.workload.env_file = str(path)
         else:
-            whole.mix[job["entry"]] = programs.with_environment(whole.mix[job["entry"]], path)
+            config.mix[job["entry"]] = job_entries.replace_environment(config.mix[job["entry"]], path)
 
 
-def _figure(value: float | None) -> str:
+def _format_figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"

@@ -24,7 +24,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
-from pipeline.plan import describe
+from pipeline.plan import plan_text
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import ForeignLoad
 from pipeline.prepare.device import lease
@@ -34,7 +34,7 @@ from pipeline.record.owner import spell_close_command
 from pipeline.record.spool import Spool
 from pipeline.record.store import local_store
 from pipeline.study import executor, plans, stored_results, summary
-from pipeline.study.request import StudyRequest
+from pipeline.study.study_request import StudyRequest
 
 _BUSY_SHARE = 0.25
 """Of the CPUs: other programs that use more are said before anything is measured."""
@@ -44,7 +44,7 @@ _AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
 _SIGNAL_EARLY_S = 90.0
 
 
-class Study:
+class StudyRun:
     """A plan on its way through the machine."""
 
     def __init__(self, request: StudyRequest, inventory: Inventory, plan: Plan, *, waited_s: float) -> None:
@@ -68,19 +68,19 @@ class Study:
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
         # What a killed orchestrator left is cleared before anybody is called a stranger.
-        found = plans.end_leftovers(self.root)
-        self.unsent = found.ready
+        survey = plans.end_leftovers(self.root)
+        self.unsent = survey.ready
         if self.config.unit is None:  # else other workers may well be at work there
-            self._say_what_other_hosts_left(found)
+            self._say_what_other_hosts_left(survey)
         for device in self.plan.devices:
             plans.undo_steps(device, gpu)
             lease.refuse_strangers(device, gpu.tolerate)
 
-    def _say_what_other_hosts_left(self, found: Survey) -> None:
-        for owner, number in Counter(found.elsewhere.values()).items():
+    def _say_what_other_hosts_left(self, survey: Survey) -> None:
+        for owner, number in Counter(survey.elsewhere.values()).items():
             words.say(
-                f"note: {counted(number, 'group')} in {self.root / layout.SPOOL} left alone: host {owner} may be at "
-                f"work on it; if that is gone: {spell_close_command(self.root)}"
+                f"note: host {owner} may still run {counted(number, 'group')} in {self.root / layout.SPOOL}; "
+                f"if that host is gone, run: {spell_close_command(self.root)}"
             )
 
     def run(self, showing: Showing) -> int:
@@ -89,7 +89,7 @@ class Study:
         text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
         programs = {job.workload.script: job.workload for group in self.plan.groups for job in group.jobs}
         origins = {script: provenance.find_origin(workload) for script, workload in programs.items()}
-        artifacts = {layout.PLAN: f"{describe.as_text(self.plan)}\n", layout.PROVENANCE: text}
+        artifacts = {layout.PLAN: f"{plan_text.format_plan(self.plan)}\n", layout.PROVENANCE: text}
         tracking, interpreters = self.config.tracking, self.inventory.interpreters
         self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
         if tracking.uri is not None or not local_store.is_ready(self.root, self.plan.experiment):
@@ -99,7 +99,7 @@ class Study:
         if self.config.resume != Resume.NO:
             groups, known = stored_results.divide(self.request, self.plan, self.inventory)
         self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
-        for line in describe.remarks(self.plan):
+        for line in plan_text.list_remarks(self.plan):
             words.say(line)
         self._warn_of_other_programs()
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
@@ -122,24 +122,22 @@ class Study:
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
 
     def _warn_of_other_programs(self) -> None:
-        """Ask for a quiet machine while nothing has been measured."""
         used, num_cpus = host.read_cpu_use().foreign_since(self.cpu_use), len(os.sched_getaffinity(0))
         if used > _BUSY_SHARE * num_cpus:
             keep = "" if self.config.foreign_load is ForeignLoad.note else ", or foreign_load=note keeps them"
             words.say(
-                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host.load_in_words()}); groups whose "
+                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host.describe_load()}); groups whose "
                 f"jobs wait for CPUs will be marked: measure on a quiet machine{keep}"
             )
 
     def _describe_limit(self, elapsed_s: float) -> str:
-        """Say that the time limit is near, if it is: Slurm signals a task up to a minute before it was asked to."""
         limit_s = self.config.time_limit_s
         is_near = limit_s is not None and limit_s - elapsed_s - self.waited_s < _SIGNAL_EARLY_S
         return f", near the end of its time (time_limit_s={limit_s:g})" if is_near else ""
 
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters, self.request.invocation)
-        facts |= stored_results.facts_of(self.request, self.plan) | {"beside": str(self.config.gpu.beside)}
+        facts |= stored_results.list_plan_facts(self.request, self.plan) | {"beside": str(self.config.gpu.beside)}
         if self.config.unit is not None:
             facts["unit"] = str(self.config.unit)
         if self.config.resume == Resume.ACCEPT_ENVIRONMENT:
@@ -148,14 +146,13 @@ class Study:
             facts["reproduces"] = self.request.reproduction.original.run_id
         return facts
 
-    def _own_files(self) -> set[Path]:
-        """What is written beside the store: a simulated machine, and what a launcher puts where its plan file lies."""
+    def _list_own_files(self) -> set[Path]:
         machine = {self.request.simulated.file} if self.request.simulated is not None else set()
-        found = machine | {file.with_name(f"{file.name}.bin") for file in machine}
+        files = machine | {file.with_name(f"{file.name}.bin") for file in machine}
         if self.config.plan_file is not None:
             plan_file = expanded("plan_file", self.config.plan_file).absolute()
-            found |= {plan_file, plan_file.parent}
-        return found
+            files |= {plan_file, plan_file.parent}
+        return files
 
     def _wait_for_store(self) -> None:
         """Wait until the store is open. A worker of a launcher, which found it open, may find its server away.
@@ -170,7 +167,7 @@ class Study:
         except TrackingError as error:
             if self.config.plan_file is None or self.config.resume != Resume.NO:
                 raise
-            words.say(f"warning: {error}; results wait in the spool")
+            words.say(f"warning: {error}; what is measured waits in the spool")
 
     def _send_what_others_left(self) -> None:
         for folder in self.unsent:
@@ -189,7 +186,7 @@ class Study:
 
         servers = executor.warm_start(groups, self.inventory.interpreters, is_enabled=self.config.warm_start)
         with UndoStack() as stack:
-            shared = executor.Shared(
+            shared = executor.StudyResources(
                 interpreters=self.inventory.interpreters,
                 spool=self.spool,
                 sender=self.sender,
@@ -197,7 +194,7 @@ class Study:
                 view=watch,
                 rehearsal=self.request.simulated,
                 outputs=self.request.invocation.outputs,
-                own_files=self._own_files(),
+                own_files=self._list_own_files(),
             )
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
             for group in groups:
@@ -211,12 +208,11 @@ class Study:
                 self._take_in([row])
 
     def _take_in(self, rows: Sequence[GroupResult]) -> None:
-        """Compare rows with the others, and have the store told what is new by that."""
         self.rows += rows
-        told = {row.group.digest: row for row in rows}
-        found = {changed.group.digest: changed for row in rows for changed in self.comparison.add(row)}
-        for digest, changed in found.items():
-            known = told.get(digest)
+        new_rows = {row.group.digest: row for row in rows}
+        changes = {changed.group.digest: changed for row in rows for changed in self.comparison.add(row)}
+        for digest, changed in changes.items():
+            known = new_rows.get(digest)
             if (
                 known is not None
                 and changed.result is known.result
@@ -249,7 +245,7 @@ class Study:
         """Send what is left; after a signal there is not much time for that, and the spool keeps what is not sent."""
         until_s = time.monotonic() + _AFTER_SIGNAL_S if interrupts.has_ended_work() else None
         try:
-            with interrupts.let_through():
+            with interrupts.allow():
                 self.sender.rest(until_s)
                 for folder in list(self.sender.unsent):
                     self.sender.send(folder)  # the server may be back
@@ -263,11 +259,10 @@ class Study:
         self.spool.remove_if_empty()
 
     def _say_what_waits(self) -> bool:
-        """Say what is not in the store yet, and how it gets there; returns whether all of this study is."""
         unsent, late = len(self.sender.unsent), len(self.spool.list_unsent_amendments())
         of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
         if unsent or late:
-            command = entry_points.spell("tracking", "flush", "--root", str(self.root), python=sys.executable)
+            command = entry_points.spell("tracking", "flush", "--root", str(self.root))
             figures = f"figures of {words.counted(late, 'group')}"
             what = words.counted(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
             words.say(

@@ -1,4 +1,4 @@
-"""Which names are those of secrets: `HF_TOKEN`, `--api-key`, `PGPASSWORD`, and not `max_tokens` or `tokenizer`.
+"""Judge what is a secret: by its name (`HF_TOKEN`, `--api-key`, not `max_tokens`), or by what a value looks like.
 
 A name is judged by its whole words: what is hidden although it is no secret must be given again to reproduce a run.
 """
@@ -12,7 +12,7 @@ from functools import lru_cache
 
 
 class Secrecy(enum.IntEnum):
-    """How surely a name is that of a secret.
+    """The certainty that a name is that of a secret.
 
     `AMBIGUOUS` names, as `token` and `key`, are those of other things too: in prose and in source code, what stands
     beside one of them is hidden only if it looks like a secret. Values of `LIKELY` and `AMBIGUOUS` names that can be no
@@ -106,16 +106,11 @@ def secrecy_of(name: str) -> Secrecy:
     if last.lower() in _EXTENSIONS:
         return Secrecy.NONE
     inherited = secrecy_of(parents) if parents else Secrecy.NONE  # credentials.user, secrets.database
-    own = _of_words(last)
-    return own if inherited is Secrecy.AMBIGUOUS else max(own, inherited)
+    secrecy = _judge_words(last)
+    return secrecy if inherited is Secrecy.AMBIGUOUS else max(secrecy, inherited)
 
 
-def names_secret(name: str) -> bool:
-    """Tell whether what goes by a name is a secret, unless its value can be none."""
-    return secrecy_of(name) is not Secrecy.NONE
-
-
-def _of_words(name: str) -> Secrecy:
+def _judge_words(name: str) -> Secrecy:
     words = [word.lower() for word in _WORD.findall(name)]
     while len(words) > 1 and words[-1] in _DROPPED:
         words.pop()
@@ -125,14 +120,13 @@ def _of_words(name: str) -> Secrecy:
         return Secrecy.CERTAIN
     if any(map(_LIKELY.fullmatch, words)):
         return Secrecy.LIKELY
-    return _of_noun(words[-1], words[-2] if len(words) > 1 else "", is_variable=name.isupper())
+    return _judge_noun(words[-1], words[-2] if len(words) > 1 else "", is_variable=name.isupper())
 
 
-def _of_noun(noun: str, before: str, *, is_variable: bool) -> Secrecy:
-    """Judge a name by its last word and the one before it; `is_variable` is one in capitals."""
+def _judge_noun(noun: str, before: str, *, is_variable: bool) -> Secrecy:
     match noun:
         case "token" | "key":
-            return _unless(before, _NO_TOKEN if noun == "token" else _NO_KEY)
+            return _judge_unless(before, _NO_TOKEN if noun == "token" else _NO_KEY)
         case "tokens" | "keys":
             if not before:
                 return Secrecy.AMBIGUOUS if noun == "tokens" else Secrecy.NONE
@@ -140,17 +134,75 @@ def _of_noun(noun: str, before: str, *, is_variable: bool) -> Secrecy:
             is_secret = before in _OF_ACCOUNTS or (is_variable and before not in ordinary)
             return Secrecy.LIKELY if is_secret else Secrecy.NONE
         case "pass":
-            return _unless(before, _NO_PASS)
+            return _judge_unless(before, _NO_PASS)
         case "pat" | "pats":
-            return _unless(before, _NO_PATTERN)
+            return _judge_unless(before, _NO_PATTERN)
         case "bearer" | "cookie" | "cookies" | "pw":
             return Secrecy.LIKELY
         case "auth" | "pwd" | "sas" | "sig":
-            return _unless(before, frozenset())
+            return _judge_unless(before, frozenset())
     return Secrecy.NONE
 
 
-def _unless(before: str, ordinary: frozenset[str]) -> Secrecy:
+def _judge_unless(before: str, ordinary: frozenset[str]) -> Secrecy:
     if before in ordinary:
         return Secrecy.NONE
     return Secrecy.LIKELY if before else Secrecy.AMBIGUOUS
+
+
+HIDDEN = "<hidden>"
+"""Stands in a record where a secret was."""
+
+# What stands for a value: a variable, a field that is filled in later.
+_REFERENCE = re.compile(
+    r"\$\{[^}]*\}|\$[A-Z_][A-Z0-9_]*\b|\$\([^)]*\)?|\{\{.*?\}\}|\{[A-Za-z_][\w.\[\]'\"()]*\}|%[A-Z_]+%|%\(\w+\)s|\.{3}"
+)
+_SCHEME = re.compile(r"(?:basic|bearer|token|digest|negotiate|apikey)\b", re.IGNORECASE)
+_NO_VALUES = frozenset(("", "true", "false", "none", "null", "yes", "no", "on", "off", HIDDEN))
+_METHODS = word_set(
+    "anonymous auto basic bearer default digest iam int kerberos lambda ldap negotiate ntlm oauth oauth2 optional"
+    " password required sasl self ssl str string token"
+)
+_PATH = re.compile(
+    r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@ -]*)+"
+    r"|(?:[\w.-]+/)*[\w-]+\.(?:cfg|crt|ini|jks|json|key|p12|pem|pub|txt|ya?ml)"
+)
+_NUMBER = re.compile(r"[+-]?(?:\d{1,5}|\d*\.\d+)(?:[eE][+-]?\d+)?")
+_PLAIN_WORD = re.compile(r"[A-Za-z_./:<>|\[\](){}-]*\d{0,4}[\])}>]?|[\w.]+\(.*|[\w-]+=")
+
+
+def is_harmless(value: str, secrecy: Secrecy) -> bool:
+    """Tell whether a value can be no secret, whatever its name: empty, `true`, a variable; unless certain, a path."""
+    if value.lower() in _NO_VALUES:
+        return True
+    rest = _SCHEME.sub("", _REFERENCE.sub("", value), count=1)
+    if rest != value and not re.search(r"[A-Za-z0-9]", rest):
+        return True
+    if secrecy is Secrecy.CERTAIN:
+        return False
+    return value in ("NAME", "VALUE") or value.lower() in _METHODS or bool(_NUMBER.fullmatch(value)) or is_path(value)
+
+
+def is_path(value: str) -> bool:
+    """Tell whether a value is the path of a file, and no key in base64 that begins with a slash."""
+    if not _PATH.fullmatch(value):
+        return False
+    return not any(
+        len(part) > 24 and re.search(r"\d", part) and not part.islower() for part in re.split(r"[/\\]", value)
+    )
+
+
+def looks_secret(value: str) -> bool:
+    """Tell whether a word looks like a secret rather than like a word of a language or of a program."""
+    value = _REFERENCE.sub("", value)
+    return len(value) >= 6 and not re.search(r"\s", value) and not _PLAIN_WORD.fullmatch(value)
+
+
+def is_reference(value: str) -> bool:
+    """Tell whether a value only stands for one: `$HF_TOKEN`, `${USER}:${TOKEN}`."""
+    return not re.search(r"[A-Za-z0-9]", _REFERENCE.sub("", value))
+
+
+def hide(value: str) -> str:
+    """Give what stands in the place of a secret: as many lines as it has."""
+    return HIDDEN + "\n" * value.count("\n")

@@ -1,4 +1,4 @@
-"""What a job's own `mlflow.*` calls left in its folder, read from MLflow's file store as plain files.
+"""The file store of a job's own `mlflow.*` calls, read as plain files.
 
 MLflow's own reader (3.17) refuses a whole store for one torn line, which a killed job leaves, and reads step 0 for
 every metric that names a data set. Layout: <experiment>/<run>/{meta.yaml,metrics/,params/,tags/,artifacts/}.
@@ -42,21 +42,19 @@ class ScriptRun:
 
 
 def read_script_runs(store: Path, most_points: int = MOST_POINTS) -> list[ScriptRun]:
-    """Return every run of a file store in the order in which they began; nothing if the script never used MLflow.
-
-    Args:
-        store: the folder of the file store.
-        most_points: kept of a metric.
-    """
-    found = []
+    """Return every run of a file store, oldest first, with at most so many points of a metric."""
+    folders = []
     for meta_file in store.glob("[!.]*/*/meta.yaml"):
         meta = _meta(meta_file)
         if meta is not None and "run_id" in meta and meta.get("lifecycle_stage") != "deleted":
-            found.append((_start(meta), meta_file.parent))
+            start = meta.get("start_time")
+            folders.append((start if isinstance(start, int) else 0, meta_file.parent))
     runs = []
-    for number, (_, folder) in enumerate(sorted(found), start=1):
+    for number, (_, folder) in enumerate(sorted(folders), start=1):
         prefix = "" if number == 1 else f"run{number}/"
-        files = {path.relative_to(folder / "metrics").as_posix(): path for path in _files(folder / "metrics")}
+        metrics_folder = folder / "metrics"
+        paths = regular_files.list_files(metrics_folder).files
+        files = {path.relative_to(metrics_folder).as_posix(): path for path in paths}
         metrics = {key: _points(path, most_points) for key, path in files.items()}
         runs.append(
             ScriptRun(
@@ -79,27 +77,18 @@ def _meta(path: Path) -> dict[str, Any] | None:
     return meta if isinstance(meta, dict) else None
 
 
-def _start(meta: dict[str, Any]) -> int:
-    start = meta.get("start_time")
-    return start if isinstance(start, int) else 0
-
-
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Key and content of each file below a folder; a slash in a key makes a folder there."""
-    for path in _files(folder):
+    """Yield key and content of each file below a folder; a slash in a key makes a folder there."""
+    for path in regular_files.list_files(folder).files:
         with suppress(OSError):
             yield path.relative_to(folder).as_posix(), regular_files.read_text(path)
 
 
-def _files(folder: Path) -> tuple[Path, ...]:
-    return regular_files.below(folder).files
-
-
 def _points(path: Path, most: int) -> PointSeries:
-    """The whole lines `ms value [step [data set, its digest]]` of a metric's file; a line without its end is torn."""
+    """Read the whole lines `ms value [step [data set, its digest]]` of a metric; a line without its end is torn."""
     points = PointSeries(most=most)
     with suppress(OSError):
-        for block in regular_files.line_blocks(path, _BLOCK_BYTES):
+        for block in regular_files.read_line_blocks(path, _BLOCK_BYTES):
             for line in block.split(b"\n")[:-1]:
                 parts = line.split(b" ")
                 if len(parts) in (2, 3, 5):

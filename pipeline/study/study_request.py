@@ -14,15 +14,15 @@ from omegaconf import DictConfig
 from pipeline import rehearsal
 from pipeline.base.domain.protocols import Exporter
 from pipeline.base.domain.records import Device, Plan, Resume
-from pipeline.base.system import factory, words
+from pipeline.base.system import factory, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.paths import expanded
-from pipeline.plan import feasible, read, units
-from pipeline.plan import plan as planning
+from pipeline.plan import feasibility, overrides, read, shards
+from pipeline.plan import plan_builder as planning
 from pipeline.plan.experiment_names import separate_rehearsals
 from pipeline.plan.inventory import Inventory
-from pipeline.plan.programs import refuse_unread
+from pipeline.plan.job_entries import refuse_unread
 from pipeline.plan.schema import Config
 from pipeline.record import invocation as invocations
 from pipeline.record import provenance
@@ -30,8 +30,7 @@ from pipeline.record.invocation import Invocation
 from pipeline.record.store import local_store
 from pipeline.record.tracking_sender import Sender
 from pipeline.rehearsal import Rehearsal
-from pipeline.study.reproduce import reproduce
-from pipeline.study.reproduce.reproduce import Reproduction
+from pipeline.study.reproduce.reproduction import Reproduction, prepare_reproduction, refuse_sweep
 
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = (
@@ -43,7 +42,7 @@ _STUDY_KEYS = (
 
 @dataclass(slots=True, kw_only=True)
 class StudyRequest:
-    """What a user asked for, read and checked; nothing of it outlives its study.
+    """A study request: the configurations of a user, read and checked; nothing of it outlives its study.
 
     Attributes:
         invocation: how this process was started.
@@ -81,13 +80,13 @@ class StudyRequest:
         return expanded("tracking.root", self.config.tracking.root).resolve()
 
     def plan(self, inventory: Inventory) -> Plan:
-        """The plan, checked; of a reproduction its one group, and it is said how that differs from the original."""
+        """Make and check the plan; of a reproduction its one group, with the differences from the original."""
         if self.reproduction is None:
-            whole = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
-            return units.only(feasible.checked(whole), self.config.unit)
+            full_plan = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
+            return shards.select_shard(feasibility.check_plan(full_plan), self.config.unit)
         # As in a sweep, so that the original may be a baseline that nobody asked for.
-        whole = planning.build_plan(self.configs, inventory, is_sweep=True)
-        plan = feasible.checked(self.reproduction.only_its_group(whole))
+        full_plan = planning.build_plan(self.configs, inventory, is_sweep=True)
+        plan = feasibility.check_plan(self.reproduction.only_its_group(full_plan))
         facts = provenance.collect(inventory.interpreters, self.invocation)
         differences = self.reproduction.describe(plan, inventory, facts)
         if differences != self.differences:
@@ -103,13 +102,7 @@ def read_request(
     *,
     is_sweep: bool,
 ) -> StudyRequest:
-    """Read and check the configurations of a study.
-
-    Args:
-        composed: one a combination.
-        stack: what ends its tracking process and its simulated machine.
-        take_sender: gives the tracking process.
-        is_sweep: whether they are a sweep, which has baselines of its own.
+    """Read and check the configurations of a study, one a combination; `stack` ends the processes that this starts.
 
     Raises:
         ConfigError: no study can be made of them.
@@ -121,15 +114,16 @@ def read_request(
     separate_rehearsals(configs)
     if first.reproduce is None:
         refuse_unread(invocation.words[1:], configs, composed)
-    reproduce.refuse_sweep(configs, is_sweep=is_sweep)
-    exporter: Exporter = factory.instance(factory.spec_of(first.exporter, without=frozenset({"name"})))
+    overrides.refuse_integers(user_command.divide(invocation.words[1:])[0], composed[0])
+    refuse_sweep(configs, is_sweep=is_sweep)
+    exporter: Exporter = factory.instance(factory.make_spec(first.exporter, without=frozenset({"name"})))
     sender = reproduction = None
     resumes, reproduces = first.resume != Resume.NO, first.reproduce is not None
     if not first.dry_run or resumes or reproduces or _has_store(first):
         # MLflow takes seconds to import, so its process starts first; it touches nothing until it is told to.
         sender = stack.enter_context(take_sender())
         if first.reproduce is not None:
-            reproduction = reproduce.prepare(composed[0], first, sender, stack)
+            reproduction = prepare_reproduction(composed[0], first, sender, stack)
             configs = [reproduction.config]
     simulated = stack.enter_context(rehearsal.prepared(configs))
     return StudyRequest(
@@ -144,7 +138,6 @@ def read_request(
 
 
 def _has_store(config: Config) -> bool:
-    """Whether there is a store that a dry run may read: it must neither make one nor bring one up to date."""
     tracking = config.tracking
     return tracking.uri is not None or local_store.is_ready(
         expanded("tracking.root", tracking.root), tracking.experiment

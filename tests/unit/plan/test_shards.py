@@ -6,20 +6,20 @@ import pytest
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.observe.exporters.none import NoExporter
-from pipeline.plan import read, units
-from pipeline.study.request import StudyRequest
+from pipeline.plan import read, shards
+from pipeline.study.study_request import StudyRequest
 from tests.conftest import inventory_of
 
 
 def test_the_units_are_the_blocks_and_make_up_the_plan(make_plan) -> None:
     plan = make_plan(["repeats=3", "degree=2", "baseline=always"])
-    found = units.of(plan.groups)
+    found = shards.group_by_shard(plan.groups)
     assert list(found) == [1, 2, 3]
-    assert [group for number in found for group in units.only(plan, number).groups] == list(plan.groups)
-    third = units.only(plan, 3)
+    assert [group for number in found for group in shards.select_shard(plan, number).groups] == list(plan.groups)
+    third = shards.select_shard(plan, 3)
     assert (third.digest, third.num_planned) == (plan.digest, 6)
     assert {group.block for group in third.groups} == {3}
-    assert units.only(plan, None) is plan
+    assert shards.select_shard(plan, None) is plan
 
 
 def test_a_unit_may_be_a_case_with_all_that_shares_its_baselines(make_plan) -> None:
@@ -27,7 +27,7 @@ def test_a_unit_may_be_a_case_with_all_that_shares_its_baselines(make_plan) -> N
     sweep = [[*by_case, f"workload.batch_size={size}", f"degree={degree}"] for size in (8, 16) for degree in (1, 2)]
     plan = make_plan(*sweep)
     assert plan.unit_sizes == (3, 3, 3, 3)
-    found = list(units.of(plan.groups).values())
+    found = list(shards.group_by_shard(plan.groups).values())
     assert [{group.block for group in members} for members in found] == [{1}, {1}, {2}, {2}]
     programs = [{job.workload.digest for group in members for job in group.jobs} for members in found]
     assert all(len(each) == 1 for each in programs)
@@ -39,20 +39,20 @@ def test_units_are_numbered_without_gaps_where_a_block_lacks_cases(make_plan) ->
     sizes = {8: 1, 16: 3, 32: 2}
     sweep = [["unit_of=case", f"workload.batch_size={size}", f"repeats={times}"] for size, times in sizes.items()]
     plan = make_plan(*sweep)
-    assert list(units.of(plan.groups)) == [1, 2, 3, 4, 5, 6] and len(plan.unit_sizes) == 6
+    assert list(shards.group_by_shard(plan.groups)) == [1, 2, 3, 4, 5, 6] and len(plan.unit_sizes) == 6
     assert [len({group.case for group in plan.groups if group.block == block}) for block in (1, 2, 3)] == [3, 2, 1]
 
 
 def test_mixes_that_share_a_program_are_one_case(make_plan) -> None:
     of_workloads = ["workload@sizes.S=tiny", "workload@sizes.M=robroek_small", "workload@sizes.L=robroek_medium"]
     mixes = [["unit_of=case", *of_workloads, f"mix=[{mix}]", "data.source=synthetic_device"] for mix in ("S,M", "M,L")]
-    assert set(units.of(make_plan(*mixes).groups)) == {1}
+    assert set(shards.group_by_shard(make_plan(*mixes).groups)) == {1}
 
 
 @pytest.mark.parametrize("number", [0, 4, -1])
 def test_a_unit_outside_the_plan_is_refused(make_plan, number) -> None:
     with pytest.raises(ConfigError, match=f"unit={number}: the plan has 3 units, numbered from 1"):
-        units.only(make_plan(["repeats=3"]), number)
+        shards.select_shard(make_plan(["repeats=3"]), number)
 
 
 def test_a_unit_of_groups_that_are_all_skipped_is_one_as_any_other(compose) -> None:

@@ -14,21 +14,23 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import listed
+from pipeline.base.system.words import format_list
 from pipeline.plan import command_line
 from pipeline.plan.schema import Config
 from pipeline.plan.script_options import ScriptConfig
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan.workload_config import WorkloadConfig
 
 _OF_A_WORKLOAD = re.compile(r"(?P<place>workload|sizes\.(?P<size>[^.]+))(\.(?P<below>.+))?")
 _DEFAULT_DEGREE = 2
 _MAX_DEGREE = 10_000
+Entries = list[tuple[str | None, WorkloadConfig]]
+"""The workload of each job, with its name among the sizes if it has one."""
 COMMAND = "command"
 """The key of a mix's entry that holds its command line, beside those of a script."""
 
 
-def chosen(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
-    """The workload of each job, with its name among the sizes if it has one.
+def list_jobs(config: Config) -> Entries:
+    """Return the workload of each measured job, with its name among the sizes if it has one.
 
     Raises:
         ConfigError: there is none, both a degree and a mix are given, or an entry of the mix cannot be understood.
@@ -44,44 +46,44 @@ def chosen(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
         raise ConfigError("mix=[]: name at least one size or command line, as in mix=[S,M]")
     if config.degree is not None:
         raise ConfigError(
-            f"mix={listed(config.mix)} and degree={config.degree} both say how many jobs run: leave degree out, and "
-            "name in the mix each job as often as it shall run"
+            f"mix={format_list(config.mix)} and degree={config.degree} both say how many jobs run; "
+            "leave degree out, and name each job in the mix as often as it shall run"
         )
-    return [_entry(entry, config) for entry in config.mix]
+    return [_read_entry(entry, config) for entry in config.mix]
 
 
-def neighbours(config: Config) -> list[tuple[str | None, WorkloadConfig]]:
-    """The workload of each neighbour: of so many copies of `workload`, or of sizes.
+def list_co_runners(config: Config) -> Entries:
+    """Return the workload of each co-runner: so many copies of `workload`, or sizes.
 
     Raises:
         ConfigError: nobody is measured beside them, or one of them cannot be told to stop.
     """
-    asked = config.neighbours
-    if asked is None or asked == 0 or asked == []:
+    request = config.neighbours
+    if request is None or request == 0 or request == []:
         return []
-    said = f"neighbours={listed(asked) if isinstance(asked, list) else asked}"
+    setting = f"neighbours={format_list(request) if isinstance(request, list) else request}"
     if config.scenario.sequential:
         raise ConfigError(
-            f"{said} and scenario={config.scenario.name}: one job at a time has no neighbours; leave one of them out"
+            f"{setting} and scenario={config.scenario.name}: one job at a time has no neighbours; leave one of them out"
         )
     if config.degree == 0 or config.mix == []:
-        raise ConfigError(f"{said} run beside jobs that are measured, and there are none: give degree=1, or a mix")
-    if type(asked) is int and asked > 0:
-        found: list[tuple[str | None, WorkloadConfig]] = [(None, config.workload)] * asked
-    elif isinstance(asked, list) and all(isinstance(entry, str) and entry in config.sizes for entry in asked):
-        found = [(entry, config.sizes[entry]) for entry in asked]
+        raise ConfigError(f"{setting} run beside jobs that are measured, and there are none: give degree=1, or a mix")
+    if type(request) is int and request > 0:
+        entries: Entries = [(None, config.workload)] * request
+    elif isinstance(request, list) and all(isinstance(entry, str) and entry in config.sizes for entry in request):
+        entries = [(entry, config.sizes[entry]) for entry in request]
     else:
         raise ConfigError(
-            f"{said}: give a number of copies of workload, or a list of names from the sizes "
-            f"{listed(sorted(config.sizes))}"
+            f"{setting}: give a number of copies of workload, or a list of names from the sizes "
+            f"{format_list(sorted(config.sizes))}"
         )
-    for _, workload in found:
+    for _, workload in entries:
         if workload.ends_by_itself:
             raise ConfigError(
-                f"{said}: {workload.name} cannot be told to stop, so it may end before those that are measured; "
+                f"{setting}: {workload.name} cannot be told to stop, so it may end before those that are measured; "
                 "name a workload of the project, or a program that speaks the job protocol"
             )
-    return found
+    return entries
 
 
 def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Sequence[DictConfig]) -> None:
@@ -95,29 +97,28 @@ def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Seq
     Raises:
         ConfigError: a word sets such a workload, or a key of it.
     """
-    run = set().union(*map(_places_run, configs))
+    run = set().union(*map(_list_places, configs))
     for word in typed:
         key, is_set, value = word.partition("=")
-        found = _OF_A_WORKLOAD.fullmatch(user_command.place_of(key))
+        match = _OF_A_WORKLOAD.fullmatch(user_command.place_of(key))
         if (
-            found is None
+            match is None
             or not is_set
             or word.startswith("~")
-            or found["place"] in run
-            or _is_referred_to(found["place"], composed)
+            or match["place"] in run
+            or _is_referred_to(match["place"], composed)
         ):
             continue
-        if size := found["size"]:
+        if size := match["size"]:
             raise ConfigError(f"{word}: no job has the size {size}; name it in the mix, as in 'mix=[{size}]'")
         mix = next(config.mix for config in configs if config.mix)
         size = next((entry for entry in mix if isinstance(entry, str) and entry in configs[0].sizes), None)
-        here = f"sizes.{size}.{found['below']}" if found["below"] else f"workload@sizes.{size}"
-        instead = f"give {here}={value}, or leave one of them out" if size else "leave one of them out"
-        raise ConfigError(f"{word}: mix={listed(mix)} says what runs, and that is none of it; {instead}")
+        place = f"sizes.{size}.{match['below']}" if match["below"] else f"workload@sizes.{size}"
+        instead = f"set {place}={value} instead" if size else "leave one of them out"
+        raise ConfigError(f"{word} has no effect with mix={format_list(mix)}; {instead}")
 
 
-def _places_run(config: Config) -> set[str]:
-    """Where in the configuration the workloads stand that it runs."""
+def _list_places(config: Config) -> set[str]:
     names = [*(config.mix or []), *(config.neighbours if isinstance(config.neighbours, list) else [])]
     places = {f"sizes.{name}" for name in names if isinstance(name, str)}
     return places | {"workload"} if not config.mix or type(config.neighbours) is int else places
@@ -128,39 +129,40 @@ def _is_referred_to(place: str, composed: Sequence[DictConfig]) -> bool:
     return any(refers.search(str(OmegaConf.to_container(config))) for config in composed)
 
 
-def _entry(entry: Any, config: Config) -> tuple[str | None, WorkloadConfig]:
+def _read_entry(entry: Any, config: Config) -> tuple[str | None, WorkloadConfig]:
     if isinstance(entry, str) and entry in config.sizes:
         return entry, config.sizes[entry]
     if isinstance(entry, dict):
-        return None, _script(entry)
+        return None, _read_script(entry)
     if not isinstance(entry, str):
         raise ConfigError("mix: an entry is a size, a command line in quotes, or a map with command or script")
     words = _split(entry)
-    script, args = user_command.program_of(words, f"the entry '{entry}' of mix")
+    script, args = user_command.parse_program(words, f"the entry '{entry}' of mix")
     if len(words) == 1 and "/" not in script and not script.endswith(".py"):
         raise ConfigError(
-            f"mix: {entry} is not among the sizes {listed(sorted(config.sizes))}, nor a command "
+            f"mix: {entry} is not among the sizes {format_list(sorted(config.sizes))}, nor a command "
             "line, such as 'train.py --epochs 3'; add a size with +workload@sizes.NAME=WORKLOAD"
         )
     return None, ScriptConfig(script=script, args=args)
 
 
-def with_environment(entry: Any, file: Path) -> dict[str, Any]:
-    """The entry of a mix that is no size, with another file for its environment."""
+def replace_environment(entry: Any, file: Path) -> dict[str, Any]:
+    """Return an entry of a mix that is no size, with another file for its environment."""
     return {**({COMMAND: entry} if isinstance(entry, str) else entry), "env_file": str(file)}
 
 
-def _script(entry: dict[str, Any]) -> ScriptConfig:
-    """An entry with keys of its own: `command`, and all that a script's workload has."""
-    keys = sorted(each.name for each in fields(ScriptConfig))
+def _read_script(entry: dict[str, Any]) -> ScriptConfig:
+    keys = sorted(field.name for field in fields(ScriptConfig))
     if unknown := sorted(set(entry) - {COMMAND, *keys}):
         raise ConfigError(f"mix: an entry has no key {unknown[0]}; there are {COMMAND}, {', '.join(keys)}")
     values = dict(entry)
     if COMMAND in values:
         command = str(values.pop(COMMAND))
-        script, args = user_command.program_of(_split(command), f"command={command} of an entry of mix")
-        if given := sorted({"script", "args"} & values.keys()):
-            raise ConfigError(f"mix: an entry gives {COMMAND} and {given[0]}, which say the same; give one of them")
+        script, args = user_command.parse_program(_split(command), f"command={command} of an entry of mix")
+        if conflicting := sorted({"script", "args"} & values.keys()):
+            raise ConfigError(
+                f"mix: an entry gives {COMMAND} and {conflicting[0]}, which say the same; give one of them"
+            )
         values |= {"script": script, "args": args}
     if values.get("script", MISSING) == MISSING:
         raise ConfigError(
@@ -170,7 +172,7 @@ def _script(entry: dict[str, Any]) -> ScriptConfig:
         typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ScriptConfig), values))
     except OmegaConfBaseException as error:
         key = str(error.full_key)
-        raise ConfigError(f"mix: {key}: {command_line.why_refused(key, error)}") from error
+        raise ConfigError(f"mix: {key}: {command_line.explain_refusal(key, error)}") from error
     assert isinstance(typed, ScriptConfig)
     return typed
 

@@ -1,4 +1,4 @@
-"""Whether a plan can run: the classes that it names are built and asked, and nothing else is touched."""
+"""Feasibility of a plan: the classes that it names are built and asked, nothing else is touched."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import instance
 
 
-def checked(plan: Plan) -> Plan:
-    """The plan, with every class that it names built once: what is wrong is refused before anything happens.
+def check_plan(plan: Plan) -> Plan:
+    """Check a plan: build every class that it names once, and refuse what is wrong.
 
     A group that its sharing mode cannot hold, or whose environment lacks what is to be found out, is refused if it is
     alone; among others it is marked to be skipped, with the reason, because that is a finding of the study. What the
@@ -27,7 +27,7 @@ def checked(plan: Plan) -> Plan:
         profiler.check(group)
         sharing: Sharing = instance(group.sharing)
         try:
-            planned = _planned(sharing, group)
+            planned = _add_layout(sharing, group)
         except ConfigError as error:
             refusal = error
             groups.append(dataclasses.replace(group, skip_reason=str(error)))
@@ -40,8 +40,7 @@ def checked(plan: Plan) -> Plan:
     return dataclasses.replace(plan, groups=tuple(groups), warnings=tuple(warnings))
 
 
-def _planned(sharing: Sharing, group: Group) -> Group:
-    """Return the group with its layout; ConfigError with the reason if it cannot run."""
+def _add_layout(sharing: Sharing, group: Group) -> Group:
     if group.skip_reason is not None:
         raise ConfigError(group.skip_reason)
     return dataclasses.replace(group, layout=sharing.check(group))

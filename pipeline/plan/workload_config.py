@@ -1,7 +1,7 @@
-"""What every workload has, whatever its program is: its keys, and what a plan asks of it.
+"""The keys of every workload, whatever its program is, and what a plan asks of it.
 
 The options of a program stand beside it, in a class of its own that this package loads by its name
-(`pipeline/plan/option_classes.py`) and joins to `WorkloadConfig`. The hooks are what such a class may say beyond its
+(`pipeline/plan/option_loader.py`) and joins to `WorkloadConfig`. The hooks are what such a class may say beyond its
 fields. It refuses by `ValueError`, in the words of the configuration.
 """
 
@@ -146,25 +146,24 @@ class WorkloadConfig:
     # What a plan asks.
 
     def rate_source(self) -> RateSource:
-        """Where its rate comes from, if it does not report its steps."""
+        """Return the source of its rate, if it does not report its steps."""
         return RateSource()
 
     def is_in_own_folder(self) -> bool:
-        """Whether each job starts in its output folder, and not where the user called from."""
+        """Tell whether each job starts in its output folder, and not where the user called from."""
         return False
 
     def option_fields(self) -> list[dataclasses.Field[Any]]:
-        """The fields that its option class adds."""
+        """Return the fields that its option class adds."""
         common = {option.name for option in fields(WorkloadConfig)}
         return [option for option in fields(self) if option.name not in common]
 
-    def own_options(self) -> dict[str, Any]:
-        """The options that the program gets, with whole paths: a job's current folder is another one."""
-        planned = self._with_derived()
+    def program_options(self) -> dict[str, Any]:
+        """Return the options that the program gets, with whole paths: a job's current folder is another one."""
         options = [option for option in self.option_fields() if option.metadata.get("is_flag", True)]
-        return {option.name: planned._value_for_job(option) for option in options}
+        return {option.name: self._value_for_job(option) for option in options}
 
-    def _with_derived(self) -> WorkloadConfig:
+    def complete(self) -> WorkloadConfig:
         """Return the workload with the options that follow from others, where these have their defaults.
 
         Raises:
@@ -178,21 +177,21 @@ class WorkloadConfig:
             if key not in options:
                 raise self._refused(f"derive_values returns {key}, which is no option of the program; add the field")
             try:
-                derived[key] = option_values.converted(type(self), key, derived[key])
+                derived[key] = option_values.convert(type(self), key, derived[key])
             except OmegaConfBaseException as error:
                 raise self._refused(f"derive_values: {key}={derived[key]}: {str(error).splitlines()[0]}") from error
-        kept = [key for key in derived if getattr(self, key) != option_values.default_of(options[key])]
-        planned = dataclasses.replace(self, **{key: value for key, value in derived.items() if key not in kept})
+        set_by_user = [key for key in derived if getattr(self, key) != option_values.read_default(options[key])]
+        planned = dataclasses.replace(self, **{key: value for key, value in derived.items() if key not in set_by_user})
         planned.refuse_values("derive_values: ")
         return planned
 
     def study_settings(self) -> dict[str, Any]:
-        """The options that are for us and not for the program."""
-        ours = sorted(option.name for option in self.option_fields() if not option.metadata.get("is_flag", True))
-        return {units.PARAM: self.unit, **{key: getattr(self, key) for key in ours}}
+        """Return the options that are for the study and not for the program."""
+        names = sorted(option.name for option in self.option_fields() if not option.metadata.get("is_flag", True))
+        return {units.PARAM: self.unit, **{key: getattr(self, key) for key in names}}
 
     def place_options(self) -> set[str]:
-        """The options that say where things lie on this machine, not what is computed."""
+        """Return the options that say where things lie on this machine, not what is computed."""
         return {option.name for option in self.option_fields() if option.metadata.get("path") == "place"}
 
     def _value_for_job(self, option: dataclasses.Field[Any]) -> Any:
@@ -202,26 +201,22 @@ class WorkloadConfig:
         return value.replace(braces, f"{{{braces}}}") if braces else value
 
     def has_given_rate(self) -> bool:
-        """Whether it is a service that answers as many requests as the user chose to send.
+        """Tell whether it is a service that answers as many requests as the user chose to send.
 
         How many it answers then says nothing of how fast it is, so it is compared by its latency instead.
         """
         return getattr(self, services.RATE, None) is not None
 
     def latency_objective(self) -> Objective | None:
-        """What is asked of its latency, if it answers requests."""
+        """Return its latency objective, if it answers requests."""
         latency_ms = getattr(self, services.OBJECTIVE, None)
         percentile = getattr(self, services.OBJECTIVE_PERCENTILE, None)
         return None if latency_ms is None else Objective(latency_ms=latency_ms, percentile=percentile)
 
-    def explain_lack(self, package: str, python: Path) -> str:
-        """That the environment of an interpreter lacks a package, and what to do about it."""
-        return f"workload {self.name}: {self.describe_lack(package, str(python))}"
-
     def window_notes(self, window: Window) -> list[str]:
-        """What a user should know of it in this window; a window that cannot hold what is asked is a `ConfigError`."""
+        """Return notes on this window for the user; ConfigError if it cannot hold what is asked."""
         try:
-            return [f"{self.name}: {note}" for note in service_windows.notes_of(self, window)]
+            return [f"{self.name}: {note}" for note in service_windows.list_notes(self, window)]
         except ValueError as error:
             raise self._refused(str(error)) from error
 
@@ -231,23 +226,25 @@ class WorkloadConfig:
         These are the Python files that the command line names, and what its options name.
         """
         words = self.argument_words()
-        named = [file for file in user_command.source_files("", words) if is_file(Path(file))]
-        of_modules = (source_digest.files_run_as(module, Path()) for module in user_command.modules(self.script, words))
+        named = [file for file in user_command.list_source_files("", words) if is_file(Path(file))]
+        of_modules = (
+            source_digest.list_module_files(module, Path()) for module in user_command.list_modules(self.script, words)
+        )
         try:
             return dict.fromkeys([*named, *map(str, chain(*of_modules))], "args") | dict(self.input_files())
         except ValueError as error:
             raise self._refused(str(error)) from error
 
-    def added_words(self, own: Iterable[str] = ()) -> list[str]:
-        """The words that `args` and `flags` add to the command line, which has these of its own.
+    def added_words(self, arguments: Iterable[str] = ()) -> list[str]:
+        """Return the words that `args` and `flags` add to the command line, which has these of its own.
 
         Raises:
             ConfigError: they cannot be read, or give a flag that is given already.
         """
         words = self.argument_words()
-        given = {word.partition("=")[0] for word in (*own, *words) if word.startswith("--")}
+        flags = {word.partition("=")[0] for word in (*arguments, *words) if word.startswith("--")}
         for name, value in self.flag_values().items():
-            if f"--{name}" in given:
+            if f"--{name}" in flags:
                 raise self._refused(f"--{name} is given twice: as flags.{name}={value} and among the other arguments")
             if value is not False and value != []:
                 several = value if isinstance(value, list) else [] if value is True else [value]
@@ -255,7 +252,7 @@ class WorkloadConfig:
         return words
 
     def flag_values(self) -> dict[str, Any]:
-        """The flags that are not null, by name: of flags within flags, `optimizer.lr`."""
+        """Return the flags that are not null, by name: of flags within flags, `optimizer.lr`."""
         return dict(self._flattened(self.flags, ""))
 
     def _flattened(self, flags: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
@@ -268,7 +265,7 @@ class WorkloadConfig:
                 yield f"{where}{key}", value
 
     def argument_words(self) -> list[str]:
-        """The words of `args`."""
+        """Return the words of `args`."""
         if isinstance(self.args, list):
             return list(map(str, self.args))
         try:
@@ -284,22 +281,20 @@ class WorkloadConfig:
         for key in self.environ:
             if key in _OURS or key.startswith(_OUR_PREFIX):
                 raise self._refused(
-                    f"environ.{key} cannot be given: it decides which device a job sees, or to which group it belongs, "
-                    "and the scenario sets it"
+                    f"environ.{key} is set by the orchestrator, for the device and the group of a job; remove it"
                 )
         if not re.fullmatch(units.PATTERN, self.unit, re.ASCII):
             raise self._refused(
                 f"unit={self.unit} must be a plural of letters, digits and underscores, such as sequences: it is part "
                 "of the names of metrics"
             )
-        planned = self._with_derived()
         with self.hook("derive_unit"):
             unit = self.derive_unit()
         if unit and unit != self.unit:
             raise self._refused(f"unit={self.unit}: its work is counted in {unit}")
         capability = dict(device.details).get("compute_capability")
         with self.hook("check"):
-            planned.check(
+            self.check(
                 JobDevice(
                     name=device.name,
                     is_gpu=device.is_gpu,
@@ -311,11 +306,10 @@ class WorkloadConfig:
 
     def refuse_missing_data(self) -> None:
         """Refuse with `ConfigError` if data that the program will read is not there, or nobody said where it is."""
-        planned = self._with_derived()
         paths = [option for option in self.option_fields() if option.metadata.get("path")]
-        whole = {option.name: planned._value_for_job(option) for option in paths}
+        absolute = {option.name: self._value_for_job(option) for option in paths}
         with self.hook("check_data"):
-            dataclasses.replace(planned, **whole).check_data()
+            dataclasses.replace(self, **absolute).check_data()
 
     def needed_packages(self) -> tuple[str, ...]:
         """Return what `packages` does; ConfigError if it fails."""

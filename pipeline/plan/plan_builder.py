@@ -13,33 +13,33 @@ from collections.abc import Sequence
 
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import check, units
-from pipeline.plan.groups import digest_of, groups_of, named
+from pipeline.plan import setting_checks, shards
+from pipeline.plan.groups import make_digest, make_groups, name_groups
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.schema import Config, Order, UnitOf
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
-    """The plan of a study, from one configuration a combination: every group, in the order in which it will run.
+    """Build the plan of a study, from one configuration a combination: every group in the order of its run.
 
     `is_sweep` adds serial baselines where `baseline` is `auto`. What cannot be run is a ConfigError.
     """
     blocks: dict[int, dict[str, Group]] = {}
     notes: list[str] = []
     for config in configs:
-        check.settings(config)
-        groups = groups_of(config, inventory, notes, is_sweep=is_sweep)
+        setting_checks.refuse_settings(config)
+        groups = make_groups(config, inventory, notes, is_sweep=is_sweep)
         for block in range(1, config.repeats + 1):
             for group in groups:
                 placed = dataclasses.replace(
                     group,
                     block=block,
-                    digest=digest_of(group.key, block),
-                    any_gpu_digest=digest_of(group.any_gpu_digest, block),
-                    program_digest=digest_of(group.program_digest, block),
+                    digest=make_digest(group.key, block),
+                    any_gpu_digest=make_digest(group.any_gpu_digest, block),
+                    program_digest=make_digest(group.program_digest, block),
                 )
                 same = blocks.setdefault(block, {}).setdefault(placed.digest, placed)
-                _refuse_other(same, placed)
+                _refuse_same_digest(same, placed)
     first = configs[0]
     ordered: list[Group] = []
     for block, by_digest in sorted(blocks.items()):
@@ -48,21 +48,21 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
             random.Random(f"{first.seed}-{block}").shuffle(members)  # noqa: S311  an order, not a secret
         ordered += members
     by_case = first.unit_of is UnitOf.case
-    chosen = units.numbered(only_named(named(ordered), first.only), by_case=by_case)
+    chosen = shards.number_shards(select_named(name_groups(ordered), first.only), by_case=by_case)
     numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(chosen, start=1))
     return Plan(
         experiment=first.tracking.experiment,
         groups=numbered,
         devices=tuple(dict.fromkeys(group.device for group in numbered)),
-        digest=digest_of([group.digest for group in numbered], *(["by case"] if by_case else [])),
-        any_gpu_digest=digest_of([group.any_gpu_digest for group in numbered], *(["by case"] if by_case else [])),
-        unit_sizes=tuple(len(groups) for groups in units.of(numbered).values()),
+        digest=make_digest([group.digest for group in numbered], *(["by case"] if by_case else [])),
+        any_gpu_digest=make_digest([group.any_gpu_digest for group in numbered], *(["by case"] if by_case else [])),
+        unit_sizes=tuple(len(groups) for groups in shards.group_by_shard(numbered).values()),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def only_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Group]:
-    """The groups of these names, and the baselines of their jobs; all of them where no names are given.
+def select_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Group]:
+    """Select the groups of these names, and the baselines of their jobs; all without names.
 
     Raises:
         ConfigError: no group has one of the names, or there is none.
@@ -76,26 +76,27 @@ def only_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Gro
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
             raise ConfigError(f"only={name}: the plan has no group of that name; the nearest are {', '.join(near)}")
-    wanted = [(_workloads(group), group.shared_settings) for group in groups if group.name in names]
+    chosen = [(_list_digests(group), group.shared_settings) for group in groups if group.name in names]
 
     def is_baseline(group: Group) -> bool:
-        mine = _workloads(group)  # one job alone, or several in turn
-        alike = [jobs for jobs, settings in wanted if settings == group.shared_settings]
-        return group.sequential and any(mine == jobs or (len(mine) == 1 and mine[0] in jobs) for jobs in alike)
+        workloads = _list_digests(group)  # one job alone, or several in turn
+        alike = [jobs for jobs, settings in chosen if settings == group.shared_settings]
+        return group.sequential and any(
+            workloads == jobs or (len(workloads) == 1 and workloads[0] in jobs) for jobs in alike
+        )
 
     return [group for group in groups if group.name in names or is_baseline(group)]
 
 
-def _workloads(group: Group) -> tuple[str, ...]:
+def _list_digests(group: Group) -> tuple[str, ...]:
     return tuple(job.workload.digest for job in group.measured)
 
 
-def _refuse_other(group: Group, again: Group) -> None:
-    """Reject sweep variants that differ but share a digest."""
+def _refuse_same_digest(group: Group, again: Group) -> None:
     words = {"jobs": "paths", "device": "the GPU", "profiler": "the profiler's place", "sharing": "a program's place"}
     names = [field.name for field in dataclasses.fields(Group) if field.compare]
     if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:
         raise ConfigError(
-            f"two combinations of the sweep differ only in {' and '.join(differing)} ({named([group])[0].name}), which "
-            "does not tell their results apart; run them as two studies, with tracking.experiment=NAME for each"
+            f"two combinations of the sweep ({name_groups([group])[0].name}) differ only in {' and '.join(differing)}; "
+            "run two studies, each with a tracking.experiment=NAME of its own"
         )

@@ -10,10 +10,10 @@ from pipeline.base.domain.records import WindowKind
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import plan as planning
+from pipeline.plan import plan_builder as planning
 from pipeline.plan import read
-from pipeline.plan.programs import refuse_unread
-from pipeline.study.reproduce.config import config_of
+from pipeline.plan.job_entries import refuse_unread
+from pipeline.study.reproduce.recorded_config import config_of
 from tests.conftest import GPU, inventory_of, sweep
 from tests.unit.plan.test_plan import recorded
 
@@ -35,7 +35,7 @@ def scripts(tmp_path, monkeypatch):
 
 def argv_of(make_plan, *arguments: str) -> tuple[str, ...]:
     """The arguments of the interpreter after the runner, of the jobs that a command line leads to."""
-    (group,) = make_plan(user_command.as_overrides(arguments)).groups
+    (group,) = make_plan(user_command.make_overrides(arguments)).groups
     assert group.jobs[0].workload.argv[0] == RUNNER
     return group.jobs[0].workload.argv[1:]
 
@@ -60,12 +60,12 @@ def argv_of(make_plan, *arguments: str) -> tuple[str, ...]:
 )
 def test_what_stands_after_the_dashes_is_the_users_own_command_line(make_plan, scripts, command, argv, name):
     assert argv_of(make_plan, "degree=3", "--", *command) == tuple(word.replace("{}", str(scripts)) for word in argv)
-    (group,) = make_plan(user_command.as_overrides(["degree=3", "--", *command])).groups
+    (group,) = make_plan(user_command.make_overrides(["degree=3", "--", *command])).groups
     assert group.name == f"naive-3x-{name}"
 
 
 def test_a_key_of_the_study_after_the_dashes_is_noted(make_plan, scripts):
-    plan = make_plan(user_command.as_overrides(["--", "train.py", "lr=1", "dry_run=true", "--degree=2"]))
+    plan = make_plan(user_command.make_overrides(["--", "train.py", "lr=1", "dry_run=true", "--degree=2"]))
     assert [note for note in plan.notes if "after --" in note] == [
         "dry_run=true goes to train, as it stands after --; the study takes what stands before"
     ]
@@ -74,9 +74,9 @@ def test_a_key_of_the_study_after_the_dashes_is_noted(make_plan, scripts):
 def test_a_command_line_of_the_users_own_becomes_overrides():
     ours = ["workload=script", "workload.script='train.py'", "workload.args=['--lr','1']"]
     own = ["--", "train.py", "--lr", "1"]
-    assert user_command.as_overrides(["-m", "degree=1,2", *own]) == [*ours, "-m", "degree=1,2"]
-    assert user_command.as_overrides(["--cfg", "job", *own]) == [*ours, "--cfg", "job"]
-    assert user_command.as_overrides(["degree=1"]) == ["degree=1"]
+    assert user_command.make_overrides(["-m", "degree=1,2", *own]) == [*ours, "-m", "degree=1,2"]
+    assert user_command.make_overrides(["--cfg", "job", *own]) == [*ours, "--cfg", "job"]
+    assert user_command.make_overrides(["degree=1"]) == ["degree=1"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_command_line_of_the_users_own_becomes_overrides():
 )
 def test_a_command_line_that_cannot_be_meant_is_refused(arguments, why):
     with pytest.raises(ConfigError, match=why):
-        user_command.as_overrides(arguments)
+        user_command.make_overrides(arguments)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ def test_a_module_that_its_own_package_lacks_is_refused(make_plan, scripts, modu
     (scripts / "own").mkdir()
     (scripts / "own/__init__.py").touch()
     with pytest.raises(ConfigError, match=rf"python -m {module}: {why}.*; check the name"):
-        make_plan(user_command.as_overrides(["degree=1", "--", "-m", module]))
+        make_plan(user_command.make_overrides(["degree=1", "--", "-m", module]))
 
 
 def test_a_shell_script_that_nobody_may_execute_is_refused(make_plan, scripts):
     (scripts / "run.sh").write_text("echo\n")
     with pytest.raises(ConfigError, match=r"run\.sh is not executable, and its first line names no Python; chmod \+x"):
-        make_plan(user_command.as_overrides(["degree=1", "--", "./run.sh"]))
+        make_plan(user_command.make_overrides(["degree=1", "--", "./run.sh"]))
 
 
 SCRIPT = ["workload=script", "workload.script=train.py"]
@@ -220,7 +220,7 @@ def test_the_digest_covers_what_a_launcher_starts(make_plan, scripts):
 def test_a_recorded_command_line_is_planned_again_as_it_was(make_plan):
     command = ["train.py", "--text", "${HOME}", "--list", "[1,2]", "true"]
     for overrides in (
-        user_command.as_overrides(["workload.flags.lr=1", "--", *command]),
+        user_command.make_overrides(["workload.flags.lr=1", "--", *command]),
         ["mix=['train.py --lr 1',{command:eval.py,flags:{n:2}}]"],
     ):
         (group,) = make_plan(overrides).groups
@@ -293,8 +293,8 @@ def test_neighbours_that_cannot_be_meant_are_refused(make_plan, overrides, why):
 @pytest.mark.parametrize(
     ("typed", "instead"),
     [
-        (["mix=[S,M]", "workload.batch_size=8"], "give sizes.S.batch_size=8"),
-        (["mix=[train.py,M]", "workload=micro"], "give workload@sizes.M=micro"),
+        (["mix=[S,M]", "workload.batch_size=8"], "set sizes.S.batch_size=8 instead"),
+        (["mix=[train.py,M]", "workload=micro"], "set workload@sizes.M=micro instead"),
         (["mix=[train.py]", "workload=micro"], "leave one of them out"),
         (["sizes.S.batch_size=8"], "'mix=[S]'"),
         (["mix=[S]", "neighbours=[M]", "+workload@sizes.X=micro"], "'mix=[X]'"),
@@ -302,7 +302,7 @@ def test_neighbours_that_cannot_be_meant_are_refused(make_plan, overrides, why):
 )
 def test_a_setting_of_a_workload_that_is_not_run_is_refused(compose, typed, instead):
     composed = compose(typed)
-    with pytest.raises(ConfigError, match=f"^{re.escape(typed[-1])}: ") as refused:
+    with pytest.raises(ConfigError, match=f"^{re.escape(typed[-1])}[: ]") as refused:
         refuse_unread(typed, read.read(composed), composed)
     assert instead in str(refused.value)
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from pipeline.base.domain import naming
-from pipeline.base.domain.naming import GroupFacts, JobFacts
+from pipeline.base.domain import group_names
+from pipeline.base.domain.group_names import GroupFacts, JobFacts
 
 SETTINGS = {"device": "H100", "window": "work, until the jobs end", "seed": "0"}
 
@@ -86,22 +86,24 @@ def group(
     ],
 )  # fmt: skip
 def test_a_name_says_what_tells_a_group_from_the_others(groups, names):
-    assert naming.names(groups) == names
+    assert group_names.name_groups(groups) == names
 
 
 def test_groups_that_differ_in_nothing_that_is_said_have_names_of_their_own():
     one = job(environment_digest="a" * 64)
     other = dataclasses.replace(one, params={"environment-digest": "b" * 64}, digest="another")
     changed = dataclasses.replace(one, digest="third")
-    first, second, again = naming.names([group(one), group(changed), group(one)])
+    first, second, again = group_names.name_groups([group(one), group(changed), group(one)])
     assert first != second and first == again and first.startswith("naive-1x-train-")
-    assert naming.names([group(one), group(other)])[0] != naming.names([group(one), group(other)])[1]
+    assert (
+        group_names.name_groups([group(one), group(other)])[0] != group_names.name_groups([group(one), group(other)])[1]
+    )
 
 
 def test_of_many_options_the_usual_values_go_without_saying():
     usual = {"source": "synthetic_device", "precision": "tf32", "recipe": "published", "tuning": "each_by_itself"}
     variants = [usual, *({key: "other"} for key in usual), {"recipe": "other", "tuning": "other"}]
-    assert naming.names([group(job(**usual | each)) for each in variants]) == [
+    assert group_names.name_groups([group(job(**usual | each)) for each in variants]) == [
         "naive-1x-train",
         *(f"naive-1x-train-{key}=other" for key in usual),
         "naive-1x-train-recipe=other-tuning=other",
@@ -109,5 +111,5 @@ def test_of_many_options_the_usual_values_go_without_saying():
 
 
 def test_a_long_name_is_cut_and_still_its_own():
-    names = naming.names([group(job(args=f"--path {'x' * 300}{n}")) for n in (1, 2)])
+    names = group_names.name_groups([group(job(args=f"--path {'x' * 300}{n}")) for n in (1, 2)])
     assert len(set(names)) == 2 and max(map(len, names)) < 200

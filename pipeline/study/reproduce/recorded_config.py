@@ -12,22 +12,18 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.base.domain.layout import CONFIG
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import option_classes, schema
-from pipeline.plan.workloads import WorkloadConfig
+from pipeline.plan import option_loader, schema
+from pipeline.plan.workload_config import WorkloadConfig
 from pipeline.record.stored_group import Original
 
 _KINDS: dict[str, type[Any]] = {
-    "scenario": schema.ScenarioConfig,
     "workload": WorkloadConfig,
-    "env": schema.EnvConfig,
-    "profiler": schema.ProfilerConfig,
+    **{group: base for group, base in schema.BASES.items() if group != "exporter"},  # who looked on changed no result
 }
-_REMOVED = {("gpu", "replay"): None}
-"""Keys that earlier versions recorded, by the value that asked for nothing."""
 
 
 def config_of(group: Original) -> tuple[DictConfig, list[str]]:
-    """The configuration that asked for the group, as it was resolved, and the keys that were not recorded.
+    """Return the resolved configuration that asked for the group, and the keys that were not recorded.
 
     The file holds values without their types; a node's type is the one of the schema that has its keys.
 
@@ -40,47 +36,42 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     try:
         values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
     except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(_damaged(group, str(error).splitlines()[0])) from error
+        raise ConfigError(_explain_damage(group, str(error).splitlines()[0])) from error
     if not isinstance(values, dict):
-        raise ConfigError(_damaged(group, "it holds no settings"))
+        raise ConfigError(_explain_damage(group, "it holds no settings"))
     if lacking := [key for key in (*_KINDS, "sizes") if key not in values]:
-        raise ConfigError(_not_understood(group, f"it has no {', '.join(lacking)}"))
-    _remove_keys_of_earlier_versions(group, values)
+        raise ConfigError(_explain_version(group, f"it has no {', '.join(lacking)}"))
+    gpu = values.get("gpu")
+    if isinstance(gpu, dict) and (replay := gpu.pop("replay", None)) is not None:
+        raise ConfigError(_explain_version(group, f"gpu.replay={replay} is of an earlier version"))
     absent: list[str] = []
-    whole = OmegaConf.structured(schema.Config)
+    config = OmegaConf.structured(schema.Config)
     try:
-        nodes: dict[str, Any] = {key: _typed(base, values.pop(key), key, absent) for key, base in _KINDS.items()}
+        nodes: dict[str, Any] = {key: _add_types(base, values.pop(key), key, absent) for key, base in _KINDS.items()}
         sizes = values.pop("sizes").items()
-        nodes["exporter"] = OmegaConf.structured(schema.ExporterConfig)  # who looked on changed no result
+        nodes["exporter"] = OmegaConf.structured(schema.ExporterConfig)
         values.pop("exporter", None)
-        nodes["sizes"] = {name: _typed(WorkloadConfig, size, f"sizes.{name}", absent) for name, size in sizes}
+        nodes["sizes"] = {name: _add_types(WorkloadConfig, size, f"sizes.{name}", absent) for name, size in sizes}
         for key, node in nodes.items():
-            whole[key] = node
-        whole = OmegaConf.merge(whole, values)
+            config[key] = node
+        config = OmegaConf.merge(config, values)
     except OmegaConfBaseException as error:
         first = str(error).splitlines()[0]
-        raise ConfigError(_not_understood(group, f"{error.full_key}: {first}" if error.full_key else first)) from error
+        raise ConfigError(_explain_version(group, f"{error.full_key}: {first}" if error.full_key else first)) from error
     except (TypeError, AttributeError) as error:  # a value where settings should be
-        raise ConfigError(_damaged(group, str(error))) from error
-    assert isinstance(whole, DictConfig)
-    known = {each.name for each in dataclasses.fields(schema.Config)} - set(nodes)
-    return whole, absent + sorted(known - set(values))
+        raise ConfigError(_explain_damage(group, str(error))) from error
+    assert isinstance(config, DictConfig)
+    known = {field.name for field in dataclasses.fields(schema.Config)} - set(nodes)
+    return config, absent + sorted(known - set(values))
 
 
-def _remove_keys_of_earlier_versions(group: Original, values: dict[str, Any]) -> None:
-    for (section, key), unused in _REMOVED.items():
-        settings = values.get(section)
-        if isinstance(settings, dict) and (value := settings.pop(key, unused)) != unused:
-            raise ConfigError(_not_understood(group, f"{section}.{key}={value} is of an earlier version"))
-
-
-def _typed(base: type[Any], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
-    """The values as the node of the schema that has these keys, or the fewest keys beside them."""
+def _add_types(base: type[Any], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
+    """Return the values as the node of the schema that has these keys, and the fewest others."""
     is_known = base is WorkloadConfig and values.get("options") is not None
-    nodes = [option_classes.load(str(values["options"]))] if is_known else schema.kinds(base)
-    fitting = [(_keys(node) - set(values), node) for node in nodes if set(values) <= _keys(node)]
+    nodes = [option_loader.load(str(values["options"]))] if is_known else schema.list_kinds(base)
+    fitting = [(_list_keys(node) - set(values), node) for node in nodes if set(values) <= _list_keys(node)]
     if (target := values.get("_target_")) is not None:
-        fitting = [(extra, node) for extra, node in fitting if not extra or target in _targets(where, node)]
+        fitting = [(extra, node) for extra, node in fitting if not extra or target in _list_targets(where, node)]
         if not fitting:  # of a YAML that extends no node: its keys are arguments of its class, and it lacks none
             return OmegaConf.create(values)
     if not fitting:
@@ -95,21 +86,20 @@ def _typed(base: type[Any], values: dict[str, Any], where: str, absent: list[str
     return merged
 
 
-def _keys(node: type[Any]) -> set[str]:
-    return {each.name for each in dataclasses.fields(node)}
+def _list_keys(node: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(node)}
 
 
-def _targets(group: str, node: type[Any]) -> set[str]:
-    """The classes that the YAMLs of a config group name which extend the node."""
+def _list_targets(group: str, node: type[Any]) -> set[str]:
     yamls: list[Any] = [OmegaConf.load(file) for file in (PROJECT_DIR / "conf" / group).glob("*.yaml")]
     return {yaml["_target_"] for yaml in yamls if f"/schema/{node.NODE}@_here_" in yaml.get("defaults", ())}
 
 
-def _damaged(group: Original, why: str) -> str:
+def _explain_damage(group: Original, why: str) -> str:
     return f"the artifact {CONFIG} of run {group.run_id} is damaged, so that it cannot be reproduced: {why}"
 
 
-def _not_understood(group: Original, why: str) -> str:
+def _explain_version(group: Original, why: str) -> str:
     commit = group.get_fact("git_commit") or "unknown"
     return (
         f"the configuration of run {group.run_id} cannot be used by this version of the project: {why}; "

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.base.system import entry_points, startup, words
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import PROJECT_DIR, config_folders
+from pipeline.base.system.paths import PROJECT_DIR, config_folders, list_choices
 
 _CONF, _KEYS = PROJECT_DIR / "conf", PROJECT_DIR / "docs/configuration.md"
 _WIDTH = 118
@@ -64,11 +64,11 @@ _OF_A_SIZE = re.compile(r"^sizes(\.\w+)?(?=\.|$)")  # a workload of a mix, with 
 
 def exit_if_asked(arguments: Sequence[str]) -> None:
     """Print the text that a command line asks for, and exit. What stands after `--` is the user's own program."""
-    ours = list(itertools.takewhile(lambda one: one != "--", arguments))
-    if "--help-keys" in ours:
-        prefix = next((one for one in ours[ours.index("--help-keys") + 1 :] if not one.startswith("-")), "")
+    options = list(itertools.takewhile(lambda one: one != "--", arguments))
+    if "--help-keys" in options:
+        prefix = next((one for one in options[options.index("--help-keys") + 1 :] if not one.startswith("-")), "")
         try:
-            text = keys(_OF_A_SIZE.sub("workload", prefix))
+            text = format_keys(_OF_A_SIZE.sub("workload", prefix))
         except ConfigError as error:
             words.say(f"error: {error}")
             sys.exit(2)
@@ -76,37 +76,37 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
             command = entry_points.spell("run", "--help-keys")
             words.say(f"error: --help-keys {prefix}: no key begins like that; {command} prints all")
             sys.exit(2)
-    elif {"--help", "-h"} & set(ours):
-        text = overview()
+    elif {"--help", "-h"} & set(options):
+        text = format_overview()
     else:
         return
     sys.stdout.write(text)
     sys.exit(startup.check_output(0))
 
 
-def overview() -> str:
-    """What the program does, what can be chosen, and the keys that one needs most."""
+def format_overview() -> str:
+    """Return the text of `--help`: purpose, choices, and the keys that one needs most."""
     defaults = set(re.findall(r"^  - (\w+: .*)$", (_CONF / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE))
     folders = [path for folder in config_folders() if folder.is_dir() for path in folder.iterdir() if path.is_dir()]
-    there = sorted({path.name for path in folders} - _NOT_SHOWN)
+    groups_there = sorted({path.name for path in folders} - _NOT_SHOWN)
     known = {name.lstrip("+"): name for name in _GROUPS}
-    shown = [*_GROUPS, *(name for name in there if name not in known)]
-    groups = "\n".join(_group(name, defaults) for name in shown if name.lstrip("+") in there)
+    shown = [*_GROUPS, *(name for name in groups_there if name not in known)]
+    groups = "\n".join(_group(name, defaults) for name in shown if name.lstrip("+") in groups_there)
     lines = [(entry_points.spell(*words), about) for words, about in _EXAMPLES]
     width = max(len(command) for command, _ in lines)
     examples = "\n".join(f"  {command:<{width}}  {about}" for command, about in lines)
     return f"{_HEAD.format(run=entry_points.spell('run'), examples=examples)}{groups}\n{_KEYS_OF_MANY}"
 
 
-def keys(prefix: str) -> str | None:
-    """Of docs/configuration.md the keys that begin with `prefix`, a paragraph each; `None` for no key."""
+def format_keys(prefix: str) -> str | None:
+    """Return the keys of docs/configuration.md that begin with `prefix`, a paragraph each; `None` for no key."""
     shown = []
-    for section, names, cells in (*_rows(_KEYS.read_text(encoding="utf-8")), *_rows_of_own_workloads()):
-        found = [name for name in re.findall(r"`([^`]*)`", names) if name == prefix or name.startswith(prefix)]
-        if found:
-            *kinds, default, meaning = (_plain(cell) for cell in cells)
-            head = f"{', '.join(found)}  ({'; '.join(kind for kind in kinds if kind)}; default: {default})"
-            shown.append((section, f"{head}\n{_indented(meaning, 6)}"))
+    for section, names, cells in (*_read_rows(_KEYS.read_text(encoding="utf-8")), *_list_own_workloads()):
+        keys_found = [name for name in re.findall(r"`([^`]*)`", names) if name == prefix or name.startswith(prefix)]
+        if keys_found:
+            *kinds, default, meaning = (_strip_markdown(cell) for cell in cells)
+            head = f"{', '.join(keys_found)}  ({'; '.join(kind for kind in kinds if kind)}; default: {default})"
+            shown.append((section, f"{head}\n{_indent(meaning, 6)}"))
     if not shown:
         return None
     parts, last = [], ""
@@ -116,22 +116,21 @@ def keys(prefix: str) -> str | None:
     return "\n".join(parts) + "\n"
 
 
-def meanings() -> dict[str, list[str]]:
+def read_meanings() -> dict[str, list[str]]:
     """Return the meanings of each key that docs/configuration.md explains, as text; several where workloads differ."""
     texts: dict[str, list[str]] = {}
-    for _, names, cells in _rows(_KEYS.read_text(encoding="utf-8")):
+    for _, names, cells in _read_rows(_KEYS.read_text(encoding="utf-8")):
         for name in re.findall(r"`([^`]*)`", names):
-            texts.setdefault(name, []).append(_plain(cells[-1]))
+            texts.setdefault(name, []).append(_strip_markdown(cells[-1]))
     return texts
 
 
 def _group(name: str, defaults: set[str]) -> str:
     group = name.lstrip("+")
-    choices = sorted({path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")})
-    marked = [f"{choice}*" if _is_default(group, choice, defaults) else choice for choice in choices]
+    marked = [f"{choice}*" if _is_default(group, choice, defaults) else choice for choice in list_choices(group)]
     head, listed = f"  {name:<12} {_GROUPS.get(name, '')}".rstrip(), ", ".join(marked)
     in_one_line = f"{head} ({listed})"
-    return in_one_line if len(in_one_line) <= _width() else f"{head}\n{_indented(listed, 15)}"
+    return in_one_line if len(in_one_line) <= _width() else f"{head}\n{_indent(listed, 15)}"
 
 
 def _is_default(group: str, choice: str, defaults: set[str]) -> bool:
@@ -139,40 +138,37 @@ def _is_default(group: str, choice: str, defaults: set[str]) -> bool:
     return choice in re.findall(r"\w+", default)
 
 
-def _rows(text: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Heading, keys and other cells of each row of a table of keys."""
+def _read_rows(text: str) -> Iterator[tuple[str, str, list[str]]]:
     section = ""
     for line in text.splitlines():
         if line.startswith("## "):
-            section = _plain(line.removeprefix("## "))
+            section = _strip_markdown(line.removeprefix("## "))
         elif line.startswith("| `"):
-            first, *others = (cell.strip() for cell in line.strip().strip("|").split(" | "))
-            yield section, first, others
+            first, *cells = (cell.strip() for cell in line.strip().strip("|").split(" | "))
+            yield section, first, cells
 
 
-def _rows_of_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
-    """The options of workloads that `--config-dir` brings."""
-    from pipeline.plan import option_classes, option_tables  # which take longer than `--help` may
+def _list_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
+    from pipeline.plan import option_loader, option_tables  # which take longer than `--help` may
 
     for folder in config_folders()[1:]:
-        for name, kind in option_classes.list_classes([folder], is_strict=True).items():
-            if name not in option_classes.KINDS:
+        for name, kind in option_loader.list_classes([folder], is_strict=True).items():
+            if name not in option_loader.KINDS:
                 section = f"Of {name}: {(kind.__mro__[1].__doc__ or '').partition(chr(10))[0]}"
-                rows = option_tables.rows_of(kind, is_whole=True)
-                settings = option_classes.read_settings(folder, name)
+                rows = option_tables.list_rows(kind, is_whole=True)
+                settings = option_loader.read_settings(folder, name)
                 for key, type_name, default, meaning in rows:
                     option = key.removeprefix("workload.")
                     set_to = [f"{file[option]} in {choice}" for choice, file in settings.items() if option in file]
                     yield section, f"`{key}`", [type_name, ", ".join([default, *set_to]), meaning]
 
 
-def _plain(cell: str) -> str:
-    """Without Markdown; a link becomes the page that it leads to."""
+def _strip_markdown(cell: str) -> str:
     cell = re.sub(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", lambda link: f"docs/{link[2]}", cell)
     return cell.replace("`", "")
 
 
-def _indented(text: str, columns: int) -> str:
+def _indent(text: str, columns: int) -> str:
     return textwrap.fill(text, _width(), initial_indent=" " * columns, subsequent_indent=" " * columns)
 
 

@@ -1,8 +1,9 @@
-"""What is refused before anything is touched. Pure: it looks at values, not at the machine."""
+"""Checks of settings before anything is touched. Pure: they look at values, not at the machine."""
 
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Mapping
 
@@ -16,52 +17,41 @@ from pipeline.plan.schema import Config, GpuConfig, GpuKind, ListenerConfig, Tra
 JSON = "json"
 """The value of `dry_run` that has the plan printed for programs."""
 
-_MAX_SEED = 2**32 - 1  # the largest that libraries take
-_MAX_REPEATS = 10_000
 _MAX_S = 366 * 86_400
+_MOST: dict[str, float] = {
+    "repeats": 10_000,
+    "seed": 2**32 - 1,  # the largest that libraries take
+    **dict.fromkeys(("limits.ready_s", "limits.group_s", "limits.stop_s", "window.seconds", "window.settle_s"), _MAX_S),
+    # That of a task of Slurm without a limit is 68 years.
+    **dict.fromkeys(("time_limit_s", "wait_limit_s"), math.inf),
+    **dict.fromkeys(("gpu.models", "gpu.beside", "window.epochs", "tracking.series_points"), math.inf),
+}
+"""The greatest values of numbers."""
+_MAY_BE_0 = ("seed", "gpu.beside", "window.settle_s")
 _MAX_INTERVAL_MS = 86_400_000
 
 
-def settings(config: Config) -> None:
+def refuse_settings(config: Config) -> None:
     """Refuse numbers that no study can run with, by a ConfigError."""
     if config.dry_run not in (True, False, JSON):
         raise ConfigError(f"dry_run={config.dry_run}: must be true, false or {JSON}")
-    positive = {
-        "repeats": config.repeats,
-        "gpu.models": config.gpu.models,
-        "window.seconds": config.window.seconds,
-        "window.epochs": config.window.epochs,
-        "limits.ready_s": config.limits.ready_s,
-        "limits.group_s": config.limits.group_s,
-        "limits.stop_s": config.limits.stop_s,
-        "tracking.series_points": config.tracking.series_points,
-        "time_limit_s": config.time_limit_s,
-        "wait_limit_s": config.wait_limit_s,
-    }
-    for key, value in positive.items():
-        if value is not None and not 0 < value < math.inf:
-            least = "at least 1" if isinstance(value, int) else "greater than 0, and finite"
-            raise ConfigError(f"{key}={value}: must be {least}")
-    others = {
-        "window.settle_s": config.window.settle_s,
-        "seed": config.seed,
-        "gpu.beside": config.gpu.beside,
-    }
-    for key, value in others.items():
-        if not 0 <= value < math.inf:
+    for key, most in _MOST.items():
+        value = operator.attrgetter(key)(config)
+        if value is None:
+            continue
+        if key in _MAY_BE_0 and not 0 <= value < math.inf:
             least = "must not be negative" if isinstance(value, int) else "must be at least 0, and finite"
             raise ConfigError(f"{key}={value}: {least}")
-    # Not time_limit_s: that of a task of Slurm without a limit is 68 years.
-    waits = ("window.seconds", "window.settle_s", "limits.ready_s", "limits.group_s", "limits.stop_s")
-    most_of = {"repeats": _MAX_REPEATS, "seed": _MAX_SEED, **dict.fromkeys(waits, _MAX_S)}
-    for key, most in most_of.items():
-        if (value := (positive | others)[key]) is not None and value > most:
+        if key not in _MAY_BE_0 and not 0 < value < math.inf:
+            least = "at least 1" if isinstance(value, int) else "greater than 0, and finite"
+            raise ConfigError(f"{key}={value}: must be {least}")
+        if value > most:
             raise ConfigError(f"{key}={value}: must not be greater than {most}")
     expanded("gpu.lock_dir", config.gpu.lock_dir)
-    _tracking(config.tracking)
-    _listeners(config.listeners)
+    _refuse_tracking(config.tracking)
+    _refuse_listeners(config.listeners)
     if config.gpu.kind is GpuKind.simulated:
-        _rehearsal(config)
+        _refuse_rehearsal(config)
     else:
         default = GpuConfig()
         for key in ("model", "job_memory_mib", "driver", "count", "machine"):
@@ -69,7 +59,7 @@ def settings(config: Config) -> None:
                 raise ConfigError(f"gpu.{key}={value} is for simulated GPUs: choose one, as gpu=simulated_a100_40gb")
 
 
-def _listeners(listeners: Mapping[str, ListenerConfig]) -> None:
+def _refuse_listeners(listeners: Mapping[str, ListenerConfig]) -> None:
     for name, listener in listeners.items():
         if listener.interval_ms < MIN_INTERVAL_MS:
             raise ConfigError(
@@ -82,7 +72,7 @@ def _listeners(listeners: Mapping[str, ListenerConfig]) -> None:
             )
 
 
-def _tracking(config: TrackingConfig) -> None:
+def _refuse_tracking(config: TrackingConfig) -> None:
     if not config.root.strip():
         raise ConfigError("tracking.root is empty: give the folder of the store and of the spool")
     if config.uri is None and (odd := {"?", "%"} & set(str(expanded("tracking.root", config.root).absolute()))):
@@ -101,8 +91,7 @@ def _tracking(config: TrackingConfig) -> None:
         raise ConfigError(f"tracking.experiment={config.experiment}: must not be longer than {MAX_NAME_BYTES} bytes")
 
 
-def _rehearsal(config: Config) -> None:
-    """Refuse what a simulated GPU cannot do, and what could reach a real program."""
+def _refuse_rehearsal(config: Config) -> None:
     if config.gpu.job_memory_mib < 1:
         raise ConfigError(f"gpu.job_memory_mib={config.gpu.job_memory_mib}: must be at least 1")
     programs = {f"listeners.{name}.options.program": e.options.get("program") for name, e in config.listeners.items()}

@@ -1,0 +1,221 @@
+"""Names of the groups of a study: in its plan, on the terminal, in MLflow and in a report.
+
+A name begins with the sharing mode and the jobs, and goes on with the options that tell the group from others of the
+study: `naive-2x-tiny-batch_size=16`. The options of the mode and the flags of a script are always among them, if they
+are given. Where options of jobs make a name too long to read, the values that most programs of that name share go
+without saying. Names are for people: no digest depends on one, so a study to which values are added stays the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from pipeline.base.domain.modes import mode_of
+from pipeline.base.domain.records import NEIGHBOURS
+from pipeline.base.domain.units import GIVEN_RATE
+
+FLAG = "flags."
+"""How the params begin which say what a script was given by `workload.flags`."""
+ARGUMENTS = "args"
+# What is not a property of the program: settings of the whole study, paths, what the job reported of itself.
+_NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root", GIVEN_RATE})
+_PREFIXES = ("job.", "place.")
+ENVIRONMENT = "environment_digest"
+"""The param that tells environments apart. No name of a group says it, as digits say nothing to a reader."""
+_PROFILER = "profiler"
+_WHOLE = re.compile(r"^(-?\d+)\.0$")
+"""A fraction of ours that is none, such as a rate of 50.0; flags of scripts are said as they were given."""
+_MANY = 70  # characters of options
+_LONGEST = 120  # of a name: a database keeps 250 characters of it, a folder 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """The facts that name a job: its size in a mix or else its workload, and the params of its run."""
+
+    size: str | None
+    workload: str
+    params: Mapping[str, str]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """The facts that name a group; two groups are the same if these are."""
+
+    scenario: str
+    jobs: tuple[JobFacts, ...]
+    options: Mapping[str, object]
+    settings: Mapping[str, str]
+
+
+def own_params(params: Mapping[str, str]) -> dict[str, str]:
+    """Return the params of a job's run that say what its program computes."""
+    return {
+        key: _WHOLE.sub(r"\1", value) if value.endswith(".0") and not key.startswith(FLAG) else value
+        for key, value in params.items()
+        if key not in _NOT_ITS_OWN and not key.startswith(_PREFIXES)
+    }
+
+
+def as_flags(params: Mapping[str, str]) -> dict[str, str]:
+    """Return the params, with flags and arguments of a script as the program calls them: `--lr`."""
+    flags = {key: value for key, value in params.items() if key != ARGUMENTS and not key.startswith(FLAG)}
+    flags |= _parse_flags(params.get(ARGUMENTS, ""))
+    named = {key[len(FLAG) :]: value for key, value in params.items() if key.startswith(FLAG)}
+    return flags | {f"--{key}": "" if value == "true" else value for key, value in named.items()}
+
+
+def _parse_flags(args: str) -> dict[str, str]:
+    """Read flags with their values: all words up to the next flag, as only the program knows which are values."""
+    flags: dict[str, list[str]] = defaultdict(list)
+    key = ARGUMENTS
+    try:
+        words = shlex.split(args)
+    except ValueError:  # a param that was too long for the store
+        words = args.split()
+    for word in words:
+        if re.match(r"--?[^\W\d]", word):
+            key, has_value, value = word.partition("=")
+            flags[key] += [value] if has_value else []
+        else:
+            flags[key].append(word)
+    return {key: " ".join(values) for key, values in flags.items()}
+
+
+def differing(programs: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return the keys whose values are not the same in all maps, sorted."""
+    sets = list(programs)
+    return [
+        key
+        for key in sorted({key for params in sets for key in params})
+        if len({params.get(key) for params in sets}) > 1
+    ]
+
+
+def name_groups(groups: Sequence[GroupFacts]) -> list[str]:
+    """Return the name of each group of a study; no two different groups share one."""
+    jobs = _describe_programs([job for group in groups for job in group.jobs])
+    options, settings = _find_varying_options(groups), _find_varying_settings(groups)
+    plain_names = [
+        _compose_name(group, jobs, options[group.scenario], settings[_list_programs(group)]) for group in groups
+    ]
+    identities: dict[str, set[str]] = defaultdict(set)
+    for group, name in zip(groups, plain_names, strict=True):
+        identities[name].add(_digest_facts(group))
+    return [
+        f"{name[:_LONGEST]}-{_digest_facts(group)}" if len(identities[name]) > 1 or len(name) > _LONGEST else name
+        for group, name in zip(groups, plain_names, strict=True)
+    ]
+
+
+def _digest_facts(group: GroupFacts) -> str:
+    digests = [job.digest for job in group.jobs]
+    facts = (group.scenario, digests, sorted(map(str, group.options.items())), sorted(group.settings.items()))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:6]
+
+
+def _compose_name(
+    group: GroupFacts, words: Mapping[tuple[str, str], list[str]], options: Set[str], settings: Sequence[str]
+) -> str:
+    programs = [(_name_job(job), words[_name_job(job), job.digest]) for job in group.jobs]
+    if all(program == programs[0] for program in programs):
+        called, labels = programs[0]
+        parts = [f"{len(programs)}x-{called}", *labels]
+    else:
+        parts = ["+".join(f"{called}[{','.join(labels)}]" if labels else called for called, labels in programs)]
+    distinct = dict(mode_of(group.scenario).naming(group.options.items())).keys() | options
+    options_in_name = {key: value for key, value in group.options.items() if key in distinct and key != _PROFILER}
+    parts += [_format_option(key, value) for key, value in options_in_name.items() if value not in ("auto", (), [])]
+    # What loads the device beside the jobs is said of every group that has it.
+    parts += [
+        _format_option(key, value)
+        for key in dict.fromkeys([*settings, NEIGHBOURS])
+        if (value := group.settings.get(key))
+    ]
+    if profiler := group.options.get(_PROFILER):
+        assert isinstance(profiler, list | tuple)
+        parts += [str(profiler[0]), *(_format_option(*option) for option in profiler[1:] if _PROFILER in options)]
+    return "-".join([group.scenario, *parts])
+
+
+def _name_job(job: JobFacts) -> str:
+    return job.size or job.workload
+
+
+def _list_programs(group: GroupFacts) -> frozenset[str]:
+    return frozenset(map(_name_job, group.jobs))
+
+
+def _describe_programs(jobs: Sequence[JobFacts]) -> dict[tuple[str, str], list[str]]:
+    """Map name and digest of each program to the options that tell it from others of that name, and its flags."""
+    alike: dict[str, dict[str, JobFacts]] = defaultdict(dict)
+    for job in jobs:
+        alike[_name_job(job)].setdefault(job.digest, job)
+    words: dict[tuple[str, str], list[str]] = {}
+    for called, programs in alike.items():
+        kinds: dict[str, list[JobFacts]] = defaultdict(list)
+        for job in programs.values():
+            kinds[job.workload].append(job)
+        for workload, jobs_of_kind in kinds.items():
+            kind = [_format_option("workload", workload)] if len(kinds) > 1 else []
+            words |= {(called, digest): kind + phrases for digest, phrases in _describe_jobs(jobs_of_kind).items()}
+    return words
+
+
+def _describe_jobs(jobs: Sequence[JobFacts]) -> dict[str, list[str]]:
+    """Map digests to the options of jobs of one workload; if these are many, without the values that most share."""
+    facts = {job.digest: as_flags(own_params(job.params)) for job in jobs}
+    # A size has a name of its own, which stands for its flags as well.
+    flags = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
+    keys = [key for key in dict.fromkeys([*flags, *differing(facts.values())]) if key != ENVIRONMENT]
+    chosen = {digest: {key: params[key] for key in keys if key in params} for digest, params in facts.items()}
+    if len(chosen) > 1 and max(len("-".join(_format_options(params))) for params in chosen.values()) > _MANY:
+        values = {key: Counter(params.get(key) for params in chosen.values()).most_common(1)[0] for key in keys}
+        usual = {(key, value) for key, (value, times) in values.items() if 2 * times > len(chosen)}
+        chosen = {digest: dict(params.items() - usual) for digest, params in chosen.items()}
+    return {
+        digest: _format_options({key: params[key] for key in keys if key in params})
+        for digest, params in chosen.items()
+    }
+
+
+def _format_options(options: Mapping[str, str]) -> list[str]:
+    return [_format_option(key.lstrip("-"), value) for key, value in options.items()]
+
+
+def _find_varying_options(groups: Sequence[GroupFacts]) -> dict[str, set[str]]:
+    by_scenario: dict[str, list[dict[str, str]]] = defaultdict(list)
+    profilers: dict[str, set[str]] = defaultdict(set)
+    for group in groups:
+        by_scenario[group.scenario].append(
+            {key: _format_setting(value) for key, value in group.options.items() if key != _PROFILER}
+        )
+        if _PROFILER in group.options:
+            profilers[group.scenario].add(_format_setting(group.options[_PROFILER]))
+    # Its name is always said, so that only two ways of using one need more.
+    always_named = {scenario: {_PROFILER} if len(profilers[scenario]) > 1 else set[str]() for scenario in by_scenario}
+    return {scenario: always_named[scenario].union(differing(sets)) for scenario, sets in by_scenario.items()}
+
+
+def _find_varying_settings(groups: Sequence[GroupFacts]) -> dict[frozenset[str], list[str]]:
+    by_programs: dict[frozenset[str], list[Mapping[str, str]]] = defaultdict(list)
+    for group in groups:
+        by_programs[_list_programs(group)].append(group.settings)
+    return {programs: differing(sets) for programs, sets in by_programs.items()}
+
+
+def _format_option(key: str, value: object) -> str:
+    text = _format_setting(value)
+    return re.sub(r",?\s+", "_", key if text == "" else f"{key}={text}")
+
+
+def _format_setting(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(_format_setting, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

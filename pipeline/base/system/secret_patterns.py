@@ -1,0 +1,153 @@
+"""Secrets that are known by their place or their form: logins in addresses, private keys, `ghp_...`, a JWT.
+
+The rules for tokens are those of detect-secrets. Those of its rules that guess, by entropy or by a name, are left out:
+they would hide digests, file names and words of a program.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from pipeline.base.system.secrecy import HIDDEN, Secrecy, hide, is_harmless, is_reference, looks_secret, secrecy_of
+
+# Each with what a text must hold to have one. What stands `before` stays.
+# The `git` of `ssh://git@host` is no secret, and without it nobody gets in. A password may hold `@`; and `/`, if what
+# stands before it is no port.
+_PLACES = (
+    (
+        "PRIVATE KEY",
+        re.compile(
+            r"-----BEGIN [A-Z\d ]*PRIVATE KEY[A-Z -]*-----.*?(?:-----END [A-Z\d ]*PRIVATE KEY[A-Z -]*-----|\Z)", re.S
+        ),
+    ),
+    (
+        "://",
+        re.compile(
+            r"(?<=://)(?!git@|<hidden>@)(?:[^/?#\s\"'`<>;=\\]{1,500}(?=@)"
+            r"|[^\s/@:\"'`<>\\]{1,100}:(?!\d{1,5}(?:[/?#\s]|$))[^\s\"'`<>?\\]{1,500}(?=@))"
+        ),
+    ),
+    ("jdbc:oracle", re.compile(r"(?<=jdbc:oracle:thin:)[^/@\s\"'<]+/[^@\s\"']+(?=@)")),
+    ("sshpass", re.compile(r"(?P<before>\bsshpass[ \t]+-p[ \t]*)(?!<hidden>)[^\s\"']+")),
+    (
+        "curl",
+        re.compile(
+            r"(?P<before>\bcurl\b[^\n|;&]{0,300}?[ \t](?:-u|--user)[ \t=]*[\"']?[\w.@-]+:)(?!<hidden>)[^\s\"']+"
+        ),
+    ),
+    ("mysql", re.compile(r"(?P<before>\bmysql(?:dump|admin)?\b[^\n|;&]{0,300}?[ \t]-p)(?!<hidden>)[^\s\"']+")),
+    ("LS0tLS1CRUdJTi", re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{40,}=*")),  # "-----BEGIN ", in base64
+    ("earer ", re.compile(r"(?<=\b[Bb]earer )(?=\S*\d)[\w.~+/-]{8,}=*")),
+)
+_CONDA_TOKEN = re.compile(r"(https?://[^\s\"'`]{1,200}?/t/)([^/\s\"'`]+)(?=/)")
+# A name and its value, in notations in which nothing else stands between them.
+_ELEMENT = re.compile(r"(?P<before><(?P<name>[A-Za-z_][\w.-]*)>)(?P<value>[^<>\n]+)(?=</)")
+_ENCODED = re.compile(r"(?P<before>%(?:3F|26)(?P<name>[\w.-]+?)%3D)(?P<value>(?:(?!%26|%23)[^\s&\"'])+)", re.I)
+_SET = re.compile(
+    r"(?P<before>\b(?:setenv|setx|ENV|ARG|set -g?x|configure set|config set)[ \t]+(?P<name>[A-Za-z_][\w.-]*)[ \t]+)"
+    r"(?P<value>[^\s\"'`=]+)"
+)
+_WITHOUT_SCHEME = re.compile(
+    r"(?<![\w/:@.+-])(?!mailto:)(?P<user>[\w.-]{1,64}:)(?P<secret>[^\s:@/\"'`<>]{6,})(?=@[\w.-]+(?:[:/\s\"'`]|$))"
+)
+_NETRC = re.compile(r"(?P<before>\blogin[ \t]+\S+[ \t]+(?P<name>password)[ \t]+)(?P<value>[^\s\"'`]+)")
+
+
+def mask_places(text: str) -> str:
+    """Replace the secrets that are told by the place in which they stand."""
+    for needle, place in _PLACES:
+        if needle in text:
+            text = place.sub(_hide_place, text)
+    if "/t/" in text:
+        text = _CONDA_TOKEN.sub(lambda match: match[1] + (HIDDEN if looks_secret(match[2]) else match[2]), text)
+    if "@" in text:
+        text = _WITHOUT_SCHEME.sub(lambda match: match[1] + (HIDDEN if looks_secret(match[2]) else match[2]), text)
+    for needle, pair in (("</", _ELEMENT), ("%3", _ENCODED), ("login", _NETRC), ("", _SET)):
+        if needle in text:
+            text = pair.sub(_hide_pair, text)
+    return text
+
+
+def _hide_place(match: re.Match[str]) -> str:
+    before = match.groupdict().get("before", "")
+    secret = match[0].removeprefix(before)
+    return before + (secret if is_reference(secret) else hide(secret))
+
+
+def _hide_pair(match: re.Match[str]) -> str:
+    secrecy = secrecy_of(match["name"])
+    is_visible = secrecy is Secrecy.NONE or is_harmless(match["value"], secrecy)
+    return match[0] if is_visible else f"{match['before']}{HIDDEN}"
+
+
+_DETECTORS = {
+    "aws": "AWSKeyDetector",
+    "azure_storage_key": "AzureStorageKeyDetector",
+    "github_token": "GitHubTokenDetector",
+    "gitlab_token": "GitLabTokenDetector",
+    "jwt": "JwtTokenDetector",
+    "mailchimp": "MailchimpDetector",
+    "openai": "OpenAIDetector",
+    "pypi_token": "PypiTokenDetector",
+    "sendgrid": "SendGridDetector",
+    "slack": "SlackDetector",
+    "square_oauth": "SquareOAuthDetector",
+    "stripe": "StripeDetector",
+    "telegram_token": "TelegramBotTokenDetector",
+    "twilio": "TwilioKeyDetector",
+}
+"""The detectors of detect-secrets that are used, by their module."""
+
+# What a text must hold for any of them to find something: importing them takes 0.1 s, and most texts have none of it.
+_MAY_HOLD = re.compile(
+    r"A3T|ABIA|ACCA|AKIA|ASIA|(?i:aws)|AccountKey=|gh[opsur]_|gl[a-z]{2,5}-|GR1348941|eyJ|[0-9a-z]{32}-us\d"
+    r"|T3BlbkFJ|pypi-Ag|SG\.|(?i:xox[a-z]-|hooks\.slack\.com)|sq0csp-|k_live_|\d{8}:|AC[a-z0-9]{32}|SK[a-z0-9]{32}"
+)
+
+# Forms that detect-secrets 1.5 does not know yet; each begins with a mark that its issuer keeps for it.
+# Sources: huggingface.co/docs/hub/security-tokens; github.blog/changelog/2022-10-18-introducing-fine-grained-personal-
+# access-tokens; platform.openai.com/docs/api-reference/authentication; docs.anthropic.com/en/api/overview;
+# docs.nvidia.com/ngc/gpu-cloud/ngc-user-guide; cloud.google.com/docs/authentication/api-keys;
+# developer.hashicorp.com/vault/docs/concepts/tokens; docs.npmjs.com/about-access-tokens;
+# docs.databricks.com/aws/en/dev-tools/auth/pat.
+_FURTHER = re.compile(
+    r"\bhf_[A-Za-z0-9]{30,}"
+    r"|\bapi_org_[A-Za-z0-9]{30,}"
+    r"|\bgithub_pat_[A-Za-z0-9_]{22,}"
+    r"|\bsk-(?:proj|svcacct|admin|ant|or)-[A-Za-z0-9_-]{20,}"
+    r"|\bnvapi-[A-Za-z0-9_-]{20,}"
+    r"|\bAIza[A-Za-z0-9_-]{35}"
+    r"|\bya29\.[A-Za-z0-9_-]{20,}"
+    r"|\bhv[sbr]\.[A-Za-z0-9_-]{24,}"
+    r"|\bnpm_[A-Za-z0-9]{36}"
+    r"|\bdapi[0-9a-f]{32}"
+    r"|\bxapp-\d-[A-Za-z0-9-]{20,}"
+)
+
+
+def replace_tokens(text: str, replacement: str) -> str:
+    """Replace each part of a text that has the form of a token or a key, with what follows it without a gap."""
+    text = _FURTHER.sub(replacement, text)
+    if not _MAY_HOLD.search(text):
+        return text
+    for detector in _detectors():
+        for pattern in detector.denylist:
+            token = re.compile(rf"({pattern.pattern})[\w.=-]*", pattern.flags)
+            text = token.sub(functools.partial(_replace_token, replacement, detector), text)
+    return text
+
+
+def _replace_token(replacement: str, detector: Any, match: re.Match[str]) -> str:
+    is_token = not hasattr(detector, "is_formally_valid") or detector.is_formally_valid(match[1])
+    return replacement if is_token else match[0]
+
+
+@cache
+def _detectors() -> tuple[Any, ...]:
+    return tuple(
+        getattr(import_module(f"detect_secrets.plugins.{module}"), name)() for module, name in _DETECTORS.items()
+    )
