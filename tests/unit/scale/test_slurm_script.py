@@ -266,7 +266,7 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamesp
         Queue.request = []
         queue = Queue(num_taken)
         monkeypatch.setattr(slurm, "_run_slurm", queue)
-        monkeypatch.setattr(slurm.squeue, "states", queue.states)
+        monkeypatch.setattr(slurm.squeue, "read_states", queue.states)
         monkeypatch.setattr(slurm, "_POLL_S", 0.0)
         monkeypatch.setattr(slurm, "_read_overview", lambda *_: SimpleNamespace(as_text=lambda _: "all", is_done=True))
         plan = SimpleNamespace(any_gpu_digest="p", unit_sizes=(1,))

@@ -51,9 +51,9 @@ def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> Non
     cells = cells_of(found)
     assert [cell.mode for cell in cells] == ["serial", "serial", "MPS", "turns slice_ms=2"]
     sentences = [verdict.sentence for verdict in verdicts.verdicts(cells)]
-    assert [s.split(" times")[0] for s in sentences if s.startswith("turns")] == [
-        "turns slice_ms=2 runs 2 resnet26_cifar10 bs128 1.40",
-        "turns slice_ms=2 runs 2 resnet26_cifar10 bs128 1.17",
+    assert [sentence.split(" (")[0] for sentence in sentences if "turns" in sentence] == [
+        "2 x resnet26_cifar10 bs128, turns slice_ms=2: 1.40 x serial",
+        "2 x resnet26_cifar10 bs128, turns slice_ms=2: 1.17 x MPS",
     ]
     drawn = {figure.name: figure.svg for figure in catalogue.every_figure(found, cells, None)}
     spare, _ = SPARE_COLOURS[0]

@@ -32,6 +32,6 @@ def test_it_says_whether_anything_was_touched(
         raise error
 
     monkeypatch.setattr(gpu, "show_profiles", fails)
-    monkeypatch.setattr(planner, "_file_of", lambda _: types.SimpleNamespace(add_arguments=id, answer=fails))
+    monkeypatch.setattr(planner, "_load", lambda _: types.SimpleNamespace(add_arguments=id, answer=fails))
     assert gpu.main(["profiles"]) == planner.main(["serve"]) == status
     assert capsys.readouterr().err == 2 * f"error: {error}\n"

@@ -77,8 +77,8 @@ def test_what_an_encoding_has_no_sign_for_is_shown_in_another_way():
 def test_warnings_of_libraries_are_no_errors_here_and_the_variable_is_for_the_jobs():
     code = BEGINS + (
         "import warnings; warnings.warn('old', DeprecationWarning); warnings.warn('shown')\n"
-        "from pipeline.launch.environ import inherited_environ\n"
-        "print(os.environ.get('PYTHONWARNINGS'), inherited_environ()['PYTHONWARNINGS'])"
+        "from pipeline.launch.environ import inherit_environ\n"
+        "print(os.environ.get('PYTHONWARNINGS'), inherit_environ()['PYTHONWARNINGS'])"
     )
     done = run(code, PYTHONWARNINGS="error")
     assert (done.returncode, done.stdout) == (0, "None error\n"), done.stderr
