@@ -24,9 +24,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.base.system import words
-from pipeline.plan import command_line, hydra_errors, schema
+from pipeline.plan import command_line, config_schema, hydra_errors
 
-schema.register()
+config_schema.register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")

@@ -27,12 +27,12 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 
 from benchmarks import bare_loop
-from pipeline.base.domain import units
+from pipeline.base.domain import work_units
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.plan import config_reader, config_schema
 from pipeline.plan import plan_builder as planning
-from pipeline.plan import read, schema
-from pipeline.plan.inventory import take
+from pipeline.plan.inventory import take_inventory
 from pipeline.record.store import results
 from pipeline.study import plans
 
@@ -197,7 +197,7 @@ def _paired(root: Path, workload: str, degree: int, scenario: str, options: argp
             if side == "orchestrator":
                 run(*overrides, "baseline=never", root=root)
                 rows.append(results.load_groups(root, EXPERIMENT).sort_values("start_time").iloc[-1])
-                rates[side].append(float(rows[-1][f"metrics.{units.total_of(job.unit)}"]))
+                rates[side].append(float(rows[-1][f"metrics.{work_units.total_of(job.unit)}"]))
                 peaks[side].append(_peak_mib(root, rows[-1]["run_id"]))
             else:
                 with bare_loop.mps() if scenario == "mps" else nullcontext(os.environ) as environ:
@@ -233,10 +233,10 @@ def _spread(values: Sequence[float]) -> str:
 
 def plan_job(overrides: list[str]) -> Workload:
     """What each job of this configuration runs."""
-    schema.register()
+    config_schema.register()
     with initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
-        typed = read.read([compose("config", overrides)])
-    plan = planning.build_plan(typed, take(typed, plans.find_device), is_sweep=False)
+        typed = config_reader.read([compose("config", overrides)])
+    plan = planning.build_plan(typed, take_inventory(typed, plans.find_device), is_sweep=False)
     return plan.groups[0].jobs[0].workload
 
 

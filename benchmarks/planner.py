@@ -27,7 +27,7 @@ import yaml
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import parvagpu, profile_table
 from pipeline.planner.profile_table import Profile, Row
-from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig import layouts, profiles
 
 PARVAGPU = PROJECT_DIR / "tests/data/parvagpu"
 GPU = "a100_80gb"
@@ -38,7 +38,7 @@ _RATE_MU, _RATE_SIGMA = 0.3, 0.6
 def make_profile(num_services: int, seed: int) -> tuple[dict[str, Any], Profile]:
     """Services as their file has them, and a profile of them."""
     chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
-    sizes = {each.name: each.compute_slices for each in partitions.list_slice_profiles(profiles.load_model(GPU))}
+    sizes = {each.name: each.compute_slices for each in layouts.list_slice_profiles(profiles.load_model(GPU))}
     services, rows = [], []
     for number in range(num_services):
         name, base, power = f"service{number:04d}", chance.lognormvariate(4, 1), chance.uniform(0.7, 1.3)

@@ -16,7 +16,7 @@ from listeners.program_listener import ProgramListener, TextTable
 from pipeline.base.domain.protocols import Watch
 from pipeline.base.domain.records import Device
 from pipeline.base.domain.samples import Field, Sample
-from pipeline.base.system import command
+from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, ListenerError
 
 _log = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ def _instances(hierarchy: str, uuid: str) -> dict[int, int]:
 
 def _answer(dcgmi: str, *arguments: str) -> str:
     try:
-        return command.run([dcgmi, *arguments], timeout_s=_COMMAND_LIMIT_S).stdout
+        return helper_program.run([dcgmi, *arguments], timeout_s=_COMMAND_LIMIT_S).stdout
     except CommandError as error:
         raise ListenerError(
             f"listener dcgm: {_flat(str(error))}; dcgmi needs DCGM's host engine, so start it as root, with "
@@ -241,7 +241,7 @@ def _refusal(dcgmi: str, field: Field, entities: Mapping[Entity, int | None]) ->
     """Return the complaint when only this field is watched; `None` if it is accepted."""
     argv = [*_dmon(dcgmi, [field], entities, interval_ms=100), "-c", "1"]
     try:
-        done = command.run(argv, timeout_s=_COMMAND_LIMIT_S, check=False)
+        done = helper_program.run(argv, timeout_s=_COMMAND_LIMIT_S, check=False)
     except CommandError as error:
         return _flat(str(error))
     table = _Table([field], entities)

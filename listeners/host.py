@@ -16,7 +16,7 @@ from listeners.base import MIB, PollingListener, scale_readings
 from listeners.threads import Threads
 from pipeline.base.domain.protocols import Watch
 from pipeline.base.domain.samples import Chart, Field, Sample, Summary
-from pipeline.base.system.host import CpuTicks, ProcessReading, read_cpu_ticks, read_file, read_process
+from pipeline.base.system.host_info import CpuTicks, ProcessReading, read_cpu_ticks, read_file, read_process
 
 MEAN, PEAK, RATE = Summary.MEAN, Summary.PEAK, Summary.RATE
 _PCT = "% of one core"
@@ -31,7 +31,7 @@ _PSS_REST_FACTOR = 100
 _PSS_REST_FACTOR_OF_OTHERS = 20
 
 
-def job_of(pid: int, jobs: Mapping[int, int]) -> int | None:
+def find_job(pid: int, jobs: Mapping[int, int]) -> int | None:
     """Return the job of a process: by its session, or as a descendant of the job's leading process."""
     return _job_above(read_process(pid), {root: job for job, root in jobs.items()}, read_process)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, MIB, PollingListener, scale_readings
-from listeners.host import job_of
+from listeners.host import find_job
 from pipeline.base.domain.protocols import Watch
 from pipeline.base.domain.samples import THROTTLED, Chart, Field, Sample, Summary
 from pipeline.prepare.device import nvml
@@ -119,7 +119,7 @@ def _sum_by_job(memory_bytes: Mapping[int, int], jobs: Mapping[int, int]) -> dic
     """Return the sum over the processes of each job that has one on the GPU."""
     used: dict[int, int] = {}
     for pid, amount in memory_bytes.items():
-        job = job_of(pid, jobs)
+        job = find_job(pid, jobs)
         if job is not None:
             used[job] = used.get(job, 0) + amount
     return used

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.base.system.host import ProcessReading, read_file
+from pipeline.base.system.host_info import ProcessReading, read_file
 
 # A job has tens of threads, nearly all of which sleep: one that has not run is read again after these ticks.
 _IDLE_TICKS = 16

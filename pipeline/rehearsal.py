@@ -17,13 +17,13 @@ from pathlib import Path
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.records import Device, Result, Slot
 from pipeline.base.system.errors import ConfigError, SharingError
-from pipeline.base.system.paths import expanded
+from pipeline.base.system.paths import expand_path
 from pipeline.clean import temporary_folder
 from pipeline.launch.job_state import JobState
-from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
+from pipeline.plan.config_schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.device_choice import choose, list_selectable, read_grant
-from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.releases import RECORDED, RELEASES
@@ -133,7 +133,7 @@ class Rehearsal:
 
 
 @contextmanager
-def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
+def prepare_machine(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     """Install the machine that configurations rehearse on beneath pynvml here; `None` if they rehearse nothing.
 
     Raises:
@@ -151,7 +151,7 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     if any(gpu.machine != machine for gpu in simulated):
         raise ConfigError("gpu.machine applies to the whole study and cannot be swept")
     driver = _choose_driver(simulated)
-    path = None if machine is None else expanded("gpu.machine", machine).resolve()
+    path = None if machine is None else expand_path("gpu.machine", machine).resolve()
     model_names = _list_models(simulated)
     # A dry run leaves nothing behind, so it makes no machine to keep.
     if path is not None and (path.exists() or not configs[0].dry_run):
@@ -166,7 +166,7 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     with _hold_folder() as folder:
         state_file = StateFile(folder / "machine.json")
         state_file.create(model_names, branch=driver or RECORDED)
-        with installed(state_file.path):
+        with install_driver(state_file.path):
             yield Rehearsal(state_file, _write_programs(state_file, folder / "bin"))
 
 
@@ -174,7 +174,7 @@ def prepared(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
 def open_machine(path: Path) -> Iterator[Rehearsal]:
     """Install the machine that is kept in the file `gpu.machine` beneath pynvml here; it is left as it is."""
     state_file = StateFile(path.expanduser().resolve())
-    with installed(state_file.path):
+    with install_driver(state_file.path):
         yield Rehearsal(state_file, write_programs_beside(state_file))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.base.domain import layout
 from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, TrackingError
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.record import trace as trace_file
 from pipeline.record.store import results
 from pipeline.record.store.local_store import Store
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     without = f" ({num_without} more have none that can be read)" if num_without else ""
     sys.stdout.write(
-        f"{counted(content['otherData']['groups'], 'group')}{without} in {options.out}; open https://ui.perfetto.dev\n"
+        f"{format_count(content['otherData']['groups'], 'group')}{without} in {options.out}; open https://ui.perfetto.dev\n"
     )
     return 0
 

@@ -80,7 +80,7 @@ def status(options: argparse.Namespace) -> int:
             _say(f"closed as interrupted: {name}")
     while True:
         try:
-            progress = read_overview(where, options.experiment, squeue.states_on)
+            progress = read_overview(where, options.experiment, squeue.read_cluster_states)
         except TrackingError as error:
             if not options.watch:
                 raise

@@ -18,11 +18,11 @@ from omegaconf import DictConfig
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import locks
-from pipeline.plan import feasibility, read
+from pipeline.plan import config_reader, feasibility
 from pipeline.plan import plan_builder as planning
+from pipeline.plan.config_schema import Config
 from pipeline.plan.inventory import Inventory
-from pipeline.plan.inventory import take as take_inventory
-from pipeline.plan.schema import Config
+from pipeline.plan.inventory import take_inventory as take_inventory
 from tests.support import changed_rooms, experiments, forks
 from tests.support.experiments import composed
 
@@ -143,7 +143,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
 
     def path_of(name: str, write: Callable[[Path], object]) -> Path:
         path = common / name
-        with locks.held(common / f"{name}.lock"):
+        with locks.hold_lock(common / f"{name}.lock"):
             if not (common / f"{name}.made").exists():
                 write(path)
                 (common / f"{name}.made").touch()
@@ -176,7 +176,7 @@ def make_plan(compose: Callable[..., list[DictConfig]]) -> Callable[..., Plan]:
     def make(*overrides: list[str], device: Device | None = None, is_sweep: bool | None = None) -> Plan:
         sweep = len(overrides) > 1 if is_sweep is None else is_sweep
         alone = ["baseline=never"] if is_sweep is None and not sweep and "baseline=" not in str(overrides) else []
-        configs = read.read(compose(*([*given, *alone] for given in overrides)))
+        configs = config_reader.read(compose(*([*given, *alone] for given in overrides)))
         plan = planning.build_plan(configs, inventory_of(configs, device), is_sweep=sweep)
         return feasibility.check_plan(plan)
 

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.layout import SHARED_PREFIX
-from pipeline.base.domain.programs import Programs
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import CollocationError
 from pipeline.base.system.interrupts import UndoStack

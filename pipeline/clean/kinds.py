@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pipeline.base.domain.programs import Programs
+from pipeline.base.domain.driver_programs import Programs
 
 # Where functions take kinds; imported only when a journal holds a kind that nothing loaded has taken.
 _PACKAGES = (

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain import mig_names, mig_table
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import entry_points, locks, startup, words
 from pipeline.base.system.errors import CollocationError, exit_status
-from pipeline.prepare.mig import compute, partitions, profiles
+from pipeline.prepare.mig import compute, layouts, profiles
 
 if TYPE_CHECKING:
     from pipeline.gpu import manual_mig
 
 
-def show_profiles(arguments: argparse.Namespace) -> Answer:
+def show_profiles(arguments: argparse.Namespace) -> CommandAnswer:
     """Show the MIG profiles of a GPU and their compute instances; unknown values are null, and `-` in the text."""
     gpu = profiles.find_gpu(arguments.gpu)
     rows = [
@@ -53,16 +53,16 @@ def show_profiles(arguments: argparse.Namespace) -> Answer:
     cells = [[_format_cell(value) for name, value in row.items() if name != "compute_instances"] for row in rows]
     parts = [",".join(f"{slices}c" for slices in compute.list_widths(profile)) or "-" for profile in gpu.profiles]
     lines = [head, *([*row, names] for row, names in zip(cells, parts, strict=True))]
-    table = "\n".join(words.aligned(lines, left=range(len(head))))
-    return Answer(data=data, text=f"{gpu.name}: {_describe_slices(gpu)}\n{table}")
+    table = "\n".join(words.align_table(lines, left=range(len(head))))
+    return CommandAnswer(data=data, text=f"{gpu.name}: {_describe_slices(gpu)}\n{table}")
 
 
-def show_partitions(arguments: argparse.Namespace) -> Answer:
+def show_partitions(arguments: argparse.Namespace) -> CommandAnswer:
     """Show every maximal legal combination of the profiles that `1g`, `2g`, ... name, and their number."""
     gpu = profiles.find_gpu(arguments.gpu)
-    pool = partitions.list_plain_profiles(gpu) if arguments.double_memory else partitions.list_slice_profiles(gpu)
-    combinations = partitions.list_maximal_combinations(gpu, pool)
-    num_layouts = len(partitions.list_maximal_layouts(gpu, pool))
+    pool = layouts.list_plain_profiles(gpu) if arguments.double_memory else layouts.list_slice_profiles(gpu)
+    combinations = layouts.list_maximal_combinations(gpu, pool)
+    num_layouts = len(layouts.list_maximal_layouts(gpu, pool))
     data = {
         "gpu": gpu.name,
         "count": len(combinations),
@@ -70,34 +70,34 @@ def show_partitions(arguments: argparse.Namespace) -> Answer:
         "num_layouts": num_layouts,
     }
     last = f"{len(combinations)} combinations; {num_layouts} layouts, counted by placement"
-    return Answer(data=data, text="\n".join([gpu.name, *map(" ".join, combinations), last]))
+    return CommandAnswer(data=data, text="\n".join([gpu.name, *map(" ".join, combinations), last]))
 
 
-def _show_status(arguments: argparse.Namespace) -> Answer:
+def _show_status(arguments: argparse.Namespace) -> CommandAnswer:
     from pipeline.gpu import status
 
     return status.status(arguments.gpu, Path(arguments.lock_dir), arguments.machine)
 
 
-def _clean_up(arguments: argparse.Namespace) -> Answer:
+def _clean_up(arguments: argparse.Namespace) -> CommandAnswer:
     from pipeline.gpu import clean
 
     return clean.clean(arguments.gpu, Path(arguments.lock_dir), arguments.machine)
 
 
-def _create(arguments: argparse.Namespace) -> Answer:
+def _create(arguments: argparse.Namespace) -> CommandAnswer:
     from pipeline.gpu import manual_mig
 
     return manual_mig.create(arguments.layout, _read_request(arguments))
 
 
-def _destroy(arguments: argparse.Namespace) -> Answer:
+def _destroy(arguments: argparse.Namespace) -> CommandAnswer:
     from pipeline.gpu import manual_mig
 
     return manual_mig.destroy(_read_request(arguments))
 
 
-def _check(arguments: argparse.Namespace) -> Answer:
+def _check(arguments: argparse.Namespace) -> CommandAnswer:
     from pipeline.gpu.selftest import gpu_selftest
 
     lock_dir, machine = Path(arguments.lock_dir), arguments.machine
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Answer one command; returns the exit status."""
     arguments = make_parser().parse_args(argv)
     try:
-        answer: Answer = arguments.answer(arguments)
+        answer: CommandAnswer = arguments.answer(arguments)
     except CollocationError as error:
         sys.stderr.write("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]) + "\n")
         return exit_status(error)
@@ -138,7 +138,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     models = ", ".join(profiles.SIMULATED + name for name in mig_table.models())
 
     def add(
-        answer: Callable[[argparse.Namespace], Answer],
+        answer: Callable[[argparse.Namespace], CommandAnswer],
         name: str,
         about: str,
         *,

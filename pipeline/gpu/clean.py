@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import rehearsal
-from pipeline.base.domain.answer import Answer
-from pipeline.base.domain.programs import Programs
+from pipeline.base.domain.command_answer import CommandAnswer
+from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import CollocationError
-from pipeline.base.system.paths import expanded
+from pipeline.base.system.paths import expand_path
 from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal
 from pipeline.gpu.status import describe, find_targets, is_there, list_undone, make_printable, open_driver, undo
@@ -18,7 +18,7 @@ from pipeline.prepare.device import lease
 from pipeline.simulation.machine.state_file import StateFile, is_made_for_study
 
 
-def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
+def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
     """Undo it on the selected GPUs (see `open_driver`, `find_targets`); the status is 1 when something is left."""
     with open_driver(gpu, machine) as selector:
         is_real = machine is None and selector == gpu
@@ -30,7 +30,7 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
         programs = (
             {}
             if machine is None
-            else rehearsal.write_programs_beside(StateFile(expanded("--machine", machine).resolve()))
+            else rehearsal.write_programs_beside(StateFile(expand_path("--machine", machine).resolve()))
         )
         # A process on a MIG device, as a daemon that is ended with its journal, keeps the instances of its GPU.
         meant.sort(key=lambda device: device.parent is None)
@@ -49,7 +49,7 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> Answer:
     is_left = bool(hanging) or any(gpu_report["failed"] or gpu_report["refused"] for gpu_report in gpus)
     text = "\n".join(map(make_printable, lines)) or "nothing to clean"
     data = {"gpus": gpus, "abandoned": ended, "hanging": hanging, "is_clean": not is_left}
-    return Answer(data=data, text=text, status=int(is_left))
+    return CommandAnswer(data=data, text=text, status=int(is_left))
 
 
 def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -> dict[str, Any]:

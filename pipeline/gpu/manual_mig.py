@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import rehearsal
-from pipeline.base.domain.answer import Answer
-from pipeline.base.domain.programs import Programs, refuse_absent_admin
+from pipeline.base.domain.command_answer import CommandAnswer
+from pipeline.base.domain.driver_programs import Programs, refuse_absent_admin
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import CollocationError, ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.base.system.paths import expanded
+from pipeline.base.system.paths import expand_path
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.status import (
@@ -34,9 +34,9 @@ from pipeline.gpu.status import (
 )
 from pipeline.prepare.device import gpu_reader, lease
 from pipeline.prepare.mig import compute, division, profiles
+from pipeline.prepare.mig.layouts import Instance, Layout
 from pipeline.prepare.mig.mig_smi import MigSmi
 from pipeline.prepare.mig.mig_state import MigDevice
-from pipeline.prepare.mig.partitions import Instance, Layout
 from pipeline.simulation.machine.state_file import StateFile
 
 _NOTHING = "nothing was made by hand"
@@ -83,7 +83,7 @@ class _Target:
         return f"{self.device.name} ({self.device.uuid})"
 
 
-def create(layout_request: str, request: ManualMigRequest) -> Answer:
+def create(layout_request: str, request: ManualMigRequest) -> CommandAnswer:
     """Make the instances of a layout, `3g,2g,1g`, to stay until `destroy`; MIG mode is switched on if it was off.
 
     Raises:
@@ -118,7 +118,7 @@ def create(layout_request: str, request: ManualMigRequest) -> Answer:
     return _answer(target, {"has_switched_mode": not before.is_on, "instances": rows}, lines)
 
 
-def destroy(request: ManualMigRequest) -> Answer:
+def destroy(request: ManualMigRequest) -> CommandAnswer:
     """Undo what `create` did, and nothing else; the status is 1 when some of it is left.
 
     Raises:
@@ -148,11 +148,11 @@ def _undo_leftovers(target: _Target) -> None:
     journal.replay(target.journal)
 
 
-def _answer(target: _Target, data: dict[str, Any], lines: Sequence[str], *, status: int = 0) -> Answer:
+def _answer(target: _Target, data: dict[str, Any], lines: Sequence[str], *, status: int = 0) -> CommandAnswer:
     name = f"simulated {target.name}" if target.is_simulated else target.name
     text = "\n".join(make_printable(line) for line in (name, *(f"   {line}" for line in lines)))
     gpu = {"gpu": target.device.uuid, "name": target.device.name, "is_simulated": target.is_simulated}
-    return Answer(data=gpu | data, text=text, status=status)
+    return CommandAnswer(data=gpu | data, text=text, status=status)
 
 
 def _row(planned: Instance, name: str, device: MigDevice) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _read_admin(by_hand: Journal) -> Sequence[str]:
 def _find_programs(request: ManualMigRequest) -> dict[str, str] | None:
     if request.machine is None:
         return None
-    file = StateFile(expanded("--machine", request.machine).resolve())
+    file = StateFile(expand_path("--machine", request.machine).resolve())
     return {name: str(path) for name, path in rehearsal.write_programs_beside(file).items()}
 
 

@@ -10,19 +10,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.records import Device
 from pipeline.base.system import entry_points, locks
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
-from pipeline.base.system.host import boot_id
-from pipeline.base.system.paths import expanded
+from pipeline.base.system.host_info import boot_id
+from pipeline.base.system.paths import expand_path
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal, UndoStep
 from pipeline.prepare.device import gpu_reader, lease, nvml
 from pipeline.prepare.device.device_choice import choose
 from pipeline.prepare.mig import profiles
 from pipeline.prepare.mig.mig_state import GpuInstance, MigState, read_state
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.state_file import StateFile, is_made_for_study
 
 _MIB = 2**20
@@ -42,15 +42,15 @@ def open_driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
     Gives which of its GPUs is meant, or `None` for all. No such machine or model is a ConfigError.
     """
     if machine is not None:
-        file = StateFile(expanded("--machine", machine))
+        file = StateFile(expand_path("--machine", machine))
         file.read()
-        with installed(file.path):
+        with install_driver(file.path):
             yield gpu
     elif gpu is not None and gpu.startswith(profiles.SIMULATED):
         with tempfile.TemporaryDirectory() as folder:
             file = StateFile(Path(folder) / "machine.json")
             file.create([gpu])
-            with installed(file.path):
+            with install_driver(file.path):
                 yield "0"
     else:
         yield gpu
@@ -116,7 +116,7 @@ def is_made_by(step: UndoStep, instance: GpuInstance) -> bool:
     return is_place and arguments.get("gi_id") in (None, instance.gi_id) and arguments.get("boot") == boot_id()
 
 
-def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
+def status(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
     """Answer everything about the selected GPUs (see `open_driver`, `find_targets`); status 0 if clean, else 1."""
     with open_driver(gpu, machine) as selector:
         is_real = machine is None and selector == gpu
@@ -136,7 +136,7 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> Answer:
         "clean" if is_clean else f"not clean: {spell_command('clean', folder, machine)}" if is_left else in_use
     )
     data = {"gpus": gpus, "abandoned": abandoned, "is_clean": is_clean}
-    return Answer(data=data, text="\n".join(map(make_printable, lines)), status=int(not is_clean))
+    return CommandAnswer(data=data, text="\n".join(map(make_printable, lines)), status=int(not is_clean))
 
 
 def spell_command(name: str, folder: Path, machine: str | None, gpu: str | None = None) -> str:

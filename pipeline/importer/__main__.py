@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.importer import carma_experiment, experiment_file, radt_experiment
 from pipeline.importer.experiment_file import NAME, Imported
 
@@ -79,7 +79,7 @@ def _finish(imported: Imported, name: str, args: argparse.Namespace) -> int:
     else:
         where = experiment_file.write(imported.text, name, args.out and Path(args.out), replace=args.force)
     num_taken = imported.num_read - len(imported.refused)
-    sys.stderr.write(f"{num_taken} of {jobs} imported, {counted(imported.num_groups, 'group')}; {where}\n")
+    sys.stderr.write(f"{num_taken} of {jobs} imported, {format_count(imported.num_groups, 'group')}; {where}\n")
     return 1 if imported.refused else 0
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from pipeline.base.domain import placeholders
 from pipeline.base.system import entry_points
-from pipeline.base.system.paths import expanded
-from pipeline.base.system.words import counted
+from pipeline.base.system.paths import expand_path
+from pipeline.base.system.words import format_count
 from pipeline.importer import carma_job, experiment_file
 from pipeline.importer.carma_job import COLLOCATED, EXCLUSIVE, Job
 from pipeline.importer.experiment_file import Imported, Program, Value, override_value, size_of
@@ -44,7 +44,7 @@ def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environ
     text = experiment_file.text_of(
         blocks,
         sizes,
-        head="\n# ".join([f"{counted(len(blocks), 'group')}, {origin}.", *described]),
+        head="\n# ".join([f"{format_count(len(blocks), 'group')}, {origin}.", *described]),
         defaults=[{"override /window": "work"}, *([{"override /env": "existing"}] if prefixes else [])],
         settings={"tracking": {"experiment": name}},
     )
@@ -64,7 +64,7 @@ def _find_prefixes(jobs: Sequence[Job], environments: str | None) -> Mapping[str
         return {}
     if environments is None:
         return {name: name for name in named} if all("/" in name for name in named) else {}
-    folder = expanded("--envs", environments).absolute()
+    folder = expand_path("--envs", environments).absolute()
     return {name: name if "/" in name else str(folder / name) for name in named}
 
 
@@ -132,9 +132,11 @@ def _list_notes(jobs: Sequence[Job], prefixes: Mapping[str, str], *, is_together
         notes.append(f"{', '.join(variables)}: not kept, each job sees the device of its group")
     exclusive = [job for job in jobs if job.mode == EXCLUSIVE]
     if is_together and exclusive:
-        notes.append(f"{EXCLUSIVE}: not kept of {counted(len(exclusive), 'job')}, as --together makes one mix of all")
+        notes.append(
+            f"{EXCLUSIVE}: not kept of {format_count(len(exclusive), 'job')}, as --together makes one mix of all"
+        )
     elif len(exclusive) > 1:
-        notes.append(f"{counted(len(exclusive), 'exclusive job')} each run alone; --together makes one mix of all")
+        notes.append(f"{format_count(len(exclusive), 'exclusive job')} each run alone; --together makes one mix of all")
     if len(jobs) - len(exclusive) == 1 and not is_together:
         notes.append(f"one {COLLOCATED} job has nobody to run with: give the files of the others as well")
     return notes

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.base.domain import placeholders
 from pipeline.base.system import entry_points, override_values
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.importer import experiment_file, radt_notes, radt_table
 from pipeline.importer.experiment_file import Imported, Program, override_value, size_of
 from pipeline.importer.radt_table import LISTENERS, Refused, Row, RowGroup
@@ -130,7 +130,7 @@ def experiment_of(
     text = experiment_file.text_of(
         blocks,
         sizes,
-        head=f"{counted(len(blocks), 'group')}, {origin}.",
+        head=f"{format_count(len(blocks), 'group')}, {origin}.",
         defaults=[{"override /window": "work"}, {"override /listeners": listeners}],
         settings={
             "window": {"epochs": _EPOCHS},

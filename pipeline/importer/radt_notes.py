@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pipeline.base.system.words import counted, natural
+from pipeline.base.system.words import format_count, natural_key
 from pipeline.importer.radt_table import LISTENERS, Row, RowGroup, find_kept_device
 
 _PROFILERS = {"nsys": "nsys", "ncu": "ncu"}
@@ -40,7 +40,9 @@ def _describe_devices(groups: Sequence[RowGroup]) -> str:
         return f"Devices {device}: kept as gpu.device; gpu.device=INDEX on the command line chooses another GPU"
     if set(counts) == {"0"} and len({group.device for group in groups}) == 1:
         return "Devices 0: left to gpu.device=auto, the first GPU or that which an allocation grants"
-    placed = ", ".join(f"{counted(counts[device], 'group')} on GPU {device}" for device in sorted(counts, key=natural))
+    placed = ", ".join(
+        f"{format_count(counts[device], 'group')} on GPU {device}" for device in sorted(counts, key=natural_key)
+    )
     return f"Devices: not kept ({placed}), as groups are compared on one GPU; gpu.device=INDEX chooses it"
 
 

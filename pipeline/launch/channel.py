@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.base.system import host
+from pipeline.base.system import host_info
 
 PROTOCOL = 1
 _LONGEST_S = 86_400.0  # of one wait: epoll takes at most 2^31 ms
@@ -234,7 +234,7 @@ class Channel:
         while pid > 1:
             if pid in self._jobs:
                 return self._jobs[pid]
-            if (process := host.read_process(pid)) is None:
+            if (process := host_info.read_process(pid)) is None:
                 break
             if process.session in self._jobs:
                 return self._jobs[process.session]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 
 _MOST_NAMED = 3
 
@@ -44,4 +44,4 @@ class Damages:
         more = len(self.reasons) - len(named)
         reasons = ", ".join(f"{reason} ({number})" if len(self) > 1 else reason for reason, number in named)
         first = f" (number {self.first}{' first' if len(self) > 1 else ''})" if self.first else ""
-        return f"{counted(len(self), self.what)}{first}: {reasons}" + (f", and {more} more" if more else "")
+        return f"{format_count(len(self), self.what)}{first}: {reasons}" + (f", and {more} more" if more else "")

@@ -63,7 +63,7 @@ def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
     except ValueError as error:
         events.errors.append({"type": "RequestFileError", "message": str(error)})
     try:
-        if (size := regular_files.size_of(path)) > MOST_BYTES:
+        if (size := regular_files.measure_size(path)) > MOST_BYTES:
             sizes = f"{size / 2**30:.3g} GiB, and at most {MOST_BYTES / 2**30:g} GiB are read"
             message = f"{path.name} has {sizes}; report larger steps"
             events.errors.append({"type": "EventFileError", "message": message})
@@ -101,7 +101,7 @@ class _Reader:
         }
 
     def read(self, path: Path) -> None:
-        self._is_large = regular_files.size_of(path) >= _LARGE_BYTES
+        self._is_large = regular_files.measure_size(path) >= _LARGE_BYTES
         for block in regular_files.read_line_blocks(path, _BLOCK_BYTES):
             begin = self._no_many_until = 0
             while begin < len(block):
@@ -296,6 +296,6 @@ def _parse_number(value: Any) -> float:
 
 def _find_size(path: Path) -> int:
     try:
-        return regular_files.size_of(path)
+        return regular_files.measure_size(path)
     except OSError:
         return 2**63

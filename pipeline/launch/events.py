@@ -125,7 +125,7 @@ def read_shown_lines(path: Path, num_bytes: int = 4096) -> Sequence[str]:
 
 
 def _read_end(path: Path, num_bytes: int) -> bytes:
-    with suppress(OSError), os.fdopen(regular_files.opened(path), "rb") as file:
+    with suppress(OSError), os.fdopen(regular_files.open_regular_file(path), "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
         return file.read()
     return b""

@@ -146,7 +146,7 @@ class JobState:
         num_bytes = 0
         for name in (layout.EVENTS, layout.REQUESTS, *([layout.STDOUT, layout.STDERR] if is_output_read else [])):
             with suppress(OSError):
-                num_bytes += regular_files.size_of(self.folder / name)
+                num_bytes += regular_files.measure_size(self.folder / name)
         return num_bytes
 
     def notice(self, result: Result, reason: str) -> None:

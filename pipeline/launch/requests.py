@@ -87,7 +87,7 @@ def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Requests | None:
         ValueError: there are more than `MOST_REQUESTS`.
     """
     try:
-        num_records = regular_files.size_of(path) // RECORD_BYTES  # a job that is killed leaves a torn last record
+        num_records = regular_files.measure_size(path) // RECORD_BYTES  # a job that is killed leaves a torn last record
         if num_records > MOST_REQUESTS:
             raise ValueError(
                 f"{path.name} has {num_records} requests, and at most {MOST_REQUESTS} are read; choose a shorter window"
@@ -102,7 +102,7 @@ def _read(path: Path, num_records: int, lifetime: Lifetime) -> Requests:
 
     columns = {name: np.empty(num_records, kind) for name, kind in RECORD}
     damages, num_read, num_kept = Damages("request"), 0, 0
-    with os.fdopen(regular_files.opened(path), "rb") as file:
+    with os.fdopen(regular_files.open_regular_file(path), "rb") as file:
         while num_read < num_records and (data := file.read(min(_AT_ONCE, num_records - num_read) * RECORD_BYTES)):
             portion = np.frombuffer(data, np.dtype(list(RECORD)), len(data) // RECORD_BYTES)
             can_be = _find_possible(portion, lifetime)

@@ -19,8 +19,8 @@ from typing import Any
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system import cpu_limit, interrupts
-from pipeline.base.system.command import wait_for_end
 from pipeline.base.system.errors import LaunchError
+from pipeline.base.system.helper_program import wait_for_end
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.launch.environ import inherit_environ
@@ -191,7 +191,7 @@ class ForkServer:
 
     def _ask(self, **request: object) -> dict[str, Any]:
         # A signal between question and answer would leave an answer that nobody asked for.
-        with interrupts.held():
+        with interrupts.hold_interrupts():
             try:
                 self._control.settimeout(_ANSWER_LIMIT_S)
                 self._control.sendall((json.dumps(request) + "\n").encode())

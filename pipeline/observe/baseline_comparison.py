@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain.baselines import Baselines
-from pipeline.base.domain.normalise import Compared, mean_of, normalise
+from pipeline.base.domain.normalisation import ComparedJob, average_figures, normalise
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -99,7 +99,7 @@ class Comparison:
 
     def _compare(self, row: GroupResult) -> dict[str, float]:
         solo = {
-            digest: mean_of([job.metrics for job, _ in runs])
+            digest: average_figures([job.metrics for job, _ in runs])
             for digest, runs in zip(_list_digests(row), self._find_solo_runs(row), strict=True)
         }
         mix = self._find_baselines(row).in_turn(_list_digests(row))
@@ -120,7 +120,7 @@ def compare_with_baseline(
     return normalise(
         row.group.window.kind,
         [
-            Compared(program.unit, program.is_rate_given, job.metrics, solo.get(program.digest, {}))
+            ComparedJob(program.unit, program.is_rate_given, job.metrics, solo.get(program.digest, {}))
             for program, job in zip(programs, row.measured, strict=True)
         ],
         is_sequential=row.group.sequential,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from pipeline.base.domain import units
+from pipeline.base.domain import work_units
 from pipeline.base.domain.records import Result
 from pipeline.observe.group_result import GroupResult
 
@@ -23,7 +23,7 @@ def _describe_others(row: GroupResult) -> Iterator[str]:
     for job in row.jobs:
         if job.result is Result.OK:
             unit = job.job.workload.unit
-            forms = {"makespan_s": "{:.1f} s", units.rate_of(unit): f"{{:.1f}} {units.per_second(unit)}"}
+            forms = {"makespan_s": "{:.1f} s", work_units.rate_of(unit): f"{{:.1f}} {work_units.per_second(unit)}"}
             figures = [form.format(job.metrics[key]) for key, form in forms.items() if key in job.metrics]
             yield f"{row.group.name}: job {job.job.name} ended well: {', '.join(figures)}".rstrip(": ")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.records import Group, WindowKind
-from pipeline.base.system.words import duration
+from pipeline.base.system.words import format_duration
 from pipeline.observe.study_progress import Likeness, PastGroup, Progress
 
 _MOST_NAMES = 3
@@ -38,8 +38,9 @@ class Forecast:
     def words(self) -> str:
         """The forecast in a line."""
         if not self.num_unknown:
-            return f"takes about {duration(self.least_s)}, as similar groups did before{self._basis}"
-        bounds = f"at least {duration(self.least_s)} (the windows) and at most {duration(self.most_s)} (limits.*)"
+            return f"takes about {format_duration(self.least_s)}, as similar groups did before{self._basis}"
+        least, most = format_duration(self.least_s), format_duration(self.most_s)
+        bounds = f"at least {least} (the windows) and at most {most} (limits.*)"
         return f"takes {bounds}: {self.num_unknown} of {self.num_groups} groups have no similar run yet{self._basis}"
 
     @property

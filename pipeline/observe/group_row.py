@@ -11,9 +11,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.base.domain import layout, services, units
+from pipeline.base.domain import layout, service_figures, work_units
 from pipeline.base.domain.marks import join
-from pipeline.base.domain.normalise import compared_names
+from pipeline.base.domain.normalisation import compared_names
 from pipeline.base.domain.point_series import PointSeries
 from pipeline.base.domain.records import Group, Result, WindowKind
 from pipeline.base.domain.tags import Tag
@@ -57,7 +57,11 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     absent: dict[str, str] = {}
     of_device = sample_figures.compute_figures(read.get(sample_figures.WHOLE, {}), seen.fields, windows, absent)
     # The energy is that of the whole device: with neighbours on it, none of it is that of the work that is measured.
-    rates = {} if group.has_neighbours else {unit: metrics[units.total_of(unit)] for unit in units.units_in(metrics)}
+    rates = (
+        {}
+        if group.has_neighbours
+        else {unit: metrics[work_units.total_of(unit)] for unit in work_units.find_units(metrics)}
+    )
     metrics |= host_load.compute_figures(measured_jobs, of_device)
     metrics |= of_device | sample_figures.derive_energy(of_device, windows, seen.idle_w, rates)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
@@ -285,7 +289,7 @@ def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Se
             common = min(end for _, end in spans) - max(start for start, _ in spans)
             metrics["overlap_ratio"] = max(0, common) / max(lengths) if max(lengths) else 0.0
     metrics |= _compute_totals(group, jobs, metrics.get("makespan_s"))
-    metrics |= services.summarise_group([job.metrics for job in jobs])
+    metrics |= service_figures.summarise_group([job.metrics for job in jobs])
     uses = [job.metrics[FIRST_GPU_USE] for job in jobs if FIRST_GPU_USE in job.metrics]
     if len(uses) == len(jobs):
         metrics[FIRST_GPU_USE] = max(uses)
@@ -293,24 +297,26 @@ def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Se
     if len(epochs) == len(jobs):
         metrics["epoch_time_mean_s"] = statistics.fmean(epochs)
     # MLflow's page that compares runs opens on the metric that was logged first.
-    return {name: metrics[name] for name in sorted(metrics, key=lambda name: not units.units_in([name]))}
+    return {name: metrics[name] for name in sorted(metrics, key=lambda name: not work_units.find_units([name]))}
 
 
 def _compute_co_runner_totals(neighbours: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
-        f"neighbours_{units.total_of(unit)}": sum(metrics[units.rate_of(unit)] for metrics in neighbours)
-        for unit in units.find_common_units(neighbours)
+        f"neighbours_{work_units.total_of(unit)}": sum(metrics[work_units.rate_of(unit)] for metrics in neighbours)
+        for unit in work_units.find_common_units(neighbours)
     }
 
 
 def _compute_totals(group: Group, jobs: Sequence[JobResult], makespan_s: float | None) -> dict[str, float]:
     """Return the total rates of the jobs, in each unit that all of them count."""
     totals: dict[str, float] = {}
-    for unit in units.find_common_units([job.metrics for job in jobs]):
+    for unit in work_units.find_common_units([job.metrics for job in jobs]):
         if group.window.kind is WindowKind.WORK:
-            numbers = [job.metrics[units.number_of(unit)] for job in jobs if units.number_of(unit) in job.metrics]
+            numbers = [
+                job.metrics[work_units.number_of(unit)] for job in jobs if work_units.number_of(unit) in job.metrics
+            ]
             if len(numbers) == len(jobs) and makespan_s:
-                totals[units.total_of(unit)] = sum(numbers) / makespan_s
+                totals[work_units.total_of(unit)] = sum(numbers) / makespan_s
         elif len(jobs) == 1 or not group.sequential:
-            totals[units.total_of(unit)] = sum(job.metrics[units.rate_of(unit)] for job in jobs)
+            totals[work_units.total_of(unit)] = sum(job.metrics[work_units.rate_of(unit)] for job in jobs)
     return totals

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pipeline.base.domain import services, units
+from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.workload import Objective
 from pipeline.launch.requests import Requests
 from pipeline.observe.sample_figures import Window
@@ -48,24 +48,24 @@ def compute_figures(
     if not len(answered) or not len(due) or seconds <= 0:
         return {}
     metrics = {
-        units.rate_of(REQUESTS): len(answered) / seconds,
-        units.number_of(REQUESTS): float(len(due)),
+        work_units.rate_of(REQUESTS): len(answered) / seconds,
+        work_units.number_of(REQUESTS): float(len(due)),
         **_compute_latencies(due),
     }
     if objective is not None:
-        metrics[services.GOODPUT] = (
+        metrics[service_figures.GOODPUT] = (
             int(np.count_nonzero(_compute_latency_ms(answered) <= objective.latency_ms)) / seconds
         )
         percentile = objective.percentile
-        if percentile is not None and len(due) >= services.min_requests(percentile):
+        if percentile is not None and len(due) >= service_figures.min_requests(percentile):
             value_ms = _select_rank(np.sort(_compute_latency_ms(due)), percentile)
-            metrics[services.OBJECTIVE_MET] = float(value_ms <= objective.latency_ms)
+            metrics[service_figures.OBJECTIVE_MET] = float(value_ms <= objective.latency_ms)
     if is_rate_given:
-        metrics[services.SUSTAINED] = _compute_sustained(requests, due, len(answered), window)
+        metrics[service_figures.SUSTAINED] = _compute_sustained(requests, due, len(answered), window)
         late = np.sort(_subtract_ms(due, "intended_ns", "sent_ns"))
         metrics |= {"send_late_p50_ms": _select_rank(late, 50), "send_late_p99_ms": _select_rank(late, 99)}
     if tokens := int(answered["tokens"].sum()):
-        metrics[units.rate_of("tokens")] = tokens / seconds
+        metrics[work_units.rate_of("tokens")] = tokens / seconds
     return metrics
 
 
@@ -185,7 +185,7 @@ def _compute_spread(name: str, values: Values) -> dict[str, float]:
     values = np.sort(values)
     metrics |= {
         f"{name}_p{text}_ms": _select_rank(values, percent)
-        for text, percent, least in services.PERCENTILES
+        for text, percent, least in service_figures.PERCENTILES
         if len(values) >= least
     }
     return {name: value for name, value in metrics.items() if math.isfinite(value)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pipeline.base.domain.marks import Marks, join
 from pipeline.base.domain.records import Group, WindowKind
 from pipeline.base.domain.samples import THROTTLED
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.launch import job_steps
 from pipeline.launch.events import Events
 from pipeline.launch.job_state import JobState
@@ -99,7 +99,7 @@ def _find_clock_faults(group: Group, seen: Observation, batch: Batch, window: Wi
         yield f"the wall clock was set by {step_s:+.3g} s while the jobs logged how fast they are"
     for state, logged in zip(batch.states, batch.logged, strict=True):
         if logged is not None and logged.num_misplaced:
-            values = counted(logged.num_misplaced, "value")
+            values = format_count(logged.num_misplaced, "value")
             yield f"job {state.job.name} logged {values} with times at which it did not run"
 
 
@@ -117,7 +117,7 @@ def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[
         if group.window.kind is WindowKind.LOGGED and logged is not None:
             num_values = throughput.count_values(logged.points, window)
             if num_values < MIN_VALUES or measure_seconds(window) < MIN_LOGGED_S:
-                values = counted(num_values, "value")
+                values = format_count(num_values, "value")
                 yield f"job {state.job.name} was measured by {values} in {measure_seconds(window):.3g} s; train longer"
         elif group.window.kind is WindowKind.STEADY and len(log.steps.t_ns):
             num_steps = bisect_right(log.steps.t_ns, window[1]) - bisect_right(log.steps.t_ns, window[0])
@@ -126,7 +126,7 @@ def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[
     if few_steps:
         fewest = min(few_steps, key=few_steps.__getitem__)
         jobs = f"job {fewest}" if len(few_steps) == 1 else f"{len(few_steps)} jobs, such as {fewest},"
-        yield f"{jobs} made {counted(few_steps[fewest], 'step')} in the window; raise window.seconds"
+        yield f"{jobs} made {format_count(few_steps[fewest], 'step')} in the window; raise window.seconds"
 
 
 def _find_doubts(group: Group, batch: Batch) -> Iterator[str]:

@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.base.domain import units
+from pipeline.base.domain import work_units
 from pipeline.base.domain.samples import Sample, Summary
 from pipeline.observe.fields import ENERGY, POWER, Fields, name_figure
 
@@ -88,9 +88,9 @@ def derive_energy(
         derived["energy_above_idle_j"] = metrics[ENERGY] - idle_w * total_s
     for unit, rate in rates.items():
         if rate:
-            derived[units.energy_of(unit)] = metrics[ENERGY] / (total_s * rate)
+            derived[work_units.energy_of(unit)] = metrics[ENERGY] / (total_s * rate)
             if idle_w is not None:
-                derived[units.energy_above_idle_of(unit)] = derived["energy_above_idle_j"] / (total_s * rate)
+                derived[work_units.energy_above_idle_of(unit)] = derived["energy_above_idle_j"] / (total_s * rate)
     return derived
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.records import Group, Result, Window, WindowKind
-from pipeline.base.system.words import duration
+from pipeline.base.system.words import format_duration
 
 _WINDOWS_OF_SCRIPTS = frozenset(Window(kind=kind).words for kind in (WindowKind.WORK, WindowKind.LOGGED))
 """In words, the windows of programs that end by themselves."""
@@ -131,13 +131,13 @@ class Progress:
 
     def summary(self) -> str:
         """Return time elapsed, time left, and the results so far."""
-        words = [f"{duration(self.elapsed_s)} elapsed"]
+        words = [f"{format_duration(self.elapsed_s)} elapsed"]
         if self._left:
             left_s, is_estimate = self.estimate_left_s()
             if is_estimate:
-                words.append(f"about {duration(left_s)} left")
+                words.append(f"about {format_duration(left_s)} left")
             elif left_s > 0:  # no group was measured: its window is known, what starting jobs takes is not
-                words.append(f"more than {duration(left_s)} left")
+                words.append(f"more than {format_duration(left_s)} left")
         counted = [f"{self.results[result]} {result.value}" for result in Result if self.results[result]]
         return ", ".join(words) + (f"; {', '.join(counted)}" if counted else "")
 

@@ -7,34 +7,34 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from pipeline.base.domain import normalise, services, units
+from pipeline.base.domain import normalisation, service_figures, work_units
 from pipeline.base.domain.marks import NO_MARKS, Marks
-from pipeline.base.domain.modes import mode_of
-from pipeline.base.domain.records import BESIDE, NEIGHBOURS, Group, Result
-from pipeline.base.system.words import aligned, list_first, natural
+from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS, Group, Result
+from pipeline.base.domain.sharing_modes import mode_of
+from pipeline.base.system.words import align_table, list_first, natural_key
 from pipeline.observe.fields import Fields, name_figure
 from pipeline.observe.group_result import GroupResult
 
 # Head, figure and format of each column. Those of each unit of work stand at both ends, those of samples before the
 # last.
 _COLUMNS = (
-    ("goodput/s", services.GOODPUT_TOTAL, "{:.1f}"),
-    ("sustained", services.SUSTAINED_WORST, "{:.2f}"),
-    ("latency ms", services.worst_of(services.MEAN), "{:.2f}"),
-    ("p99 ms", services.worst_of(services.P99), "{:.2f}"),
+    ("goodput/s", service_figures.GOODPUT_TOTAL, "{:.1f}"),
+    ("sustained", service_figures.SUSTAINED_WORST, "{:.2f}"),
+    ("latency ms", service_figures.name_worst(service_figures.MEAN), "{:.2f}"),
+    ("p99 ms", service_figures.name_worst(service_figures.P99), "{:.2f}"),
     ("epoch s", "epoch_time_mean_s", "{:.2f}"),
     ("makespan s", "makespan_s", "{:.1f}"),
     ("on GPU after s", "first_gpu_use_s", "{:.1f}"),
-    ("speed-up", normalise.SPEEDUP, "{:.2f}"),
-    ("slowdown", normalise.SLOWDOWN, "{:.2f}"),
-    ("slowdown of latency", normalise.MEAN_SLOWDOWN, "{:.2f}"),
-    ("fairness", normalise.FAIRNESS, "{:.3f}"),
+    ("speed-up", normalisation.SPEEDUP, "{:.2f}"),
+    ("slowdown", normalisation.SLOWDOWN, "{:.2f}"),
+    ("slowdown of latency", normalisation.MEAN_SLOWDOWN, "{:.2f}"),
+    ("fairness", normalisation.FAIRNESS, "{:.3f}"),
     ("overlap", "overlap_ratio", "{:.3f}"),
     ("skew ms", "start_skew_ms", "{:.1f}"),
 )
 _LAST_COLUMNS = (("own CPU %", "orchestrator_cpu_pct", "{:.1f}"),)
 _RATIOS = tuple(column for column in _COLUMNS if column[0] in ("speed-up", "slowdown", "slowdown of latency"))
-_COMPARISONS = frozenset((*(key for _, key, _ in _RATIOS), normalise.FAIRNESS))
+_COMPARISONS = frozenset((*(key for _, key, _ in _RATIOS), normalisation.FAIRNESS))
 """Figures that an invalid row lacks: it leads nothing."""
 _MOST_NAMES = 4
 _FORMATS = {"ratio": "{:.2f}", "MiB": "{:.0f}"}
@@ -49,13 +49,18 @@ def format_line(
     is_simulated: bool = False,
 ) -> str:
     """Describe the end of a group or job: `ok, 1841.7 samples/s, speed-up 2.43`, `ok* (MARKS), ...`."""
-    rates = [(unit, units.total_of(unit)) for unit in units.units_in(metrics)]  # of a group
-    rates += [(unit, units.rate_of(unit)) for unit in units.find_common_units([metrics])]  # of a job
+    rates = [(unit, work_units.total_of(unit)) for unit in work_units.find_units(metrics)]  # of a group
+    rates += [(unit, work_units.rate_of(unit)) for unit in work_units.find_common_units([metrics])]  # of a job
     different = {metrics[key]: (unit, key) for unit, key in reversed(rates)}  # a sample a request is said once
     figures = [
-        f"{units.format_rate(metrics[key])} {units.per_second(unit)}" for unit, key in reversed(different.values())
+        f"{work_units.format_rate(metrics[key])} {work_units.per_second(unit)}"
+        for unit, key in reversed(different.values())
     ]
-    figures += [f"{metrics[key]:.2f} ms" for key in (services.MEAN, services.worst_of(services.MEAN)) if key in metrics]
+    figures += [
+        f"{metrics[key]:.2f} ms"
+        for key in (service_figures.MEAN, service_figures.name_worst(service_figures.MEAN))
+        if key in metrics
+    ]
     ratios = () if marks.invalid else _RATIOS
     figures += [f"{title} {form.format(metrics[key])}" for title, key, form in ratios if key in metrics]
     ended = f"{result.value}* ({marks.text})" if marks.text else result.value
@@ -89,8 +94,8 @@ def format_table(
     if not groups:
         return "\n".join(skipped)
     counted = _list_units(rows)
-    rates = [(units.per_second(unit), units.total_of(unit), units.format_rate) for unit in counted]
-    energies = [(units.joules_per(unit), units.energy_of(unit), "{:.3g}") for unit in counted]
+    rates = [(work_units.per_second(unit), work_units.total_of(unit), work_units.format_rate) for unit in counted]
+    energies = [(work_units.joules_per(unit), work_units.energy_of(unit), "{:.3g}") for unit in counted]
     other_columns = (*_COLUMNS, *_list_sampled_columns(fields), *energies, *_LAST_COLUMNS)
     columns = (*rates, *((title, key, form.format) for title, key, form in other_columns))
     shown = [column for column in columns if any(column[1] in row.metrics for row in rows)]
@@ -110,33 +115,33 @@ def format_table(
         figures = [_format_median(blocks, key, form) for _, key, form in shown]
         star = "*" if blocks[0].group.key in notes or any(row.marks.text for row in blocks) else ""
         lines.append([name, *cells, *num_blocks, _format_results(blocks) + star, *figures])
-    text = aligned(lines, left={*range(1 + len(facts)), 1 + len(facts) + has_blocks})
+    text = align_table(lines, left={*range(1 + len(facts)), 1 + len(facts) + has_blocks})
     return "\n".join([*text, *_list_notes(groups, names, notes, is_of_blocks=has_blocks), *skipped])
 
 
 def _name_groups(groups: Sequence[Group]) -> list[str]:
     """Return the name of each group; a suffix tells groups in company of other GPUs from the same ones alone."""
-    company = [group.settings[BESIDE] for group in groups]
+    company = [group.settings[OTHER_GPUS] for group in groups]
     is_told = len(set(company)) > 1
-    suffixes = [f" [{BESIDE} {number}]" if number and is_told else "" for number in company]
+    suffixes = [f" [{OTHER_GPUS} {number}]" if number and is_told else "" for number in company]
     return [f"{group.name}{more}" for group, more in zip(groups, suffixes, strict=True)]
 
 
 def _list_units(rows: Sequence[GroupResult]) -> list[str]:
     """Return the units of work of the rows, without a second unit with always equal figures."""
     by_figures: dict[tuple[float | None, ...], str] = {}
-    for unit in dict.fromkeys(unit for row in rows for unit in units.units_in(row.metrics)):
-        by_figures.setdefault(tuple(row.metrics.get(units.total_of(unit)) for row in rows), unit)
+    for unit in dict.fromkeys(unit for row in rows for unit in work_units.find_units(row.metrics)):
+        by_figures.setdefault(tuple(row.metrics.get(work_units.total_of(unit)) for row in rows), unit)
     return list(by_figures.values())
 
 
 def _make_sort_key(group: Group) -> tuple[object, ...]:
     """Return the sort key of a group: the same jobs together, in the order of modes."""
     programs = [job.workload for job in group.measured]
-    jobs = sorted((natural(f"{program.name} {program.params}"), program.digest) for program in programs)
-    case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.words, group.settings[NEIGHBOURS])
+    jobs = sorted((natural_key(f"{program.name} {program.params}"), program.digest) for program in programs)
+    case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.words, group.settings[CO_RUNNERS])
     mode = mode_of(group.scenario).order
-    return (group.device.name, *case, len(programs), jobs, mode, group.name, group.settings[BESIDE])
+    return (group.device.name, *case, len(programs), jobs, mode, group.name, group.settings[OTHER_GPUS])
 
 
 def _format_median(blocks: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
@@ -147,7 +152,7 @@ def _format_median(blocks: Sequence[GroupResult], key: str, form: Callable[[floa
     used = dict(enumerate(valid if valid or key in _COMPARISONS else well))
     values = {number: row.metrics[key] for number, row in used.items()}
     gpus = {number: row.gpu_uuid for number, row in used.items()}
-    return form(statistics.median(normalise.independent(values, gpus))) if used else "-"
+    return form(statistics.median(normalisation.select_independent(values, gpus))) if used else "-"
 
 
 def _format_results(blocks: Sequence[GroupResult]) -> str:

@@ -6,7 +6,7 @@ import itertools
 import math
 from bisect import bisect_right
 
-from pipeline.base.domain import units
+from pipeline.base.domain import work_units
 from pipeline.base.domain.records import WindowKind
 from pipeline.launch.events import Events
 from pipeline.launch.job_steps import Steps
@@ -37,7 +37,7 @@ def compute_figures(kind: WindowKind, unit: str, log: Events, window: Window) ->
             return {}
         rate = (_interpolate_work(steps, end) - _interpolate_work(steps, begin)) / ((end - begin) / 1e9)
         inside = range(first + 1, last + 1)
-    metrics = {units.rate_of(unit): rate, units.number_of(unit): float(steps.total[-1])}
+    metrics = {work_units.rate_of(unit): rate, work_units.number_of(unit): float(steps.total[-1])}
     times_ms = steps.sorted_times_ms(inside.start, inside.stop)
     for percent in (50, 95, 99):
         if len(times_ms) and steps.per_entry == 1:

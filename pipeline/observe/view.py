@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.base.domain import layout, units
+from pipeline.base.domain import layout, work_units
 from pipeline.base.domain.records import Group, Result, WindowKind
-from pipeline.base.system.words import duration, say
+from pipeline.base.system.words import format_duration, say
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.live_progress import LiveJobs
 from pipeline.observe.observation import Watched
@@ -97,19 +97,19 @@ class _Drawer:
 
         window = self.group.window
         aim = f"{window.seconds:g} s window" if window.kind is WindowKind.STEADY else "until the jobs end"
-        spent = duration(time.monotonic() - self.begin_s)
+        spent = format_duration(time.monotonic() - self.begin_s)
         title = f"{self.progress.position(self.group)} {self.group.name}: {spent}, {aim}"
         caption = "\n".join(
             filter(None, [_describe_logs(self.group, self.watched), f"study: {self.progress.summary()}"])
         )
         table = Table(title=Text(title), title_justify="left", caption=Text(caption))
         table.caption_justify = "left"
-        counted = dict.fromkeys(units.per_second(job.workload.unit) for job in self.group.jobs)
+        counted = dict.fromkeys(work_units.per_second(job.workload.unit) for job in self.group.jobs)
         for name in ("job", "phase", "epoch", " or ".join(counted), "memory MiB"):
             table.add_column(Text(name), justify="left" if name in ("job", "phase") else "right")
         for now in self.jobs.read():
             epoch = "-" if now.epoch is None else str(now.epoch)
-            rate = "-" if now.per_s is None else units.format_rate(now.per_s)
+            rate = "-" if now.per_s is None else work_units.format_rate(now.per_s)
             cells = (now.job.name, now.phase, epoch, rate, self._format_memory(now.job.index))
             table.add_row(*map(Text, cells))  # a plain string would be read as markup
         return table

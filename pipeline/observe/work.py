@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.base.domain import units
+from pipeline.base.domain import work_units
 from pipeline.base.domain.records import Group, Job, WindowKind
 from pipeline.launch.events import Events
 from pipeline.observe import latency, throughput
@@ -26,13 +26,13 @@ def compute_figures(
         metrics |= _compute_request_figures(kind, job, log, window)
     samples = job.workload.rate.samples
     if samples is not None and makespan_s:
-        metrics |= {units.rate_of(unit): samples / makespan_s, units.number_of(unit): float(samples)}
+        metrics |= {work_units.rate_of(unit): samples / makespan_s, work_units.number_of(unit): float(samples)}
     elif logged is not None and logged.points:
-        metrics[units.rate_of(unit)] = throughput.average_logged_rate(
+        metrics[work_units.rate_of(unit)] = throughput.average_logged_rate(
             logged.points, window if kind is WindowKind.LOGGED else None
         )
-    for other, number in units.list_second_units(unit, log.params):
-        for name in (units.rate_of, units.number_of):
+    for other, number in work_units.list_second_units(unit, log.params):
+        for name in (work_units.rate_of, work_units.number_of):
             if name(unit) in metrics:
                 metrics[name(other)] = number * metrics[name(unit)]
     return metrics
@@ -64,7 +64,7 @@ def explain_absence(group: Group, job: Job, log: Events, metrics: dict[str, floa
     """Say why a job that ended well shows no work to measure; empty if it does."""
     if logged is not None and not logged.points:
         return logged.absence
-    is_lacking = units.rate_of(job.workload.unit) not in metrics
+    is_lacking = work_units.rate_of(job.workload.unit) not in metrics
     if group.window.kind is WindowKind.STEADY and not job.is_neighbour and is_lacking:
         what = "request was sent and answered" if job.workload.unit == latency.REQUESTS else "step was completed"
         lower = ", or the rate of the requests lower" if job.workload.is_rate_given else ""

@@ -19,7 +19,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.paths import list_choices
 from pipeline.base.system.secrets import mask_text
-from pipeline.plan import hydra_arguments, hydra_errors, override_remedy, schema
+from pipeline.plan import config_schema, hydra_arguments, hydra_errors, override_remedy
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -196,7 +196,7 @@ def _explain_unknown(key: str, parent: Any) -> str:
 
 
 def _choices_that_have(group: str, name: str) -> list[str]:
-    return [choice for choice in list_choices(group) if name in schema.list_keys(group, choice)]
+    return [choice for choice in list_choices(group) if name in config_schema.list_keys(group, choice)]
 
 
 def explain_refusal(key: str, cause: OmegaConfBaseException) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hydra.core.hydra_config import HydraConfig
 
-from pipeline.plan.schema import Config, GpuKind
+from pipeline.plan.config_schema import Config, GpuKind
 
 _REHEARSAL, _REPRODUCTIONS = "-rehearsal", "-reproductions"
 

@@ -7,7 +7,7 @@ import dataclasses
 from pipeline.base.domain.protocols import Profiler, Sharing
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.factory import instance
+from pipeline.base.system.factory import build_object
 
 
 def check_plan(plan: Plan) -> Plan:
@@ -18,14 +18,14 @@ def check_plan(plan: Plan) -> Plan:
     modes warn of is said once for the whole study.
     """
     for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
-        instance(listener.build, interval_ms=listener.interval_ms)
+        build_object(listener.build, interval_ms=listener.interval_ms)
     groups: list[Group] = []
     warnings: dict[str, None] = {}
     refusal: ConfigError | None = None
     for group in plan.groups:
-        profiler: Profiler = instance(group.profiler.build)
+        profiler: Profiler = build_object(group.profiler.build)
         profiler.check(group)
-        sharing: Sharing = instance(group.sharing)
+        sharing: Sharing = build_object(group.sharing)
         try:
             planned = _add_layout(sharing, group)
         except ConfigError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base.domain import group_names, placeholders, units
+from pipeline.base.domain import group_names, placeholders, work_units
 from pipeline.base.domain.protocols import Profiler
 from pipeline.base.domain.records import (
     DEVICE,
@@ -36,9 +36,9 @@ from pipeline.base.system import factory, secrets, user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
 from pipeline.plan import job_entries
+from pipeline.plan.config_schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
 from pipeline.plan.inventory import Inventory, choose_environment
 from pipeline.plan.option_loader import find_root
-from pipeline.plan.schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
 from pipeline.plan.workload_config import WorkloadConfig
 
 _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
@@ -102,7 +102,7 @@ def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) ->
             f"{group.device.name} is a MIG device: power, energy, temperature and clocks are those of the whole GPU, "
             "whoever uses its other instances"
         )
-    profiler: Profiler = factory.instance(group.profiler.build)
+    profiler: Profiler = factory.build_object(group.profiler.build)
     yield from profiler.notes(group.device)
     if is_other_window:
         by_end = {True: dict[str, None](), False: dict[str, None]()}
@@ -211,7 +211,7 @@ def _find_lack(workload: WorkloadConfig, interpreter: Interpreter) -> str | None
 
 def _list_params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
     if workload.has_given_rate():
-        yield units.GIVEN_RATE, "true"
+        yield work_units.GIVEN_RATE, "true"
     yield "script", secrets.mask_text(workload.script)
     if args := workload.argument_words():
         yield group_names.ARGUMENTS, shlex.join(secrets.mask_words(args))

@@ -17,8 +17,8 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR, find_file, is_file
 from pipeline.plan import job_entries
+from pipeline.plan.config_schema import Config, GpuConfig, GpuKind
 from pipeline.plan.option_loader import find_root
-from pipeline.plan.schema import Config, GpuConfig, GpuKind
 from pipeline.plan.source_digest import Code, find_module_file, read_code, uses_job_protocol
 from pipeline.plan.workload_config import WorkloadConfig
 
@@ -44,7 +44,7 @@ class Inventory:
 
     def with_environments(self) -> Inventory:
         """Return the inventory with every environment built: slow, and best done for a plan that stands."""
-        envs: dict[Spec, Env] = {spec: factory.instance(spec) for spec in self.interpreters}
+        envs: dict[Spec, Env] = {spec: factory.build_object(spec) for spec in self.interpreters}
         return dataclasses.replace(self, interpreters={spec: self._built(spec, env) for spec, env in envs.items()})
 
     def _built(self, spec: Spec, env: Env) -> Interpreter:
@@ -60,7 +60,7 @@ class Inventory:
         return self.devices[_select_gpu(gpu)]
 
 
-def take(
+def take_inventory(
     configs: Iterable[Config], find_device: Callable[[GpuConfig], Device], *, needs_data: bool = True
 ) -> Inventory:
     """Read what the configurations need; `find_device` finds what `gpu` of one asks for. Nothing is built.
@@ -79,7 +79,7 @@ def take(
     }
     workloads = list(unique.values())
     envs: dict[Spec, Env] = {
-        spec: factory.instance(spec) for spec in {choose_environment(*pair): None for pair in workloads}
+        spec: factory.build_object(spec) for spec in {choose_environment(*pair): None for pair in workloads}
     }
     scripts: dict[str, Code] = {}
     speaking = set[str]()

@@ -16,7 +16,7 @@ from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_list
 from pipeline.plan import command_line
-from pipeline.plan.schema import Config
+from pipeline.plan.config_schema import Config
 from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workload_config import WorkloadConfig
 

@@ -26,8 +26,8 @@ from omegaconf import MISSING
 from pipeline.base.system import entry_points, startup, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import config_folders, list_choices
+from pipeline.plan import config_schema, option_loader
 from pipeline.plan import help_text as explained
-from pipeline.plan import option_loader, schema
 
 Schema = dict[str, Any]
 
@@ -113,8 +113,8 @@ def _object(properties: Schema, *, is_open: bool = False) -> Schema:
 
 
 def _study_properties() -> Schema:
-    properties = _properties(schema.Config, "")
-    for key in (*schema.BASES, _WORKLOAD):
+    properties = _properties(config_schema.Config, "")
+    for key in (*config_schema.BASES, _WORKLOAD):
         properties[key] = _object(_properties_of_kinds(key))
     properties["sizes"] = {"type": "object", "additionalProperties": properties["workload"]}
     listener = properties["listeners"]["additionalProperties"]
@@ -125,7 +125,11 @@ def _study_properties() -> Schema:
 def _properties_of_kinds(key: str) -> Schema:
     """Return the options of every class for a key; where classes differ, a value may be as in any of them."""
     nodes: dict[str, list[Schema]] = {}
-    kinds = option_loader.list_classes().values() if key == _WORKLOAD else schema.list_kinds(schema.BASES[key])
+    kinds = (
+        option_loader.list_classes().values()
+        if key == _WORKLOAD
+        else config_schema.list_kinds(config_schema.BASES[key])
+    )
     for kind in kinds:
         for name, node in _properties(kind, f"{key}.").items():
             nodes.setdefault(name, []).append(node)

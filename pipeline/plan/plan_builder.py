@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import setting_checks, shards
+from pipeline.plan.config_schema import Config, Order, UnitOf
 from pipeline.plan.groups import make_digest, make_groups, name_groups
 from pipeline.plan.inventory import Inventory
-from pipeline.plan.schema import Config, Order, UnitOf
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:

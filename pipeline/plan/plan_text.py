@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping
 
 from pipeline.base.domain.protocols import Profiler, Sharing
-from pipeline.base.domain.records import NEIGHBOURS, Commands, Plan
-from pipeline.base.system.factory import instance
-from pipeline.base.system.words import counted
+from pipeline.base.domain.records import CO_RUNNERS, Commands, Plan
+from pipeline.base.system.factory import build_object
+from pipeline.base.system.words import format_count
 
 
 def format_plan(plan: Plan) -> str:
@@ -16,7 +16,7 @@ def format_plan(plan: Plan) -> str:
     devices = ", ".join(
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
-    lines = [f"{counted(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}"]
+    lines = [f"{format_count(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}"]
     width = max((len(group.name) for group in plan.groups), default=0)
     several = len({device.name for device in plan.devices}) > 1
     for group in plan.groups:
@@ -42,7 +42,7 @@ def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
                 "name": group.name,
                 "scenario": group.scenario,
                 "jobs": [job.size or job.workload.name for job in group.measured],
-                "neighbours": group.settings[NEIGHBOURS],
+                "neighbours": group.settings[CO_RUNNERS],
                 "window": group.window.words,
                 "device": group.device.uuid,
                 "digest": group.digest,
@@ -78,8 +78,8 @@ def _sort_by_commands(plan: Plan) -> dict[Commands, list[int]]:
     groups_by_commands: dict[Commands, list[int]] = {}
     for group in plan.groups:
         if group.skip_reason is None:
-            sharing: Sharing = instance(group.sharing)
-            profiler: Profiler = instance(group.profiler.build)
+            sharing: Sharing = build_object(group.sharing)
+            profiler: Profiler = build_object(group.profiler.build)
             commands = profiler.privileged(group).around(sharing.privileged(group))
             groups_by_commands.setdefault(commands, []).append(group.number)
     groups_by_commands.pop(Commands(), None)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline.base.domain import metric_unit, units
+from pipeline.base.domain import metric_unit, work_units
 from pipeline.base.domain.metric_unit import MetricUnit
 from pipeline.base.domain.records import Window
 from pipeline.base.domain.workload import RateSource
@@ -52,7 +52,7 @@ class ScriptConfig(WorkloadConfig):
     def __post_init__(self) -> None:
         if not self.name:
             self.name = user_command.name_program(self.script, self.argument_words())
-        if (unit := self._metric_unit()) is not None and self.unit == units.SAMPLES:
+        if (unit := self._metric_unit()) is not None and self.unit == work_units.SAMPLES:
             self.unit = unit.work or self.unit
 
     def program_options(self) -> dict[str, Any]:
@@ -92,11 +92,9 @@ class ScriptConfig(WorkloadConfig):
     def check(self, device: Any) -> None:
         sources = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
         if len(sources) > 1:
-            raise ValueError(
-                f"{' and '.join(sources)} each say where its {units.per_second(self.unit)} come from; give one of them"
-            )
+            raise ValueError(f"{' and '.join(sources)} are different sources of one rate; give one of them")
         if self.samples is not None and self.samples < 1:
-            work = units.format_unit(self.unit)
+            work = work_units.format_unit(self.unit)
             raise ValueError(f"samples={self.samples} must be at least 1: the {work} of a whole run")
         self._check_metric_unit()
         if self.metric is not None and not self.metric.strip():
@@ -109,7 +107,7 @@ class ScriptConfig(WorkloadConfig):
             if num_groups != 1:
                 raise ValueError(
                     f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
-                    f"the number, as in '([0-9.]+) {units.per_second(self.unit)}', and write (?:...) for others"
+                    f"the number, as in '([0-9.]+) {work_units.per_second(self.unit)}', and write (?:...) for others"
                 )
 
     def _check_metric_unit(self) -> None:
@@ -124,6 +122,6 @@ class ScriptConfig(WorkloadConfig):
             raise ValueError(f"metric_unit={self.metric_unit} is no unit; {metric_unit.FORMS}")
         if not unit.counts(self.unit):
             raise ValueError(
-                f"metric_unit={self.metric_unit} is the time of {units.format_unit(unit.work)}, not of "
-                f"{units.format_unit(self.unit)}; leave out unit={self.unit}"
+                f"metric_unit={self.metric_unit} is the time of {work_units.format_unit(unit.work)}, not of "
+                f"{work_units.format_unit(self.unit)}; leave out unit={self.unit}"
             )

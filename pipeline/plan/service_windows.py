@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.base.domain import services
+from pipeline.base.domain import service_figures
 from pipeline.base.domain.records import Window, WindowKind
 
 
@@ -15,7 +15,7 @@ def list_notes(service: Any, window: Window) -> list[str]:
     Raises:
         ValueError: the window cannot hold the requests that an objective needs.
     """
-    rate_per_s, requests = getattr(service, services.RATE, None), getattr(service, "requests", None)
+    rate_per_s, requests = getattr(service, service_figures.RATE, None), getattr(service, "requests", None)
     if window.kind is WindowKind.WORK and requests is not None:
         count = requests * window.epochs
         held = f"{count} requests"
@@ -24,13 +24,14 @@ def list_notes(service: Any, window: Window) -> list[str]:
         held = f"about {count} requests ({rate_per_s:g}/s for {window.seconds:g} s)"
     else:
         return []  # nobody knows how many clients will send that wait for their answers
-    percentile = getattr(service, services.OBJECTIVE_PERCENTILE, None)
-    if percentile is not None and count < services.min_requests(percentile):
+    percentile = getattr(service, service_figures.OBJECTIVE_PERCENTILE, None)
+    if percentile is not None and count < service_figures.min_requests(percentile):
+        needed = service_figures.min_requests(percentile)
         raise ValueError(
-            f"objective_percentile={percentile:g} needs {services.min_requests(percentile)} requests, and the window "
-            f"holds {held}; {_suggest_window(rate_per_s, window, services.min_requests(percentile))}"
+            f"objective_percentile={percentile:g} needs {needed} requests, and the window holds {held}; "
+            f"{_suggest_window(rate_per_s, window, needed)}"
         )
-    if count < (least := services.min_requests(99)):
+    if count < (least := service_figures.min_requests(99)):
         enough = _suggest_window(rate_per_s, window, least)
         return [f"no p99, which needs {least} requests: the window holds {held}; {enough}"]
     return []

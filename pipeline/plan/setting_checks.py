@@ -7,12 +7,12 @@ import operator
 import os
 from collections.abc import Mapping
 
-from pipeline.base.domain.modes import is_program
 from pipeline.base.domain.samples import MIN_INTERVAL_MS
+from pipeline.base.domain.sharing_modes import is_program
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import MAX_NAME_BYTES, expanded
+from pipeline.base.system.paths import MAX_NAME_BYTES, expand_path
 from pipeline.base.system.words import escape_to_utf8
-from pipeline.plan.schema import Config, GpuConfig, GpuKind, ListenerConfig, TrackingConfig
+from pipeline.plan.config_schema import Config, GpuConfig, GpuKind, ListenerConfig, TrackingConfig
 
 JSON = "json"
 """The value of `dry_run` that has the plan printed for programs."""
@@ -47,7 +47,7 @@ def refuse_settings(config: Config) -> None:
             raise ConfigError(f"{key}={value}: must be {least}")
         if value > most:
             raise ConfigError(f"{key}={value}: must not be greater than {most}")
-    expanded("gpu.lock_dir", config.gpu.lock_dir)
+    expand_path("gpu.lock_dir", config.gpu.lock_dir)
     _refuse_tracking(config.tracking)
     _refuse_listeners(config.listeners)
     if config.gpu.kind is GpuKind.simulated:
@@ -75,12 +75,15 @@ def _refuse_listeners(listeners: Mapping[str, ListenerConfig]) -> None:
 def _refuse_tracking(config: TrackingConfig) -> None:
     if not config.root.strip():
         raise ConfigError("tracking.root is empty: give the folder of the store and of the spool")
-    if config.uri is None and (odd := {"?", "%"} & set(str(expanded("tracking.root", config.root).absolute()))):
+    if config.uri is None and (odd := {"?", "%"} & set(str(expand_path("tracking.root", config.root).absolute()))):
         raise ConfigError(
             f"tracking.root={config.root}: the path of a store must not have {' or '.join(sorted(odd))} in it, which "
             "MLflow would not read as part of a name; choose another folder"
         )
-    if config.uri is None and escape_to_utf8(folder := str(expanded("tracking.root", config.root).resolve())) != folder:
+    if (
+        config.uri is None
+        and escape_to_utf8(folder := str(expand_path("tracking.root", config.root).resolve())) != folder
+    ):
         raise ConfigError(
             f"tracking.root={config.root}: {folder} is not UTF-8, and so no store of MLflow; "
             "choose another folder, such as tracking.root=/tmp/mlruns"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 
 
 def number_shards(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:
@@ -46,7 +46,7 @@ def select_shard(plan: Plan, number: int | None) -> Plan:
     units = group_by_shard(plan.groups)
     if number not in units:
         raise ConfigError(
-            f"unit={number}: the plan has {counted(len(units), 'unit')}, numbered from 1; choose one of them"
+            f"unit={number}: the plan has {format_count(len(units), 'unit')}, numbered from 1; choose one of them"
         )
     groups = tuple(units[number])
     return dataclasses.replace(plan, groups=groups, devices=tuple(dict.fromkeys(group.device for group in groups)))

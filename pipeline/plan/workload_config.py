@@ -21,12 +21,12 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.base.domain import services, units
+from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.records import Device, Window
 from pipeline.base.domain.workload import Objective, RateSource
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import expanded, is_file
+from pipeline.base.system.paths import expand_path, is_file
 from pipeline.plan import option_values, service_windows, source_digest
 
 # Variables that only the orchestrator sets. One that hides a job from MPS may be given: its group fails and says so.
@@ -93,7 +93,8 @@ class WorkloadConfig:
         {},
     )
     unit: str = explain(
-        "what its work is counted in, such as `sequences`; [metrics](method.md#units) are named after it", units.SAMPLES
+        "what its work is counted in, such as `sequences`; [metrics](method.md#units) are named after it",
+        work_units.SAMPLES,
     )
     preload: str | None = explain("module to import for a warm start; `null` starts each job from nothing", None)
     env_file: str | None = explain("environment file of these jobs, instead of `env.file`", None)
@@ -188,7 +189,7 @@ class WorkloadConfig:
     def study_settings(self) -> dict[str, Any]:
         """Return the options that are for the study and not for the program."""
         names = sorted(option.name for option in self.option_fields() if not option.metadata.get("is_flag", True))
-        return {units.PARAM: self.unit, **{key: getattr(self, key) for key in names}}
+        return {work_units.PARAM: self.unit, **{key: getattr(self, key) for key in names}}
 
     def place_options(self) -> set[str]:
         """Return the options that say where things lie on this machine, not what is computed."""
@@ -197,7 +198,7 @@ class WorkloadConfig:
     def _value_for_job(self, option: dataclasses.Field[Any]) -> Any:
         value, braces = getattr(self, option.name), option.metadata.get("braces")
         if option.metadata.get("path") and value:
-            return str(expanded(f"workload.{option.name}", value).resolve())
+            return str(expand_path(f"workload.{option.name}", value).resolve())
         return value.replace(braces, f"{{{braces}}}") if braces else value
 
     def has_given_rate(self) -> bool:
@@ -205,12 +206,12 @@ class WorkloadConfig:
 
         How many it answers then says nothing of how fast it is, so it is compared by its latency instead.
         """
-        return getattr(self, services.RATE, None) is not None
+        return getattr(self, service_figures.RATE, None) is not None
 
     def latency_objective(self) -> Objective | None:
         """Return its latency objective, if it answers requests."""
-        latency_ms = getattr(self, services.OBJECTIVE, None)
-        percentile = getattr(self, services.OBJECTIVE_PERCENTILE, None)
+        latency_ms = getattr(self, service_figures.OBJECTIVE, None)
+        percentile = getattr(self, service_figures.OBJECTIVE_PERCENTILE, None)
         return None if latency_ms is None else Objective(latency_ms=latency_ms, percentile=percentile)
 
     def window_notes(self, window: Window) -> list[str]:
@@ -283,7 +284,7 @@ class WorkloadConfig:
                 raise self._refused(
                     f"environ.{key} is set by the orchestrator, for the device and the group of a job; remove it"
                 )
-        if not re.fullmatch(units.PATTERN, self.unit, re.ASCII):
+        if not re.fullmatch(work_units.PATTERN, self.unit, re.ASCII):
             raise self._refused(
                 f"unit={self.unit} must be a plural of letters, digits and underscores, such as sequences: it is part "
                 "of the names of metrics"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, exit_status
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = make_parser(*words).parse_args(words)
     try:
-        answer: Answer = _load(arguments.command).answer(arguments)
+        answer: CommandAnswer = _load(arguments.command).answer(arguments)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return exit_status(error)

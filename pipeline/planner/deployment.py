@@ -1,7 +1,7 @@
 """Deployments: the services on each GPU; plans, which are deployments with their purpose; and the file of a plan.
 
 A deployment is legal when every GPU can be divided as it says and the memory suffices; whether it serves anybody well
-is the matter of whoever plans. Starts are those of `pipeline.prepare.mig.partitions`: first memory slices.
+is the matter of whoever plans. Starts are those of `pipeline.prepare.mig.layouts`: first memory slices.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.base.domain import mig_table
-from pipeline.base.domain.modes import PlannedAs
+from pipeline.base.domain.sharing_modes import PlannedAs
 from pipeline.base.system import entry_points, json_decoder
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import input_files
-from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig import layouts, profiles
 from pipeline.prepare.mig.profiles import MigGpu
 
 VERSION = 1
@@ -198,11 +198,11 @@ def mig_gpu(gpu: Gpu) -> MigGpu:
     return profiles.load_model(gpu.model, gpu.driver_branch)
 
 
-def list_placed(gpu: Gpu) -> partitions.Placed:
+def list_placed(gpu: Gpu) -> layouts.Placed:
     """Return the profiles and starts of a divided GPU; ConfigError if it has no such profile."""
     model = mig_gpu(gpu)
     return tuple(
-        (partitions.resolve(model, instance.profile), instance.start)
+        (layouts.resolve(model, instance.profile), instance.start)
         for instance in gpu.instances
         if instance.profile is not None and instance.start is not None
     )
@@ -213,7 +213,7 @@ def _check_layout(gpu: Gpu, where: str) -> None:
         model, placed = mig_gpu(gpu), list_placed(gpu)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    if (reason := partitions.explain_misplaced(model, placed)) is not None:
+    if (reason := layouts.explain_misplaced(model, placed)) is not None:
         raise ConfigError(
             f"{where}: {_format_layout(placed)} is not legal on {model.name}: {reason}. {_suggest(model, placed)}"
         )
@@ -227,20 +227,20 @@ def _check_layout(gpu: Gpu, where: str) -> None:
 
 def _check_undivided(gpu: Gpu, where: str) -> None:
     needed = sum(instance.memory_mib or 0 for instance in gpu.instances)
-    known = mig_table.models().get(mig_table.model_called(gpu.model))  # one that cannot be divided is not in it
+    known = mig_table.models().get(mig_table.find_model_name(gpu.model))  # one that cannot be divided is not in it
     if known is not None and needed > known.capacity_mib:
         raise ConfigError(f"{where}: its services need {needed:g} MiB, but {gpu.model} has {known.capacity_mib}")
 
 
-def _suggest(model: MigGpu, placed: partitions.Placed) -> str:
+def _suggest(model: MigGpu, placed: layouts.Placed) -> str:
     """Suggest the same profiles elsewhere, or the nearest that fit together."""
     requested = [profile for profile, _ in placed]
-    layout = partitions.place(model, requested)
+    layout = layouts.place(model, requested)
     if layout is not None:
         return f"Legal: {_format_layout((instance.profile, instance.start) for instance in layout.instances)}"
-    near = [[partitions.resolve(model, name) for name in names] for names in partitions.find_nearest(model, requested)]
-    layouts = [partitions.plan_layout(model, combination).instances for combination in near]
-    return f"Nearest: {'; '.join(_format_layout((i.profile, i.start) for i in layout) for layout in layouts)}"
+    near = [[layouts.resolve(model, name) for name in names] for names in layouts.find_nearest(model, requested)]
+    nearest = [layouts.plan_layout(model, combination).instances for combination in near]
+    return f"Nearest: {'; '.join(_format_layout((i.profile, i.start) for i in layout) for layout in nearest)}"
 
 
 def _format_layout(placed: Iterable[tuple[profiles.Profile, int]]) -> str:

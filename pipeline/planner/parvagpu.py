@@ -11,11 +11,11 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.base.domain import mig_table, modes
+from pipeline.base.domain import mig_table, sharing_modes
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import input_files
 from pipeline.planner.profile_table import Profile, Row, read_count, read_number
-from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig import layouts, profiles
 
 GPU_MODEL = "a100_80gb"
 _SLICES, _BATCH, _PROCESSES, _THROUGHPUT, _LATENCY = (
@@ -50,7 +50,7 @@ def _rows(path: Path) -> Iterator[Row]:
     if reader.fieldnames != _COLUMNS:
         raise ConfigError(f"{path} row 1: no table of ParvaGPU, whose columns are {', '.join(_COLUMNS)}")
     gpu = profiles.load_model(mig_table.find(GPU_MODEL).name)
-    names = {profile.compute_slices: profile.name for profile in partitions.list_slice_profiles(gpu)}
+    names = {profile.compute_slices: profile.name for profile in layouts.list_slice_profiles(gpu)}
     for cells in reader:
         where = f"{path} row {reader.line_num}"
         if None in cells or None in cells.values():
@@ -64,7 +64,7 @@ def _rows(path: Path) -> Iterator[Row]:
         yield Row(
             workload=path.stem,
             gpu_model=GPU_MODEL,
-            sharing_mode=modes.MIG.name if processes == 1 else modes.MIG_MPS.name,
+            sharing_mode=sharing_modes.MIG.name if processes == 1 else sharing_modes.MIG_MPS.name,
             instance_profile=names[slices],
             processes=processes,
             batch=batch,

@@ -16,8 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain import modes
-from pipeline.base.domain.mig_table import model_called
+from pipeline.base.domain import sharing_modes
+from pipeline.base.domain.mig_table import find_model_name
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import input_files
@@ -34,7 +34,7 @@ def list_marks(*, is_simulated: bool) -> list[str]:
     return [SIMULATED] if is_simulated else []
 
 
-PLANNED_AS = {mode.name: mode.planned_as for mode in modes.MODES.values() if mode.planned_as}
+PLANNED_AS = {mode.name: mode.planned_as for mode in sharing_modes.MODES.values() if mode.planned_as}
 """By sharing mode, how a plan shares the GPU. Rows of other modes are read, and no plan is made of them."""
 ON_INSTANCES = tuple(name for name, planned in PLANNED_AS.items() if planned == "mig")
 """Sharing modes whose rows name an instance profile."""
@@ -235,7 +235,7 @@ def _row(where: str, cells: dict[str, Any]) -> Row:
             columns[name] = _READERS[name](f"{where}, {name}", text)
         elif name in _REQUIRED:
             raise ConfigError(f"{where}, {name}: the field is empty")
-    columns["gpu_model"] = model_called(columns["gpu_model"])
+    columns["gpu_model"] = find_model_name(columns["gpu_model"])
     row = Row(**columns)
     _check(where, row)
     return row

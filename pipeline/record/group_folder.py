@@ -24,7 +24,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system import json_decoder, locks, secrets
 from pipeline.base.system.errors import TrackingError
-from pipeline.base.system.host import boot_id, machine_id
+from pipeline.base.system.host_info import boot_id, machine_id
 from pipeline.clean import leftovers
 from pipeline.launch.events import read_last_lines
 from pipeline.record.owner import Owner, Standing, find_written
@@ -188,7 +188,7 @@ def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
 
     def add() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with locks.held(folder):
+        with locks.hold_lock(folder):
             known: dict[str, float] = {}
             with suppress(TrackingError):
                 known = read_amendment(file).metrics
@@ -208,7 +208,7 @@ def create_below_spool(make: Callable[[], None]) -> None:
 
 def remove_amendment(file: Path, sent: Amendment) -> None:
     """Remove an amendment that the store has, unless its file has changed since."""
-    with locks.held(file.parent), suppress(TrackingError):
+    with locks.hold_lock(file.parent), suppress(TrackingError):
         if read_amendment(file) == sent:
             file.unlink()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pipeline.base.domain import layout
 from pipeline.base.system import entry_points
-from pipeline.base.system.host import boot_id, machine_id
+from pipeline.base.system.host_info import boot_id, machine_id
 
 _WATCH_S = 3.0
 _SILENT_S = 3600.0

@@ -12,10 +12,10 @@ from pathlib import Path
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.workload import Workload
-from pipeline.base.system import git, host
+from pipeline.base.system import git, host_info
 from pipeline.base.system.errors import CommandError
 from pipeline.base.system.factory import Spec
-from pipeline.base.system.host import boot_id
+from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.base.system.secrets import mask_diff
 from pipeline.base.system.words import escape_to_utf8
@@ -28,13 +28,13 @@ def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) ->
     """Collect the facts that hold for a whole study, by name; unknown ones are absent."""
     facts = {
         "command_line": invocation.masked_command,
-        "user": host.user_name(),
+        "user": host_info.user_name(),
         "working_folder": str(Path.cwd()),
         "host": platform.node(),
         "slurm_task": invocation.slurm_task,
         "kernel": platform.release(),
         "cpus": str(len(os.sched_getaffinity(0))),
-        **host.describe_machine(),
+        **host_info.describe_machine(),
         "boot_id": boot_id(),
         "python": platform.python_version(),
         **_read_git(),

@@ -27,10 +27,10 @@ def write(path: Path, clock: Clock, folder: Path) -> Path | None:
     An instant that never came is missing. Returns `None` if the file holds no record or cannot be read.
     """
     try:
-        num_records = regular_files.size_of(path) // RECORD_BYTES
+        num_records = regular_files.measure_size(path) // RECORD_BYTES
         if not num_records:
             return None
-        with os.fdopen(regular_files.opened(path), "rb") as file:
+        with os.fdopen(regular_files.open_regular_file(path), "rb") as file:
             return _write(file, num_records, clock, folder / REQUEST_TABLE)
     except OSError:
         return None

@@ -10,7 +10,7 @@ from pipeline.base.domain.machine_state import MachineState, merge_same
 from pipeline.base.domain.records import Device, Group, Plan, Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.record.stored_group import FinishedGroup
 
@@ -91,7 +91,7 @@ def describe_restarts(
             if not any(state.is_same(stored.machine_state) for state in states):
                 counts[states[0].changes(stored.machine_state)] += 1
     return [
-        f"resume: unfinished blocks start again, without {counted(number, 'earlier result')}: {change}"
+        f"resume: unfinished blocks start again, without {format_count(number, 'earlier result')}: {change}"
         for change, number in counts.items()
     ]
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.marks import NO_MARKS
-from pipeline.base.domain.records import NEIGHBOURS, Group, Interpreter, Slot, Window, WindowKind
+from pipeline.base.domain.records import CO_RUNNERS, Group, Interpreter, Slot, Window, WindowKind
 from pipeline.base.domain.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.base.system import locks, secrets, tracking_root
 from pipeline.base.system.errors import TrackingError
@@ -294,7 +294,7 @@ def _make_params(group: Group) -> dict[str, str]:
         "scenario": group.scenario,
         "degree": str(len(group.measured)),
         "jobs": group.jobs_in_words,
-        **({NEIGHBOURS: group.settings[NEIGHBOURS]} if group.has_neighbours else {}),
+        **({CO_RUNNERS: group.settings[CO_RUNNERS]} if group.has_neighbours else {}),
         **_make_window_params(group.window),
         "block": str(group.block),
         "seed": str(group.seed),

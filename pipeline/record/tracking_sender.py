@@ -103,7 +103,7 @@ class Sender:
         """Finish pending requests and end the process; kill it if it has no request or only creates a store."""
         if self._process is None:
             return
-        from pipeline.base.system.command import wait_for_end
+        from pipeline.base.system.helper_program import wait_for_end
 
         process, self._process = self._process, None
         assert process.stdin is not None and process.stdout is not None
@@ -201,7 +201,7 @@ class Sender:
 
     def give_up(self, why: str) -> None:
         """Kill the process; what it had to send stays in the spool."""
-        with interrupts.held():
+        with interrupts.hold_interrupts():
             self._has_given_up = True
             if self._process is not None:
                 self._process.kill()
@@ -220,7 +220,7 @@ class Sender:
     # reply is that to the oldest.
 
     def _ask(self, request: dict[str, Any]) -> None:
-        with interrupts.held():
+        with interrupts.hold_interrupts():
             if self._has_given_up:
                 self._note(request, {"ok": False, "error": "the tracking process was ended"})
                 return
@@ -258,7 +258,7 @@ class Sender:
         while (wrong := self._read()) is not None and not self._was_restarted:
             log.warning("%s; it is started again", wrong)
             self._restart()
-        with interrupts.held():
+        with interrupts.hold_interrupts():
             if wrong is None:
                 line, self._buffer = self._buffer.split(b"\n", 1)
                 reply = json.loads(line)
@@ -284,7 +284,7 @@ class Sender:
                         continue
                     self._process.kill()  # its late reply would be taken for the answer to another question
                     return "the tracking process did not answer in time"
-                with interrupts.held():
+                with interrupts.hold_interrupts():
                     data = os.read(self._process.stdout.fileno(), 65536)
                     self._buffer += data
                 if not data:
@@ -305,11 +305,11 @@ class Sender:
             with contextlib.suppress(OSError):  # sent just now
                 size = sum(file.lstat().st_size for file in files) / 1e6
                 what = f"sending {Path(request['spool']).name} ({size:.0f} MB) to the store"
-                words.say(f"{what} for {words.duration(waited_s)}; Ctrl-C leaves it in the spool")
+                words.say(f"{what} for {words.format_duration(waited_s)}; Ctrl-C leaves it in the spool")
 
     def _restart(self) -> None:
         """Start another process with all unanswered requests; each may be carried out twice."""
-        with interrupts.held():
+        with interrupts.hold_interrupts():
             self._was_restarted = True
             process, self._process, self._buffer = self._process, None, b""
             assert process is not None and process.stdin is not None and process.stdout is not None

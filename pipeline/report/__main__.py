@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, ConfigError, TrackingError
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.record.store.store_access import is_writable
 from pipeline.report import board_command
 from pipeline.report.page.key_findings import describe_left_out
@@ -94,7 +94,8 @@ def report(
         logger.warning("%s; no group is drawn over time, --group chooses another", error)
     content = content_of(study, timeline)
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
-    summary = f"{experiment}: {counted(len(study.rows), 'group')}, {blocks}, {counted(len(content.figures), 'figure')}"
+    groups, figures = format_count(len(study.rows), "group"), format_count(len(content.figures), "figure")
+    summary = f"{experiment}: {groups}, {blocks}, {figures}"
     if study.is_simulated:
         summary += " (simulated: says nothing about a real GPU)"
     return write(content, folder), study, "\n".join([summary, *describe_left_out(study)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.base.domain.modes import SERIAL
+from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.observe.group_result import GroupResult
 from pipeline.report.evaluate import other_gpus

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.base.domain.records import Device
 from pipeline.base.system import interrupts, startup, words
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.scale import cpus, worker_command
 from pipeline.scale.worker_process import WorkerProcess
 from pipeline.study.study_request import StudyRequest
@@ -92,11 +92,11 @@ class Fleet:
             try:
                 while self.start_more(selector):
                     self._listen(selector)
-                with interrupts.held():
+                with interrupts.hold_interrupts():
                     self._end_workers(selector)
             except Interrupted as interrupted:
                 self.is_interrupted = True
-                with interrupts.held():
+                with interrupts.hold_interrupts():
                     for worker in self.workers:
                         if worker.is_busy:
                             worker.send_signal(interrupted.signum)
@@ -114,7 +114,7 @@ class Fleet:
                     self.num_given_up += len(queue.waiting)
                     queue.waiting.clear()
                 break
-            with interrupts.held():
+            with interrupts.hold_interrupts():
                 self.idle.remove(device)
                 unit, config = part.take(device), part.request.config
                 decided = {"gpu.beside": config.gpu.beside, "plan_file": config.plan_file}
@@ -131,7 +131,7 @@ class Fleet:
         limit_s, left_s = self.request.config.time_limit_s, self._compute_time_left_s()
         if left_s is None or left_s > 0:
             return False
-        words.say(f"time_limit_s={limit_s:g} is over: {counted(num_left, 'unit')} left")
+        words.say(f"time_limit_s={limit_s:g} is over: {format_count(num_left, 'unit')} left")
         self.worst = max(self.worst, 1)
         return True
 
@@ -179,7 +179,7 @@ class Fleet:
     def _listen(self, selector: selectors.BaseSelector) -> None:
         """Relay the messages of the workers, and handle those that end."""
         ready = selector.select()
-        with interrupts.held():
+        with interrupts.hold_interrupts():
             for key, _ in ready:
                 worker, output = key.data
                 if output.closed:  # it was read with the other one
@@ -226,5 +226,5 @@ class Fleet:
         ]
         known_s = [seconds for seconds in left_s if seconds is not None]
         is_known = len(known_s) == len(left_s) and max(known_s) >= 1
-        remaining = f", about {words.duration(max(known_s))} left" if is_known else ""
-        return f"{self.num_units - num_left} of {counted(self.num_units, 'unit')} ended{remaining}"
+        remaining = f", about {words.format_duration(max(known_s))} left" if is_known else ""
+        return f"{self.num_units - num_left} of {format_count(self.num_units, 'unit')} ended{remaining}"

@@ -18,7 +18,7 @@ from pipeline.base.domain.records import Device, Plan, Resume
 from pipeline.base.system import interrupts, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.plan import shards
 from pipeline.plan.experiment_names import name_company
 from pipeline.plan.inventory import Inventory
@@ -68,7 +68,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     try:
         fleet.run()
     finally:
-        with interrupts.held():
+        with interrupts.hold_interrupts():
             is_whole = stored_results.show_all(request, [leg.plan for leg in legs])
     return fleet.compute_exit_status(is_whole=is_whole)
 
@@ -104,7 +104,7 @@ class PairedFleet(Fleet):
     def announce(self) -> None:
         company = ", ".join(f"GPU {device.index}" for device in self.others)
         words.say(
-            f"{counted(len(self.steps), 'measurement')} of units on GPU {self.measured_on.index}, alone and with "
+            f"{format_count(len(self.steps), 'measurement')} of units on GPU {self.measured_on.index}, alone and with "
             f"{company} at work; the rows of {company} go to experiment {self._experiment}"
         )
 
@@ -112,7 +112,7 @@ class PairedFleet(Fleet):
         """Start the next step after the previous one: company first, then the measurement."""
         self.company = [worker for worker in self.company if worker in self.workers]
         if self.step is None and not self.company and self.steps and not self.is_late(len(self.steps)):
-            with interrupts.held():
+            with interrupts.hold_interrupts():
                 self.step = self.steps.popleft()
                 for device in self.others[: self.step[1].beside]:
                     decided = {
@@ -129,7 +129,7 @@ class PairedFleet(Fleet):
                     self.company.append(worker)
         if self.step is not None and self.measured is None and all(worker.has_begun for worker in self.company):
             number, leg = self.step
-            with interrupts.held():
+            with interrupts.hold_interrupts():
                 measuring = self.worker_of.get(leg.beside)
                 if measuring is None or not measuring.takes_units:
                     decided = {"gpu.beside": str(leg.beside), "plan_file": leg.plan_file}

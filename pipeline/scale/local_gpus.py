@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain import mig_table
-from pipeline.base.domain.modes import PROFILE, mode_of
 from pipeline.base.domain.protocols import Exporter
 from pipeline.base.domain.records import Device, Plan
+from pipeline.base.domain.sharing_modes import PROFILE, mode_of
 from pipeline.base.system import factory, interrupts, words
 from pipeline.base.system.errors import ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.clean.journal import Journal
 from pipeline.plan import shards
-from pipeline.plan.schema import GpuKind
+from pipeline.plan.config_schema import GpuKind
 from pipeline.prepare.device import device_choice, lease, nvml
 from pipeline.scale import worker_command
 from pipeline.scale.fleet import Fleet, Part, assign_ports
@@ -58,7 +58,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
         begun = {row.group.unit: row.gpu_uuid for row in known}
         parts.append(Part(request=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
-            f"{counted(len(waiting), 'unit')} of {len(shards.group_by_shard(plan.groups))} to run on "
+            f"{format_count(len(waiting), 'unit')} of {len(shards.group_by_shard(plan.groups))} to run on "
             f"{_list_names(members)}"
             f"{f' ({members[0].name})' if len(by_model) > 1 else ''}"
         )
@@ -66,7 +66,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     try:
         fleet.run()
     finally:
-        with interrupts.held():
+        with interrupts.hold_interrupts():
             is_whole = stored_results.show_all(request, [plan for _, plan in plans_made])
     return fleet.compute_exit_status(is_whole=is_whole)
 
@@ -203,7 +203,7 @@ def refuse_taken_ports(request: StudyRequest, devices: Sequence[Device]) -> None
     config = request.config.exporter
     for port in assign_ports(config, devices).values():
         spec = factory.make_spec(dataclasses.replace(config, port=port), without=frozenset({"name"}))
-        exporter: Exporter = factory.instance(spec)
+        exporter: Exporter = factory.build_object(spec)
         if not request.config.dry_run:
             with exporter.serving():
                 """It could; the worker will."""

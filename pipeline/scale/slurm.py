@@ -22,14 +22,14 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device, Plan, Result, Resume
 from pipeline.base.system import entry_points, interrupts, squeue, user_command, words
-from pipeline.base.system.command import Completed
-from pipeline.base.system.command import run as run_program
 from pipeline.base.system.errors import CommandError, ConfigError, TrackingError
+from pipeline.base.system.helper_program import Completed
+from pipeline.base.system.helper_program import run as run_program
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.secrets import mask_text
-from pipeline.base.system.words import counted
-from pipeline.plan import schema, setting_checks
-from pipeline.plan.schema import GpuConfig, GpuKind
+from pipeline.base.system.words import format_count
+from pipeline.plan import config_schema, setting_checks
+from pipeline.plan.config_schema import GpuConfig, GpuKind
 from pipeline.record.invocation import STUDY, TASK
 from pipeline.record.shards import task_messages
 from pipeline.record.shards.overview import Overview, read_overview
@@ -70,7 +70,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     units, num_queued = _select_units(request, uri, plan, len(gres))
     num_units = len(plan.unit_sizes)
     if not units:
-        words.say(f"resume: {num_units - num_queued} of {counted(num_units, 'unit')} are done")
+        words.say(f"resume: {num_units - num_queued} of {format_count(num_units, 'unit')} are done")
         return 1 if num_queued else 0
     folder = Path(options.folder).absolute()
     resume, limit_s = request.config.resume, request.config.time_limit_s
@@ -83,7 +83,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     if request.config.dry_run:
         what = request.config.unit_of.name
         for script in scripts.values():
-            sys.stdout.write(f"{mask_text(script)}{counted(len(units), 'unit')}, a {what} each; ")
+            sys.stdout.write(f"{mask_text(script)}{format_count(len(units), 'unit')}, a {what} each; ")
             sys.stdout.write("the plan is made where the GPU is\n")
         return 0
     assert request.sender is not None
@@ -92,7 +92,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     jobs: dict[str, str] = {}
     where = ("status", "--experiment", experiment, "--uri", mask_text(uri))
     status = entry_points.spell("tracking", *where)
-    with interrupts.held():  # what Slurm has taken is named, whatever the user does meanwhile
+    with interrupts.hold_interrupts():  # what Slurm has taken is named, whatever the user does meanwhile
         for gpu, script in scripts.items():
             try:
                 job = _submit(script, folder)
@@ -103,7 +103,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
                 raise ConfigError(f"{error}; job array {', '.join(jobs)}, submitted before it, {how}") from error
             jobs[job] = f"{gpu} " if len(gres) > 1 else ""
             words.say(
-                f"submitted {counted(len(units), 'unit')} of {num_units} as job array {job}"
+                f"submitted {format_count(len(units), 'unit')} of {num_units} as job array {job}"
                 f"{f' for {gpu}' if len(gres) > 1 else ''}, output in {folder}"
             )
         words.say(f"look at it: {status} --watch; cancel it: scancel {' '.join(jobs)}")
@@ -220,7 +220,7 @@ def make_script(
 def _check_request(request: StudyRequest, options: SlurmOptions) -> str:
     """Return the address of the tracking server; refuse a study that tasks cannot run."""
     worker_command.refuse_decided_keys(request.configs, "slurm")
-    if (exporter := request.config.exporter.name) != schema.NO_EXPORTER:
+    if (exporter := request.config.exporter.name) != config_schema.NO_EXPORTER:
         raise ConfigError(
             f"hydra/launcher=slurm: tasks on one host would share the port of exporter={exporter}; leave it out"
         )
@@ -345,14 +345,14 @@ def _find_done(begun: Overview, num_models: int) -> set[int]:
 def _ask_queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
     """Ask Slurm for its queue; refuse to submit without an answer, as queued shards would be submitted again."""
     try:
-        return squeue.states_on(cluster, arrays)
+        return squeue.read_cluster_states(cluster, arrays)
     except CommandError as error:
         if error.status == 0:  # it did, and is that of another cluster
             raise
         raise ConfigError(f"cannot tell which units are in the queue: {error}; resume once Slurm answers") from error
 
 
-def _read_overview(uri: str, experiment: str, queue: Queue = squeue.states_on) -> Overview | None:
+def _read_overview(uri: str, experiment: str, queue: Queue = squeue.read_cluster_states) -> Overview | None:
     try:
         return read_overview(uri, experiment, queue)
     except TrackingError as error:

@@ -53,7 +53,7 @@ def run(configs: Sequence[DictConfig]) -> int:
                 with suppress(OSError):  # the launcher was killed, and this ends with its input
                     answers.write(json.dumps({STATUS: status}).encode() + b"\n")
         finally:
-            with interrupts.held():
+            with interrupts.hold_interrupts():
                 tracker.close()
     return worst
 

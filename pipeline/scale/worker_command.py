@@ -9,9 +9,9 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan.inventory import take
+from pipeline.plan.config_schema import AUTO_DEVICE, Config, GpuConfig
+from pipeline.plan.inventory import take_inventory
 from pipeline.plan.plan_builder import build_plan
-from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig
 from pipeline.study.study_request import StudyRequest
 
 _NAME_THEM = "name the GPUs with 'hydra.launcher.devices=[0,1]'"
@@ -26,7 +26,9 @@ def make_command(typed: Sequence[str], decided: Mapping[str, object]) -> list[st
 
 def make_plan(request: StudyRequest, find_device: Callable[[GpuConfig], Device]) -> Plan:
     """Return the plan of a study before workers make theirs; environments and data may be absent."""
-    return build_plan(request.configs, take(request.configs, find_device, needs_data=False), is_sweep=request.is_sweep)
+    return build_plan(
+        request.configs, take_inventory(request.configs, find_device, needs_data=False), is_sweep=request.is_sweep
+    )
 
 
 def name_plan_file(root: Path) -> str:

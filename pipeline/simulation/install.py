@@ -25,7 +25,7 @@ _PROGRAMS = {"nvidia-smi": "pipeline.simulation.smi.nvidia_smi", "dcgmi": "pipel
 
 
 @contextmanager
-def installed(state_file: Path) -> Iterator[NvmlLibrary]:
+def install_driver(state_file: Path) -> Iterator[NvmlLibrary]:
     """Let pynvml, in this process, speak to the machine of this file. Afterwards pynvml is as it was.
 
     Sessions that are still open at the end are closed.

@@ -86,7 +86,7 @@ def _begin(request: StudyRequest, stack: UndoStack) -> StudyRun:
             with UndoStack() as taken:
                 study = StudyRun(request, *make_plan(request), waited_s=patience.waited_s)
                 study.take_devices(taken)
-                with interrupts.held():
+                with interrupts.hold_interrupts():
                     stack.enter_context(taken.pop_all())
                 return study
         except InUseError as error:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pipeline.base.domain import layout, programs
+from pipeline.base.domain import driver_programs, layout
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.protocols import Listener, Profiler, Sharing, Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Slot
 from pipeline.base.domain.tags import Tag, listener_tag
-from pipeline.base.system import factory, host, interrupts, words
+from pipeline.base.system import factory, host_info, interrupts, words
 from pipeline.base.system.errors import CollocationError, ConfigError, ListenerError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.interrupts import Interrupted, UndoStack
@@ -118,7 +118,7 @@ def run(group: Group, shared: StudyResources) -> GroupResult:
         execution = _Execution(group, record, shared)
         row: GroupResult | None = None
         interrupted: Interrupted | None = None
-        with interrupts.held():  # what was measured is kept
+        with interrupts.hold_interrupts():  # what was measured is kept
             try:
                 with interrupts.allow():
                     execution.go()
@@ -218,9 +218,9 @@ class _Execution:
         """Undo what the group could not undo: what failed once may work now, and the next group needs it."""
         device = self.group.device
         if device.is_gpu:
-            with interrupts.held():
+            with interrupts.hold_interrupts():
                 try:
-                    replay(Journal(self.group.gpu.lock_dir, device.uuid, programs.of_device(device)))
+                    replay(Journal(self.group.gpu.lock_dir, device.uuid, driver_programs.find_device_programs(device)))
                 except Exception as error:  # noqa: BLE001  the row of the group is known, and the study goes on
                     log.warning("%s was not restored: %s", device.name, error)
 
@@ -273,7 +273,7 @@ class _Execution:
     def _warn_of_other_programs(self, row: GroupResult) -> None:
         if FOREIGN_LOAD in row.marks.text and FOREIGN_LOAD not in self.shared.warned:
             self.shared.warned.add(FOREIGN_LOAD)
-            log.warning("%s the machine: %s", FOREIGN_LOAD, host.describe_load())
+            log.warning("%s the machine: %s", FOREIGN_LOAD, host_info.describe_load())
 
     def _warn_of_shared_files(self, row: GroupResult) -> None:
         if (shared := row.tags.get(Tag.SHARED_FILES)) is not None:
@@ -295,14 +295,14 @@ class _Execution:
         group = self.group
         self.phases.begin(phases.SETUP)
         lease.refuse_strangers(group.device, group.gpu.tolerate)
-        profiler: Profiler = factory.instance(group.profiler.build)
+        profiler: Profiler = factory.build_object(group.profiler.build)
         stack.enter_context(profiler.prepare(group))
-        sharing: Sharing = factory.instance(group.sharing)
+        sharing: Sharing = factory.build_object(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.record.scratch))
         self.record.place(slots.slots)
         self.places = [slot.place for slot in slots.slots]
         listeners: list[tuple[ListenerSpec, Listener]] = [
-            (spec, factory.instance(spec.build, interval_ms=spec.interval_ms))
+            (spec, factory.build_object(spec.build, interval_ms=spec.interval_ms))
             for spec in group.listeners
             if not self._is_pointless(spec)
         ]
@@ -376,7 +376,7 @@ class _Execution:
 
     def _observe(self, spec: ListenerSpec, listener: Listener, watched: Watched, stack: UndoStack) -> None:
         observing = listener.observe(watched, self.record.sink)
-        with interrupts.held(), self._unless_required(spec):
+        with interrupts.hold_interrupts(), self._unless_required(spec):
             observing.__enter__()
             self.helpers.append(listener)
             stack.push(partial(self._end_observing, spec, observing))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base.domain import layout, programs
+from pipeline.base.domain import driver_programs, layout
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import tracking_root, words
-from pipeline.base.system.paths import expanded
-from pipeline.base.system.words import counted
+from pipeline.base.system.paths import expand_path
+from pipeline.base.system.words import format_count
 from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal, replay
-from pipeline.plan.inventory import Inventory, take
-from pipeline.plan.schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
+from pipeline.plan.config_schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
+from pipeline.plan.inventory import Inventory, take_inventory
 from pipeline.prepare.device import device_choice, lease
 from pipeline.record import group_folder
 from pipeline.record.group_folder import Survey
@@ -37,7 +37,7 @@ def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:
         plan = request.plan(inventory)
     if request.config.plan_file is not None:
         tracking_root.make(request.root)  # below which a launcher has it
-        agree(expanded("plan_file", request.config.plan_file).absolute(), plan, inventory)
+        agree(expand_path("plan_file", request.config.plan_file).absolute(), plan, inventory)
     return inventory, plan
 
 
@@ -45,9 +45,9 @@ def _take_stock(request: StudyRequest) -> Inventory:
     find = request.simulated.find_device if request.simulated else find_device
     # A dry run on a simulated GPU is the plan for another machine, which may have the data.
     needs_data = not (request.config.dry_run and request.simulated)
-    inventory = take(request.configs, find, needs_data=needs_data)
+    inventory = take_inventory(request.configs, find, needs_data=needs_data)
     if not request.config.dry_run and _undo_leftovers(request.configs, inventory, request.root):
-        inventory = take(request.configs, find)
+        inventory = take_inventory(request.configs, find)
     return inventory
 
 
@@ -84,11 +84,11 @@ def end_leftovers(root: Path) -> Survey:
 
 def undo_steps(device: Device, gpu: GpuConfig) -> None:
     """Undo the steps that a killed orchestrator noted in the journal of a device, and say so."""
-    journal = Journal(Path(gpu.lock_dir), device.uuid, programs.of_device(device))
+    journal = Journal(Path(gpu.lock_dir), device.uuid, driver_programs.find_device_programs(device))
     if _is_temporary(gpu):
         journal.forget_device_steps()  # the machine that it speaks of went with its study
     if undone := replay(journal):
-        words.say(f"undid {counted(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
+        words.say(f"undid {format_count(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
 
 
 def _is_temporary(gpu: GpuConfig) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipeline.base.domain.records import Group, Plan, Resume
 from pipeline.base.system import words
 from pipeline.base.system.errors import TrackingError
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
 from pipeline.plan.inventory import Inventory
@@ -112,7 +112,7 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
         summary.show(experiment, [comparison.get_latest(row) for row in rows])
         summary.show_where(experiment, request.config.tracking, request.sender, request.root)
     if num_left:
-        all_groups = counted(sum(len(plan.groups) for plan in plans), "group")
+        all_groups = format_count(sum(len(plan.groups) for plan in plans), "group")
         words.say(
             f"{num_left} of {all_groups} without a result; "
             f"to run what is left: {request.invocation.masked_resume_command}"

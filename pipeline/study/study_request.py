@@ -17,13 +17,13 @@ from pipeline.base.domain.records import Device, Plan, Resume
 from pipeline.base.system import factory, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.base.system.paths import expanded
-from pipeline.plan import feasibility, overrides, read, shards
+from pipeline.base.system.paths import expand_path
+from pipeline.plan import config_reader, feasibility, overrides, shards
 from pipeline.plan import plan_builder as planning
+from pipeline.plan.config_schema import Config
 from pipeline.plan.experiment_names import separate_rehearsals
 from pipeline.plan.inventory import Inventory
 from pipeline.plan.job_entries import refuse_unread
-from pipeline.plan.schema import Config
 from pipeline.record import invocation as invocations
 from pipeline.record import provenance
 from pipeline.record.invocation import Invocation
@@ -77,7 +77,7 @@ class StudyRequest:
 
     @property
     def root(self) -> Path:
-        return expanded("tracking.root", self.config.tracking.root).resolve()
+        return expand_path("tracking.root", self.config.tracking.root).resolve()
 
     def plan(self, inventory: Inventory) -> Plan:
         """Make and check the plan; of a reproduction its one group, with the differences from the original."""
@@ -108,7 +108,7 @@ def read_request(
         ConfigError: no study can be made of them.
     """
     invocation = invocations.get_current()
-    configs = read.read(composed)
+    configs = config_reader.read(composed)
     first = configs[0]
     _check_same(configs)
     separate_rehearsals(configs)
@@ -116,7 +116,7 @@ def read_request(
         refuse_unread(invocation.words[1:], configs, composed)
     overrides.refuse_integers(user_command.divide(invocation.words[1:])[0], composed[0])
     refuse_sweep(configs, is_sweep=is_sweep)
-    exporter: Exporter = factory.instance(factory.make_spec(first.exporter, without=frozenset({"name"})))
+    exporter: Exporter = factory.build_object(factory.make_spec(first.exporter, without=frozenset({"name"})))
     sender = reproduction = None
     resumes, reproduces = first.resume != Resume.NO, first.reproduce is not None
     if not first.dry_run or resumes or reproduces or _has_store(first):
@@ -125,7 +125,7 @@ def read_request(
         if first.reproduce is not None:
             reproduction = prepare_reproduction(composed[0], first, sender, stack)
             configs = [reproduction.config]
-    simulated = stack.enter_context(rehearsal.prepared(configs))
+    simulated = stack.enter_context(rehearsal.prepare_machine(configs))
     return StudyRequest(
         configs=configs,
         is_sweep=is_sweep,
@@ -140,7 +140,7 @@ def read_request(
 def _has_store(config: Config) -> bool:
     tracking = config.tracking
     return tracking.uri is not None or local_store.is_ready(
-        expanded("tracking.root", tracking.root), tracking.experiment
+        expand_path("tracking.root", tracking.root), tracking.experiment
     )
 
 

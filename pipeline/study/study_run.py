@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.protocols import Showing
+from pipeline.base.domain.protocols import ShowGroup
 from pipeline.base.domain.records import Group, Plan, Result, Resume
-from pipeline.base.system import entry_points, host, interrupts, words
+from pipeline.base.system import entry_points, host_info, interrupts, words
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.interrupts import Interrupted, UndoStack
-from pipeline.base.system.paths import expanded
-from pipeline.base.system.words import counted, duration
+from pipeline.base.system.paths import expand_path
+from pipeline.base.system.words import format_count, format_duration
 from pipeline.observe import failures, phases
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
@@ -25,8 +25,8 @@ from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import plan_text
+from pipeline.plan.config_schema import ForeignLoad
 from pipeline.plan.inventory import Inventory
-from pipeline.plan.schema import ForeignLoad
 from pipeline.prepare.device import lease
 from pipeline.record import group_folder, provenance
 from pipeline.record.group_folder import Survey
@@ -54,7 +54,7 @@ class StudyRun:
         self.config, self.sender, self.root = request.config, request.sender, request.root
         self.comparison = Comparison()
         self.rows: list[GroupResult] = []
-        self.cpu_use = host.read_cpu_use()
+        self.cpu_use = host_info.read_cpu_use()
         self.ended_by: Interrupted | None = None  # what ended the sending of what was measured
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier starts could not send
 
@@ -79,11 +79,11 @@ class StudyRun:
     def _say_what_other_hosts_left(self, survey: Survey) -> None:
         for owner, number in Counter(survey.elsewhere.values()).items():
             words.say(
-                f"note: host {owner} may still run {counted(number, 'group')} in {self.root / layout.SPOOL}; "
+                f"note: host {owner} may still run {format_count(number, 'group')} in {self.root / layout.SPOOL}; "
                 f"if that host is gone, run: {spell_close_command(self.root)}"
             )
 
-    def run(self, showing: Showing) -> int:
+    def run(self, showing: ShowGroup) -> int:
         """Open the store, run what is to run, show what was found."""
         facts = self._facts()
         text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
@@ -112,7 +112,7 @@ class StudyRun:
                 words.say(f"{interrupted}{self._describe_limit(time.monotonic() - begin_s)}")
             raise
         finally:
-            with interrupts.held():
+            with interrupts.hold_interrupts():
                 self._finish()
                 self._say_where_time_went(time.monotonic() - begin_s, known)
                 is_sent = self._say_what_waits()
@@ -122,12 +122,12 @@ class StudyRun:
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
 
     def _warn_of_other_programs(self) -> None:
-        used, num_cpus = host.read_cpu_use().foreign_since(self.cpu_use), len(os.sched_getaffinity(0))
+        used, num_cpus = host_info.read_cpu_use().foreign_since(self.cpu_use), len(os.sched_getaffinity(0))
         if used > _BUSY_SHARE * num_cpus:
             keep = "" if self.config.foreign_load is ForeignLoad.note else ", or foreign_load=note keeps them"
             words.say(
-                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host.describe_load()}); groups whose "
-                f"jobs wait for CPUs will be marked: measure on a quiet machine{keep}"
+                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host_info.describe_load()}); groups "
+                f"whose jobs wait for CPUs will be marked: measure on a quiet machine{keep}"
             )
 
     def _describe_limit(self, elapsed_s: float) -> str:
@@ -150,7 +150,7 @@ class StudyRun:
         machine = {self.request.simulated.file} if self.request.simulated is not None else set()
         files = machine | {file.with_name(f"{file.name}.bin") for file in machine}
         if self.config.plan_file is not None:
-            plan_file = expanded("plan_file", self.config.plan_file).absolute()
+            plan_file = expand_path("plan_file", self.config.plan_file).absolute()
             files |= {plan_file, plan_file.parent}
         return files
 
@@ -178,7 +178,7 @@ class StudyRun:
         if self.unsent or late:
             self.sender.rest()
 
-    def _run(self, groups: Sequence[Group], view: PlainView, showing: Showing) -> None:
+    def _run(self, groups: Sequence[Group], view: PlainView, showing: ShowGroup) -> None:
         @contextmanager
         def watch(group: Group, watched: Watched) -> Iterator[None]:
             with view.watch(group, watched), showing(group, watched):
@@ -263,8 +263,8 @@ class StudyRun:
         of_others = [folder for folder in self.sender.unsent if folder.parent.name != self.spool.study]
         if unsent or late:
             command = entry_points.spell("tracking", "flush", "--root", str(self.root))
-            figures = f"figures of {words.counted(late, 'group')}"
-            what = words.counted(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
+            figures = f"figures of {words.format_count(late, 'group')}"
+            what = words.format_count(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
             words.say(
                 f"warning: {what} could not be sent; "
                 f"they wait in {self.root / layout.SPOOL} until the next start, or: {command}"
@@ -283,7 +283,7 @@ class StudyRun:
         if self.request.reproduction is None and (num_missing or num_failed):
             parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
             parts += [f"{num_failed} failed"] * bool(num_failed)
-            all_groups = counted(len(self.plan.groups), "group")
+            all_groups = format_count(len(self.plan.groups), "group")
             invocation = self.request.invocation
             # Else its launcher says how.
             how = "" if invocation.has_launcher else f"; to run them: {invocation.masked_resume_command}"
@@ -292,4 +292,4 @@ class StudyRun:
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
         ran = [row.metrics for row in self.rows[len(known) :]]
         if share := phases.describe_shares(ran, elapsed_s):
-            words.say(f"{counted(len(ran), 'group')} in {duration(elapsed_s)}: {share}")
+            words.say(f"{format_count(len(ran), 'group')} in {format_duration(elapsed_s)}: {share}")

@@ -12,7 +12,7 @@ from pipeline.base.system.secrets import mask_text
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.table import format_table
-from pipeline.plan.schema import TrackingConfig
+from pipeline.plan.config_schema import TrackingConfig
 from pipeline.record.store import links
 from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce.reproduction import Reproduction
@@ -26,7 +26,7 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
     from pipeline.report.terminal_summary import StudySummary, summarize_study
 
     specs = dict.fromkeys(spec for row in rows for spec in row.group.listeners)
-    fields = Fields(factory.instance(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
+    fields = Fields(factory.build_object(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
     # A reproduction is one group without its block.
     closing_remarks = summarize_study(experiment, rows) if reproduction is None else StudySummary()
     sys.stdout.write(

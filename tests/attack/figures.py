@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pipeline.base.domain import units
+from pipeline.base.domain import work_units
 from pipeline.base.domain.records import Result
 from pipeline.observe import table
 from tests.attack.store_reader import StoredRun, groups_of, read_runs
 
 _OTHERS = (*table._COLUMNS, *table._LAST_COLUMNS)
 _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {title: (name, form.format) for title, name, form in _OTHERS}
-_FIGURES[units.per_second(units.SAMPLES)] = (units.total_of(units.SAMPLES), units.format_rate)
+_FIGURES[work_units.per_second(work_units.SAMPLES)] = (work_units.total_of(work_units.SAMPLES), work_units.format_rate)
 
 
 def differences(printed: str, database: Path, experiment: str, gpu_uuid: str | None = None) -> Iterator[str]:

@@ -15,7 +15,7 @@ from random import Random
 
 from pipeline.base.domain.records import Result
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import schema
+from pipeline.plan import config_schema
 from pipeline.simulation.machine.state_file import Settings, StateFile
 from tests.attack import container
 from tests.attack.bench import PATIENT, Bench, Outcome
@@ -62,7 +62,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
     study = ["-m", f"scenario=serial,{random.choice(('naive', 'mps', 'mig'))}", "degree=2", "repeats=3"]
     study += [f"workload.script={_JOB}", f"workload.args=[{pace}]", *_WINDOW, *PATIENT]
     study += [f"tracking.experiment={experiment}"]
-    study += ["foreign_load=note"] if hasattr(schema, "ForeignLoad") else []
+    study += ["foreign_load=note"] if hasattr(config_schema, "ForeignLoad") else []
     outcome = Outcome(f"another {', '.join(sorted(names)) or 'container'}, {settings} of the GPU changed")
     _set_up(bench, _BEFORE)
     process = bench.start_in_container(*study)

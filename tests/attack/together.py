@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from pipeline.base.domain.records import Result
-from pipeline.plan import schema
+from pipeline.plan import config_schema
 from tests.attack.bench import PATIENT, Bench, Outcome
 from tests.attack.store_reader import groups_of, read_runs
 from tests.support import forks
@@ -50,7 +50,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
         fault = "nothing"
     outcome = Outcome(f"{kind}, of the second {fault}")
     words = ["-m", f"scenario={random.choice(('naive', 'mps', 'mig'))}", "degree=1,2", "repeats=2", *_WINDOW, *PATIENT]
-    words += ["foreign_load=note"] if hasattr(schema, "ForeignLoad") else []
+    words += ["foreign_load=note"] if hasattr(config_schema, "ForeignLoad") else []
     studies = [[*words, f"tracking.experiment={experiment}"] for experiment in experiments]
     if kind == _KINDS[2]:
         outcome.problems += _refused(bench, random, studies[0], root)

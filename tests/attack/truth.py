@@ -13,7 +13,7 @@ from random import Random
 
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import schema
+from pipeline.plan import config_schema
 from pipeline.simulation.machine.state_file import Fault, State, StateFile
 from tests.attack import true_rows
 from tests.attack.bench import Bench, Outcome
@@ -70,7 +70,7 @@ def attack(bench: Bench, random: Random) -> Outcome:
         code = bench.folder / "clocked.py"
         code.write_text(_CLOCKED)
     words = [*study.arguments, "scenario=naive", "baseline=never", f"tracking.experiment={experiment}"]
-    words += ["foreign_load=note"] if hasattr(schema, "ForeignLoad") else []  # the machine is busy with attacks
+    words += ["foreign_load=note"] if hasattr(config_schema, "ForeignLoad") else []  # the machine is busy with attacks
     bench.environ = study.environ
     with _sensors(bench, study.sensor):
         loads = [os.getloadavg()[0]]

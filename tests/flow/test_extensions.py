@@ -143,7 +143,7 @@ CENSUS = """
         return figure
     """
 TALLY = """
-    from pipeline.base.domain.answer import Answer
+    from pipeline.base.domain.command_answer import Answer
 
     def add_arguments(parser):
         parser.add_argument("things", nargs="*")
@@ -204,7 +204,7 @@ ADDED = {
         "fair",
         {
             "pipeline/prepare/sharing/fair.py": FAIR,
-            "pipeline/base/domain/modes.py": FAIR_MODE,
+            "pipeline/base/domain/sharing_modes.py": FAIR_MODE,
             "conf/scenario/fair.yaml": "name: fair\n_target_: pipeline.prepare.sharing.fair.Fair\nshare: 0.5\n",
         },
     ),

@@ -20,7 +20,7 @@ from pipeline.clean import leftovers, processes
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mps import mps_daemon
 from pipeline.record import group_folder
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.gpu_clients import Clients
@@ -193,7 +193,7 @@ def test_a_foreign_gpu_instance_is_named_and_stays(a100: Kept) -> None:
 
 
 def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
-    with installed(a100.file.path):
+    with install_driver(a100.file.path):
         (device,) = nvml.list_devices()
     before = a100.file.read()
     with lease.hold(device, a100.folder):

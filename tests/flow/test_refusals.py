@@ -23,10 +23,10 @@ RUN = str(PROJECT_DIR / "run.py")
 WITH_SIMULATED_DRIVER = f"""
 import runpy, sys
 from pathlib import Path
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 state_file, *arguments = sys.argv[1:]
 sys.argv = [{RUN!r}, *arguments]
-with installed(Path(state_file)):
+with install_driver(Path(state_file)):
     runpy.run_path({RUN!r}, run_name="__main__")
 """
 WITHOUT_DRIVER = f"""

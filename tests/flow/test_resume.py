@@ -187,7 +187,7 @@ def test_what_has_changed_since_a_result_is_said_by_file_and_package(run, client
     install("2.0")
     _, _, err = run(*study, "resume=true", "dry_run=true")
     assert "resume: 0 of 1 groups are finished" in err
-    assert "1 result of another plan in the experiment 'collocation': not used" in err
+    assert "1 result of another plan in experiment 'collocation' not used" in err
     assert ": packages: tiny==1.0 now tiny==2.0\n" in err and "model.py" not in err
     assert "resume=accept_environment uses it" in err
     status, _, err = run(*study, "resume=accept_environment")

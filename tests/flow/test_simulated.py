@@ -23,8 +23,8 @@ from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.job_state import JobState, ProcessStart
-from pipeline.plan import plan_text, read
-from pipeline.plan.schema import Config, GpuConfig, GpuKind, ScenarioConfig
+from pipeline.plan import config_reader, plan_text
+from pipeline.plan.config_schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.prepare.device import lease
 from pipeline.record.store import results
 from pipeline.simulation.install import write_programs
@@ -308,9 +308,9 @@ def test_a_dry_run_leaves_nothing(rehearse, tmp_path):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_finds_its_gpu(compose, temporary, choice):
-    typed = read.read(compose([f"gpu={choice}"]))
+    typed = config_reader.read(compose([f"gpu={choice}"]))
     assert f"simulated_{typed[0].gpu.model}" == choice
-    with rehearsal.prepared(typed) as simulated:
+    with rehearsal.prepare_machine(typed) as simulated:
         device = simulated.find_device(typed[0].gpu)
     assert device.is_simulated and device.is_gpu
     assert device.memory_mib > 20_000
@@ -318,7 +318,7 @@ def test_every_choice_finds_its_gpu(compose, temporary, choice):
 
 def test_a_study_may_rehearse_on_several_models(temporary):
     both = configs("a100_40gb", "h100_80gb")
-    with rehearsal.prepared(both) as simulated:
+    with rehearsal.prepare_machine(both) as simulated:
         a100, h100 = (simulated.find_device(config.gpu) for config in both)
     assert (a100.name, h100.name) == ("NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3")
     assert a100.uuid != h100.uuid
@@ -328,7 +328,7 @@ def test_the_machine_goes_with_its_study(temporary):
     import pynvml
 
     library = pynvml.nvmlLib
-    with pytest.raises(RuntimeError), rehearsal.prepared(configs("a100_40gb")):
+    with pytest.raises(RuntimeError), rehearsal.prepare_machine(configs("a100_40gb")):
         assert pynvml.nvmlLib is not library
         (folder,) = temporary.iterdir()
         assert (folder / "machine.json").is_file()
@@ -339,7 +339,7 @@ def test_the_machine_goes_with_its_study(temporary):
 
 def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(temporary):
     text = (
-        "import sys, time\nfrom pipeline import rehearsal\nfrom pipeline.plan.schema import *\n"
+        "import sys, time\nfrom pipeline import rehearsal\nfrom pipeline.plan.config_schema import *\n"
         "gpu = GpuConfig(kind=GpuKind.simulated, model='a30_24gb')\n"
         "with rehearsal.prepared([Config(gpu=gpu)]):\n    print('there', flush=True); time.sleep(60)\n"
     )
@@ -350,25 +350,25 @@ def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(tem
     try:
         assert other.stdout is not None and other.stdout.readline() == "there\n"
         (left,) = temporary.iterdir()
-        with rehearsal.prepared(configs("a100_40gb")):
+        with rehearsal.prepare_machine(configs("a100_40gb")):
             assert left.is_dir()
     finally:
         other.kill()
         other.communicate()
     assert left.is_dir()
-    with rehearsal.prepared(configs("a100_40gb")):
+    with rehearsal.prepare_machine(configs("a100_40gb")):
         assert not left.exists()
 
 
 def test_a_kept_machine_is_used_again_as_it_is(temporary, tmp_path):
     path = tmp_path / "kept.json"
     (config,) = configs("a100_40gb", machine=str(path))
-    with rehearsal.prepared([config]) as simulated:
+    with rehearsal.prepare_machine([config]) as simulated:
         device = simulated.find_device(config.gpu)
         smi = dict(device.programs)["nvidia-smi"]
     # Between two studies its programs work: a journal may name them.
     subprocess.run([smi, "-i", device.uuid, "-mig", "1"], check=True, capture_output=True)
-    with rehearsal.prepared([config]) as simulated:
+    with rehearsal.prepare_machine([config]) as simulated:
         again = simulated.find_device(config.gpu)
         assert (again.uuid, again.mig_enabled, dict(again.programs)["nvidia-smi"]) == (device.uuid, True, smi)
     with rehearsal.open_machine(path) as simulated:
@@ -379,7 +379,7 @@ def test_a_kept_machine_is_used_again_as_it_is(temporary, tmp_path):
 def test_a_machine_with_several_gpus_has_one_chosen_by_index_or_uuid(temporary):
     first, second = configs("a100_40gb", count=2)[0], configs("a100_40gb", count=2, device="1")[0]
     other = configs("h100_80gb")[0]
-    with rehearsal.prepared([first, second, other]) as simulated:
+    with rehearsal.prepare_machine([first, second, other]) as simulated:
         devices = [simulated.find_device(config.gpu) for config in (first, second, other)]
         assert [device.index for device in devices] == [0, 1, 2]
         (again,) = configs("a100_40gb", count=2, device=devices[1].uuid[:12])
@@ -390,7 +390,7 @@ def test_a_machine_with_several_gpus_has_one_chosen_by_index_or_uuid(temporary):
             (config,) = configs("a100_40gb", device=wrong)
             with pytest.raises(ConfigError, match=r"gpu\.count=NUMBER makes a machine with more"):
                 simulated.find_device(config.gpu)
-    with pytest.raises(ConfigError, match=r"gpu\.count=0"), rehearsal.prepared(configs("a100_40gb", count=0)):
+    with pytest.raises(ConfigError, match=r"gpu\.count=0"), rehearsal.prepare_machine(configs("a100_40gb", count=0)):
         pass
 
 
@@ -443,7 +443,7 @@ def test_the_gpus_of_kept_machines_are_different_ones(temporary, tmp_path):
     uuids = []
     for machine in (str(tmp_path / "a"), str(tmp_path / "b"), None, None):
         (config,) = configs("a100_40gb", machine=machine)
-        with rehearsal.prepared([config]) as simulated:
+        with rehearsal.prepare_machine([config]) as simulated:
             uuids.append(simulated.find_device(config.gpu).uuid)
     assert len(set(uuids)) == 3
     assert uuids[2] == uuids[3]
@@ -453,16 +453,16 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
     path = tmp_path / "kept.json"
     (a100,) = configs("a100_40gb", machine=str(path))
     (h100,) = configs("h100_80gb", machine=str(path))
-    with rehearsal.prepared([a100]):
+    with rehearsal.prepare_machine([a100]):
         pass
     with (
-        rehearsal.prepared([h100]) as simulated,
+        rehearsal.prepare_machine([h100]) as simulated,
         pytest.raises(ConfigError, match="has 0 h100_80gb, not 1; it was made with a100_40gb"),
     ):
         simulated.find_device(h100.gpu)
     with (
         pytest.raises(ConfigError, match=r"gpu.machine .* cannot be swept"),
-        rehearsal.prepared([a100, *configs("a100_40gb")]),
+        rehearsal.prepare_machine([a100, *configs("a100_40gb")]),
     ):
         pass
     newer = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="590"))
@@ -472,12 +472,12 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
         ([a100, newer], r"gpu.driver .* cannot be swept"),
         ([unknown], "gpu.driver=470: a simulated machine has one of 535, 550, 570, 580, 590, 615"),
     ):
-        with pytest.raises(ConfigError, match=words), rehearsal.prepared(asked):
+        with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine(asked):
             pass
     (tmp_path / "text").write_text("hello")
     for wrong, words in (("text", "does not hold a simulated machine"), ("absent/kept", "cannot be locked")):
         (config,) = configs("a100_40gb", machine=str(tmp_path / wrong))
-        with pytest.raises(ConfigError, match=words), rehearsal.prepared([config]):
+        with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine([config]):
             pass
     assert not (tmp_path / "text.lock").exists(), "what is refused is left as it was"
     with pytest.raises(ConfigError, match="there is no simulated machine"), rehearsal.open_machine(tmp_path / "absent"):
@@ -506,7 +506,7 @@ def test_what_describes_a_simulated_machine_is_refused_for_a_real_gpu(make_plan,
 def test_a_dry_run_keeps_no_machine(temporary, tmp_path):
     (config,) = configs("a100_40gb", machine=str(tmp_path / "kept.json"))
     config.dry_run = True
-    with rehearsal.prepared([config]) as simulated:
+    with rehearsal.prepare_machine([config]) as simulated:
         simulated.find_device(config.gpu)
     assert list(tmp_path.iterdir()) == []
 
@@ -563,16 +563,16 @@ def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, tm
 
 def test_nothing_real_is_mixed_in(temporary):
     real = Config(gpu=GpuConfig(kind=GpuKind.auto))
-    with pytest.raises(ConfigError, match="not on both"), rehearsal.prepared([*configs("a100_40gb"), real]):
+    with pytest.raises(ConfigError, match="not on both"), rehearsal.prepare_machine([*configs("a100_40gb"), real]):
         pass
-    with rehearsal.prepared([real]) as simulated:
+    with rehearsal.prepare_machine([real]) as simulated:
         assert simulated is None
     assert list(temporary.iterdir()) == []
 
 
 def test_an_unknown_model_is_refused_with_those_that_are_known(temporary):
     for model in ("v100", None):
-        with pytest.raises(ConfigError, match="a100_40gb"), rehearsal.prepared(configs(model)):
+        with pytest.raises(ConfigError, match="a100_40gb"), rehearsal.prepare_machine(configs(model)):
             pass
     assert list(temporary.iterdir()) == []
 
@@ -586,7 +586,7 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
     ended = subprocess.Popen(["true"])
     ended.wait()
     (config,) = configs("a100_40gb")
-    with rehearsal.prepared([config]) as simulated:
+    with rehearsal.prepare_machine([config]) as simulated:
         uuid = simulated.find_device(config.gpu).uuid
         slots = [Slot(visible_devices=uuid)]
         gone, here = (

@@ -94,7 +94,7 @@ class Array:
         wait_for(are_measured, 120)
 
     def overview(self):
-        return read_overview(self.server, f"{self.folder.name}-rehearsal", squeue.states_on)
+        return read_overview(self.server, f"{self.folder.name}-rehearsal", squeue.read_cluster_states)
 
     def state_of(self, unit):
         return self.slurm.ask("squeue", "--noheader", "--format=%T", f"--jobs={self.job}_{unit}").strip()
@@ -206,14 +206,14 @@ def test_tasks_are_seen_before_one_of_them_begins(start, tmp_path, server, slurm
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         (job,) = re.findall(r"as job array (\d+)", err)
-        seen = read_overview(server, f"{tmp_path.name}-rehearsal", squeue.states_on)
+        seen = read_overview(server, f"{tmp_path.name}-rehearsal", squeue.read_cluster_states)
         assert [(unit.state, unit.reason) for unit in seen.units] == [(WAITING, "PartitionDown")] * 2
         process = start("repeats=2", "hydra.launcher.wait=false", "hydra.launcher.mem=100", "resume=true")
         _, err = process.communicate(timeout=300)
         assert (process.returncode, f"units 1, 2 are still in the queue (job {job})" in err) == (1, True), err
         slurm.tell("scancel", job)
         name = f"{tmp_path.name}-rehearsal"
-        wait_for(lambda: read_overview(server, name, squeue.states_on).units[0].state == NOT_BEGUN, 60)
+        wait_for(lambda: read_overview(server, name, squeue.read_cluster_states).units[0].state == NOT_BEGUN, 60)
     finally:
         slurm.tell("scontrol", "update", "partitionname=test", "state=up")
 

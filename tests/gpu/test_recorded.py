@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from pipeline.base.system.command import run
+from pipeline.base.system.helper_program import run
 from tests.support.recordings import IDLE, masked, recording
 
 pytestmark = pytest.mark.gpu

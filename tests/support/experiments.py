@@ -21,10 +21,10 @@ from omegaconf import DictConfig, open_dict
 from pipeline import rehearsal
 from pipeline.base.domain.records import Plan
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import feasibility, read, schema
+from pipeline.plan import config_reader, config_schema, feasibility
 from pipeline.plan import plan_builder as planning
-from pipeline.plan.inventory import take
-from pipeline.plan.schema import Config
+from pipeline.plan.config_schema import Config
+from pipeline.plan.inventory import take_inventory
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
@@ -46,15 +46,15 @@ def configs_of(arguments: Sequence[str], conf: Path = PROJECT_DIR / "conf") -> l
     """What `python run.py ARGUMENTS` would plan, one configuration a combination."""
     sweeper = _sweeper(arguments, conf)
     assert sweeper.config.hydra.mode.name == "MULTIRUN"
-    return read.read([sweeper.launcher.compose(overrides) for overrides in sweeper.expand(list(arguments))])
+    return config_reader.read([sweeper.launcher.compose(overrides) for overrides in sweeper.expand(list(arguments))])
 
 
 @contextmanager
 def planned(configs: list[Config]) -> Iterator[Plan]:
     """The plan on a simulated machine, which is there as long as this lasts."""
-    with rehearsal.prepared(configs) as simulated:
+    with rehearsal.prepare_machine(configs) as simulated:
         assert simulated is not None
-        plan = planning.build_plan(configs, take(configs, simulated.find_device), is_sweep=True)
+        plan = planning.build_plan(configs, take_inventory(configs, simulated.find_device), is_sweep=True)
         yield feasibility.check_plan(plan)
 
 
@@ -125,4 +125,4 @@ def _initialized(conf: Path) -> Iterator[None]:
 @functools.cache
 def _prepare_hydra() -> None:
     """What `run.py` does first."""
-    schema.register()
+    config_schema.register()

@@ -209,7 +209,7 @@ def _server(project: Path) -> socket.socket:
     is_common = _common_folder is not None and project == _PROJECT_DIR
     path = (_common_folder if is_common and _common_folder else Path(tempfile.mkdtemp(prefix="forks-"))) / "forks"
     ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with locks.held(path.with_suffix(".lock")):
+    with locks.hold_lock(path.with_suffix(".lock")):
         server = None if path.exists() else _start_server(project, path)
         ours.connect(str(path))
 

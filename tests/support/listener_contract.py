@@ -22,7 +22,7 @@ from pipeline.base.domain.protocols import Listener
 from pipeline.base.domain.records import Device
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.errors import ConfigError, ListenerError
-from pipeline.base.system.host import read_process
+from pipeline.base.system.host_info import read_process
 from tests.support.nvml_library import UUID
 
 CONF = Path(__file__).parents[2] / "conf" / "listeners"

@@ -8,7 +8,7 @@ PROJECT_DIR = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT_DIR))
 sys.argv[0] = str(PROJECT_DIR / "run.py")
 
-from pipeline.base.system import host  # noqa: E402
+from pipeline.base.system import host_info  # noqa: E402
 
-host.BOOT_ID_FILE = Path("boot_id").absolute()
+host_info.BOOT_ID_FILE = Path("boot_id").absolute()
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -7,10 +7,10 @@ import math
 import random
 from typing import Any
 
-from pipeline.base.domain.group_names import own_params
+from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.marks import Marks
-from pipeline.base.domain.modes import mode_of
 from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import JobRow, Row, Study
 
@@ -37,7 +37,7 @@ def params(workload: str = "resnet26_cifar10", **changes: Any) -> dict[str, str]
 
 def digest_of(own: dict[str, str], salt: str = "") -> str:
     """A workload digest that follows from the params, as a real one does."""
-    return hashlib.sha256(repr((own["workload"], sorted(own_params(own).items()), salt)).encode()).hexdigest()
+    return hashlib.sha256(repr((own["workload"], sorted(list_program_params(own).items()), salt)).encode()).hexdigest()
 
 
 def job(index: int, own: dict[str, str], rate: float | None, **changes: Any) -> JobRow:

@@ -6,11 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Self
 
-from pipeline.base.domain.programs import of_device
+from pipeline.base.domain.driver_programs import find_device_programs
 from pipeline.base.domain.records import Device
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import nvml
-from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.releases import RECORDED
 from pipeline.simulation.machine.state_file import Fault, Gpu, StateFile
@@ -67,7 +67,7 @@ class Machine:
         if is_on:
             Driver(file).set_mig_mode(0, is_on=True)
         programs = {name: str(path) for name, path in write_programs(folder / "bin", file.path).items()}
-        with installed(file.path):
+        with install_driver(file.path):
             device = nvml.list_devices()[0]
         return cls(folder=folder, file=file, device=device, programs=programs, locks=locks or folder, **of)
 
@@ -81,7 +81,7 @@ class Machine:
 
     @property
     def journal(self) -> Journal:
-        return Journal(self.locks, self.device.uuid, of_device(self.rehearsed))
+        return Journal(self.locks, self.device.uuid, find_device_programs(self.rehearsed))
 
     @property
     def rehearsed(self) -> Device:

@@ -25,7 +25,7 @@ def item(path: str, *covered: str, is_smoke: bool = False):
 @pytest.mark.parametrize(
     ("test", "changed"),
     [
-        (item("tests/unit/plan/test_plan.py"), "pipeline/plan/read.py"),
+        (item("tests/unit/plan/test_plan.py"), "pipeline/plan/config_reader.py"),
         (item("tests/unit/prepare/mig/test_profiles.py"), "pipeline/prepare/mig/profiles.py"),
         (item("tests/unit/listeners/test_host.py"), "listeners/nvml.py"),
         (item("tests/unit/plan/test_plan.py"), "tests/unit/plan/test_plan.py"),
@@ -55,7 +55,7 @@ def test_what_need_not_be_imported_is_known_by_its_text():
     unit = PROJECT_DIR / "tests/unit"
     assert changed_rooms.may_be_about(unit, {"README.md"})
     assert not changed_rooms.may_be_about(unit / "plan/test_plan.py", {"README.md"})
-    assert changed_rooms.may_be_about(unit / "plan/test_plan.py", {"pipeline/plan/read.py"})
+    assert changed_rooms.may_be_about(unit / "plan/test_plan.py", {"pipeline/plan/config_reader.py"})
     assert changed_rooms.may_be_about(PROJECT_DIR / "tests/flow/test_run.py", {"README.md"})
 
 

@@ -20,12 +20,12 @@ from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import user_command
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import feasibility, read
+from pipeline.plan import config_reader, feasibility
 from pipeline.plan import plan_builder as planning
 from pipeline.plan.command_line import quote_home
-from pipeline.plan.inventory import take
+from pipeline.plan.config_schema import GpuConfig, GpuKind
+from pipeline.plan.inventory import take_inventory
 from pipeline.plan.job_entries import refuse_unread
-from pipeline.plan.schema import GpuConfig, GpuKind
 from tests.conftest import GPU
 from tests.support.experiments import sweeper_of
 
@@ -151,11 +151,13 @@ def planned(arguments: list[str], *, is_whole: bool) -> Plan:
     composed = [
         sweeper.launcher.compose(overrides) for overrides in (combinations if is_whole else covering(combinations))
     ]
-    configs = read.read(composed)
+    configs = config_reader.read(composed)
     refuse_unread(words, configs, composed)
     with ExitStack() as stack:
-        simulated = stack.enter_context(rehearsal.prepared(configs))
-        return feasibility.check_plan(planning.build_plan(configs, take(configs, find_device), is_sweep=is_sweep))
+        simulated = stack.enter_context(rehearsal.prepare_machine(configs))
+        return feasibility.check_plan(
+            planning.build_plan(configs, take_inventory(configs, find_device), is_sweep=is_sweep)
+        )
 
 
 @pytest.mark.sampled(24)

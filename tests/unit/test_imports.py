@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import schema
+from pipeline.plan import config_schema
 
 PROBE = """
 import sys
@@ -18,7 +18,7 @@ def forbid(event, args):
 sys.addaudithook(forbid)
 import listeners.dcgm, listeners.gpm, listeners.host, listeners.nvml, listeners.smi, workloads.client
 import workloads.serving.options, workloads.rates.options, workloads.frameworks.options, workloads.program
-import pipeline.prepare.mig.partitions, pipeline.study.execution, pipeline.tracking
+import pipeline.prepare.mig.layouts, pipeline.study.execution, pipeline.tracking
 import pipeline.record.store.results, pipeline.prepare.device.nvml
 import pipeline.report.__main__, pipeline.report.figures.catalogue, pipeline.report.page.page
 import pipeline.report.page.study_tables, pipeline.report.evaluate.paper
@@ -62,7 +62,7 @@ def test_every_key_is_explained_by_help_keys():
     done = subprocess.run(
         [sys.executable, "run.py", "--help-keys"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=300
     )
-    fields = [field.name for field in dataclasses.fields(schema.Config)]
+    fields = [field.name for field in dataclasses.fields(config_schema.Config)]
     groups = {name for name in fields if f"\n{name}." in done.stdout}
     assert {"gpu", "window", "limits"} <= groups
     assert [name for name in fields if name not in groups and f"\n{name}  (" not in done.stdout] == ["sizes"]

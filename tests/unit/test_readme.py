@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import option_loader, option_tables, schema
+from pipeline.plan import config_schema, option_loader, option_tables
 from workloads.model_options import DataSource
 
 pytestmark = pytest.mark.covers("README.md", "CONTRIBUTING.md", "docs", "zensical.toml")
@@ -158,7 +158,7 @@ def test_the_page_of_configuration_has_every_key_with_its_default(compose):
         [f"{group}={every[i % len(every)]}" for group, every in options.items()]
         for i in range(max(map(len, options.values())))
     ]
-    rows, found = documented(), set(schema.OF_A_SWEEP)
+    rows, found = documented(), set(config_schema.OF_A_SWEEP)
     for config in compose(*chosen):
         for key, value in keys_of(OmegaConf.to_container(config, enum_to_str=True)):
             found.add(key)
@@ -176,7 +176,7 @@ def test_the_tables_of_options_are_those_of_the_classes():
     modules = {f"{base.__module__}.{base.__qualname__}" for kind in kinds for base in kind.__mro__}
     with_options = {name for name in modules if name.startswith("workloads.") and list(rows_of(name))}
     assert with_options | {"workload", "script"} == named
-    assert tuple(DataSource.__members__) == schema.SOURCES
+    assert tuple(DataSource.__members__) == config_schema.SOURCES
 
 
 def rows_of(name):

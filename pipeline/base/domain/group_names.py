@@ -15,9 +15,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from pipeline.base.domain.modes import mode_of
-from pipeline.base.domain.records import NEIGHBOURS
-from pipeline.base.domain.units import GIVEN_RATE
+from pipeline.base.domain.records import CO_RUNNERS
+from pipeline.base.domain.sharing_modes import mode_of
+from pipeline.base.domain.work_units import GIVEN_RATE
 
 FLAG = "flags."
 """How the params begin which say what a script was given by `workload.flags`."""
@@ -54,7 +54,7 @@ class GroupFacts:
     settings: Mapping[str, str]
 
 
-def own_params(params: Mapping[str, str]) -> dict[str, str]:
+def list_program_params(params: Mapping[str, str]) -> dict[str, str]:
     """Return the params of a job's run that say what its program computes."""
     return {
         key: _WHOLE.sub(r"\1", value) if value.endswith(".0") and not key.startswith(FLAG) else value
@@ -63,7 +63,7 @@ def own_params(params: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def as_flags(params: Mapping[str, str]) -> dict[str, str]:
+def spell_flags(params: Mapping[str, str]) -> dict[str, str]:
     """Return the params, with flags and arguments of a script as the program calls them: `--lr`."""
     flags = {key: value for key, value in params.items() if key != ARGUMENTS and not key.startswith(FLAG)}
     flags |= _parse_flags(params.get(ARGUMENTS, ""))
@@ -88,7 +88,7 @@ def _parse_flags(args: str) -> dict[str, str]:
     return {key: " ".join(values) for key, values in flags.items()}
 
 
-def differing(programs: Iterable[Mapping[str, str]]) -> list[str]:
+def find_differing_keys(programs: Iterable[Mapping[str, str]]) -> list[str]:
     """Return the keys whose values are not the same in all maps, sorted."""
     sets = list(programs)
     return [
@@ -135,7 +135,7 @@ def _compose_name(
     # What loads the device beside the jobs is said of every group that has it.
     parts += [
         _format_option(key, value)
-        for key in dict.fromkeys([*settings, NEIGHBOURS])
+        for key in dict.fromkeys([*settings, CO_RUNNERS])
         if (value := group.settings.get(key))
     ]
     if profiler := group.options.get(_PROFILER):
@@ -170,10 +170,10 @@ def _describe_programs(jobs: Sequence[JobFacts]) -> dict[tuple[str, str], list[s
 
 def _describe_jobs(jobs: Sequence[JobFacts]) -> dict[str, list[str]]:
     """Map digests to the options of jobs of one workload; if these are many, without the values that most share."""
-    facts = {job.digest: as_flags(own_params(job.params)) for job in jobs}
+    facts = {job.digest: spell_flags(list_program_params(job.params)) for job in jobs}
     # A size has a name of its own, which stands for its flags as well.
     flags = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
-    keys = [key for key in dict.fromkeys([*flags, *differing(facts.values())]) if key != ENVIRONMENT]
+    keys = [key for key in dict.fromkeys([*flags, *find_differing_keys(facts.values())]) if key != ENVIRONMENT]
     chosen = {digest: {key: params[key] for key in keys if key in params} for digest, params in facts.items()}
     if len(chosen) > 1 and max(len("-".join(_format_options(params))) for params in chosen.values()) > _MANY:
         values = {key: Counter(params.get(key) for params in chosen.values()).most_common(1)[0] for key in keys}
@@ -200,14 +200,14 @@ def _find_varying_options(groups: Sequence[GroupFacts]) -> dict[str, set[str]]:
             profilers[group.scenario].add(_format_setting(group.options[_PROFILER]))
     # Its name is always said, so that only two ways of using one need more.
     always_named = {scenario: {_PROFILER} if len(profilers[scenario]) > 1 else set[str]() for scenario in by_scenario}
-    return {scenario: always_named[scenario].union(differing(sets)) for scenario, sets in by_scenario.items()}
+    return {scenario: always_named[scenario].union(find_differing_keys(sets)) for scenario, sets in by_scenario.items()}
 
 
 def _find_varying_settings(groups: Sequence[GroupFacts]) -> dict[frozenset[str], list[str]]:
     by_programs: dict[frozenset[str], list[Mapping[str, str]]] = defaultdict(list)
     for group in groups:
         by_programs[_list_programs(group)].append(group.settings)
-    return {programs: differing(sets) for programs, sets in by_programs.items()}
+    return {programs: find_differing_keys(sets) for programs, sets in by_programs.items()}
 
 
 def _format_option(key: str, value: object) -> str:

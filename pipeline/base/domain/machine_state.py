@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.base.domain.records import Device
-from pipeline.base.system import host
+from pipeline.base.system import host_info
 
 FACTS = {
     "gpu_uuid": ("GPU", ""),
@@ -38,7 +38,7 @@ class MachineState:
     @classmethod
     def read(cls, device: Device) -> MachineState:
         """Take the state of this machine with a device, whose details were just read."""
-        return cls.from_facts({**dict(device.details), "gpu_uuid": device.uuid, "boot_id": host.boot_id()})
+        return cls.from_facts({**dict(device.details), "gpu_uuid": device.uuid, "boot_id": host_info.boot_id()})
 
     def is_same(self, other: MachineState) -> bool:
         """Tell whether nothing differs; a fact that one of them lacks is no difference."""
@@ -85,4 +85,4 @@ def merge_same(states: Iterable[MachineState]) -> dict[MachineState, MachineStat
 
 def cpu_device() -> Device:
     """Return the CPUs of this machine as a device."""
-    return Device(kind="cpu", uuid=f"{host.CPU_PREFIX}{platform.node()}", name=host.cpu_model())
+    return Device(kind="cpu", uuid=f"{host_info.CPU_PREFIX}{platform.node()}", name=host_info.cpu_model())

@@ -140,7 +140,7 @@ def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
     return () if alike is None else tuple(replace(division, num_multiprocessors=None) for division in alike.ci_profiles)
 
 
-def model_called(text: str) -> str:
+def find_model_name(text: str) -> str:
     """Return the name of the model that a name, an alias or a driver's name means; the text if none is known."""
     called = _plain(text.removeprefix("simulated_"))
     return next((model.name for model, names in _rows() if called in names), text)

@@ -8,7 +8,7 @@ _MAX_PACKAGES = 8
 _PYTHON = "# python: "
 
 
-def lock_difference(before: Iterable[str], now: Iterable[str]) -> str:
+def compare_locks(before: Iterable[str], now: Iterable[str]) -> str:
     """Return the packages that differ between two locks, in a line; empty if none does."""
     return compare_packages(parse_lock(before), parse_lock(now))
 

@@ -64,7 +64,7 @@ class PointSeries:
             yield self._last
 
 
-def thinned(points: Iterable[Point], most: int) -> list[Point]:
+def thin_points(points: Iterable[Point], most: int) -> list[Point]:
     """Return at most `most` of the points: every k-th, the first and the last among them."""
     series = list(points)
     if len(series) <= most:

@@ -118,14 +118,14 @@ class Listener(Protocol):
         """
 
 
-Showing = Callable[[Group, Live], AbstractContextManager[None]]
+ShowGroup = Callable[[Group, Live], AbstractContextManager[None]]
 """Shows a group for the time that the context is open."""
 
 
 class Exporter(Protocol):
     """An exporter, which shows a running study to other programs. Built with its own options, which it checks."""
 
-    def serving(self) -> AbstractContextManager[Showing]:
+    def serving(self) -> AbstractContextManager[ShowGroup]:
         """Be there for whoever asks, from before the study touches anything until after its end.
 
         Raises:

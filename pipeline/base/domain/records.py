@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base.domain.modes import is_program
+from pipeline.base.domain.sharing_modes import is_program
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
 
@@ -285,9 +285,9 @@ class Interpreter:
 
 DEVICE = "device"
 """The setting that says on which model of GPU a group runs."""
-BESIDE = "GPUs beside"
+OTHER_GPUS = "GPUs beside"
 """The setting that says how many other GPUs of the host worked; empty if none did."""
-NEIGHBOURS = "neighbours"
+CO_RUNNERS = "neighbours"
 """The setting that says what runs beside the measured jobs; empty if nothing does."""
 
 
@@ -353,7 +353,7 @@ class Group:
     @property
     def shared_settings(self) -> dict[str, str]:
         """The settings that its baseline, which has no neighbours, must share."""
-        return {key: value for key, value in self.settings.items() if key != NEIGHBOURS}
+        return {key: value for key, value in self.settings.items() if key != CO_RUNNERS}
 
     @property
     def measured(self) -> tuple[Job, ...]:
@@ -384,8 +384,8 @@ class Group:
             "window": self.window.words,
             "seed": str(self.seed),
             "pinned CPUs": str(self.pin_cpus).lower(),
-            BESIDE: str(self.gpu.beside or ""),
-            NEIGHBOURS: self._neighbours_in_words,
+            OTHER_GPUS: str(self.gpu.beside or ""),
+            CO_RUNNERS: self._neighbours_in_words,
             # On a simulated GPU, what is declared decides which groups run out of memory.
             "memory of a job": f"{self.gpu.job_memory_mib} MiB" if simulated else "",
         }

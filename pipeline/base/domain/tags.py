@@ -80,7 +80,7 @@ def listener_tag(name: str) -> str:
     return f"{PREFIX}listener.{name}"
 
 
-def facts_of(tags: Mapping[str, str]) -> dict[str, str]:
+def read_facts(tags: Mapping[str, str]) -> dict[str, str]:
     """Return our own tags of a run, by their names without the prefix."""
     return {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
 

@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Sequence
 
-from pipeline.base.domain import units
+from pipeline.base.domain import work_units
 from pipeline.base.domain.tags import GROUP, Tag
 from pipeline.base.mlflow_internals import is_tried
 
@@ -34,7 +34,7 @@ def view_as_json(counted: frozenset[str]) -> str:
 
 
 def _view(in_order: Sequence[str]) -> str:
-    figures = [*map(units.total_of, in_order), *_FIGURES, *map(units.energy_of, in_order)]
+    figures = [*map(work_units.total_of, in_order), *_FIGURES, *map(work_units.energy_of, in_order)]
     axes = {"xaxis": {"type": "PARAM", "key": "degree"}, "yaxis": {"type": "METRIC", "key": "speedup_vs_serial_ratio"}}
     charts = [_card("SCATTER", "by_degree") | axes, *(_card("BAR", name) | {"metricKey": name} for name in figures)]
     # Widths of the columns in pixels, in their order. The first and the last are always there.
@@ -72,7 +72,7 @@ def units_in_view(state: str) -> frozenset[str]:
     """Return the units that a state shows; none of a state that this module did not make."""
     try:
         charts = json.loads(state)["compareRunCharts"]
-        return frozenset(units.units_in(str(chart.get("metricKey")) for chart in charts))
+        return frozenset(work_units.find_units(str(chart.get("metricKey")) for chart in charts))
     except (ValueError, KeyError, TypeError, AttributeError):
         return frozenset()
 

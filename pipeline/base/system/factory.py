@@ -29,7 +29,7 @@ def make_spec(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
     return Spec(target=target, options=tuple((key, freeze(v)) for key, v in values.items() if key not in without))
 
 
-def instance(spec: Spec, **arguments: object) -> Any:
+def build_object(spec: Spec, **arguments: object) -> Any:
     """Build the object that the spec names; ConfigError if there is no such class, or it takes other arguments."""
     factory = find(spec.target, f"_target_={spec.target}")
     try:

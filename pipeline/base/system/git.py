@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.system import command
+from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError
 
 _LIMIT_S = 20.0
@@ -78,4 +78,4 @@ def _git(root: Path, *arguments: str) -> str:
     # A hook of git that starts a study has variables which name its own repository.
     environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     argv = ["git", *_SETTINGS, "-C", str(root), *arguments]
-    return command.run(argv, timeout_s=_LIMIT_S, environ=environ).stdout
+    return helper_program.run(argv, timeout_s=_LIMIT_S, environ=environ).stdout

@@ -107,7 +107,7 @@ def ignore() -> None:
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def hold_interrupts() -> Iterator[None]:
     """Delay `Interrupted` until the body is done; in the main thread, as no other gets signals."""
     global _depth
     if threading.current_thread() is not threading.main_thread():
@@ -215,13 +215,13 @@ class UndoStack(ExitStack):
     """
 
     def enter_context(self, cm: AbstractContextManager[T, bool | None]) -> T:
-        with held():
+        with hold_interrupts():
             return super().enter_context(cm)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        with held():
+        with hold_interrupts():
             try:
                 return super().__exit__(kind, error, trace)
             except Exception as cleanup:

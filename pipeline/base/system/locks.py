@@ -60,7 +60,7 @@ def drop(descriptor: int) -> None:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a folder, or of a file, made if need be, and wait for it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else open_file(path)
     try:

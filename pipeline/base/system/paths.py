@@ -28,7 +28,7 @@ def list_choices(group: str) -> list[str]:
     return sorted({path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")})
 
 
-def expanded(key: str, text: str) -> Path:
+def expand_path(key: str, text: str) -> Path:
     """Return the path that a key of the configuration gives, with `~` replaced.
 
     Raises:
@@ -64,7 +64,7 @@ def find_file(key: str, text: str, *more_folders: Path, is_ours: bool = False) -
     Raises:
         ConfigError: it is in none of them.
     """
-    name = expanded(key, text)
+    name = expand_path(key, text)
     folders = (PROJECT_DIR, *more_folders, Path.cwd()) if is_ours else (Path.cwd(), PROJECT_DIR, *more_folders)
     places = [name] if name.is_absolute() else [folder / name for folder in dict.fromkeys(folders)]
     for place in places:

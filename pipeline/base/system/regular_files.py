@@ -18,7 +18,7 @@ class FolderContent:
     others: tuple[Path, ...]
 
 
-def opened(path: Path) -> int:
+def open_regular_file(path: Path) -> int:
     """Open a regular file for reading and return its descriptor.
 
     Raises:
@@ -32,15 +32,15 @@ def opened(path: Path) -> int:
     return descriptor
 
 
-def size_of(path: Path) -> int:
-    """Return the bytes of a regular file that can be read; OSError as of `opened`."""
-    with os.fdopen(opened(path), "rb") as file:
+def measure_size(path: Path) -> int:
+    """Return the bytes of a regular file that can be read; OSError as of `open_regular_file`."""
+    with os.fdopen(open_regular_file(path), "rb") as file:
         return os.fstat(file.fileno()).st_size
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file; OSError as of `opened`."""
-    with os.fdopen(opened(path), "rb") as file:
+    """Read a regular file; OSError as of `open_regular_file`."""
+    with os.fdopen(open_regular_file(path), "rb") as file:
         return file.read()
 
 
@@ -52,9 +52,9 @@ def read_text(path: Path) -> str:
 def read_line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
     """Yield a regular file in portions of whole lines, of about so many bytes; the last one may be torn.
 
-    Of a line that is longer, only that many bytes are a portion of their own, without an end. OSError as of `opened`.
+    Of a longer line, that many bytes are a portion of their own, without an end. OSError as of `open_regular_file`.
     """
-    with os.fdopen(opened(path), "rb") as file:
+    with os.fdopen(open_regular_file(path), "rb") as file:
         rest = b""
         while block := file.read(num_bytes):
             block = rest + block

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 
-from pipeline.base.system import command
+from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError
 
 PENDING = "PENDING"
@@ -36,7 +36,7 @@ def read_states(jobs: Collection[str], *options: str) -> dict[str, str]:
     argv = ["squeue", "--all", "--array", "--noheader", *options, f"--jobs={_join(jobs)}", "--format=%F %K %T %r"]
     # What a user has set to see less of the queue would make tasks absent that are there.
     environ = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
-    done = command.run(argv, timeout_s=_LIMIT_S, environ=environ, check=False)
+    done = helper_program.run(argv, timeout_s=_LIMIT_S, environ=environ, check=False)
     if "Invalid job id" in done.stderr:  # a job that Slurm has forgotten
         return {}
     if done.status != 0:
@@ -62,7 +62,7 @@ def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
 def _list_accounted(jobs: Collection[str]) -> dict[str, str]:
     argv = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State", f"--jobs={_join(jobs)}"]
     try:
-        done = command.run(argv, timeout_s=_LIMIT_S, check=False)
+        done = helper_program.run(argv, timeout_s=_LIMIT_S, check=False)
     except CommandError:  # it is not installed, or does not answer: an overview says less
         return {}
     known = (line.partition("|") for line in done.stdout.splitlines())
@@ -77,7 +77,7 @@ def _is_end(state: str) -> bool:
     return state.partition(" ")[0] in _ENDS
 
 
-def states_on(cluster_name: str, jobs: Collection[str]) -> Mapping[str, str]:
+def read_cluster_states(cluster_name: str, jobs: Collection[str]) -> Mapping[str, str]:
     """Return the same as `states`, from the Slurm of one cluster.
 
     Raises:
@@ -94,7 +94,7 @@ def read_cluster() -> str:
     Raises:
         CommandError: there is no Slurm, or it does not say.
     """
-    text = command.run(_ASK_CONFIG, timeout_s=_LIMIT_S).stdout
+    text = helper_program.run(_ASK_CONFIG, timeout_s=_LIMIT_S).stdout
     if (match := _CLUSTER.search(text)) is None:
         raise CommandError(list(_ASK_CONFIG), 0, "it says no ClusterName")
     return match[1]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Count something: `1 group`, `2 groups`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -23,7 +23,7 @@ def list_first(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a length of time for people: `42 s`, `7 min`, `3 h 05 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+def align_table(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
     """Align a text table: the columns numbered in `left` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
@@ -54,6 +54,6 @@ def escape_to_utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def natural(text: str) -> tuple[str | int, ...]:
+def natural_key(text: str) -> tuple[str | int, ...]:
     """Return a sort key that orders the numbers in texts: `bs8` before `bs16`."""
     return tuple(int(part) if number % 2 else part for number, part in enumerate(re.split(r"(\d+)", text)))

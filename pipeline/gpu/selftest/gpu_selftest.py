@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.records import Device
 from pipeline.base.system import entry_points, words
 from pipeline.base.system.errors import ConfigError, GpuBusyError, InUseError
@@ -40,7 +40,7 @@ _HEALTH_ONLY = "not asked for"
 _NO_SOURCE = "not checked: no listener reads any here"
 
 
-def check_gpu(gpu: str, folder: Path, machine: str | None, *, is_only_health: bool = False) -> Answer:
+def check_gpu(gpu: str, folder: Path, machine: str | None, *, is_only_health: bool = False) -> CommandAnswer:
     """Check counters and health of one GPU; the status is 1 when one of them is not as it must be.
 
     Its health alone is read without holding the GPU, whoever computes on it.
@@ -83,7 +83,7 @@ def check_gpu(gpu: str, folder: Path, machine: str | None, *, is_only_health: bo
     lines = [*_list_health(items), *_list_counters(device, measured, findings, unchecked)]
     lines += [f"not ok: {text}" for text in trouble] or ["ok" if unchecked is None else "ok, as far as it was checked"]
     name = f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})"
-    return Answer(data=data, text="\n".join(map(make_printable, [name, *lines])), status=int(bool(trouble)))
+    return CommandAnswer(data=data, text="\n".join(map(make_printable, [name, *lines])), status=int(bool(trouble)))
 
 
 def _measure(device: Device, folder: Path, gpu: str, machine: str | None) -> Measurement:
@@ -165,7 +165,7 @@ def _list_health(items: Sequence[HealthCheck]) -> list[str]:
     rows = [
         ["  ", item.name, "not ok" if item.trouble else "ok" if item.is_known else "-", item.text] for item in items
     ]
-    return ["health", *words.aligned(rows, left=range(4))]
+    return ["health", *words.align_table(rows, left=range(4))]
 
 
 def _list_counters(
@@ -206,7 +206,7 @@ def _make_table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:
                 if column == quantity
             ]
         lines.append([*cells, _judge(row, findings)])
-    return words.aligned(lines, left=(0, 1, 2, len(lines[0]) - 1))
+    return words.align_table(lines, left=(0, 1, 2, len(lines[0]) - 1))
 
 
 def _format_cell(value: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from pipeline.base.system.words import counted, duration
+from pipeline.base.system.words import format_count, format_duration
 from pipeline.prepare.device.gpu_health import Health
 
 _UNKNOWN = "not told by the driver"
@@ -100,10 +100,10 @@ def _check_xids(health: Health, before: Health, now_s: float) -> HealthCheck:
     counts = Counter(xid.number for xid in health.xids)
     numbers = ", ".join(f"{number}{'' if times == 1 else f' ({times} times)'}" for number, times in counts.items())
     bad = [xid for xid in health.xids if xid.number in _OF_HARDWARE or xid not in (before.xids or ())]
-    last = f"the last one {duration(max(0.0, now_s - health.xids[-1].t_s))} ago"
+    last = f"the last one {format_duration(max(0.0, now_s - health.xids[-1].t_s))} ago"
     trouble = None
     if bad:
-        which = f"{counted(len(bad), 'XID event')} that no program causes, or during the self-test"
+        which = f"{format_count(len(bad), 'XID event')} that no program causes, or during the self-test"
         trouble = f"{which}; the last: {bad[-1].text}"
     return HealthCheck(name=name, text=f"{numbers} in the kernel's log, {last}", trouble=trouble)
 

@@ -143,7 +143,7 @@ def make_listeners(interval_ms: int) -> dict[str, Listener]:
     for path in sorted((PROJECT_DIR / "conf" / "listeners").glob("*.yaml")):
         for name, config in (OmegaConf.to_object(OmegaConf.load(path)) or {}).items():  # type: ignore[union-attr]
             spec = factory.make_spec(config, without=frozenset({"interval_ms", "required"}))
-            listener: Listener = factory.instance(spec, interval_ms=interval_ms)
+            listener: Listener = factory.build_object(spec, interval_ms=interval_ms)
             if {field.name for field in listener.table.fields} & {name for name, _ in _FIELDS.values()}:
                 by_name[str(name)] = listener
     return by_name

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.gpu.selftest.load_plan import QUANTITIES, Load, Place
 
 RELATIVE, ABSOLUTE = 0.15, 0.05
@@ -87,7 +87,7 @@ class Finding:
     value: float | None = None
 
     def __str__(self) -> str:
-        more = f" and {counted(len(self.steps) - 1, 'other step')}" if len(self.steps) > 1 else ""
+        more = f" and {format_count(len(self.steps) - 1, 'other step')}" if len(self.steps) > 1 else ""
         when = f" (step `{self.steps[0]}`{more})" if self.steps else ""
         return f"{self.source}, {self.where}: {self.what}{when}"
 
@@ -151,7 +151,7 @@ def _explain_distance(row: Row, quantity: str, value: float, rows: Sequence[Row]
     name, must = _NAMES[quantity], row.expected[quantity]
     if row.load.blocks == 0:
         return f"{name} is {value:.3f}, and nothing ran there", value
-    blocks = counted(row.load.blocks, "block")
+    blocks = format_count(row.load.blocks, "block")
     ran = f"{blocks} of {row.load.threads} threads ran on {row.place.multiprocessors} SMs"
     text = f"{name} is {value:.3f} where {must:.3f} was to be seen: {ran}"
     neighbour = None if quantity == "smocc_ratio" else _find_cap(row, value, rows)

@@ -14,9 +14,9 @@ from typing import Any
 
 from pipeline.base.domain.records import Device
 from pipeline.base.system.factory import Spec
-from pipeline.base.system.paths import expanded
+from pipeline.base.system.paths import expand_path
 from pipeline.gpu.selftest.load_plan import IDLE, Load
-from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine import occupied
 from pipeline.simulation.machine.state_file import StateFile
 
@@ -96,7 +96,7 @@ def copy_machine(gpu: str, machine: str | None, scratch: Path) -> Iterator[Rehea
     if machine is None:
         file.create([gpu])
     else:
-        shutil.copyfile(expanded("--machine", machine), file.path)
+        shutil.copyfile(expand_path("--machine", machine), file.path)
     programs = write_programs(scratch / "bin", file.path)
-    with installed(file.path):
+    with install_driver(file.path):
         yield Rehearsal(file, programs)

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pipeline.base.domain.programs import Programs, of_group
+from pipeline.base.domain.driver_programs import Programs, find_group_programs
 from pipeline.base.domain.records import Commands, Group
-from pipeline.base.system import command
+from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, ConfigError, SharingError
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
@@ -37,7 +37,7 @@ def list_commands(group: Group) -> Commands:
     """List the commands that pause and resume DCGM's profiling; none if not needed or without dcgmi."""
     if not _has_to_pause(group):
         return Commands()
-    programs = of_group(group)
+    programs = find_group_programs(group)
     return Commands(do=(_make_command(programs, "--pause"),), undo=(_make_command(programs, "--resume"),))
 
 
@@ -54,7 +54,7 @@ def pause(group: Group, profiler: str) -> Iterator[None]:
     if not _has_to_pause(group):
         yield
         return
-    programs = of_group(group)
+    programs = find_group_programs(group)
     journal = Journal(group.gpu.lock_dir, group.device.uuid, programs)
     with journal.guard("dcgm_profiling"):
         if not _run(_make_command(programs, "--pause")):
@@ -74,7 +74,7 @@ def _make_command(programs: Programs, what: str) -> tuple[str, ...]:
 
 def _run(words: Sequence[str]) -> bool:
     try:
-        done = command.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
+        done = helper_program.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
     except CommandError as error:
         raise SharingError(f"DCGM's profiling ({words[-1]}): {error}") from error
     if done.status == 0:
@@ -91,4 +91,4 @@ def _has_to_pause(group: Group) -> bool:
     device = group.device
     # A GPU that does not tell its compute capability counts as old, because to pause in vain does no harm.
     capability = tuple(map(int, dict(device.details).get("compute_capability", "0.0").split(".")))
-    return device.is_gpu and capability < _FIRST_WITH_GPM and of_group(group).path("dcgmi") is not None
+    return device.is_gpu and capability < _FIRST_WITH_GPM and find_group_programs(group).path("dcgmi") is not None

@@ -15,14 +15,14 @@ from pathlib import Path
 from pipeline.base.domain.records import Commands, Device, Group
 from pipeline.base.system import words
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import expanded
+from pipeline.base.system.paths import expand_path
 from pipeline.launch.profilers import dcgm_pause
 
 _REPORT = "profile"
 
 
 class _Nsight:
-    """A profiler of NVIDIA Nsight, one process a job. Options: `pipeline.plan.schema.ProfilerConfig`.
+    """A profiler of NVIDIA Nsight, one process a job. Options: `pipeline.plan.config_schema.ProfilerConfig`.
 
     Raises:
         ConfigError: an option says where the report goes, which is decided here.
@@ -68,7 +68,7 @@ class _Nsight:
 
     def _find_program(self) -> str:
         if self._program is not None:
-            path = shutil.which(expanded("profiler.program", self._program))
+            path = shutil.which(expand_path("profiler.program", self._program))
             if path is None:
                 raise ConfigError(
                     f"profiler.program={self._program} is not a program that can be run (looked for as a path and on "

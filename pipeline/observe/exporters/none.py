@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from pipeline.base.domain.protocols import Showing
+from pipeline.base.domain.protocols import ShowGroup
 
 
 class NoExporter:
     """Shows nothing."""
 
     @contextmanager
-    def serving(self) -> Iterator[Showing]:
+    def serving(self) -> Iterator[ShowGroup]:
         yield lambda group, live: nullcontext()

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from pipeline.base.domain.protocols import Live, Showing
+from pipeline.base.domain.protocols import Live, ShowGroup
 from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError
 from pipeline.observe.exporters.live_series import GroupSeries
@@ -52,7 +52,7 @@ class PrometheusExporter:
         self.port, self.address = port, address
 
     @contextmanager
-    def serving(self) -> Iterator[Showing]:
+    def serving(self) -> Iterator[ShowGroup]:
         """Listen, before anything else of the study begins (`pipeline.base.domain.protocols.Exporter`)."""
         from prometheus_client import CollectorRegistry, make_wsgi_app
 

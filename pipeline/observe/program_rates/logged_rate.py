@@ -14,7 +14,7 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.mlflow_internals.file_store import read_script_runs
 from pipeline.base.system import regular_files
-from pipeline.base.system.words import counted, list_first
+from pipeline.base.system.words import format_count, list_first
 from pipeline.launch.events import Events, read_shown_lines
 from pipeline.launch.job_state import JobState
 from pipeline.observe.clock import ClockRecord
@@ -100,7 +100,7 @@ def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate
         return LoggedRate(absence=_explain_no_match(state.folder, what, rates))
     if rates.least < 0 or rates.most == 0:
         return LoggedRate(absence=f"{what} gave {rates.least:g}, and a rate is above 0")
-    source_words = f"its output, {counted(rates.num_values, 'value')}"
+    source_words = f"its output, {format_count(rates.num_values, 'value')}"
     if rates.num_not_finite:
         source_words += f" (without {rates.num_not_finite}, which are not finite)"
     return LoggedRate(points=rates.points, source=source_words, doubts=tuple(_describe_doubts(rates)))
@@ -109,7 +109,7 @@ def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate
 def _explain_no_match(folder: Path, what: str, rates: Rates) -> str:
     """Say why there is no rate, and quote the last line of each output, with a number if there is one."""
     if rates.num_not_finite:
-        return f"{what} gave no finite number in {counted(rates.num_not_finite, 'line')}"
+        return f"{what} gave no finite number in {format_count(rates.num_not_finite, 'line')}"
     if rates.without_number:
         return f"{what} matched no line of its output with a number, but `{rates.without_number}`"
     seen = {where: read_shown_lines(folder / name, _TAIL_BYTES) for name, where in _OUTPUTS}
@@ -122,10 +122,10 @@ def _explain_no_match(folder: Path, what: str, rates: Rates) -> str:
 
 def _describe_doubts(rates: Rates) -> Iterator[str]:
     if 0 < rates.num_times < rates.num_values:
-        values = f"{rates.num_times} of {counted(rates.num_values, 'value')} of its output"
+        values = f"{rates.num_times} of {format_count(rates.num_values, 'value')} of its output"
         yield f"{values} are the time of one, such as s/it, and were read as 1/time"
     for noun in rates.nouns & rates.passed_over.keys():
-        lines = counted(rates.passed_over[noun], "line")
+        lines = format_count(rates.passed_over[noun], "line")
         yield f"workload.metric_pattern passes over {lines} of its output with s/{noun} instead of {noun}/s"
 
 
@@ -183,4 +183,4 @@ def _convert_to_rates(came: Points, source: str, rate: RateSource, unit: str) ->
     for t_ns, value in points:
         by_instant.setdefault(t_ns, []).append(value)
     means = [(t_ns, statistics.fmean(at_once)) for t_ns, at_once in sorted(by_instant.items())]
-    return LoggedRate(points=means, source=f"{source}, {counted(len(points), 'value')}")
+    return LoggedRate(points=means, source=f"{source}, {format_count(len(points), 'value')}")

@@ -109,7 +109,7 @@ class OutputReader:
             end_ns: end of the program, for what came after the last of them.
         """
         try:
-            with os.fdopen(regular_files.opened(path), "rb") as file:
+            with os.fdopen(regular_files.open_regular_file(path), "rb") as file:
                 lines = OutputLines(file)
                 for line, end in lines:
                     look = bisect_left(sizes, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pipeline.base.domain import units
+from pipeline.base.domain import work_units
 from pipeline.base.domain.metric_unit import SCALES, MetricUnit
 from pipeline.observe.program_rates.numbers import UnreadableError
 
@@ -165,7 +165,7 @@ def _read_text(text: str, unit: str, *, is_beside: bool) -> RateText:
 
 def _split(work: str, unit: str) -> tuple[float, str]:
     """Split a prefix from what is counted; none where the whole is the unit of the workload."""
-    if work.lower() in (unit.lower(), units.one_in_words(unit).lower()):
+    if work.lower() in (unit.lower(), work_units.format_singular(unit).lower()):
         return 1.0, work
     for length in (2, 1):
         prefix, noun = work[:length], work[length:]

@@ -41,7 +41,7 @@ def read_scalars(path: Path) -> dict[str, list[tuple[float, float]]]:
 
 
 def _read_records(path: Path) -> Iterator[bytes]:
-    with os.fdopen(regular_files.opened(path), "rb") as file:
+    with os.fdopen(regular_files.open_regular_file(path), "rb") as file:
         while len(head := file.read(12)) == 12:
             (length,) = struct.unpack("<Q", head[:8])
             if length > _MAX_RECORD_BYTES:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import entry_points, json_decoder, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.results import follow_up_sweep
@@ -25,12 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_arguments(parser)
 
 
-def answer(arguments: argparse.Namespace) -> Answer:
+def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Return advice for each case of several jobs; status 1 where there is none for one of them."""
     return answer_of(rows.read(named_stores(arguments), arguments.experiment))
 
 
-def answer_of(study: Study) -> Answer:
+def answer_of(study: Study) -> CommandAnswer:
     """Return the same for a study that was read.
 
     Raises:
@@ -53,7 +53,7 @@ def answer_of(study: Study) -> Answer:
     cases = list(map(_data, advices, sweeps))
     status = 0 if all(advice.mode for advice in advices) else 1
     data = {"experiment": study.experiment, "is_simulated": study.is_simulated, "cases": cases}
-    return Answer(data=data, text=text, status=status)
+    return CommandAnswer(data=data, text=text, status=status)
 
 
 def _table(advices: list[Advice]) -> list[str]:
@@ -70,7 +70,7 @@ def _table(advices: list[Advice]) -> list[str]:
         ]
         for advice in advices
     ]
-    return words.aligned([heads, *lines], left=(0, 2, 3, 4, 5, 6))
+    return words.align_table([heads, *lines], left=(0, 2, 3, 4, 5, 6))
 
 
 def _describe(advice: Advice, sweep: str | None) -> list[str]:

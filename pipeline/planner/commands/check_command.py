@@ -7,9 +7,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import aligned
+from pipeline.base.system.words import align_table
 from pipeline.planner import profile_table
 from pipeline.planner.deployment import Plan
 from pipeline.planner.pictures import gpu_picture
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report; reports/NAME")
 
 
-def answer(arguments: argparse.Namespace) -> Answer:
+def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Compare; status 1 if something was not measured or a service did not get what it was promised."""
     if arguments.out is not None and not arguments.report:
         raise ConfigError("--out says where the report goes; add --report")
@@ -57,12 +57,12 @@ def answer(arguments: argparse.Namespace) -> Answer:
     if arguments.report:
         folder = arguments.out or publish.default_folder(arguments.experiment)
         text += f"\nreport: {_report(study, planned, None if is_training else plan, folder).absolute()}"
-    return Answer(data=_data(outcome), text=text, status=0 if outcome.holds else 1)
+    return CommandAnswer(data=_data(outcome), text=text, status=0 if outcome.holds else 1)
 
 
 def describe_check(check: Check, table: Table) -> str:
     """Format the table, and list what does not hold."""
-    lines = aligned(
+    lines = align_table(
         [list(table.columns), *([format_value(cell) for cell in row] for row in table.rows)], left=(0, 1, 2, 3)
     )
     lines += [f"not measured: {why}" for why in check.missing]

@@ -7,9 +7,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import aligned
+from pipeline.base.system.words import align_table
 from pipeline.planner.commands.serve_command import answer_without_plan
 from pipeline.planner.profile_table import list_marks
 from pipeline.planner.serving import planning_input, solvers
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def answer(arguments: argparse.Namespace) -> Answer:
+def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Return a row a method for each load; none if there is no plan."""
     problem, profile = planning_input.read(arguments)
     by_load, texts = [], []
@@ -50,7 +50,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
         texts.append((f"{load:g} times the rates\n" if arguments.load else "") + _table(rows))
     note = list_marks(is_simulated=profile.is_simulated)
     data = by_load[0] | {"loads": by_load, "is_simulated": profile.is_simulated}
-    return Answer(data=data, text="\n\n".join([*note, *texts]))
+    return CommandAnswer(data=data, text="\n\n".join([*note, *texts]))
 
 
 def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -116,4 +116,4 @@ def _table(rows: list[dict[str, Any]]) -> str:
         gap = "-" if row["gap"] is None else f"{row['gap']:.1%}"
         counts = ["-" if row[key] is None else str(row[key]) for key in ("num_gpus", "bound")]
         lines.append([row["method"], *counts, gap, f"{row['seconds']:.2f}"])
-    return "\n".join(aligned(lines))
+    return "\n".join(align_table(lines))

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import deployment, input_files
 from pipeline.planner.pictures import gpu_picture, load_picture, transition_picture
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where each FILE.svg and FILE.pdf goes")
 
 
-def answer(arguments: argparse.Namespace) -> Answer:
+def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Draw all pictures, then write them."""
     names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem) for path in arguments.files]
     if len(set(names)) < len(names):
@@ -50,7 +50,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
             {"files": [str(path) for path in paths], "title": drawing.sketch.title, "caption": drawing.sketch.caption}
         )
     text = "\n\n".join(f"{' '.join(row['files'])}\n{row['title']}. {row['caption']}" for row in rows)
-    return Answer(data={"pictures": rows}, text=text)
+    return CommandAnswer(data={"pictures": rows}, text=text)
 
 
 def _sketch(path: Path, name: str) -> tuple[Sketch, bool]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain import mig_table
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system.errors import ConfigError
 from pipeline.importer import experiment_file
 from pipeline.planner import input_files
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def answer(arguments: argparse.Namespace) -> Answer:
+def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Write or print it."""
     plan, _ = training_plan.read(arguments.plan)
     name = arguments.name or re.sub(r"\W", "_", arguments.plan.stem)
@@ -62,7 +62,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     text = _export(plan, name, arguments)
     data: dict[str, Any] = {"as": arguments.kind, "name": name, "content": text, "file": None, "run": None}
     if arguments.out == "-" or (arguments.out is None and arguments.kind != _EXPERIMENT):
-        return Answer(data=data, text=text.rstrip("\n"))
+        return CommandAnswer(data=data, text=text.rstrip("\n"))
     if arguments.kind == _EXPERIMENT:
         folder = Path(arguments.out) if arguments.out else None
         how = experiment_file.write(text, name, folder, replace=arguments.force)
@@ -75,17 +75,19 @@ def answer(arguments: argparse.Namespace) -> Answer:
             lines.append(
                 f"too few requests for a p99 of {', '.join(few)}: `check` holds the mean latency against the objective"
             )
-        return Answer(data=data | {"run": run, "rehearse": rehearse, "without_p99": few}, text="\n".join(lines))
+        return CommandAnswer(data=data | {"run": run, "rehearse": rehearse, "without_p99": few}, text="\n".join(lines))
     path = Path(arguments.out)
     if path.exists() and not arguments.force:
         raise ConfigError(f"{path} exists; give another --out, or --force to replace it")
     input_files.write(path, text)
-    return Answer(data=data | {"file": str(path)}, text=f"written: {path}")
+    return CommandAnswer(data=data | {"file": str(path)}, text=f"written: {path}")
 
 
 def _select_model(plan: Plan, model: str, where: str) -> Plan:
     names = {gpu.model for gpu in plan.deployment.gpus}
-    name_in_plan = next((name for name in names if mig_table.model_called(name) == mig_table.model_called(model)), None)
+    name_in_plan = next(
+        (name for name in names if mig_table.find_model_name(name) == mig_table.find_model_name(model)), None
+    )
     if name_in_plan is None:
         raise ConfigError(f"--gpu {model}: {where} has no such GPU, only {', '.join(sorted(names)) or 'none'}")
     return experiment.select_model(plan, name_in_plan)

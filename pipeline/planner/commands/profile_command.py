@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pipeline.base.domain.answer import Answer
-from pipeline.base.system.words import counted
+from pipeline.base.domain.command_answer import CommandAnswer
+from pipeline.base.system.words import format_count
 from pipeline.planner import parvagpu, profile_table
 from pipeline.planner.results import profile_measurement
 from pipeline.report.read import rows, stores
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the profile to write, in CSV")
 
 
-def answer(arguments: argparse.Namespace) -> Answer:
+def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Write the profile; say what is in it."""
     table = parvagpu.read(arguments.from_parvagpu) if arguments.from_parvagpu is not None else _measure(arguments)
     profile_table.write(arguments.out, table)
@@ -35,11 +35,11 @@ def answer(arguments: argparse.Namespace) -> Answer:
         "workloads": workloads,
         "is_simulated": table.is_simulated,
     }
-    text = f"{arguments.out}: {counted(len(table.rows), 'row')}, {counted(len(workloads), 'workload')}"
+    text = f"{arguments.out}: {format_count(len(table.rows), 'row')}, {format_count(len(workloads), 'workload')}"
     on = f"measured on {', '.join(table.gpu_models)}"
     if table.is_simulated:
         on += ", simulated: says nothing about a real GPU"
-    return Answer(data=data, text=f"{text}, {on}")
+    return CommandAnswer(data=data, text=f"{text}, {on}")
 
 
 def _measure(arguments: argparse.Namespace) -> profile_table.Profile:

@@ -6,9 +6,9 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import locks
-from pipeline.base.system.words import counted, say
+from pipeline.base.system.words import format_count, say
 from pipeline.planner.commands.transition_command import describe_step
 from pipeline.planner.transition import proof, transition_steps
 from pipeline.planner.transition.machine_replay import Outcome, replay
@@ -23,19 +23,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lock-dir", type=Path, default=locks.DEFAULT_FOLDER, help="gpu.lock_dir of the studies")
 
 
-def answer(arguments: argparse.Namespace) -> Answer:
+def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Carry the steps out; status 1 if they do not hold what they promise, or a failure left no way."""
     transition = transition_steps.read(arguments.steps)
     if broken := proof.check(transition).broken:
         lines = [f"does not hold: {fault}" for fault in broken]
-        return Answer(data={"broken": list(broken)}, text="\n".join([*lines, "nothing was changed"]), status=1)
+        return CommandAnswer(data={"broken": list(broken)}, text="\n".join([*lines, "nothing was changed"]), status=1)
 
     def report_step(status: str, step: transition_steps.Step) -> None:
         say(f"{step.id} {step.kind} {describe_step(step)}: {status}")
 
     outcome = replay(transition, arguments.machine, Path(arguments.lock_dir), report_step)
     data = dataclasses.asdict(outcome) | {"is_reached": outcome.reason is None}
-    return Answer(data=data, text=describe_outcome(outcome), status=int(outcome.reason is not None))
+    return CommandAnswer(data=data, text=describe_outcome(outcome), status=int(outcome.reason is not None))
 
 
 def describe_outcome(outcome: Outcome) -> str:
@@ -49,7 +49,7 @@ def describe_outcome(outcome: Outcome) -> str:
         )
     earlier = f", {outcome.earlier} by earlier starts" if outcome.earlier else ""
     lines.append(
-        f"{counted(outcome.done, 'step')} carried out{earlier}; partitions are simulated, services are not started"
+        f"{format_count(outcome.done, 'step')} carried out{earlier}; partitions are simulated, services are not started"
     )
     lines.append("tomorrow's deployment is reached" if outcome.reason is None else f"stopped: {outcome.reason}")
     return "\n".join(lines)

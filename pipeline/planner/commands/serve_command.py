@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain.answer import Answer
-from pipeline.base.system.words import aligned, counted
+from pipeline.base.domain.command_answer import CommandAnswer
+from pipeline.base.system.words import align_table, format_count
 from pipeline.planner import deployment, input_files
 from pipeline.planner.deployment import Instance, Plan
 from pipeline.planner.profile_table import Profile, list_marks
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="the plan to write, in JSON")
 
 
-def answer(arguments: argparse.Namespace) -> Answer:
+def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Return the plan, or why there is none."""
     if arguments.out is not None:
         input_files.check_folder(arguments.out)
@@ -78,10 +78,10 @@ def answer(arguments: argparse.Namespace) -> Answer:
     if arguments.out is not None:
         deployment.write(plan, arguments.out)
     written = f"\nplan: {arguments.out}" if arguments.out is not None else ""
-    return Answer(data=deployment.to_json(plan), text=describe_plan(plan) + written)
+    return CommandAnswer(data=deployment.to_json(plan), text=describe_plan(plan) + written)
 
 
-def answer_without_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: Profile) -> Answer:
+def answer_without_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: Profile) -> CommandAnswer:
     """Return the services, objectives or limits that are the reason why there is no plan."""
     reasons = solution_plan.explain_infeasibility(problem, solution, time_limit_s)
     data: dict[str, Any] = {
@@ -96,18 +96,18 @@ def answer_without_plan(problem: Problem, solution: Solution, time_limit_s: floa
         "unmet": [facts for _, facts in reasons if facts],
     }
     text = "\n".join([*(f"no plan: {reason}" for reason, _ in reasons), *list_marks(is_simulated=profile.is_simulated)])
-    return Answer(data=data, text=text, status=1)
+    return CommandAnswer(data=data, text=text, status=1)
 
 
 def describe_plan(plan: Plan) -> str:
     """Describe a plan: what is proved, the GPUs, and what each service has to spare."""
     num_gpus = len(plan.deployment.gpus)
     if plan.status == "optimal":
-        head = f"{counted(num_gpus, 'GPU')}: proved, no plan has fewer"
+        head = f"{format_count(num_gpus, 'GPU')}: proved, no plan has fewer"
     elif plan.bound is None:
-        head = f"{counted(num_gpus, 'GPU')}: nothing is proved of how few there could be"
+        head = f"{format_count(num_gpus, 'GPU')}: nothing is proved of how few there could be"
     else:
-        head = f"{counted(num_gpus, 'GPU')}: at least {plan.bound:g} are needed (gap {plan.gap:.1%})"
+        head = f"{format_count(num_gpus, 'GPU')}: at least {plan.bound:g} are needed (gap {plan.gap:.1%})"
     if change := plan.details.get("changes"):
         proved = (
             "" if change["at_least"] is None else f": any plan with so few GPUs changes {change['at_least']} or more"
@@ -115,7 +115,7 @@ def describe_plan(plan: Plan) -> str:
         if change["is_least"]:
             proved = ": proved, no plan with so few GPUs changes less"
         head += (
-            f"\nfrom {change['from']}: {counted(change['num_kept'], 'instance')} kept, "
+            f"\nfrom {change['from']}: {format_count(change['num_kept'], 'instance')} kept, "
             f"{change['num_created']} created, {change['num_removed']} removed{proved}"
         )
     gpus = [["GPU", "model", "services"]]
@@ -136,7 +136,7 @@ def describe_plan(plan: Plan) -> str:
             ]
         )
     note = list_marks(is_simulated=plan.is_simulated)
-    return "\n".join([head, *note, "", *aligned(gpus, left=(0, 1, 2)), "", *aligned(services)])
+    return "\n".join([head, *note, "", *align_table(gpus, left=(0, 1, 2)), "", *align_table(services)])
 
 
 def _instance(instance: Instance) -> str:

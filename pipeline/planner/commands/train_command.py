@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.base.domain import modes
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain import sharing_modes
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import json_decoder
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import aligned, counted
+from pipeline.base.system.words import align_table, format_count
 from pipeline.planner import input_files, profile_table
 from pipeline.planner.profile_table import Profile, list_marks
 from pipeline.planner.serving import planning_input
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="the plan to write, in JSON")
 
 
-def answer(arguments: argparse.Namespace) -> Answer:
+def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Return the plan, or the job that makes that there is none."""
     if not arguments.time_limit_s > 0:
         raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0")
@@ -75,10 +75,10 @@ def answer(arguments: argparse.Namespace) -> Answer:
             "reasons": [why],
             "is_simulated": table.is_simulated,
         }
-        return Answer(data=infeasible, text="\n".join([f"no plan: {why}", *note]), status=1)
+        return CommandAnswer(data=infeasible, text="\n".join([f"no plan: {why}", *note]), status=1)
     by_mode: dict[str, float] = {}
     for mode in allowed:
-        alone, _ = _solve(problem, arguments, [modes.SERIAL.name, mode], arguments.time_limit_s / 10)
+        alone, _ = _solve(problem, arguments, [sharing_modes.SERIAL.name, mode], arguments.time_limit_s / 10)
         if alone is not None and (cost := alone.value(objective)) is not None:
             by_mode[mode] = cost
             if cost < (best.value(objective) or math.inf):
@@ -106,18 +106,18 @@ def answer(arguments: argparse.Namespace) -> Answer:
     lines = [*note, *_describe(problem, best, gpus, objective, by_mode)]
     if arguments.modes is None and (unused := [mode for mode in training.MODES if mode not in allowed]):
         lines.append(f"nothing was measured under {', '.join(unused)}, so none is planned; --modes adds predictions")
-    return Answer(data=data, text="\n".join(lines))
+    return CommandAnswer(data=data, text="\n".join(lines))
 
 
 def _choose_modes(text: str | None, table: Profile) -> list[str]:
     """Return those asked for, else those measured: predictions of others are not worth the few per cent they gain."""
     if text is None:
         measured = {row.sharing_mode for row in table.rows}
-        return [mode for mode in training.MODES if mode == modes.SERIAL.name or mode in measured]
+        return [mode for mode in training.MODES if mode == sharing_modes.SERIAL.name or mode in measured]
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in training.MODES]:
         raise ConfigError(f"--modes: there is no mode {unknown[0]}; there are {', '.join(training.MODES)}")
-    return list(dict.fromkeys([modes.SERIAL.name, *names]))
+    return list(dict.fromkeys([sharing_modes.SERIAL.name, *names]))
 
 
 def _solve(
@@ -155,9 +155,9 @@ def _describe(
             lines.append([str(number), f"{group.start_s:.6g}", end, group.mode, jobs])
     return [
         f"{name} {'~' if is_predicted else ''}{best.value(objective):.6g} {unit} on "
-        f"{counted(problem.num_gpus, 'GPU')} ({proved}), start-up not counted",
+        f"{format_count(problem.num_gpus, 'GPU')} ({proved}), start-up not counted",
         "",
-        *aligned(lines, left=(0, 3, 4)),
+        *align_table(lines, left=(0, 3, 4)),
         "",
         f"{name} in {unit} with one mode beside serial: "
         f"{', '.join(f'{mode} {cost:.6g}' for mode, cost in by_mode.items())}",
@@ -170,7 +170,7 @@ def _describe_errors(problem: Problem) -> list[str]:
         "~: predicted; the error of mixes of different jobs in one place is unknown",
         *(
             f"prediction error in {mode}: median {errors['median']:.1%}, "
-            f"at most {errors['max']:.1%} ({counted(int(errors['num_cells']), 'cell')})"
+            f"at most {errors['max']:.1%} ({format_count(int(errors['num_cells']), 'cell')})"
             for mode, errors in _summarise_errors(problem).items()
         ),
     ]

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.base.domain.answer import Answer
+from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import json_decoder
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import aligned, counted
+from pipeline.base.system.words import align_table, format_count
 from pipeline.planner import deployment
 from pipeline.planner.deployment import Instance
 from pipeline.planner.profile_table import list_marks
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="the steps to write, in JSON")
 
 
-def answer(arguments: argparse.Namespace) -> Answer:
+def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Return the steps and what they keep, or why there are none."""
     if not 0 <= arguments.spare <= _MOST_SPARE:
         raise ConfigError(f"--spare {arguments.spare}: must be from 0 to {_MOST_SPARE}")
@@ -49,15 +49,15 @@ def answer(arguments: argparse.Namespace) -> Answer:
     try:
         transition = transition_plan.plan_transition(today, tomorrow, arguments.spare, durations_s)
     except transition_plan.NoTransitionError as error:
-        return Answer(data={"steps": None, "reason": str(error)}, text=f"no transition: {error}", status=1)
+        return CommandAnswer(data={"steps": None, "reason": str(error)}, text=f"no transition: {error}", status=1)
     proved = proof.check(transition)
     data = json_decoder.encode(transition) | {"lowest_per_s": dict(proved.lowest_per_s), "broken": list(proved.broken)}
     if proved.broken:
-        return Answer(data=data, text="\n".join(f"does not hold: {fault}" for fault in proved.broken), status=1)
+        return CommandAnswer(data=data, text="\n".join(f"does not hold: {fault}" for fault in proved.broken), status=1)
     if arguments.out is not None:
         transition_steps.write(transition, arguments.out)
     written = f"\nsteps: {arguments.out}" if arguments.out is not None else ""
-    return Answer(data=data, text=describe_transition(transition, proved) + written)
+    return CommandAnswer(data=data, text=describe_transition(transition, proved) + written)
 
 
 def read_durations(arguments: Sequence[str]) -> dict[str, float]:
@@ -85,9 +85,9 @@ def describe_transition(transition: Transition, proved: Proof) -> str:
     kinds = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
     makespan = "" if transition.makespan_s is None else f", makespan {transition.makespan_s:g} s"
     head = [
-        f"{counted(len(transition.steps), 'step')}{f': {kinds}' if kinds else ''}",
-        f"longest chain {counted(transition.longest_chain, 'step')}{makespan}; "
-        f"{transition.spare_used} of {counted(transition.spare, 'spare GPU')} used",
+        f"{format_count(len(transition.steps), 'step')}{f': {kinds}' if kinds else ''}",
+        f"longest chain {format_count(transition.longest_chain, 'step')}{makespan}; "
+        f"{transition.spare_used} of {format_count(transition.spare, 'spare GPU')} used",
         "checked: every order of the steps is legal and keeps the rate of each service",
         *list_marks(is_simulated=transition.is_simulated),
     ]
@@ -100,7 +100,7 @@ def _services(transition: Transition, proved: Proof) -> list[str]:
     for name in sorted({*old, *new}):
         least = f"{min(old[name], new[name]):g}" if name in old and name in new else "-"
         rows.append([name, _rate(old, name), _rate(new, name), least, _rate(proved.lowest_per_s, name)])
-    return aligned(rows)
+    return align_table(rows)
 
 
 def _rate(rates: Mapping[str, float], name: str) -> str:
@@ -112,7 +112,7 @@ def _steps(steps: Sequence[Step]) -> list[str]:
     for step in steps:
         times = ["-" if time_s is None else f"{time_s:g}" for time_s in (step.begins_s, step.ends_s)]
         rows.append([step.id, step.kind, describe_step(step), *times, " ".join(step.after) or "-"])
-    return aligned(rows, left=(0, 1, 2, 5))
+    return align_table(rows, left=(0, 1, 2, 5))
 
 
 def describe_step(step: Step) -> str:

@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base.domain import modes, services
+from pipeline.base.domain import service_figures, sharing_modes
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.importer import experiment_file
 from pipeline.importer.experiment_file import Program, Value, override_value
-from pipeline.plan.schema import list_keys
+from pipeline.plan.config_schema import list_keys
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.planner.profile_table import SIMULATED
-from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig import layouts, profiles
 
 REPEATS = 5
 """Blocks, which a comparison needs."""
@@ -54,11 +54,11 @@ class Group:
     def scenario(self) -> str:
         """The scenario by which its jobs share the GPU."""
         if self.gpu.mode == "mig":
-            return modes.MIG_MPS.name
+            return sharing_modes.MIG_MPS.name
         if self.gpu.mode == "naive":
-            return modes.NAIVE.name
+            return sharing_modes.NAIVE.name
         is_limited = any(instance.share_pct is not None for instance in self.gpu.instances)
-        return modes.MPS_PERCENT.name if is_limited else modes.MPS.name
+        return sharing_modes.MPS_PERCENT.name if is_limited else sharing_modes.MPS.name
 
     @property
     def profiles(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class Group:
         if self.gpu.mode != "mig":
             return ()
         model = profiles.load_model(self.gpu.model, self.gpu.driver_branch)
-        by_slices = {profile.name: f"{profile.compute_slices}g" for profile in partitions.list_slice_profiles(model)}
+        by_slices = {profile.name: f"{profile.compute_slices}g" for profile in layouts.list_slice_profiles(model)}
         return tuple(by_slices.get(instance.profile or "", instance.profile or "") for instance in self.gpu.instances)
 
 
@@ -161,8 +161,8 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
         )
     groups = group_gpus(plan)
     head = (
-        f"{counted(len(groups), 'group')} for {counted(len(plan.deployment.gpus), 'GPU')} ({models[0]}), exported from "
-        f"{source} by `{entry_points.spell('planner', 'export')}`."
+        f"{format_count(len(groups), 'group')} for {format_count(len(plan.deployment.gpus), 'GPU')} ({models[0]}), "
+        f"exported from {source} by `{entry_points.spell('planner', 'export')}`."
         f"{f' Planned: {SIMULATED}.' if plan.is_simulated else ''}"
     )
     return experiment_file.text_of(
@@ -195,7 +195,7 @@ def _window_s(plan: Plan) -> float:
     rates = [
         rate for (gpu, place), rate in deal_rates(plan).items() if gpus[gpu].instances[place].latency_p99_ms is not None
     ]
-    needed_s = 1.1 * services.min_requests(_PERCENTILE) / min(rates, default=math.inf)
+    needed_s = 1.1 * service_figures.min_requests(_PERCENTILE) / min(rates, default=math.inf)
     return min(_LONGEST_WINDOW_S, max(_WINDOW_S, float(math.ceil(needed_s))))
 
 
@@ -208,7 +208,7 @@ def find_without_p99(plan: Plan) -> tuple[str, ...]:
 
 
 def _has_p99(rate_per_s: float, window_s: float) -> bool:
-    return int(rate_per_s * window_s) >= services.min_requests(_PERCENTILE)
+    return int(rate_per_s * window_s) >= service_figures.min_requests(_PERCENTILE)
 
 
 def _objective(
@@ -218,8 +218,8 @@ def _objective(
     if rate_per_s is None or objective_ms is None:
         return {}
     is_of_p99 = instance.latency_p99_ms is not None and _has_p99(rate_per_s, window_s)
-    percentile: dict[str, Value] = {services.OBJECTIVE_PERCENTILE: _PERCENTILE} if is_of_p99 else {}
-    return {services.OBJECTIVE: objective_ms, **percentile}
+    percentile: dict[str, Value] = {service_figures.OBJECTIVE_PERCENTILE: _PERCENTILE} if is_of_p99 else {}
+    return {service_figures.OBJECTIVE: objective_ms, **percentile}
 
 
 def rehearsal_s(plan: Plan) -> int:
@@ -242,7 +242,7 @@ def _program(
         )
     options_there = list_keys("workload", choice)
     batch = next((key for key in _BATCHES if key in options_there), None)
-    answers_requests = services.RATE in options_there
+    answers_requests = service_figures.RATE in options_there
     options_set: dict[str, Value] = {}
     for option in options:
         key, has_value, setting = option.partition("=")
@@ -254,14 +254,14 @@ def _program(
     if answers_requests and rate_per_s is None and instance.batch is not None:
         options_set["outstanding"] = instance.batch  # fewer clients would never fill a batch
     if answers_requests and rate_per_s is not None:
-        options_set |= {"arrival": "poisson", services.RATE: rate_per_s, **objective}
+        options_set |= {"arrival": "poisson", service_figures.RATE: rate_per_s, **objective}
     return Program(workload=choice, values=tuple(options_set.items()), name=name)
 
 
 def _sharing(group: Group) -> dict[str, Any]:
     shares = [group.gpu.instances[place].share_pct for place in group.instance_of]
     options: dict[str, Any] = {"scenario": group.scenario}
-    if group.scenario == modes.MIG_MPS.name:
+    if group.scenario == sharing_modes.MIG_MPS.name:
         options["scenario.profiles"] = override_value(group.profiles)
         options["scenario.instance_of"] = override_value(group.instance_of)
     if any(share is not None for share in shares):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.domain.modes import MIG, MIG_MPS, MODES, Mode
+from pipeline.base.domain.sharing_modes import MIG, MIG_MPS, MODES, SharingMode
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import deployment
 from pipeline.planner.deployment import Gpu, Instance, Plan
@@ -192,7 +192,7 @@ def _slices(gpu: Gpu) -> int:
         return 8
 
 
-def _mode(gpu: Gpu, instance: Instance) -> Mode:
+def _mode(gpu: Gpu, instance: Instance) -> SharingMode:
     if gpu.mode == "mig":
         return MIG_MPS if instance.processes > 1 else MIG
     return MODES[gpu.mode]

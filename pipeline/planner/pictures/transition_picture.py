@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.system.words import natural
+from pipeline.base.system.words import natural_key
 from pipeline.planner.transition.graph import assign_times
 from pipeline.planner.transition.transition_steps import KINDS, Step, Transition
 from pipeline.report.figures.drawing import (
@@ -69,7 +69,7 @@ def sketch(transition: Transition, name: str) -> Sketch:
 
 def _paint(transition: Transition, steps: Sequence[Step], unit: str) -> Figure:
     bars = _bars(steps)
-    gpus = sorted({bar.gpu for bar in bars}, key=natural)
+    gpus = sorted({bar.gpu for bar in bars}, key=natural_key)
     lanes = {gpu: 1 + max(bar.lane for bar in bars if bar.gpu == gpu) for gpu in gpus}
     num_lanes = sum(lanes.values()) + 0.6 * len(gpus)
     lane = min(_LANE, _TALLEST / max(num_lanes, 1))

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from pipeline.base.domain import services, units
-from pipeline.base.domain.modes import SERIAL
-from pipeline.base.domain.normalise import SLOWDOWN, SPEEDUP, independent
-from pipeline.base.system.words import counted
+from pipeline.base.domain import service_figures, work_units
+from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP, select_independent
+from pipeline.base.domain.sharing_modes import SERIAL
+from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios, speed_ratios
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY
@@ -127,7 +127,7 @@ def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
             if (known := _find_verdict(place, other, of_place[key])) is not None:
                 place.compared[other.mode] = known
             elif by_block := _compare_speed(place, other):
-                test = compare_pairs(independent(by_block, place.candidates[0].gpus))
+                test = compare_pairs(select_independent(by_block, place.candidates[0].gpus))
                 tested.append((place, other, by_block, test))
     _compare(tested)
     advices = {key: _advice(place) for key, place in places.items()}
@@ -164,7 +164,7 @@ def _aim_of(cells: Sequence[Cell]) -> Aim | None:
         return SPEED if SPEEDUP in known else None
     if cells[0].case.is_mix and SLOWDOWN in known:
         # What a latency is worth against throughput only an objective says.
-        return KEPT if services.OBJECTIVE_MET_WORST in known else None
+        return KEPT if service_figures.OBJECTIVE_MET_WORST in known else None
     return TAIL if P99_LATENCY in known else MEAN if MEAN_LATENCY in known else None
 
 
@@ -185,10 +185,12 @@ def _make_serial(candidates: Sequence[Cell]) -> Cell:
 
 
 def _describe_shortfall(cell: Cell) -> str:
-    sustained, met = (cell.values.get(name, {}) for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST))
+    sustained, met = (
+        cell.values.get(name, {}) for name in (service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST)
+    )
     for by_block, words in ((sustained, "does not sustain the rate"), (met, "misses the objective")):
         if number := sum(ratio < 1 for ratio in by_block.values()):
-            return f"{words} in {number} of {counted(len(by_block), 'block')}"
+            return f"{words} in {number} of {format_count(len(by_block), 'block')}"
     return ""
 
 
@@ -289,9 +291,9 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     if first.num_gpus > 1 and first.ratio.n < MIN_GPUS:
         why = f"{first.num_gpus} GPUs, advice needs {MIN_GPUS}"
     elif first.num_gpus == 1 and first.num_blocks < MIN_BLOCKS:
-        why = f"{counted(first.num_blocks, 'block')}, advice needs {MIN_BLOCKS}"
+        why = f"{format_count(first.num_blocks, 'block')}, advice needs {MIN_BLOCKS}"
     else:
-        blocks = counted(first.num_blocks, "block") + describe_gpus(first.num_gpus)
+        blocks = format_count(first.num_blocks, "block") + describe_gpus(first.num_gpus)
         why = f"{join_words(names)} are not told apart by {blocks}"
     beaten = [mode for mode, compared in place.compared.items() if compared.decision is Decision.BETTER]
     if beaten:
@@ -339,8 +341,8 @@ def _list_changes(
         lost = Estimate(median=100 * (1 - 1 / over.median), low=low, high=high, n=over.n)
         interval = interval_in_words(lost, ".0f")
         yield f"{second.mode} instead, if {chosen.mode} loses {lost.median:.0f} %{interval} of its speed"
-    energy = units.energy_of(chosen.unit) if chosen.unit else ""
-    energy_words = f"energy per {units.one_in_words(chosen.unit)}, in J" if chosen.unit else ""
+    energy = work_units.energy_of(chosen.unit) if chosen.unit else ""
+    energy_words = f"energy per {work_units.format_singular(chosen.unit)}, in J" if chosen.unit else ""
     for name, words in ((energy, energy_words), (SLOWDOWN, "slowdown of the slowest job"), (MEMORY, "memory, in MiB")):
         # Of jobs one after another, slowdown and memory are those of one job.
         able = [cell for cell in rivals if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from pipeline.base.domain.modes import MPS, NAIVE
+from pipeline.base.domain.sharing_modes import MPS, NAIVE
 from pipeline.base.system import entry_points, user_command
 from pipeline.planner.results.advice import Advice
 from pipeline.record.store import content

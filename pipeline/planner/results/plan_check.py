@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from pipeline.base.domain import services, units
-from pipeline.base.domain.mig_table import model_called
-from pipeline.base.domain.normalise import independent
+from pipeline.base.domain import service_figures, work_units
+from pipeline.base.domain.mig_table import find_model_name
+from pipeline.base.domain.normalisation import select_independent
 from pipeline.base.domain.records import Result
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError
@@ -138,7 +138,7 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
         )
     groups = group_gpus(plan)
     rates = deal_rates(plan)
-    models = {model_called(gpu.model) for gpu in plan.deployment.gpus}
+    models = {find_model_name(gpu.model) for gpu in plan.deployment.gpus}
     runs = [[row for row in study.rows if _is_run_of(row, group, rates, models)] for group in groups]
     if not any(runs):
         names = ", ".join(sorted({row.name for row in study.rows})[:3]) or "it has no results"
@@ -172,9 +172,9 @@ def _is_run_of(row: Row, group: Group, rates: Mapping[tuple[int, int], float], m
 
     A rehearsal may take a simulated GPU that is none of the plan's models, with smaller batches.
     """
-    device = model_called(row.device)
+    device = find_model_name(row.device)
     is_stand_in = row.is_simulated and device not in models
-    if device != model_called(group.gpu.model) and not is_stand_in:
+    if device != find_model_name(group.gpu.model) and not is_stand_in:
         return False
     if (row.scenario, tuple(job.size for job in row.jobs)) != (group.scenario, group.sizes):
         return False
@@ -189,7 +189,7 @@ def _is_run_of(row: Row, group: Group, rates: Mapping[tuple[int, int], float], m
 
 
 def _has_rate(job: JobRow, planned_per_s: float | None) -> bool:
-    rate = job.params.get(services.RATE)
+    rate = job.params.get(service_figures.RATE)
     if rate is None:
         return planned_per_s is None or _ARRIVAL not in job.params
     return planned_per_s is not None and math.isclose(float(rate), planned_per_s, rel_tol=_SAME_RATE)
@@ -269,7 +269,7 @@ def _find_row(gpu: Gpu, instance: Instance, table: Profile | None) -> profile_ta
     for row in table.rows if table is not None else ():
         cell = (row.workload, row.instance_profile, row.processes, row.batch, row.share_percent)
         planned = (instance.service, instance.profile, instance.processes, instance.batch, instance.share_pct)
-        is_same = cell == planned and model_called(row.gpu_model) == model_called(gpu.model)
+        is_same = cell == planned and find_model_name(row.gpu_model) == find_model_name(gpu.model)
         if is_same and row.throughput_per_s == instance.throughput_per_s:
             return row
     return None
@@ -288,7 +288,7 @@ def _estimate(quantity: str, name: str, groups: Sequence[_Measured]) -> Estimate
     complete = {block: _add_up(quantity, figures) for block, figures in by_block.items() if len(figures) == len(groups)}
     if quantity == MEMORY_TOTAL and complete:  # a peak: what must fit is the highest
         return estimate(list(complete.values()), Scale.PEAK)
-    return estimate(independent(complete, gpus)) if complete else None
+    return estimate(select_independent(complete, gpus)) if complete else None
 
 
 def _add_up(quantity: str, figures: Sequence[tuple[float, int]]) -> float:
@@ -300,7 +300,7 @@ def _read_figure(quantity: str, name: str, group: Group, row: Row) -> float | No
     placed = zip(row.jobs, group.instance_of, strict=True)
     jobs = [(job, place) for job, place in placed if group.gpu.instances[place].service == name]
     if quantity == THROUGHPUT:
-        return _combine(quantity, [job.metrics.get(units.rate_of(job.unit)) for job, _ in jobs])
+        return _combine(quantity, [job.metrics.get(work_units.rate_of(job.unit)) for job, _ in jobs])
     if quantity in (P99, MEAN):
         return _combine(quantity, [job.metrics.get(quantity) for job, _ in jobs])
     if quantity == MEMORY_TOTAL and group.gpu.mode == "mig":  # that of each instance once
@@ -308,7 +308,7 @@ def _read_figure(quantity: str, name: str, group: Group, row: Row) -> float | No
         return _combine(quantity, list(by_instance.values()))
     if len(jobs) < len(row.jobs):  # of the whole GPU: nobody knows who took which part of it
         return None
-    return row.metrics.get(units.energy_of(row.jobs[0].unit) if quantity == ENERGY else MEMORY)
+    return row.metrics.get(work_units.energy_of(row.jobs[0].unit) if quantity == ENERGY else MEMORY)
 
 
 def _find_promises(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool | None) -> Iterable[str]:
@@ -337,7 +337,7 @@ def _processes(name: str, group: Group, row: Row) -> Iterable[tuple[JobRow, Inst
 
 
 def _is_sustained(job: JobRow, _instance: Instance, _service: Service) -> bool | None:
-    ratio = job.metrics.get(services.SUSTAINED)
+    ratio = job.metrics.get(service_figures.SUSTAINED)
     return None if ratio is None else ratio >= 1
 
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pipeline.base.domain import mig_names, services, units
-from pipeline.base.domain.group_names import own_params
-from pipeline.base.domain.mig_table import model_called
-from pipeline.base.domain.modes import PARTITION, PERCENTAGE, PROFILE
-from pipeline.base.domain.normalise import independent
+from pipeline.base.domain import mig_names, service_figures, work_units
+from pipeline.base.domain.group_names import list_program_params
+from pipeline.base.domain.mig_table import find_model_name
+from pipeline.base.domain.normalisation import select_independent
+from pipeline.base.domain.sharing_modes import PARTITION, PERCENTAGE, PROFILE
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.host import CPU_PREFIX
+from pipeline.base.system.host_info import CPU_PREFIX
 from pipeline.planner import profile_table
 from pipeline.planner.profile_table import Profile
 from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
@@ -30,7 +30,12 @@ from pipeline.report.read.study_records import JobRow, Row, Study
 # What a step takes at most: requests of a service, samples of a training. A request may be several images of its own.
 _BATCHES = ("max_batch", "batch_size")
 # What is a column of its own, or what is asked of a service rather than what it computes.
-_NOT_ITS_NAME = {services.RATE, services.OBJECTIVE, services.OBJECTIVE_PERCENTILE, "environment_digest"}
+_NOT_ITS_NAME = {
+    service_figures.RATE,
+    service_figures.OBJECTIVE,
+    service_figures.OBJECTIVE_PERCENTILE,
+    "environment_digest",
+}
 
 
 class _Key(NamedTuple):
@@ -123,7 +128,7 @@ def _names(jobs: Iterable[JobRow]) -> dict[tuple[str, frozenset[tuple[str, str]]
 
 def _program(job: JobRow) -> tuple[str, frozenset[tuple[str, str]]]:
     left_out = {*_NOT_ITS_NAME, batch_key(job)}
-    options = {key: value for key, value in own_params(job.params).items() if key not in left_out}
+    options = {key: value for key, value in list_program_params(job.params).items() if key not in left_out}
     return job.params.get("workload", ""), frozenset(options.items())
 
 
@@ -174,21 +179,21 @@ def _limit_pct(row: Row, job: JobRow) -> float | None:
 
 
 def _add(by_case: dict[str, _CellRuns], cell: Cell, row: Row, jobs: Sequence[JobRow], num_instances: int) -> None:
-    rate = jobs[0].params.get(services.RATE) if jobs[0].is_rate_given else None
+    rate = jobs[0].params.get(service_figures.RATE) if jobs[0].is_rate_given else None
     what = f"{cell.case.label}, {cell.degree} jobs, {cell.mode}"
     case = by_case.setdefault(what, _CellRuns(what, num_instances, None if rate is None else float(rate)))
     if row.run_id not in case.runs:
         case.runs.append(row.run_id)
     case.gpus[row.block] = row.gpu_uuid
-    for name in (services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST):
+    for name in (service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST):
         case.is_met = case.is_met and row.metrics.get(name, 1.0) >= 1
     for name, figure in _figures(row, jobs).items():
         case.values[name][row.block].append(figure)
 
 
 def _figures(row: Row, jobs: Sequence[JobRow]) -> dict[str, float]:
-    rates = _collect(jobs, units.rate_of(jobs[0].unit))
-    means, tails = _collect(jobs, services.MEAN), _collect(jobs, services.P99)
+    rates = _collect(jobs, work_units.rate_of(jobs[0].unit))
+    means, tails = _collect(jobs, service_figures.MEAN), _collect(jobs, service_figures.P99)
     figures = {"throughput_per_s": sum(rates)} if rates else {}
     if means:
         figures["latency_mean_ms"] = statistics.fmean(means)
@@ -197,7 +202,7 @@ def _figures(row: Row, jobs: Sequence[JobRow]) -> dict[str, float]:
     memory = jobs[0].metrics.get(INSTANCE_MEMORY) if "gi_id" in jobs[0].place else row.metrics.get(MEMORY)
     if memory is not None:
         figures["memory_mib"] = memory
-    if (energy := row.metrics.get(units.energy_of(jobs[0].unit))) is not None:
+    if (energy := row.metrics.get(work_units.energy_of(jobs[0].unit))) is not None:
         figures["energy_per_item_j"] = energy
     return figures
 
@@ -229,7 +234,7 @@ def _row(key: _Key, runs: _CellRuns) -> profile_table.Row | None:
         }
         for name, by_block in runs.values.items()
     }
-    known = {name: estimate(independent(values, runs.gpus)) for name, values in of_blocks.items() if values}
+    known = {name: estimate(select_independent(values, runs.gpus)) for name, values in of_blocks.items() if values}
     if "throughput_per_s" not in known:
         return None
     throughput = known.pop("throughput_per_s")
@@ -238,7 +243,7 @@ def _row(key: _Key, runs: _CellRuns) -> profile_table.Row | None:
         figures["memory_mib"] = max(max(values) for values in memory.values())
     return profile_table.Row(
         workload=key.workload,
-        gpu_model=model_called(key.device),
+        gpu_model=find_model_name(key.device),
         sharing_mode=key.sharing_mode,
         instance_profile=key.instance_profile,
         share_percent=key.share_percent,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base.domain.mig_table import model_called
+from pipeline.base.domain.mig_table import find_model_name
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import input_files
 from pipeline.planner.deployment import Service
@@ -102,6 +102,6 @@ def _checked(limits: Limits, services: tuple[Service, ...], where: str) -> Limit
             raise ConfigError(f"{where}.apart[{number}]: must name two or more different services")
     return Limits(
         services_per_gpu=limits.services_per_gpu,
-        gpus={model_called(name): count for name, count in limits.gpus.items()},
+        gpus={find_model_name(name): count for name, count in limits.gpus.items()},
         apart=limits.apart,
     )

@@ -85,10 +85,10 @@ def find_models(
 
 
 def _find(selector: str, table: Profile, driver_branch: int | None) -> tuple[str, profiles.MigGpu | None]:
-    name = mig_table.model_called(selector)
+    name = mig_table.find_model_name(selector)
     if selector.startswith(profiles.SIMULATED) or name in mig_table.models():
         return mig_table.find(name).name, profiles.load_model(name, driver_branch)
     if name in table.gpu_models:
         return name, None
     device, mig = profiles.look_up(selector)
-    return mig_table.model_called(device), mig
+    return mig_table.find_model_name(device), mig

@@ -19,7 +19,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Service
 from pipeline.planner.profile_table import ON_INSTANCES, PLANNED_AS, Profile, Row
 from pipeline.planner.serving.demand import Demand, Limits
-from pipeline.prepare.mig import partitions
+from pipeline.prepare.mig import layouts
 from pipeline.prepare.mig.profiles import MigGpu
 from pipeline.prepare.mig.profiles import Profile as MigProfile
 
@@ -154,7 +154,7 @@ class Problem:
         known = [profile for profile in profiles if profile is not None]
         if model.mig is None or not known:
             return [None]
-        return [placed.start for placed in partitions.plan_layout(model.mig, known).instances]
+        return [placed.start for placed in layouts.plan_layout(model.mig, known).instances]
 
     def share(self, option: Option) -> float:
         """Return what MIG-serving calls utility: throughput over the rate of the service."""
@@ -286,7 +286,7 @@ def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tu
 def _resolve(row: Row, mig: MigGpu, profile: Profile) -> MigProfile:
     name = str(row.instance_profile)
     try:
-        mig_profile = partitions.resolve(mig, name)
+        mig_profile = layouts.resolve(mig, name)
     except ConfigError as error:
         raise ConfigError(f"{profile.place_of(row)}, instance_profile: {error}") from error
     if mig_profile.name != name:
@@ -303,7 +303,7 @@ def _partitions(problem: Problem) -> Iterator[Partition]:
             yield Partition(model=number, counts={kinds[WHOLE]: 1})
         pool = [mig_profile for kind in kinds.values() if (mig_profile := problem.kinds[kind].mig_profile) is not None]
         if model.mig is not None and pool:
-            for names in partitions.list_maximal_combinations(model.mig, pool):
+            for names in layouts.list_maximal_combinations(model.mig, pool):
                 counts = Counter(kinds[name] for name in names)
                 yield Partition(model=number, counts=dict(sorted(counts.items())))
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.mig_table import model_called
+from pipeline.base.domain.mig_table import find_model_name
 from pipeline.planner.deployment import Deployment, Gpu
 from pipeline.planner.profile_table import PLANNED_AS
 from pipeline.planner.serving import solution_plan
 from pipeline.planner.serving.problem import WHOLE, KindIndex, Option, Partition, Problem
 from pipeline.planner.serving.solution import FilledGpu
-from pipeline.prepare.mig import partitions
+from pipeline.prepare.mig import layouts
 
 Slot = tuple[KindIndex, int | None]
 """Kind by position, and first memory slice; `None` for an undivided GPU."""
@@ -70,14 +70,14 @@ def list_layouts(problem: Problem) -> list[Layout]:
             all_layouts.append(Layout(number, ((kinds[WHOLE], None),)))
         pool = [mig_profile for kind in kinds.values() if (mig_profile := problem.kinds[kind].mig_profile) is not None]
         if model.mig is not None and pool:
-            for placed in partitions.list_maximal_layouts(model.mig, pool):
+            for placed in layouts.list_maximal_layouts(model.mig, pool):
                 all_layouts.append(Layout(number, tuple((kinds[profile.name], start) for profile, start in placed)))
     return all_layouts
 
 
 def find_kept_options(problem: Problem, gpu: Gpu) -> CurrentGpu:
     """Return what of a GPU may stay: services that are still served, in configurations that may still be used."""
-    name = model_called(gpu.model)
+    name = find_model_name(gpu.model)
     model = next((number for number, candidate in enumerate(problem.models) if candidate.name == name), None)
     # Of several on an undivided GPU, none has it to itself as a plan would give it.
     if model is None or (gpu.mode != "mig" and len(gpu.instances) > 1):

@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.base.domain.modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
+from pipeline.base.domain.sharing_modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
 from pipeline.planner.profile_table import Row
 from pipeline.planner.serving.problem import Model
-from pipeline.prepare.mig import partitions
+from pipeline.prepare.mig import layouts
 
 _SHARED_WHOLE = (NAIVE.name, MPS.name)
 _OF_A_SHARE = (MPS_PERCENT.name, MIG.name, MIG_MPS.name)
@@ -115,7 +115,7 @@ class Speeds:
     def find_alone(self, program: Program) -> Speed | None:
         """Return the speed of a process alone on the GPU, else on the largest instance of which it is known."""
         speed = self.find(program, Place(mode=SERIAL.name))
-        profiles = partitions.list_slice_profiles(self.model.mig) if self.model.mig is not None else ()
+        profiles = layouts.list_slice_profiles(self.model.mig) if self.model.mig is not None else ()
         for mig_profile in reversed(profiles):
             speed = speed or self.find(program, Place(mode=MIG.name, instance_profile=mig_profile.name))
         return speed
@@ -131,7 +131,7 @@ class Speeds:
         if place.instance_profile is not None:
             if self.model.mig is None:
                 return None
-            ratio = self.model.mig.ideal_ratio(partitions.resolve(self.model.mig, place.instance_profile))
+            ratio = self.model.mig.ideal_ratio(layouts.resolve(self.model.mig, place.instance_profile))
             return None if ratio is None else ratio / place.processes
         return place.share_percent / 100 if place.share_percent is not None else 1 / place.processes
 

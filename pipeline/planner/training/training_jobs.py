@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.base.domain import mig_table
-from pipeline.base.domain.modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
+from pipeline.base.domain.sharing_modes import MIG, MIG_MPS, MPS, MPS_PERCENT, NAIVE, SERIAL
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import input_files
 from pipeline.planner.profile_table import Profile as Table
 from pipeline.planner.serving.problem import Model
 from pipeline.planner.training.speed import Place, Program, Speed, Speeds
-from pipeline.prepare.mig import partitions
+from pipeline.prepare.mig import layouts
 from pipeline.prepare.mig.profiles import Profile
 
 Objective = Literal["makespan", "completion", "energy"]
@@ -224,8 +224,8 @@ def _on_instances(
     """Run jobs on the instances of each maximal partition: one each if there are enough, else several under MPS."""
     mig = problem.model.mig
     assert mig is not None
-    for names in partitions.list_maximal_combinations(mig):
-        used = sorted((partitions.resolve(mig, name) for name in names), key=lambda profile: profile.size, reverse=True)
+    for names in layouts.list_maximal_combinations(mig):
+        used = sorted((layouts.resolve(mig, name) for name in names), key=lambda profile: profile.size, reverse=True)
         used = used[: len(kinds)]
         mode = MIG.name if len(used) == len(kinds) else MIG_MPS.name
         if mode not in modes:

@@ -16,8 +16,8 @@ from pipeline.planner import deployment, input_files
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
 from pipeline.planner.profile_table import PLANNED_AS
 from pipeline.planner.training.training_jobs import Group, Problem
-from pipeline.prepare.mig import partitions, profiles
-from pipeline.prepare.mig.partitions import Instance as PlacedInstance
+from pipeline.prepare.mig import layouts, profiles
+from pipeline.prepare.mig.layouts import Instance as PlacedInstance
 
 VERSION = 1
 _OBJECTIVE = "objective"
@@ -135,7 +135,7 @@ def _as_gpu(model: str, group: PlannedGroup, where: str) -> Gpu:
     for job in group.jobs:
         alike[job.instance].append(job)
     mig = profiles.load_model(model)
-    layout = partitions.plan_layout(mig, [partitions.resolve(mig, name) for name in group.instances])
+    layout = layouts.plan_layout(mig, [layouts.resolve(mig, name) for name in group.instances])
     for number in range(len(layout.instances)):
         if len({(job.workload, job.batch) for job in alike[number]}) != 1:
             names = ", ".join(sorted({job.workload for job in alike[number]})) or "no job"

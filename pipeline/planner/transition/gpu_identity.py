@@ -10,7 +10,7 @@ from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Gpu, Instance, Plan, mig_gpu
 from pipeline.planner.transition.rooms import Kind, configuration_of
-from pipeline.prepare.mig import partitions
+from pipeline.prepare.mig import layouts
 
 
 def spell_out(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
@@ -18,10 +18,10 @@ def spell_out(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     return tuple(
         dataclasses.replace(
             gpu,
-            model=mig_table.model_called(gpu.model) if is_divisible(gpu) else gpu.model,
+            model=mig_table.find_model_name(gpu.model) if is_divisible(gpu) else gpu.model,
             instances=tuple(
                 dataclasses.replace(
-                    instance, profile=instance.profile and partitions.resolve(mig_gpu(gpu), instance.profile).name
+                    instance, profile=instance.profile and layouts.resolve(mig_gpu(gpu), instance.profile).name
                 )
                 for instance in gpu.instances
             ),
@@ -32,7 +32,7 @@ def spell_out(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 def is_divisible(gpu: Gpu) -> bool:
     """Return whether its model is one that MIG divides."""
-    return mig_table.model_called(gpu.model) in mig_table.models()
+    return mig_table.find_model_name(gpu.model) in mig_table.models()
 
 
 def assign_ids(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:

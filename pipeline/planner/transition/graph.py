@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.base.domain.modes import PlannedAs
-from pipeline.base.system.words import natural
+from pipeline.base.domain.sharing_modes import PlannedAs
+from pipeline.base.system.words import natural_key
 from pipeline.planner.deployment import Gpu
 from pipeline.planner.transition.rooms import Spot, configuration_of
 from pipeline.planner.transition.search_state import Occupant, SearchState
@@ -218,7 +218,7 @@ def _number(nodes: Sequence[_Node]) -> list[Step]:
         replace(
             nodes[number].step,
             id=ids[number],
-            after=tuple(sorted({ids[other] for other in nodes[number].after}, key=natural)),
+            after=tuple(sorted({ids[other] for other in nodes[number].after}, key=natural_key)),
         )
         for number in numbers
     ]

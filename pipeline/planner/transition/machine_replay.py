@@ -20,11 +20,11 @@ from typing import Any
 
 from pipeline import rehearsal
 from pipeline.base.domain import mig_table
-from pipeline.base.domain.programs import Programs
+from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system import json_decoder
 from pipeline.base.system.errors import ConfigError, SharingError
-from pipeline.base.system.host import boot_id
+from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean import journal, journal_file
 from pipeline.clean.journal import Journal

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pipeline.planner.deployment import Gpu, Instance, mig_gpu
-from pipeline.prepare.mig import partitions
+from pipeline.prepare.mig import layouts
 
 
 class Kind(NamedTuple):
@@ -31,7 +31,7 @@ class Layouts:
         self._profiles = {profile.name: profile for profile in self._model.profiles}
         self._options = [
             Spot(start, profile.name)
-            for profile in partitions.list_slice_profiles(self._model)
+            for profile in layouts.list_slice_profiles(self._model)
             for start in profile.starts
         ]
         self._legal: dict[frozenset[Spot], bool] = {}
@@ -50,7 +50,7 @@ class Layouts:
         """Return whether all of them can be there at once."""
         spots = frozenset(instances)
         if spots not in self._legal:
-            self._legal[spots] = partitions.explain_misplaced(self._model, self._list_placed(spots)) is None
+            self._legal[spots] = layouts.explain_misplaced(self._model, self._list_placed(spots)) is None
         return self._legal[spots]
 
     def place(self, spots: Iterable[Spot], names: Sequence[str]) -> tuple[int, ...] | None:
@@ -58,7 +58,7 @@ class Layouts:
         key = frozenset(spots), tuple(names)
         if key not in self._placed:
             profiles = [self._profiles[name] for name in names]
-            layout = partitions.place(self._model, profiles, self._list_placed(key[0]))
+            layout = layouts.place(self._model, profiles, self._list_placed(key[0]))
             self._placed[key] = None if layout is None else tuple(instance.start for instance in layout.instances)
         return self._placed[key]
 
@@ -81,7 +81,7 @@ class Layouts:
     def _fits(self, spots: frozenset[Spot], new: Spot) -> bool:
         return all(new.start != spot.start for spot in spots) and self.is_legal(spots | {new})
 
-    def _list_placed(self, spots: frozenset[Spot]) -> partitions.Placed:
+    def _list_placed(self, spots: frozenset[Spot]) -> layouts.Placed:
         return tuple((self._profiles[spot.profile], spot.start) for spot in sorted(spots))
 
 

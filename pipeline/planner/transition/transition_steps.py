@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from pipeline.base.domain.modes import PlannedAs
+from pipeline.base.domain.sharing_modes import PlannedAs
 from pipeline.base.system import entry_points, json_decoder
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import deployment, input_files

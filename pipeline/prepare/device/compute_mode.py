@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pipeline.base.domain.programs import Programs
+from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Commands, Group
 from pipeline.base.system.errors import ConfigError, SharingError
-from pipeline.base.system.host import boot_id
+from pipeline.base.system.host_info import boot_id
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
 from pipeline.prepare.device import nvml

@@ -7,7 +7,7 @@ import time
 from pipeline.base.system import words
 from pipeline.base.system.errors import GpuBusyError, InUseError
 from pipeline.base.system.interrupts import Interrupted
-from pipeline.base.system.words import duration
+from pipeline.base.system.words import format_duration
 
 _LOOK_S = 1.0
 
@@ -38,18 +38,18 @@ class WaitBudget:
         if not self._is_wanted:
             raise error
         if error.whom != self._said:
-            words.say(f"waiting for {error.whom}; at most {duration(self._remaining_s)}, Ctrl-C ends it")
+            words.say(f"waiting for {error.whom}; at most {format_duration(self._remaining_s)}, Ctrl-C ends it")
             self._said = error.whom
         begin_s, waited_s = time.monotonic(), self.waited_s
         try:
             while not error.is_over():
                 if self._remaining_s <= 0:
-                    waited = duration(self._limit_s)
+                    waited = format_duration(self._limit_s)
                     raise GpuBusyError(f"waited {waited} ({self._limit}) in vain: {error}") from error
                 time.sleep(min(_LOOK_S, self._remaining_s))
                 self.waited_s = waited_s + time.monotonic() - begin_s
         except Interrupted as interrupted:
-            waited = duration(waited_s + time.monotonic() - begin_s)
+            waited = format_duration(waited_s + time.monotonic() - begin_s)
             words.say(f"{interrupted} after waiting {waited} for {error.whom}")
             raise
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.records import Device
-from pipeline.base.system import host, locks
+from pipeline.base.system import host_info, locks
 from pipeline.base.system.errors import GpuBusyError, InUseError
 from pipeline.prepare.device import gpu_reader
 
@@ -63,7 +63,7 @@ def hold(device: Device, folder: Path) -> Iterator[None]:
 def _hold_alone(path: Path, device: Device) -> Iterator[None]:
     descriptor = _lock(path, device)
     try:
-        holder = {"pid": os.getpid(), "user": host.user_name(), "folder": str(Path.cwd())}
+        holder = {"pid": os.getpid(), "user": host_info.user_name(), "folder": str(Path.cwd())}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base.domain import programs
+from pipeline.base.domain import driver_programs
 from pipeline.base.domain.records import Device, Group
 from pipeline.base.system import entry_points, words
 from pipeline.base.system.errors import ConfigError, SharingError
@@ -50,7 +50,7 @@ def refuse_without_admin(group: Group, change: str) -> None:
             f"{change}, which gpu.admin=null forbids: gpu.admin=[] allows it to root, gpu.admin=[sudo,-n] to others"
         )
     if group.device.details and not group.device.is_simulated:  # else nothing is run here
-        programs.refuse_absent_admin(admin, f"gpu.admin={words.format_list(admin)}", "'gpu.admin=[sudo,-n]'")
+        driver_programs.refuse_absent_admin(admin, f"gpu.admin={words.format_list(admin)}", "'gpu.admin=[sudo,-n]'")
 
 
 def refuse_cpus(group: Group, needs: str = "an NVIDIA GPU", rehearsal: str = "gpu=simulated_h100_80gb") -> None:

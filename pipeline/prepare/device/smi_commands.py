@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import psutil
 
-from pipeline.base.domain.programs import Programs
-from pipeline.base.system import command, entry_points
+from pipeline.base.domain.driver_programs import Programs
+from pipeline.base.system import entry_points, helper_program
 from pipeline.base.system.errors import CommandError, SharingError
 
 log = logging.getLogger(__name__)
@@ -63,14 +63,14 @@ class Smi:
     def policy_command(self) -> tuple[str, ...]:
         return (self.program, "compute-policy", "-i", self.uuid, "-l")
 
-    def run(self, words: Sequence[str]) -> command.Completed:
+    def run(self, words: Sequence[str]) -> helper_program.Completed:
         """Run one of the commands above; whether it did what it should is for the caller to read back.
 
         Raises:
             SharingError: it could not be run, or we are not allowed to.
         """
         try:
-            completed = command.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
+            completed = helper_program.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
         except CommandError as error:
             raise SharingError(f"changing {self.uuid}: {error}") from error
         log.debug("%s: status %d: %s", " ".join(words), completed.status, completed.said)

@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pipeline.base.domain.programs import Programs
+from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Commands
-from pipeline.base.system import command, study_cache
+from pipeline.base.system import helper_program, study_cache
 from pipeline.base.system.errors import CommandError, SharingError
-from pipeline.base.system.host import boot_id
+from pipeline.base.system.host_info import boot_id
 from pipeline.clean.journal import Journal
 from pipeline.clean.kinds import undoes
 from pipeline.prepare.device.smi_commands import Smi, await_last_write
@@ -40,7 +40,7 @@ def read(smi: Smi) -> str:
         SharingError: nvidia-smi does not tell it.
     """
     try:
-        completed = command.run(smi.policy_command(), timeout_s=_READ_LIMIT_S, check=False)
+        completed = helper_program.run(smi.policy_command(), timeout_s=_READ_LIMIT_S, check=False)
     except CommandError as error:
         raise SharingError(f"reading the time slice of {smi.uuid}: {error}") from error
     time_slice = _find_value(completed.stdout) if completed.status == 0 else None

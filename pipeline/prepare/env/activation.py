@@ -10,7 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
-from pipeline.base.system import command
+from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env.recipe import make_path_variables
 
@@ -38,7 +38,7 @@ def capture_variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
     # The scripts are written for bash; where there is none, most of them do with any shell.
     shell = shutil.which("bash") or "/bin/sh"
     try:
-        printed = command.run([shell, "-c", _SCRIPT], timeout_s=_LIMIT_S, environ=begin).stdout
+        printed = helper_program.run([shell, "-c", _SCRIPT], timeout_s=_LIMIT_S, environ=begin).stdout
     except CommandError as error:
         words = error.stderr.strip() or "nothing"
         raise ConfigError(

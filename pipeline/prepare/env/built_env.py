@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.base.domain.records import Interpreter
-from pipeline.base.system.paths import PROJECT_DIR, expanded, find_file
+from pipeline.base.system.paths import PROJECT_DIR, expand_path, find_file
 from pipeline.prepare.env import lock
 from pipeline.prepare.env.cache import Cache, choose_default_root
 from pipeline.prepare.env.recipe import Recipe, find_interpreter
@@ -23,7 +23,7 @@ class BuiltEnv(Recipe):
 
     def __init__(self, file: str | None, cache_root: str | None) -> None:
         self.file = PROJECT_DIR / "workloads" / self.default if file is None else find_file("env.file", file)
-        self.cache = Cache(expanded("env.cache_root", cache_root).resolve() if cache_root else choose_default_root())
+        self.cache = Cache(expand_path("env.cache_root", cache_root).resolve() if cache_root else choose_default_root())
 
     def preview(self) -> Interpreter:
         """Return the environment if it is there; else where it would be."""

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.base.domain.records import Interpreter
-from pipeline.base.system import command, locks, words
+from pipeline.base.system import helper_program, locks, words
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env import trust
 from pipeline.prepare.env.lock import find_changed_archive
@@ -205,7 +205,7 @@ def _compile(prefix: Path, lock: int) -> None:
     """Compile what is not yet, or the first jobs would do it: a script's time would then tell first from later runs."""
     argv = [str(find_interpreter(prefix)), "-I", "-m", "compileall", "-q", "-j", "0", str(prefix / "lib")]
     # Packages carry files that cannot be compiled, such as templates; nobody imports those.
-    command.run(argv, timeout_s=BUILD_LIMIT_S, check=False, keep_open=[lock])
+    helper_program.run(argv, timeout_s=BUILD_LIMIT_S, check=False, keep_open=[lock])
 
 
 def _remove(folder: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from pipeline.base.system import secrets
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import expanded
+from pipeline.base.system.paths import expand_path
 from pipeline.prepare.env import lock, requirements
 from pipeline.prepare.env.lock import Lock
 
@@ -177,5 +177,5 @@ def _list_addresses(channel: str, folder: Path) -> tuple[str, ...]:
     if channel == "defaults":
         return _DEFAULTS
     if channel.startswith((".", "/", "~")):
-        return ((folder / expanded("channel", channel)).resolve().as_uri(),)
+        return ((folder / expand_path("channel", channel)).resolve().as_uri(),)
     return (channel,)

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.system import study_cache
 from pipeline.base.system.errors import CommandError, ConfigError
-from pipeline.base.system.paths import expanded
+from pipeline.base.system.paths import expand_path
 from pipeline.prepare.env import activation, conda_file, conda_meta, editable, lock
 from pipeline.prepare.env.conda_file import CondaFile
 from pipeline.prepare.env.lock import Distribution, Lock
@@ -39,7 +39,7 @@ class ExistingEnv:
 
 def _find_interpreter(prefix: str) -> Path:
     """Find the interpreter under its own name: that of a virtual environment is a link to another one."""
-    path = Path(os.path.abspath(expanded("env.prefix", prefix)))  # noqa: PTH100  `resolve` would follow that link
+    path = Path(os.path.abspath(expand_path("env.prefix", prefix)))  # noqa: PTH100  `resolve` would follow that link
     python = find_interpreter(path) if path.is_dir() else path
     if not path.exists():
         seen = f"{path} does not exist"

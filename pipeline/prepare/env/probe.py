@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.system import command
+from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env.lock import Distribution
 from pipeline.prepare.env.recipe import find_interpreter
@@ -44,7 +44,7 @@ def ask(python: Path) -> Probe:
     # Isolated, as jobs are: neither PYTHONPATH nor the user's own packages count.
     argv = [str(python), "-I", "-B", "-c", _PROGRAM]
     try:
-        answer = command.run(argv, timeout_s=_LIMIT_S).stdout
+        answer = helper_program.run(argv, timeout_s=_LIMIT_S).stdout
     except CommandError as error:
         raise CommandError([str(python)], error.status, error.stderr) from error  # without the program's text
     try:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.system import command
+from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env.lock import Lock
 
@@ -71,7 +71,7 @@ class Builder:
         """
         variables = None if environ is None else {**os.environ, **environ}
         try:
-            command.run(argv, timeout_s=BUILD_LIMIT_S, environ=variables, stdin=stdin, keep_open=[self.lock])
+            helper_program.run(argv, timeout_s=BUILD_LIMIT_S, environ=variables, stdin=stdin, keep_open=[self.lock])
         except CommandError as error:
             lines = [line.rstrip() for line in error.stderr.splitlines() if line.strip()][-_SHOWN_LINES:]
             words = "\n    ".join(lines or [f"nothing, and ended with status {error.status}"])

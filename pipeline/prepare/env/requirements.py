@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import expanded
+from pipeline.base.system.paths import expand_path
 from pipeline.prepare.env import lock
 
 _EDITABLE = ("-e", "--editable")
@@ -113,7 +113,7 @@ def make_place_absolute(line: str, folder: Path) -> str:
     word, place = _split(line)
     if word in (*_INCLUDES, *_SOURCES):
         is_path = place and "://" not in place and word != "--trusted-host"
-        return f"{word} {(folder / expanded(word, place)).resolve() if is_path else place}".strip()
+        return f"{word} {(folder / expand_path(word, place)).resolve() if is_path else place}".strip()
     if line.startswith((".", "/")):
         return str((folder / line).resolve())
     return line

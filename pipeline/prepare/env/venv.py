@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import expanded
+from pipeline.base.system.paths import expand_path
 from pipeline.prepare.env import lock, uv
 from pipeline.prepare.env import requirements as env_requirements
 from pipeline.prepare.env.built_env import BuiltEnv
@@ -40,7 +40,7 @@ class VenvEnv(BuiltEnv):
         if self._is_uv_lock:
             content += env_requirements.read(self.file.with_name("pyproject.toml")).content
         if python and "/" in python:
-            python = str(expanded("env.python", python).absolute())
+            python = str(expand_path("env.python", python).absolute())
         named, current = python or read.python or platform.python_version(), platform.python_version()
         # Its own version for a venv of the orchestrator's interpreter: an upgrade of it makes another environment.
         self._python = sys.executable if named == current else named

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from pipeline.base.domain import mig_names, mig_table
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import counted
-from pipeline.prepare.mig import partitions
-from pipeline.prepare.mig.partitions import Instance, Layout
+from pipeline.base.system.words import format_count
+from pipeline.prepare.mig import layouts
+from pipeline.prepare.mig.layouts import Instance, Layout
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 
 
@@ -58,11 +58,11 @@ def resolve(gpu: MigGpu, request: str) -> Share:
     """
     of_instance, slices = mig_names.split(request.strip().lower())
     if slices is None:
-        return Share(profile=partitions.resolve(gpu, request))
+        return Share(profile=layouts.resolve(gpu, request))
     try:
-        profile = partitions.resolve(gpu, of_instance)
+        profile = layouts.resolve(gpu, of_instance)
     except ConfigError as error:
-        plain = partitions.list_plain_profiles(gpu)
+        plain = layouts.list_plain_profiles(gpu)
         alike = [row for row in plain if of_instance.startswith(f"{row.compute_slices}g.")]
         near = ", ".join(mig_names.name_of(row.name, slices) for row in alike if slices in list_widths(row))
         raise ConfigError(f"{error}{f'; nearest to {request}: {near}' if near else ''}") from error
@@ -70,7 +70,7 @@ def resolve(gpu: MigGpu, request: str) -> Share:
         choices = ", ".join([*(mig_names.name_of(profile.name, width) for width in list_widths(profile)), profile.name])
         raise ConfigError(
             f"{gpu.name} has no compute instance '{request}': a {profile.name} has "
-            f"{counted(profile.compute_slices, 'compute slice')}; choose among {choices}"
+            f"{format_count(profile.compute_slices, 'compute slice')}; choose among {choices}"
         )
     return Share(profile=profile, slices=slices)
 
@@ -78,7 +78,7 @@ def resolve(gpu: MigGpu, request: str) -> Share:
 def choose(gpu: MigGpu, requests: Sequence[str | None]) -> tuple[Share, ...]:
     """Choose the share of each job from `partitions.list_requests`; ConfigError if there is none."""
     if None in requests:
-        return (Share(profile=partitions.choose_auto_profile(gpu, len(requests))),) * len(requests)
+        return (Share(profile=layouts.choose_auto_profile(gpu, len(requests))),) * len(requests)
     return tuple(resolve(gpu, str(request)) for request in requests)
 
 
@@ -93,8 +93,8 @@ def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
     divided = _fill_instances(shares)
     profiles = [profile for profile, _ in divided]
     if all(share.slices is None for share in shares):
-        return partitions.plan_layout(gpu, profiles)
-    layout = partitions.place(gpu, profiles)
+        return layouts.plan_layout(gpu, profiles)
+    layout = layouts.place(gpu, profiles)
     if layout is None:
         request, into = (
             ",".join(share.name for share in shares),
@@ -103,7 +103,7 @@ def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
         near = "; ".join(f"[{','.join(names)}]" for names in _find_nearest(gpu, divided))
         raise ConfigError(
             f"[{request}], as the GPU instances {into}, does not fit on {gpu.name}: "
-            f"{partitions.explain_illegal(gpu, profiles)}. Nearest: {near}"
+            f"{layouts.explain_illegal(gpu, profiles)}. Nearest: {near}"
         )
     return Layout(
         instances=tuple(
@@ -142,7 +142,7 @@ def _make_instance(profile: Profile, parts: tuple[int, ...]) -> Instance:
 
 def _find_nearest(gpu: MigGpu, divided: Sequence[_Divided], limit: int = 3) -> list[tuple[str, ...]]:
     """Find the devices of legal layouts most like a request, nearest first, with as many devices if possible."""
-    legal = partitions.find_nearest_by_job(gpu, [profile for profile, _ in divided], limit=None)
+    legal = layouts.find_nearest_by_job(gpu, [profile for profile, _ in divided], limit=None)
     alike = dict.fromkeys(
         tuple(
             name

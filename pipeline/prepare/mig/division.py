@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from pipeline.base.domain.records import Commands, Device
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import SharingError
-from pipeline.base.system.host import boot_id
+from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import gpu_reader
 from pipeline.prepare.mig import compute
+from pipeline.prepare.mig.layouts import Instance, Layout
 from pipeline.prepare.mig.mig_smi import MigSmi
 from pipeline.prepare.mig.mig_state import GpuInstance, MigDevice, MigState
-from pipeline.prepare.mig.partitions import Instance, Layout
 
 
 def refuse_unready(device: Device, state: MigState) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.base.domain.programs import Programs
+from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import SharingError
-from pipeline.base.system.host import boot_id
+from pipeline.base.system.host_info import boot_id
 from pipeline.clean.kinds import undoes
 from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.device.smi_commands import Smi, await_last_write

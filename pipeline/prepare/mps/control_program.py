@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.system import command
+from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, SharingError
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -34,7 +34,7 @@ class ControlProgram:
     def ask(self, text: str, limit_s: float | None = None) -> list[str]:
         """Send one command; returns the lines of the answer, which may as well say that the command was rejected."""
         limit_s = _ASK_LIMIT_S if limit_s is None else limit_s
-        done = command.run([self.program], stdin=f"{text}\n", environ=self.environ(), timeout_s=limit_s)
+        done = helper_program.run([self.program], stdin=f"{text}\n", environ=self.environ(), timeout_s=limit_s)
         return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
     def ask_again(self, text: str, limit_s: float | None = None) -> list[str]:

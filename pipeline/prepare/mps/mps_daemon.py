@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipeline.base.domain.programs import Programs
-from pipeline.base.system import command, entry_points
+from pipeline.base.domain.driver_programs import Programs
+from pipeline.base.system import entry_points, helper_program
 from pipeline.base.system.errors import CommandError, SharingError
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal
@@ -148,7 +148,7 @@ def _start(
 
 def _start_daemon(control: ControlProgram, environ: Mapping[str, str], options: Sequence[str]) -> None:
     """Start the daemon and wait until it answers. One that knows not all options may say so with exit status 0."""
-    done = command.run([control.program, *options], environ=environ, timeout_s=_ANSWER_LIMIT_S)
+    done = helper_program.run([control.program, *options], environ=environ, timeout_s=_ANSWER_LIMIT_S)
     first_line = (done.stdout or done.stderr).partition("\n")[0].strip(" \0")
     if first_line.startswith(_REFUSAL):
         raise SharingError(f"{CONTROL} {' '.join(options)} was answered with: {first_line}")

@@ -11,20 +11,20 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain.programs import Programs, of_group
+from pipeline.base.domain.driver_programs import Programs, find_group_programs
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Device, Group, Job, Slot
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.clean.journal import Journal
 from pipeline.clean.processes import list_tree
 from pipeline.prepare.device import compute_mode, refusals
-from pipeline.prepare.mig import assignment, compute, division, partitions, profiles
+from pipeline.prepare.mig import assignment, compute, division, layouts, profiles
+from pipeline.prepare.mig.layouts import AUTO, SIZE_PROFILE, Instance, Layout
 from pipeline.prepare.mig.mig_smi import MigSmi
 from pipeline.prepare.mig.mig_state import MigDevice, MigState, list_processes_on
-from pipeline.prepare.mig.partitions import AUTO, SIZE_PROFILE, Instance, Layout
 
 _EXISTING = "existing"
 """`scenario.layout`: the instances that are there are used, none is made."""
@@ -61,7 +61,7 @@ def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, 
 
 
 class Mig:
-    """Each job has a MIG device. Options: `pipeline.plan.schema.MigConfig`, sizes as in `partitions.SIZE_PROFILE`."""
+    """Each job has a MIG device. Options: `config_schema.MigConfig`, sizes as in `partitions.SIZE_PROFILE`."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Mig:
         if self._per_job > 1 and self._profiles and len(self._profiles) != len(group.jobs) * self._per_job:
             raise ConfigError(
                 f"{what}: scenario.profiles names {len(self._profiles)} instances, and scenario.instances_per_job="
-                f"{self._per_job} gives {len(group.jobs) * self._per_job} to {counted(len(group.jobs), 'job')}"
+                f"{self._per_job} gives {len(group.jobs) * self._per_job} to {format_count(len(group.jobs), 'job')}"
             )
         if not self._uses_existing:
             refusals.refuse_without_admin(group, f"{what} has to change the settings of {device.name}")
@@ -180,7 +180,7 @@ class Mig:
         )
 
     def _list_requests(self, group: Group) -> list[str | None]:
-        return partitions.list_requests(
+        return layouts.list_requests(
             self.list_sizes(group), profiles=self._profiles, profile=self._profile, size_profile=self._size_profile
         )
 
@@ -189,7 +189,7 @@ class Mig:
         return [job.size for job in group.jobs for _ in range(self._per_job)]
 
     def _programs(self, group: Group) -> Programs:
-        return of_group(group, {"nvidia-smi": self._program})
+        return find_group_programs(group, {"nvidia-smi": self._program})
 
     def _layout(self, group: Group) -> Layout:
         return group.layout if isinstance(group.layout, Layout) else self._plan_layout(group)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain import mig_names
-from pipeline.base.domain.programs import of_group
+from pipeline.base.domain.driver_programs import find_group_programs
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Device, Group, Job, Slot
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
-from pipeline.prepare.mig.partitions import AUTO, Layout
+from pipeline.prepare.mig.layouts import AUTO, Layout
 from pipeline.prepare.mig.profiles import read_gpu
 from pipeline.prepare.mps.client_proof import MpsSlots
 from pipeline.prepare.mps.control_program import CONTROL
@@ -44,7 +44,7 @@ class MigMpsSlots:
 
 
 class MigMps(Mig):
-    """Jobs share MIG instances under MPS. Options: `pipeline.plan.schema.MigMpsConfig`."""
+    """Jobs share MIG instances under MPS. Options: `pipeline.plan.config_schema.MigMpsConfig`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class MigMps(Mig):
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        programs = of_group(group, {CONTROL: self._control_program})
+        programs = find_group_programs(group, {CONTROL: self._control_program})
         program = programs.find(CONTROL)
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         with self.divide(device, group) as places, UndoStack() as stack:

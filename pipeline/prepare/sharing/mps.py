@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain.programs import of_group
+from pipeline.base.domain.driver_programs import find_group_programs
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Device, Group, Slot
 from pipeline.base.system.errors import ConfigError
@@ -35,7 +35,7 @@ _MOST_CLIENTS = (((13, 1), 60), ((0, 0), 48))
 
 
 class Mps:
-    """Jobs share the GPU under MPS. Options: `pipeline.plan.schema.MpsConfig`."""
+    """Jobs share the GPU under MPS. Options: `pipeline.plan.config_schema.MpsConfig`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Mps:
         previous = dict(group.device.details).get("compute_mode", "default")
         if not group.gpu.exclusive_process or previous == compute_mode.EXCLUSIVE:
             return Commands()
-        return compute_mode.list_commands(Smi.locate(of_group(group), group.device.uuid), previous)
+        return compute_mode.list_commands(Smi.locate(find_group_programs(group), group.device.uuid), previous)
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
@@ -96,7 +96,7 @@ class Mps:
     ) -> Iterator[MpsDaemon]:
         """Run the daemon of the whole device, whose compute mode is set before if the group asks for that."""
         self.check(group)
-        programs = of_group(group, {CONTROL: self._program})
+        programs = find_group_programs(group, {CONTROL: self._program})
         program = programs.find(CONTROL)
         journal = Journal(group.gpu.lock_dir, device.uuid, programs)
         with UndoStack() as stack:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain.modes import PARTITION
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Device, Group, Job, Slot
+from pipeline.base.domain.sharing_modes import PARTITION
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.prepare.device import refusals
 from pipeline.prepare.mps import sm_partitions
@@ -61,7 +61,7 @@ class PartitionSlots:
 
 
 class MpsStatic(Mps):
-    """Jobs share the GPU under MPS, each on multiprocessors of its own; see `pipeline.plan.schema.MpsStaticConfig`."""
+    """Jobs share the GPU under MPS, each on multiprocessors of its own; see `config_schema.MpsStaticConfig`."""
 
     def __init__(
         self,

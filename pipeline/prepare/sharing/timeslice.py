@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.base.domain.programs import of_group
+from pipeline.base.domain.driver_programs import find_group_programs
 from pipeline.base.domain.records import Commands, Device, Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
@@ -16,7 +16,7 @@ from pipeline.prepare.sharing.naive import Naive, WholeDevice
 
 
 class Timeslice(Naive):
-    """Jobs take turns on the whole GPU, each for this time slice. Options: `pipeline.plan.schema.TimesliceConfig`."""
+    """Jobs take turns on the whole GPU, each for this time slice. Options: `config_schema.TimesliceConfig`."""
 
     def __init__(self, timeslice: str = "default", program: str | None = None) -> None:
         if timeslice not in time_slice.VALUES:
@@ -51,9 +51,9 @@ class Timeslice(Naive):
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
         self.check(group)
         smi = self._smi(group)
-        journal = Journal(group.gpu.lock_dir, device.uuid, of_group(group, {"nvidia-smi": self._program}))
+        journal = Journal(group.gpu.lock_dir, device.uuid, find_group_programs(group, {"nvidia-smi": self._program}))
         with time_slice.hold(self._timeslice, smi, journal), super().prepare(device, group, scratch) as slots:
             yield slots
 
     def _smi(self, group: Group) -> Smi:
-        return Smi.locate(of_group(group, {"nvidia-smi": self._program}), group.device.uuid)
+        return Smi.locate(find_group_programs(group, {"nvidia-smi": self._program}), group.device.uuid)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain.layout import DATABASE
-from pipeline.base.domain.tags import GROUP, fact_tag, facts_of, stored_name
+from pipeline.base.domain.tags import GROUP, fact_tag, read_facts, stored_name
 from pipeline.base.mlflow_internals import database_tables
 from pipeline.record.store import results
 from pipeline.record.store.local_store import is_server
@@ -46,7 +46,7 @@ def convert_run(run: Any) -> GroupRun:
         status=run.info.status,
         start_ms=run.info.start_time,
         end_ms=run.info.end_time,
-        facts=facts_of(run.data.tags),
+        facts=read_facts(run.data.tags),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from pipeline.base.domain.records import Result
-from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of
+from pipeline.base.domain.tags import GROUP, JOB, Tag, read_facts
 from pipeline.base.system import squeue
 from pipeline.record.shards import group_runs
 from pipeline.record.shards.shard_states import QueueState
@@ -25,10 +25,10 @@ def close_shard(store: Store, experiment: str, plan: str, unit: int, programs: C
     """
     running = _find_running(store, experiment, silent_s=0)
     of_unit = {"plan": plan, "plan_unit": str(unit)}.items()
-    of_plan = [run for run in running if of_unit <= facts_of(run.data.tags).items()]
+    of_plan = [run for run in running if of_unit <= read_facts(run.data.tags).items()]
     alike = [run for run in running if run.data.tags.get(Tag.PROGRAM_DIGEST) in programs and run not in of_plan]
     of_other_plans = [(run, group_runs.convert_run(run)) for run in alike]
-    queued = QueueState.read([group for _, group in of_other_plans], squeue.states_on)
+    queued = QueueState.read([group for _, group in of_other_plans], squeue.read_cluster_states)
     return _close(store, experiment, [*of_plan, *(run for run, group in of_other_plans if queued.is_gone(group))])
 
 

@@ -82,18 +82,18 @@ class Overview:
         num_found = sum(unit.num_found for unit in self.units)
         total = sum(unit.num_groups for unit in self.units)
         counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-        remaining = "" if not self.seconds_left else f", about {words.duration(self.seconds_left)} left"
+        remaining = "" if not self.seconds_left else f", about {words.format_duration(self.seconds_left)} left"
         text = [
-            *words.aligned(lines, range(len(lines[0]))),
+            *words.align_table(lines, range(len(lines[0]))),
             f"units: {counts}; {num_found} of {total} groups have a result{remaining}",
         ]
         if num_skipped := sum(unit.results.get(Result.SKIPPED, 0) for unit in self.units):
-            text.append(f"{words.counted(num_skipped, 'group')} skipped: resume=true runs what can run now")
+            text.append(f"{words.format_count(num_skipped, 'group')} skipped: resume=true runs what can run now")
         text += task_messages.describe(self.units)
         if self.simulated:
             text.append(f"simulated: {', '.join(self.simulated)}")
         if self.num_unsent:
-            text.append(f"{words.counted(self.num_unsent, 'group')} in the spool, not sent yet")
+            text.append(f"{words.format_count(self.num_unsent, 'group')} in the spool, not sent yet")
         if self.unasked:
             text.append(f"states are those of the store, without Slurm's queue: {self.unasked}")
         if not self.is_done and self.command:
@@ -289,7 +289,7 @@ def _format_line(units: Sequence[Shard], now_s: float) -> tuple[str, ...]:
     unit = units[0]
     numbers = str(unit.number) if len(units) == 1 else f"{unit.number} to {units[-1].number}"
     ended = ", ".join(f"{times} {result}" for result, times in unit.results.items())
-    ago = "" if unit.last_ms is None else f"{words.duration(max(0.0, now_s - unit.last_ms / 1000))} ago"
+    ago = "" if unit.last_ms is None else f"{words.format_duration(max(0.0, now_s - unit.last_ms / 1000))} ago"
     state = ": ".join(filter(None, (unit.state, unit.group or unit.reason)))
     groups = f"{unit.num_found}/{sum(shard.num_groups for shard in units)}"
     return (numbers, state, groups, ended or "-", unit.host or "-", unit.gpu[:12] or "-", ago or "-")

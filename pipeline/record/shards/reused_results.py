@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from pipeline.base.domain.tags import Tag, facts_of, list_later_plans, restore_names, stored_name
+from pipeline.base.domain.tags import Tag, list_later_plans, read_facts, restore_names, stored_name
 from pipeline.record.store.content import CUT, MAX_TAG
 from pipeline.record.store.local_store import Store, translate_errors
 
@@ -23,7 +23,7 @@ def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) 
         with translate_errors(f"run {run_id} cannot be marked in {store.uri}"):
             tags = store.client.get_run(run_id).data.tags
             restore_names(tags)
-            earlier = list_later_plans(facts_of(tags))
+            earlier = list_later_plans(read_facts(tags))
             encoded = _encode([*earlier, {**facts, "plan_unit": str(unit)}])
             store.client.set_tag(run_id, stored_name(Tag.TAKEN_OVER), encoded)
 

@@ -12,7 +12,7 @@ from statistics import fmean
 from pipeline.base.domain import skips
 from pipeline.base.domain.machine_state import MachineState, merge_same
 from pipeline.base.domain.records import Result
-from pipeline.base.system import host, squeue
+from pipeline.base.system import host_info, squeue
 from pipeline.base.system.errors import CommandError
 from pipeline.record.shards.group_runs import GroupRun
 from pipeline.record.shards.slurm_arrays import Submission
@@ -21,7 +21,7 @@ DONE, RUNNING, WAITING, LOST = "done", "running", "waiting", "lost"
 INCOMPLETE, ENDED, NOT_BEGUN = "incomplete", "ended", "not begun"
 STATES = (DONE, RUNNING, WAITING, LOST, INCOMPLETE, ENDED, NOT_BEGUN)
 Queue = Callable[[str, Collection[str]], Mapping[str, str]]
-"""Asks the Slurm of a cluster for the tasks of some job arrays (`squeue.states_on`)."""
+"""Asks the Slurm of a cluster for the tasks of some job arrays (`squeue.read_cluster_states`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class QueueState:
     def is_gone(self, run: GroupRun) -> bool:
         """Return whether the task of a run has left the queue; Slurm may hide other users' tasks."""
         task = _parse_task(run)
-        is_shown = os.getuid() == 0 or run.facts.get("user") == host.user_name()
+        is_shown = os.getuid() == 0 or run.facts.get("user") == host_info.user_name()
         is_queued = run.facts.get("slurm_task", "").rpartition("/")[2] in self.states
         return task is not None and task[1] in self.arrays and is_shown and not is_queued
 

@@ -61,7 +61,7 @@ def describe(units: Sequence[Shard]) -> Iterator[str]:
         output = f" (output: {members[0].output})" if members[0].output else ""
         yield f"{'unit' if len(members) == 1 else 'units'} {numbers}{of_model}: {members[0].message}{output}"
     if rest := list(alike.values())[_MOST_MESSAGES:]:
-        yield f"{words.counted(sum(map(len, rest)), 'more unit')} with other messages: --json has all"
+        yield f"{words.format_count(sum(map(len, rest)), 'more unit')} with other messages: --json has all"
 
 
 def _add_message(unit: Shard, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Shard:

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.base.domain.layout import LONG_VALUES
-from pipeline.base.domain.point_series import thinned
+from pipeline.base.domain.point_series import thin_points
 from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.base.mlflow_internals.file_store import TORN, ScriptRun
 from pipeline.base.system.secrecy import Secrecy, secrecy_of
@@ -88,7 +88,7 @@ class RunContent:
         Yields the names of metrics that were thinned to `most_points`.
         """
         for key, points in run.metrics.items():
-            self.add_metric(_avoid_taken(run.prefix + key, self.metrics), thinned(points, most_points))
+            self.add_metric(_avoid_taken(run.prefix + key, self.metrics), thin_points(points, most_points))
             if points.num_points > min(len(points), most_points):
                 yield key
         for key, value in run.params.items():

@@ -166,7 +166,7 @@ def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) ->
     root = root.absolute()
     try:
         tracking_root.make(root)
-        with locks.held(root / STORE_LOCK):
+        with locks.hold_lock(root / STORE_LOCK):
             _prepare(root, upgrades=upgrades)
         _sync_seldom()
         local_uri = make_database_uri(root / DATABASE)
@@ -270,7 +270,7 @@ def upgrade(root: Path) -> str:
     if not database.exists():
         raise ConfigError(f"there is no tracking store in {root}: {DATABASE} is missing; name its folder with --root")
     try:
-        with locks.held(root / STORE_LOCK):
+        with locks.hold_lock(root / STORE_LOCK):
             is_current = mlflow_internals.is_tried()  # else only MLflow knows
             try:
                 database_schema.check(database, spell_upgrade_command(root))

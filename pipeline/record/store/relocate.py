@@ -37,7 +37,7 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
         )
     try:
         with (
-            locks.held(root / STORE_LOCK),
+            locks.hold_lock(root / STORE_LOCK),
             closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection,
         ):
             connection.execute("BEGIN IMMEDIATE")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.domain import group_names, layout
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.records import Result, WindowKind
-from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of, list_facts_by_plan, restore_names
+from pipeline.base.domain.tags import GROUP, JOB, Tag, list_facts_by_plan, read_facts, restore_names
 from pipeline.base.system.errors import TrackingError
 from pipeline.observe.study_progress import PastGroup
 from pipeline.record.store.local_store import Store, describe_error, is_server, translate_errors
@@ -41,7 +41,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
         digest, result = tags.get(Tag.DIGEST), tags.get(Tag.RESULT)
         if run.info.status == "RUNNING" or digest is None or result not in set(Result):
             continue
-        by_plan = list_facts_by_plan(facts_of(tags))
+        by_plan = list_facts_by_plan(read_facts(tags))
         finished.append(
             FinishedGroup(
                 digest=digest,
@@ -49,7 +49,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
                 name=run.info.run_name,
                 block=tags.get(Tag.BLOCK),
                 result=Result(result),
-                facts=dict(MachineState.from_facts(facts_of(tags)).facts),
+                facts=dict(MachineState.from_facts(read_facts(tags)).facts),
                 run_id=run.info.run_id,
                 spool_id=tags.get(Tag.SPOOL_ID),
                 metrics=select_figures(run),
@@ -99,7 +99,7 @@ def _make_past_group(run: Any) -> PastGroup:
 def _describe_programs(params: Mapping[str, str]) -> str:
     """Return the programs of a group with the arguments that all of them have: `train --epochs 3`."""
     flags = {key: value for key, value in params.items() if key.startswith(group_names.FLAG)}
-    arguments = [f"{key} {value}".strip() for key, value in group_names.as_flags(flags).items()]
+    arguments = [f"{key} {value}".strip() for key, value in group_names.spell_flags(flags).items()]
     names = "+".join(dict.fromkeys(params["jobs"].split("+")))
     return " ".join([names, *filter(None, [params.get(group_names.ARGUMENTS)]), *arguments])
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pipeline.base.domain import layout, mig_names, units
+from pipeline.base.domain import layout, mig_names, work_units
 from pipeline.base.domain.marks import read_marks
-from pipeline.base.domain.modes import PROFILE
-from pipeline.base.domain.point_series import thinned
+from pipeline.base.domain.point_series import thin_points
 from pipeline.base.domain.records import Result
+from pipeline.base.domain.sharing_modes import PROFILE
 from pipeline.base.domain.tags import GROUP, Tag, stored_name
 from pipeline.base.mlflow_internals.file_store import TORN, read_script_runs
 from pipeline.base.system import locks, regular_files
@@ -79,7 +79,7 @@ StoreOpener = Callable[[str | None], Store]
 
 def begin(opened: StoreOpener, folder: Path) -> RunIds:
     """Create the group's runs with what is known of them, so that the UI shows the group while it runs."""
-    with locks.held(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
+    with locks.hold_lock(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
         record = group_folder.read(folder)
         store = opened(record.uri)
         runs = _find_or_create_runs(store, folder, record)
@@ -106,7 +106,7 @@ def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds
     """
     if not folder.exists():
         return None
-    with locks.held(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
+    with locks.hold_lock(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
         if not folder.exists():
             return None
         record = group_folder.read(folder)
@@ -227,7 +227,7 @@ class _Upload:
         content = _describe_run(child)
         self._add_metrics(content, child, child.series)
         for name, points in child.series.items():
-            few = thinned(points, self.series_points)
+            few = thin_points(points, self.series_points)
             content.add_metric(name, [(step, self._to_ms(t_ns), value) for step, t_ns, value in few])
         self._add_sampled(content, sample_series.select_child_series(self.samples, child, self.fields))
         folder = self.folder / child.folder
@@ -298,7 +298,7 @@ class _Upload:
             refused[_NO_FILE] += tree.others
             for path in tree.files:
                 try:
-                    size = regular_files.size_of(path)
+                    size = regular_files.measure_size(path)
                 except OSError:
                     refused[_UNREADABLE].append(path)
                     continue
@@ -375,7 +375,7 @@ def _log(store: Store, run_id: str, content: RunContent, known: RunContent | Non
 
 
 def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
-    counted = {child.params.get(units.PARAM, units.SAMPLES) for child in record.children}
+    counted = {child.params.get(work_units.PARAM, work_units.SAMPLES) for child in record.children}
     experiment_id = store.open_experiment(record.experiment, counted)
     known = _find_known_runs(store, folder, record, experiment_id)
 

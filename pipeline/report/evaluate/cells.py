@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.base.domain import services, units
-from pipeline.base.domain.modes import NAIVE, SERIAL, Mode
-from pipeline.base.domain.normalise import SPEEDUP, independent
+from pipeline.base.domain import service_figures, work_units
+from pipeline.base.domain.normalisation import SPEEDUP, select_independent
 from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, SharingMode
 from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import natural
+from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (
     MEAN_LATENCY,
@@ -84,7 +84,7 @@ class Cell:
     case: Case
     degree: int
     mode: str
-    sharing: Mode
+    sharing: SharingMode
     window: WindowKind
     device: str
     unit: str = ""
@@ -116,7 +116,7 @@ class Cell:
     @property
     def num_saturated(self) -> int:
         """Blocks in which a job did not sustain the rate that the user chose, so that it has no latency."""
-        sustained = self.values.get(services.SUSTAINED_WORST, {}) if self.num_given else {}
+        sustained = self.values.get(service_figures.SUSTAINED_WORST, {}) if self.num_given else {}
         return sum(ratio < 1 for ratio in sustained.values())
 
     @property
@@ -157,7 +157,7 @@ class Cell:
     @property
     def throughput(self) -> str:
         """The name of the throughput of all its jobs, where they have a unit in common."""
-        return units.total_of(self.unit) if self.unit else ""
+        return work_units.total_of(self.unit) if self.unit else ""
 
     @property
     def speed(self) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ class Cell:
 
     def estimate(self, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE) -> Estimate:
         """Estimate one or more figures by block, such as ratios of this cell to another one."""
-        values = list(by_block.values()) if scale is Scale.PEAK else independent(by_block, self.gpus)
+        values = list(by_block.values()) if scale is Scale.PEAK else select_independent(by_block, self.gpus)
         return estimate(values, scale)
 
     def estimate_inverse(self, name: str) -> Estimate | None:
@@ -189,7 +189,7 @@ class Cell:
 def cells_of(study: Study) -> list[Cell]:
     """Return the cells of a study by case, degree, and mode in the order serial, naive, MPS, MIG."""
     baselines, cases = quantities.baselines_of(study.rows), cases_of(study)
-    members: dict[tuple[Case, int, str, Mode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
+    members: dict[tuple[Case, int, str, SharingMode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
     for row in study.rows:
         block = baselines.get(quantities.baseline_key(row), quantities.BlockBaselines())
         members[cases[row.run_id], row.degree, row.mode, row.sharing].append((row, quantities.quantities(row, block)))
@@ -207,8 +207,8 @@ def cells_of(study: Study) -> list[Cell]:
 
 
 def _place(cell: Cell) -> tuple[object, ...]:
-    case = (cell.case.is_mix, natural(cell.case.label), cell.case)
-    return (*case, cell.degree, cell.sharing.order, natural(cell.mode))
+    case = (cell.case.is_mix, natural_key(cell.case.label), cell.case)
+    return (*case, cell.degree, cell.sharing.order, natural_key(cell.mode))
 
 
 def _case_of(row: Row) -> Case:
@@ -233,7 +233,7 @@ def cases_of(study: Study) -> dict[str, Case]:
     Labels are longer where different mixes would share one.
     """
     cases = {row.run_id: _case_of(row) for row in study.rows}
-    first = {cases[row.run_id]: row for row in sorted(study.rows, key=lambda row: natural(row.name), reverse=True)}
+    first = {cases[row.run_id]: row for row in sorted(study.rows, key=lambda row: natural_key(row.name), reverse=True)}
     as_given = {case: dataclasses.replace(case, label=_label(row, row.called)) for case, row in first.items()}
     cases = {run_id: as_given[case] for run_id, case in cases.items()}
     sharing: dict[str, set[Case]] = defaultdict(set)
@@ -254,8 +254,8 @@ def metrics_in(cells: Sequence[Cell]) -> dict[str, Metric]:
     """
     known = _collect_metrics(cells)
     by_values: dict[tuple[tuple[float, ...], ...], str] = {}
-    for unit in units.units_in(known):
-        values = tuple(tuple(cell.values.get(units.total_of(unit), {}).values()) for cell in cells)
+    for unit in work_units.find_units(known):
+        values = tuple(tuple(cell.values.get(work_units.total_of(unit), {}).values()) for cell in cells)
         first = by_values.setdefault(values, unit)
         if first != unit and any(values):
             for name in make_work_metrics(unit):
@@ -273,7 +273,7 @@ def _collect_metrics(cells: Sequence[Cell]) -> dict[str, Metric]:
     return metrics
 
 
-def modes_in(cells: Sequence[Cell]) -> list[Mode]:
+def modes_in(cells: Sequence[Cell]) -> list[SharingMode]:
     """Return the kinds of sharing of cells, in the order of legends."""
     return sorted({cell.sharing for cell in cells}, key=lambda mode: mode.order)
 
@@ -327,7 +327,7 @@ def _cell(
     case: Case,
     degree: int,
     mode: str,
-    sharing: Mode,
+    sharing: SharingMode,
     rows: Sequence[tuple[Row, dict[str, float]]],
     *,
     is_derived: bool = False,

@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.base.domain import services, units
-from pipeline.base.domain.normalise import FAIRNESS, MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
+from pipeline.base.domain import service_figures, work_units
+from pipeline.base.domain.normalisation import FAIRNESS, MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.samples import THROTTLED, Summary
 from pipeline.report.read.study_records import Row
 
@@ -28,7 +28,10 @@ class Scale(enum.Enum):
 
 
 BEST_SOLO, TOTAL_TIME = "speedup_vs_best_solo_ratio", "makespan_s"
-MEAN_LATENCY, P99_LATENCY = services.worst_of(services.MEAN), services.worst_of(services.P99)
+MEAN_LATENCY, P99_LATENCY = (
+    service_figures.name_worst(service_figures.MEAN),
+    service_figures.name_worst(service_figures.P99),
+)
 HOST_LOOP, HOST_BOUND = "host_loop_ms", "host_bound_ratio"
 ENERGY_VS_ALONE = "energy_vs_alone_ratio"
 MEMORY, INSTANCE_MEMORY = "memory_peak_mib", "instance_memory_peak_mib"
@@ -66,11 +69,11 @@ _ACTIVITY = {
     "dram_active_mean_ratio": "DRAM activity",
 }
 _LATENCIES = {
-    services.worst_of(services.MEAN): "mean latency",
-    services.worst_of("latency_p50_ms"): "median latency",
-    services.worst_of("latency_p95_ms"): "p95 latency",
-    services.worst_of(services.P99): "p99 latency",
-    services.worst_of("latency_p999_ms"): "p99.9 latency",
+    service_figures.name_worst(service_figures.MEAN): "mean latency",
+    service_figures.name_worst("latency_p50_ms"): "median latency",
+    service_figures.name_worst("latency_p95_ms"): "p95 latency",
+    service_figures.name_worst(service_figures.P99): "p99 latency",
+    service_figures.name_worst("latency_p999_ms"): "p99.9 latency",
 }
 _ALL = (
     Metric("epoch_time_s", "time per epoch", "s"),
@@ -81,9 +84,9 @@ _ALL = (
     Metric(BEST_SOLO, "speed-up against the best step mode alone"),
     Metric(SLOWDOWN, "worst slowdown"),
     *(Metric(name, f"{title} of the slowest job", "ms") for name, title in _LATENCIES.items()),
-    Metric(services.GOODPUT_TOTAL, "goodput of all jobs", "requests/s"),
-    Metric(services.SUSTAINED_WORST, "answers over arrivals", scale=Scale.SHARE),
-    Metric(services.OBJECTIVE_MET_WORST, "objective met", scale=Scale.SHARE),
+    Metric(service_figures.GOODPUT_TOTAL, "goodput of all jobs", "requests/s"),
+    Metric(service_figures.SUSTAINED_WORST, "answers over arrivals", scale=Scale.SHARE),
+    Metric(service_figures.OBJECTIVE_MET_WORST, "objective met", scale=Scale.SHARE),
     Metric(MEAN_SLOWDOWN, "worst slowdown of the mean latency"),
     Metric(P99_SLOWDOWN, "worst slowdown of the p99 latency"),
     Metric(FAIRNESS, "fairness (Jain)", scale=Scale.SHARE),
@@ -113,7 +116,7 @@ ACTIVITY = tuple(_ACTIVITY)
 """What listeners read of a GPU, and of each of its GPU instances."""
 
 _POWER = ("energy_per_epoch_j", ENERGY_VS_ALONE, "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
-_SERVED = (services.GOODPUT_TOTAL, services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST)
+_SERVED = (service_figures.GOODPUT_TOTAL, service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST)
 _FAIRNESS = ("epoch_time_vs_solo_ratio", SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS)
 HOST = (
     *(HOST_LOOP, "process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
@@ -133,17 +136,19 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 def find_work_metrics(row: Row) -> dict[str, Metric]:
     """Return the figures of a row that count its work, in each unit that all its jobs have, by name."""
-    return {name: metric for unit in units.units_in(row.metrics) for name, metric in make_work_metrics(unit).items()}
+    return {
+        name: metric for unit in work_units.find_units(row.metrics) for name, metric in make_work_metrics(unit).items()
+    }
 
 
 @functools.cache
 def make_work_metrics(unit: str) -> Mapping[str, Metric]:
     """Return the figures that count work in a unit, by name, in the order of tables."""
-    one = units.one_in_words(unit)
+    one = work_units.format_singular(unit)
     metrics = (
-        Metric(units.total_of(unit), "throughput of all jobs", units.per_second(unit)),
-        Metric(units.energy_of(unit), f"energy per {one}", "J"),
-        Metric(units.energy_above_idle_of(unit), f"energy per {one} above idle", "J", Scale.PLAIN),
+        Metric(work_units.total_of(unit), "throughput of all jobs", work_units.per_second(unit)),
+        Metric(work_units.energy_of(unit), f"energy per {one}", "J"),
+        Metric(work_units.energy_above_idle_of(unit), f"energy per {one} above idle", "J", Scale.PLAIN),
     )
     return {metric.name: metric for metric in metrics}
 
@@ -165,6 +170,6 @@ def _sampled(titled: str) -> Mapping[str, Metric]:
 
 def table_of(metric: Metric) -> str:
     """Return the name of the table in `GROUPS` for a figure of a listener or of counted work."""
-    if units.units_in([metric.name]):
+    if work_units.find_units([metric.name]):
         return "speed"
     return "utilisation" if metric.scale is Scale.SHARE or metric.unit == "MiB" else "energy"

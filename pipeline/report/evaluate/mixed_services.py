@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
 from pipeline.report.evaluate.quantities import workload_metric

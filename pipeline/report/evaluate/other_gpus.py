@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain import units
-from pipeline.base.domain.normalise import independent
-from pipeline.base.domain.records import BESIDE, WindowKind
+from pipeline.base.domain import work_units
+from pipeline.base.domain.normalisation import select_independent
+from pipeline.base.domain.records import OTHER_GPUS, WindowKind
 from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.report.evaluate.cells import Case, cases_of
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, estimate, interval_in_words
 from pipeline.report.evaluate.wording import jobs_in_words
@@ -75,7 +75,7 @@ def _count_differing(groups: Sequence[CompanyShare]) -> str:
     if not known:
         return f"an interval needs {MIN_FOR_INTERVAL} blocks"
     num = sum(not low <= 1 <= high for low, high in known)
-    return f"{num or 'none'} of {counted(len(known), 'interval')} {'exclude' if num > 1 else 'excludes'} 1"
+    return f"{num or 'none'} of {format_count(len(known), 'interval')} {'exclude' if num > 1 else 'excludes'} 1"
 
 
 def _name_group(group: CompanyShare) -> str:
@@ -109,14 +109,14 @@ def compare_company(study: Study) -> Iterator[CompanyShare]:
                 degree=first.degree,
                 mode=first.mode,
                 beside=int(str(beside)),
-                share=estimate(independent(ratios, {block: rows[block].gpu_uuid for block in ratios})),
+                share=estimate(select_independent(ratios, {block: rows[block].gpu_uuid for block in ratios})),
                 num_blocks=len(ratios),
                 is_simulated=first.is_simulated,
             )
 
 
 def _identity(row: Row) -> tuple[object, ...]:
-    settings = tuple(pair for pair in row.settings if pair[0] != BESIDE)
+    settings = tuple(pair for pair in row.settings if pair[0] != OTHER_GPUS)
     return row.scenario, repr(sorted(row.options.items())), tuple(job.digest for job in row.jobs), settings
 
 
@@ -133,8 +133,8 @@ def _share(row: Row, alone: Row | None) -> float | None:
     if row.window is WindowKind.WORK:
         return _ratio(alone, row, "makespan_s")
     if not row.is_mix:
-        return _ratio(row, alone, units.total_of(row.unit))
-    shares = [_ratio(job, other, units.rate_of(job.unit)) for job, other in zip(row.jobs, alone.jobs, strict=True)]
+        return _ratio(row, alone, work_units.total_of(row.unit))
+    shares = [_ratio(job, other, work_units.rate_of(job.unit)) for job, other in zip(row.jobs, alone.jobs, strict=True)]
     known = [share for share in shares if share is not None]
     return statistics.fmean(known) if len(known) == len(shares) else None
 

@@ -12,11 +12,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain import units
-from pipeline.base.domain.group_names import ENVIRONMENT, as_flags, own_params
-from pipeline.base.domain.modes import SERIAL
-from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.domain import work_units
+from pipeline.base.domain.group_names import ENVIRONMENT, list_program_params, spell_flags
+from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Result
+from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.json_decoder import decode
@@ -162,7 +162,7 @@ def _outcome(
         figure, is_enough = (values[tied[0]] if tied else None), any(v.p_adjusted is not None for v in verdicts)
     by_mode = {cell.mode: cell for cell in cells}
     first, serial = by_mode.get(tied[0]) if tied else None, by_mode.get(SERIAL.label)
-    energy = units.energy_of(row.unit) if row.unit else ""
+    energy = work_units.energy_of(row.unit) if row.unit else ""
     kinds = {cell.mode: cell.sharing.label for cell in ranked if name in cell.estimates}
     return Outcome(
         label=cells[0].case.label,
@@ -178,7 +178,7 @@ def _outcome(
         is_enough=is_enough,
         energy=first.estimates.get(energy) if first else None,
         energy_of_serial=serial.estimates.get(energy) if serial else None,
-        energy_unit=units.joules_per(row.unit) if first and energy in first.estimates else "",
+        energy_unit=work_units.joules_per(row.unit) if first and energy in first.estimates else "",
         endings=tuple(
             _ending(cell)
             for cell in cells
@@ -212,7 +212,7 @@ def _programs(jobs: Sequence[JobRow]) -> tuple[Program, ...]:
             workload=job.params.get("workload", ""),
             size=job.size or "",
             number=number[label],
-            params={k: v for k, v in as_flags(own_params(job.params)).items() if k != ENVIRONMENT},
+            params={k: v for k, v in spell_flags(list_program_params(job.params)).items() if k != ENVIRONMENT},
         )
         for label, job in sorted(first.items())
     )

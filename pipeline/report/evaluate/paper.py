@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from pipeline.base.domain.modes import MIG, PROFILE, SERIAL
-from pipeline.base.domain.normalise import SLOWDOWN, SPEEDUP
+from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.sharing_modes import MIG, PROFILE, SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate import scaling, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain.modes import mode_of
+from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.report.read import labels
 
 FOLDER = Path(__file__).parent / "publications"

@@ -12,19 +12,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.base.domain import services, units
+from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.baselines import Baselines
-from pipeline.base.domain.normalise import (
+from pipeline.base.domain.normalisation import (
     MEAN_SLOWDOWN,
     P99_SLOWDOWN,
     SLOWDOWN,
     SPEEDUP,
-    Compared,
-    mean_of,
+    ComparedJob,
+    average_figures,
     normalise,
     rate_name,
 )
-from pipeline.base.domain.records import NEIGHBOURS, WindowKind
+from pipeline.base.domain.records import CO_RUNNERS, WindowKind
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
     BEST_SOLO,
@@ -41,8 +41,13 @@ from pipeline.report.read.study_records import JobRow, Row
 _RECORDED = (
     *("makespan_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),
     *("dram_active_mean_ratio", "tensor_active_mean_ratio", "memory_peak_mib", "power_mean_w", "sm_clock_mean_mhz"),
-    *("temperature_max_c", "overlap_ratio", *map(services.worst_of, services.LATENCIES), services.GOODPUT_TOTAL),
-    *(services.SUSTAINED_WORST, services.OBJECTIVE_MET_WORST, *HOST),
+    *(
+        "temperature_max_c",
+        "overlap_ratio",
+        *map(service_figures.name_worst, service_figures.LATENCIES),
+        service_figures.GOODPUT_TOTAL,
+    ),
+    *(service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST, *HOST),
 )
 """What a row's run has under the same name, beside what counts work and what listeners give."""
 
@@ -71,7 +76,7 @@ class BlockBaselines(Baselines[Row, JobRow]):
     def solo(self, row: Row, job: JobRow) -> JobRow | None:
         """Return a job of a row alone, or the mean of several such runs."""
         runs = self.alone(job.digest, _digests(row))
-        return dataclasses.replace(runs[0], metrics=mean_of([run.metrics for run in runs])) if runs else None
+        return dataclasses.replace(runs[0], metrics=average_figures([run.metrics for run in runs])) if runs else None
 
     def total_time_s(self, row: Row) -> float | None:
         """Return the time of a row's jobs one after another; `None` if these did not run."""
@@ -102,7 +107,7 @@ def baseline_key(row: Row) -> BaselineKey:
 
 def settings_without_neighbours(row: Row) -> tuple[tuple[str, str], ...]:
     """Return the settings that two rows must share to be compared, whatever their co-runners."""
-    return tuple((key, value) for key, value in row.settings if key != NEIGHBOURS)
+    return tuple((key, value) for key, value in row.settings if key != CO_RUNNERS)
 
 
 def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
@@ -117,9 +122,9 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     energy_j = row.metrics.get(ENERGY)
     if energy_j and ENERGY_ABOVE_IDLE in row.metrics:
         share = row.metrics[ENERGY_ABOVE_IDLE] / energy_j
-        for unit in units.units_in(row.metrics):
-            if units.energy_of(unit) in row_figures:
-                row_figures[units.energy_above_idle_of(unit)] = share * row_figures[units.energy_of(unit)]
+        for unit in work_units.find_units(row.metrics):
+            if work_units.energy_of(unit) in row_figures:
+                row_figures[work_units.energy_above_idle_of(unit)] = share * row_figures[work_units.energy_of(unit)]
     row_figures |= _epochs(row, baselines) | _combine_instances(row) | _energies(row, baselines)
     alone = [baselines.solo(row, job) for job in row.jobs]
     figures = _normalise(row, alone, baselines.total_time_s(row))
@@ -151,7 +156,7 @@ def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         return {}
     name_of = [rate_name(row.window, job.unit) for job in row.jobs]
     solos = [baselines.by_job.get(job.digest, []) for job in row.jobs]
-    alone = [mean_of([{**_collect_figures(solo), **solo.jobs[0].metrics} for solo in rows]) for rows in solos]
+    alone = [average_figures([{**_collect_figures(solo), **solo.jobs[0].metrics} for solo in rows]) for rows in solos]
     work = [
         1.0 if row.window is WindowKind.WORK else _ratio(job.metrics, solo, name)
         for job, solo, name in zip(row.jobs, alone, name_of, strict=True)
@@ -163,7 +168,7 @@ def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     if grown is None or not row.is_mix:
         return energies
     for job, solo in zip(row.jobs, alone, strict=True):
-        if (energy_j := solo.get(units.energy_above_idle_of(job.unit))) is not None:
+        if (energy_j := solo.get(work_units.energy_above_idle_of(job.unit))) is not None:
             energies |= {energy_alone(job.label): energy_j, modelled_energy(job.label): grown * energy_j}
     return energies
 
@@ -224,7 +229,7 @@ def _digests(row: Row) -> tuple[str, ...]:
 
 
 def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
-    compared: dict[str, list[Compared]] = defaultdict(list)
+    compared: dict[str, list[ComparedJob]] = defaultdict(list)
     for job, both in zip(row.jobs, _pair_with_solo(row, alone), strict=True):
         compared[job.params.get("workload", "")].append(both)
     if not row.is_mix or row.is_sequential:
@@ -237,9 +242,9 @@ def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
     }
 
 
-def _pair_with_solo(row: Row, alone: Sequence[JobRow | None]) -> list[Compared]:
+def _pair_with_solo(row: Row, alone: Sequence[JobRow | None]) -> list[ComparedJob]:
     return [
-        Compared(job.unit, job.is_rate_given, job.metrics, {} if solo is None else solo.metrics)
+        ComparedJob(job.unit, job.is_rate_given, job.metrics, {} if solo is None else solo.metrics)
         for job, solo in zip(row.jobs, alone, strict=True)
     ]
 
@@ -272,7 +277,7 @@ def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     if together is None:
         return {}
     figures = {"epoch_time_s" if measured else "epoch_time_derived_s": together}
-    if (work := _work_of_epoch(row.jobs[0])) and (energy_j := row.metrics.get(units.energy_of(row.unit))):
+    if (work := _work_of_epoch(row.jobs[0])) and (energy_j := row.metrics.get(work_units.energy_of(row.unit))):
         figures["energy_per_epoch_j"] = work * energy_j
     solo = baselines.solo(row, row.jobs[0])
     alone = _mean_epoch_s([solo], measured=measured) if solo is not None else None
@@ -283,7 +288,7 @@ def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
     if measured:
         times = [job.metrics.get("epoch_time_mean_s") for job in jobs]
     else:
-        rates = [(_work_of_epoch(job), job.metrics.get(units.rate_of(job.unit))) for job in jobs]
+        rates = [(_work_of_epoch(job), job.metrics.get(work_units.rate_of(job.unit))) for job in jobs]
         times = [work / rate if work and rate else None for work, rate in rates]
     known = [time_s for time_s in times if time_s is not None]
     return statistics.fmean(known) if known and len(known) == len(times) else None

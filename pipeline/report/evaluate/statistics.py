@@ -1,7 +1,7 @@
 """Estimates and tests. A repeat is a complete block with its own baseline, so comparisons are paired within blocks.
 
 Intervals are t intervals: with the three to ten blocks of a study, a bootstrap of the mean covers far less than 95 %.
-Blocks of one GPU resemble each other, so over several GPUs each GPU is one value (`normalise.independent`).
+Blocks of one GPU resemble each other, so over several GPUs each GPU is one value (`normalise.select_independent`).
 """
 
 from __future__ import annotations

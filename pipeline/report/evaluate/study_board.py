@@ -11,16 +11,16 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.group_names import differing
-from pipeline.base.domain.records import BESIDE, NEIGHBOURS
+from pipeline.base.domain.group_names import find_differing_keys
+from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS
 from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import natural
+from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate.outcomes import DeviceSummary, Outcome, Program
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.read import labels
 
 NOT_RECORDED = "not recorded"
-_OF_THE_ROW = (NEIGHBOURS, BESIDE)
+_OF_THE_ROW = (CO_RUNNERS, OTHER_GPUS)
 _MOST_SAID = 3
 
 
@@ -117,7 +117,7 @@ def board_of(columns: Sequence[Column]) -> Board:
         )
     return Board(
         columns=tuple(columns),
-        lines=tuple(sorted(lines, key=lambda line: (bool(line.consists), natural(line.label), line.degree))),
+        lines=tuple(sorted(lines, key=lambda line: (bool(line.consists), natural_key(line.label), line.degree))),
         common=(*(next(iter(words[key])) for key in words if key in shared), *common),
     )
 
@@ -131,7 +131,11 @@ def _rows(places: Sequence[_Place], facts: Mapping[int, Mapping[str, str]]) -> l
     for same in group_by(places, lambda place: _identity(place[1])).values():
         of_column = group_by(same, lambda place: place[0])
         apart = sorted(
-            {key for column in of_column.values() for key in differing([facts[id(other)] for _, other in column])}
+            {
+                key
+                for column in of_column.values()
+                for key in find_differing_keys([facts[id(other)] for _, other in column])
+            }
         )
         rows: dict[_Identity, list[_Place]] = defaultdict(list)
         for number, outcome in same:
@@ -198,7 +202,7 @@ def _describe_mix(outcome: Outcome) -> str:
 
 def _describe_difference(row: Sequence[_Place], outcome: Outcome, facts: Mapping[int, Mapping[str, str]]) -> str:
     first, second = facts[id(row[0][1])], facts[id(outcome)]
-    keys = differing([first, second])
+    keys = find_differing_keys([first, second])
     differences = [f"{key} {second[key]} instead of {first[key]}" for key in keys if key in second and key in first]
     unknown = [f"{key} {second.get(key, NOT_RECORDED)}" for key in keys if (key in second) != (key in first)]
     if len(unknown) > 1:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.group_names import as_flags, own_params
+from pipeline.base.domain.group_names import list_program_params, spell_flags
 from pipeline.report.evaluate.cells import Case, Cell, cases_in
 from pipeline.report.read import labels
 
@@ -44,7 +44,7 @@ def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iter
     Of what takes fewer values than `fewest` there is nothing.
     """
     programs = {
-        case: tuple((params.get("workload", ""), as_flags(own_params(params))) for params in case.params)
+        case: tuple((params.get("workload", ""), spell_flags(list_program_params(params))) for params in case.params)
         for case in cases_in(cells)
     }
     by_place: dict[tuple[str, str, str, Items], dict[float, list[Cell]]] = defaultdict(lambda: defaultdict(list))

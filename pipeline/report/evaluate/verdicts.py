@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.base.domain.modes import MPS, NAIVE, SERIAL
-from pipeline.base.domain.normalise import SPEEDUP, independent
+from pipeline.base.domain.normalisation import SPEEDUP, select_independent
+from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
 from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell, group_places, speed_ratios
 from pipeline.report.evaluate.metrics import BEST_SOLO, MEAN_LATENCY, METRICS, P99_LATENCY
@@ -227,7 +227,9 @@ def _pairs(cell: Cell, members: Sequence[Cell]) -> list[_Pair]:
             continue
         if ratios:
             pairs.append(
-                _Pair(cell, reference.label, other, metric, ratios, compare_pairs(independent(ratios, cell.gpus)))
+                _Pair(
+                    cell, reference.label, other, metric, ratios, compare_pairs(select_independent(ratios, cell.gpus))
+                )
             )
     return pairs
 
@@ -276,7 +278,7 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
     if verdict.metric in (MEAN_LATENCY, P99_LATENCY):
         against = "one alone" if verdict.against == SERIAL.label else against
         against += f" by the {METRICS[verdict.metric].title}"
-    blocks = counted(verdict.num_blocks, "block") + describe_gpus(verdict.num_gpus)
+    blocks = format_count(verdict.num_blocks, "block") + describe_gpus(verdict.num_gpus)
     details = [interval_in_words(verdict.ratio, ".2f").strip(" ()"), blocks]
     details += [_describe_need(verdict)] if verdict.decision is Decision.NO_VERDICT else []
     equal = f", equal within {MARGIN_IN_WORDS}" if verdict.decision is Decision.EQUAL else ""

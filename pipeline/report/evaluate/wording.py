@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain.records import Result
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.report.evaluate.cells import Case, Cell
 
 
@@ -48,9 +48,9 @@ def finding_in_words(cell: Cell) -> str:
     """Return why a cell is not compared: `out of memory in 5 of 5 blocks: REASON`."""
     total = sum(cell.results.values())
     if cell.is_ranked and cell.num_saturated:
-        return f"did not sustain its rate in {cell.num_saturated} of {counted(total, 'block')}"
+        return f"did not sustain its rate in {cell.num_saturated} of {format_count(total, 'block')}"
     if cell.is_wholly_invalid:
-        return f"invalid in {cell.num_invalid} of {counted(total, 'block')}: {cell.invalid[0]}"
+        return f"invalid in {cell.num_invalid} of {format_count(total, 'block')}: {cell.invalid[0]}"
     count = cell.results[cell.finding]
     words = ENDINGS[cell.finding].of_one if cell.finding in ENDINGS else "no figure to compare"
     return f"{words} in {count} of {total} blocks" + (f": {cell.reason}" if cell.reason else "")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.domain.modes import Mode
-from pipeline.base.system.words import counted
+from pipeline.base.domain.sharing_modes import SharingMode
+from pipeline.base.system.words import format_count
 from pipeline.report.evaluate.cells import Cell, cases_in
 from pipeline.report.evaluate.metrics import is_latency
 from pipeline.report.evaluate.statistics import Estimate
@@ -44,7 +44,7 @@ class Bar:
         finding: why there is no height; empty where there is one.
     """
 
-    sharing: Mode
+    sharing: SharingMode
     detail: str
     estimates: tuple[Estimate | None, ...]
     finding: str = ""
@@ -71,7 +71,7 @@ def bar_of(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED)
 def group_by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
     """Return a group of bars for each number of jobs."""
     degrees = sorted({cell.degree for cell in cells})
-    return [(counted(degree, "job"), [bar(cell) for cell in cells if cell.degree == degree]) for degree in degrees]
+    return [(format_count(degree, "job"), [bar(cell) for cell in cells if cell.degree == degree]) for degree in degrees]
 
 
 def group_by_case(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
@@ -147,7 +147,7 @@ def _box(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
     axes.add_patch(strip)
 
 
-def legend_of(modes: Sequence[Mode], *, second: tuple[str, str] | None = None) -> list[Any]:
+def legend_of(modes: Sequence[SharingMode], *, second: tuple[str, str] | None = None) -> list[Any]:
     """Return the handles of a legend: one for each mode, and two for full and hatched bars if both are drawn."""
     from matplotlib.patches import Patch
 

@@ -1,7 +1,7 @@
 """How every figure of a report looks, and how it is written.
 
-A mode has its colour from `pipeline.base.domain.modes`, and nothing else has a colour of a mode. The page replaces all
-colours by its own for dark screens (`THEME`), so a figure uses no others.
+The colour of a sharing mode is that of `pipeline.base.domain.sharing_modes`, and nothing else has it. The page
+replaces all colours by its own for dark screens (`THEME`), so a figure uses no others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.domain.modes import MODES, SPARE_COLOURS
+from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.figures.parts import Part, parts_of
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.base.domain import units
-from pipeline.base.domain.modes import SERIAL
+from pipeline.base.domain import work_units
+from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
 from pipeline.report.evaluate.joules import JOULE, prefix_of, scale_estimate
 from pipeline.report.figures.bars import (
@@ -34,11 +34,11 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 
 def _sketch_unit(unit: str, cells: Sequence[Cell]) -> Iterator[Sketch]:
-    energy = units.energy_of(unit)
+    energy = work_units.energy_of(unit)
     known = {cell.case for cell in cells if energy in cell.estimates and cell.sharing != SERIAL}
     ran = [cell for cell in cells if cell.case in known and not cell.is_derived]
     copies, mixes = ([cell for cell in ran if cell.case.is_mix is is_mix] for is_mix in (False, True))
-    work, per_one = units.format_unit(unit), f"energy per {units.one_in_words(unit)}"
+    work, per_one = work_units.format_unit(unit), f"energy per {work_units.format_singular(unit)}"
     caption = f"Energy of the whole GPU over the {work} of all jobs, idle power included. {BARS_CAPTION}"
     for members, name, title in ((copies, per_one, per_one), (mixes, f"{per_one} mixes", f"{per_one} of the mixes")):
         if members:
@@ -47,7 +47,7 @@ def _sketch_unit(unit: str, cells: Sequence[Cell]) -> Iterator[Sketch]:
 
 
 def _paint(cells: Sequence[Cell], unit: str) -> Figure:
-    energy = units.energy_of(unit)
+    energy = work_units.energy_of(unit)
     known = [cell.estimates[energy] for cell in cells if cell.is_ranked and energy in cell.estimates]
     scale, prefix = prefix_of(estimate.median for estimate in known)
 
@@ -63,6 +63,6 @@ def _paint(cells: Sequence[Cell], unit: str) -> Figure:
     for axes, (title, groups) in zip(panels, contents, strict=True):
         grouped_bars(axes, groups)
         set_title(axes, title)
-        axes.set_ylabel(f"{prefix}{JOULE} per {units.one_in_words(unit)}")
+        axes.set_ylabel(f"{prefix}{JOULE} per {work_units.format_singular(unit)}")
     add_legend(figure, legend_of(modes_in(cells)))
     return figure

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.domain.modes import SERIAL, Mode
-from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.domain.normalisation import SPEEDUP
+from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in, speed_ratios
 from pipeline.report.evaluate.metrics import TOTAL_TIME
@@ -103,7 +103,7 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell], alone: Sequence[tuple[
     return min(1.08 * max(degrees[-1], *reached), 1.35 * max(reached) + 0.3)
 
 
-def _line(axes: Axes, mode: Mode, cells: Sequence[Cell]) -> list[float]:
+def _line(axes: Axes, mode: SharingMode, cells: Sequence[Cell]) -> list[float]:
     """Draw one mode; how high its medians and intervals reach."""
     by_degree: dict[int, Estimate] = {}
     marked: set[int] = set()

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.base.domain.modes import SERIAL
-from pipeline.base.domain.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import WindowKind
+from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.report.evaluate.cells import Cell, modes_in
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, METRICS, TOTAL_TIME
 from pipeline.report.figures.bars import BARS_CAPTION, bar_of, bar_of_figure, group_by_case, grouped_bars, legend_of

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.domain import services, units
-from pipeline.base.domain.modes import Mode
-from pipeline.base.domain.normalise import SLOWDOWN, SPEEDUP
-from pipeline.base.system.words import counted
+from pipeline.base.domain import service_figures, work_units
+from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
+from pipeline.base.domain.sharing_modes import SharingMode
+from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, metrics_in
 from pipeline.report.evaluate.joules import prefix_of, scale_estimate
@@ -56,7 +56,10 @@ _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("x", "P", "*", "d", "h", "p", "8")
 """Of the further lines of a mode: degrees, and if a mode has several of one degree, profiles and limits."""
 
-_MEDIAN_LATENCY, _P95_LATENCY = services.worst_of("latency_p50_ms"), services.worst_of("latency_p95_ms")
+_MEDIAN_LATENCY, _P95_LATENCY = (
+    service_figures.name_worst("latency_p50_ms"),
+    service_figures.name_worst("latency_p95_ms"),
+)
 _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
@@ -90,9 +93,9 @@ def _caption(panels: Sequence[Metric]) -> str:
 def _panels(swept: Sweep) -> list[Metric]:
     cells = list(itertools.chain(*swept.cells.values()))
     known = metrics_in(cells)
-    counts = units.units_in(known)
+    counts = work_units.find_units(known)
     slowdown = [SLOWDOWN] if cells[0].case.is_mix else []
-    speed = [*map(units.total_of, counts), SPEEDUP, *slowdown, MEAN_LATENCY, services.GOODPUT_TOTAL]
+    speed = [*map(work_units.total_of, counts), SPEEDUP, *slowdown, MEAN_LATENCY, service_figures.GOODPUT_TOTAL]
     return [
         known[name]
         for name in (
@@ -101,7 +104,7 @@ def _panels(swept: Sweep) -> list[Metric]:
             *map(instance_metric, _ACTIVITY),
             MEMORY,
             INSTANCE_MEMORY,
-            *map(units.energy_of, counts),
+            *map(work_units.energy_of, counts),
         )
         if sum(any(name in cell.figures for cell in members) for members in swept.cells.values()) > 1
     ]
@@ -130,7 +133,7 @@ def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
     for axes, (metric, title, degrees) in zip(every_axes, panels, strict=True):
         known = (cell.figures[metric.name] for cell in every_cell if metric.name in cell.figures)
         scale, prefix = prefix_of((estimate.median for estimate in known), metric.unit)
-        drawn: Counter[Mode] = Counter()
+        drawn: Counter[SharingMode] = Counter()
         for (mode, degree), by_place in lines.items():
             sharing = next(iter(by_place.values())).sharing
             number = every_degree.index(degree) if says_degree else drawn[sharing]
@@ -138,7 +141,7 @@ def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
             style |= {"marker": [sharing.marker, *_MARKERS][number % len(_MARKERS)]}
             style |= {"linestyle": _STYLES[number % len(_STYLES)]}
             drawn[sharing] += 1
-            label = f"{mode}, {counted(degree, 'job')}" if len(every_degree) > 1 else mode
+            label = f"{mode}, {format_count(degree, 'job')}" if len(every_degree) > 1 else mode
             if degree in degrees and (handle := _line(axes, metric.name, by_place, style, scale)) is not None:
                 handles.setdefault(label, handle)
         set_title(axes, title)
@@ -165,7 +168,7 @@ def _split_panels(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metr
         yield metric, metric.title, degrees
     else:
         for degree in together:
-            yield metric, f"{metric.title}, {counted(degree, 'job')}", [1, degree]
+            yield metric, f"{metric.title}, {format_count(degree, 'job')}", [1, degree]
 
 
 def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[str, Any], scale: float) -> Any:
@@ -197,7 +200,9 @@ def _latency(axes: Axes, swept: Sweep) -> None:
     axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers, where the usual one writes formulas
     axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     params = [params for members in swept.cells.values() for cell in members for params in cell.case.params]
-    objectives = {value for params in params if (value := parse_number(params.get(services.OBJECTIVE, ""))) is not None}
+    objectives = {
+        value for params in params if (value := parse_number(params.get(service_figures.OBJECTIVE, ""))) is not None
+    }
     if len(objectives) == 1:
         axes.axhline(objectives.pop(), color=INK, linewidth=0.9, linestyle=":")
 

@@ -6,8 +6,8 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
-from pipeline.base.domain.modes import MODES, SERIAL
-from pipeline.base.system.words import aligned, counted
+from pipeline.base.domain.sharing_modes import MODES, SERIAL
+from pipeline.base.system.words import align_table, format_count
 from pipeline.report.evaluate.joules import prefix_of
 from pipeline.report.evaluate.outcomes import Outcome
 from pipeline.report.evaluate.study_board import Agreement, Board, Column, Entry, Line
@@ -72,7 +72,7 @@ def describe_agreement(board: Board) -> str:
         return "No case has verdicts in several columns."
     in_words = ((Agreement.SAME, "the same in"), (Agreement.OPEN, "open in"), (Agreement.DIFFER, "different in"))
     parts = [f"{words} {compared[agreement]}" for agreement, words in in_words if compared[agreement]]
-    return f"Of {counted(compared.total(), 'case')} in several columns, the best mode is {join_words(parts)}."
+    return f"Of {format_count(compared.total(), 'case')} in several columns, the best mode is {join_words(parts)}."
 
 
 def describe_winners(board: Board) -> list[str]:
@@ -92,7 +92,7 @@ def _describe_column_winners(place: int, board: Board) -> str:
     parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
     undecided = len(together) - wins.total()
     parts += [f"modes are not told apart in {undecided}"] if undecided else []
-    return f"{which}: of {counted(len(together), 'case')} of several jobs, {join_words(parts)}."
+    return f"{which}: of {format_count(len(together), 'case')} of several jobs, {join_words(parts)}."
 
 
 def stamps(board: Board) -> list[str]:
@@ -110,7 +110,7 @@ def format_lines(board: Board) -> str:
         rows.append([line.label, str(line.degree), *cells, agreement])
     left_aligned = {0, *range(2, len(board.columns) + 3)}
     return "\n".join(
-        [*heads, "", *aligned(rows, left_aligned), "", describe_agreement(board), *describe_winners(board)]
+        [*heads, "", *align_table(rows, left_aligned), "", describe_agreement(board), *describe_winners(board)]
     )
 
 
@@ -162,7 +162,7 @@ def _cell(entry: Entry) -> _Cell:
     outcome, (energy, serial) = entry.outcome, _energy(entry.outcome)
     colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
     title, unit = _measure(outcome)
-    blocks = counted(outcome.num_blocks, "block") if outcome.tied else ""
+    blocks = format_count(outcome.num_blocks, "block") if outcome.tied else ""
     notes = list(outcome.endings)
     if len(outcome.kinds) == 1:
         notes.insert(0, "the only one with a figure")
@@ -209,7 +209,7 @@ def _short(value: float) -> str:
 
 def _describe_column(column: Column) -> list[str]:
     study = column.measured
-    gpus, blocks = counted(study.num_gpus, "GPU"), counted(study.num_blocks, "block")
+    gpus, blocks = format_count(study.num_gpus, "GPU"), format_count(study.num_blocks, "block")
     stamp = [f"{study.stamp}, says nothing about a real GPU"] if study.stamp else []
     host = [study.host] if study.host else []
     about = [f"experiment {study.experiment}", f"{gpus}, {blocks}", *host]

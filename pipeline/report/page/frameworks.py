@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
-from pipeline.base.domain.modes import PROFILE
 from pipeline.base.domain.records import Result
-from pipeline.base.system.words import aligned
+from pipeline.base.domain.sharing_modes import PROFILE
+from pipeline.base.system.words import align_table
 from pipeline.report.page.table_format import Table, format_value
 from pipeline.report.read.study_records import JobRow, Row, Study
 
@@ -71,7 +71,7 @@ def framework_lines(study: Study) -> list[str]:
         if answer.why and answer.where:
             places[answer.framework, answer.why].append(answer.where)
     why = [f"{name}, {'; '.join(where)}: {words}" for (name, words), where in places.items()]
-    return [*aligned([tuple(line) for line in cells], left=range(6)), *why]
+    return [*align_table([tuple(line) for line in cells], left=range(6)), *why]
 
 
 def count_answers(study: Study) -> Counter[Answer]:

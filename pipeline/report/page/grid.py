@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.modes import SERIAL, Mode
-from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.domain.normalisation import SPEEDUP
+from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import mixed_services
 from pipeline.report.evaluate.cells import Case, Cell, cases_of, group_places, metrics_in, modes_in
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
@@ -56,7 +56,7 @@ class Grid:
     """Lines below the kinds of sharing that they have entries for."""
 
     title: str
-    modes: tuple[Mode, ...]
+    modes: tuple[SharingMode, ...]
     lines: tuple[Line, ...]
     note: str
 
@@ -148,7 +148,7 @@ def _figure(estimate: Estimate, *, is_ratio: bool = True) -> str:
 def _note(verdicts: Sequence[Verdict]) -> str:
     number = sum(verdict.ratio is not None for verdict in verdicts)
     corrected = (
-        f"verdicts (from {MIN_BLOCKS} blocks on) are corrected over all of {counted(number, 'comparison')}: an "
+        f"verdicts (from {MIN_BLOCKS} blocks on) are corrected over all of {format_count(number, 'comparison')}: an "
         "interval may exclude 1 where there is no verdict."
     )
     return (
@@ -179,7 +179,7 @@ def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
     return Grid(title="Services beside other jobs: what each keeps", modes=modes, lines=tuple(lines), note=note)
 
 
-def _list_measures(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[Mode, Entry]]]]:
+def _list_measures(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[SharingMode, Entry]]]]:
     for workload, shares in group_by(members, lambda share: share.workload).items():
         if any(share.throughput_ratio is not None for share in shares):
             yield (
@@ -197,7 +197,7 @@ def _list_measures(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[
         yield "energy of all", [_make_kept_entry(cell, cell.estimates.get(ENERGY_VS_ALONE)) for cell in mixes]
 
 
-def _make_kept_entry(cell: Cell, estimate: Estimate | None, missing: str = "") -> tuple[Mode, Entry]:
+def _make_kept_entry(cell: Cell, estimate: Estimate | None, missing: str = "") -> tuple[SharingMode, Entry]:
     if estimate is None:
         return cell.sharing, Entry(text=missing, detail=cell.detail)
     return cell.sharing, Entry(text=f"{_figure(estimate)}{'*' if cell.marks else ''}", detail=cell.detail)

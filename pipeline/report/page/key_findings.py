@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
-from pipeline.base.domain.group_names import own_params
-from pipeline.base.domain.modes import MIG, SERIAL
-from pipeline.base.domain.normalise import MEAN_SLOWDOWN, P99_SLOWDOWN
+from pipeline.base.domain.group_names import list_program_params
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN
+from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.cells import Case, Cell, cases_of
 from pipeline.report.evaluate.mixed_services import describe_shares
@@ -86,7 +86,7 @@ def _describe_mig(cells: Sequence[Cell]) -> str:
 
 def describe_setup(study: Study) -> list[str]:
     """Return a sentence for each fact that all programs share, and on the GPUs of the blocks if there are several."""
-    programs = [own_params(job.params) for row in study.rows for job in row.jobs]
+    programs = [list_program_params(job.params) for row in study.rows for job in row.jobs]
     common = [next(iter(values)) for values in labels.collect_words(programs).values() if len(values) == 1]
     whose = "All jobs" if all(map(labels.has_label_params, programs)) else "All jobs but scripts of your own"
     sentences = [f"Only a part of experiment {study.experiment} is shown: {study.choice}."] if study.choice else []

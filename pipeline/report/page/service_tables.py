@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain import services
-from pipeline.base.domain.modes import SERIAL, Mode
-from pipeline.base.system.words import counted
+from pipeline.base.domain import service_figures
+from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
+from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import mixed_services, sweeps
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.statistics import Estimate
@@ -40,7 +40,7 @@ class RateLimit:
     what: str
     degree: int
     mode: str
-    sharing: Mode
+    sharing: SharingMode
     objective: str
     num_rates: int
     highest: float | None
@@ -58,11 +58,11 @@ def find_rate_limits(cells: Sequence[Cell]) -> list[RateLimit]:
     """Find the limit of every mode and number of equal services that have an objective."""
     alone = [cell for cell in cells if not (cell.is_derived or cell.case.is_mix)]
     borne: list[RateLimit] = []
-    for swept in sweeps.numbers(alone, 1, only=services.RATE):
+    for swept in sweeps.numbers(alone, 1, only=service_figures.RATE):
         lines: dict[tuple[tuple[int, str], str, int], dict[float, Cell]] = defaultdict(dict)
         for rate, members in swept.cells.items():
             for cell in members:
-                if services.OBJECTIVE in cell.case.params[0]:
+                if service_figures.OBJECTIVE in cell.case.params[0]:
                     lines[cell.sharing.order, cell.mode, cell.degree][rate] = cell
         borne += [_find_limit(swept.what, by_rate) for _, by_rate in sorted(lines.items(), key=lambda line: line[0])]
     return borne
@@ -109,7 +109,7 @@ def describe_limits(cells: Sequence[Cell]) -> str:
 
     Empty where there is no objective, where less than two rates were tried, or for more than two workloads.
     """
-    by_workload: dict[tuple[str, str], dict[Mode, list[RateLimit]]] = defaultdict(lambda: defaultdict(list))
+    by_workload: dict[tuple[str, str], dict[SharingMode, list[RateLimit]]] = defaultdict(lambda: defaultdict(list))
     for one in find_rate_limits(cells):
         if one.num_rates > 1:
             by_workload[one.what, one.objective][one.sharing].append(one)
@@ -126,7 +126,7 @@ def describe_limits(cells: Sequence[Cell]) -> str:
 def _describe_best(of_mode: Sequence[RateLimit]) -> str:
     """Return `400 requests/s in 4 jobs (MPS)`."""
     best = max(of_mode, key=lambda one: (one.total or 0, -one.degree))
-    where = "alone" if best.sharing == SERIAL else f"in {counted(best.degree, 'job')} ({best.sharing.label})"
+    where = "alone" if best.sharing == SERIAL else f"in {format_count(best.degree, 'job')} ({best.sharing.label})"
     if best.total is not None:
         return f"{best.total:g} requests/s {where}"
     none = "no rate" if all(one.is_known for one in of_mode) else "an unknown rate"
@@ -134,17 +134,17 @@ def _describe_best(of_mode: Sequence[RateLimit]) -> str:
 
 
 def _objective(params: Mapping[str, str]) -> tuple[str, str]:
-    percentile = f"{sweeps.parse_number(params.get(services.OBJECTIVE_PERCENTILE, '')) or 0:g}"
-    words = f"{float(params[services.OBJECTIVE]):g} ms"
+    percentile = f"{sweeps.parse_number(params.get(service_figures.OBJECTIVE_PERCENTILE, '')) or 0:g}"
+    words = f"{float(params[service_figures.OBJECTIVE]):g} ms"
     if percentile == "0":
         return f"latency within {words}", ""
-    return f"p{percentile} within {words}", services.worst_of(f"latency_p{percentile.replace('.', '')}_ms")
+    return f"p{percentile} within {words}", service_figures.name_worst(f"latency_p{percentile.replace('.', '')}_ms")
 
 
 def _meets_objective(cell: Cell) -> bool | None:
     """Check that all requests came through within the objective; `None` if that is not known."""
-    sustained = cell.values.get(services.SUSTAINED_WORST, {}).values()
-    met = cell.values.get(services.OBJECTIVE_MET_WORST, {}).values()
+    sustained = cell.values.get(service_figures.SUSTAINED_WORST, {}).values()
+    met = cell.values.get(service_figures.OBJECTIVE_MET_WORST, {}).values()
     if not cell.is_ranked:
         return None
     if sustained and statistics.median(sustained) < 1:

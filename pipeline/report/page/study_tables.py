@@ -8,11 +8,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.base.domain import mig_names, units
-from pipeline.base.domain.modes import PROFILE
-from pipeline.base.domain.normalise import SPEEDUP, independent
-from pipeline.base.domain.records import DEVICE, NEIGHBOURS, Result, WindowKind
-from pipeline.base.system.words import natural
+from pipeline.base.domain import mig_names, work_units
+from pipeline.base.domain.normalisation import SPEEDUP, select_independent
+from pipeline.base.domain.records import CO_RUNNERS, DEVICE, Result, WindowKind
+from pipeline.base.domain.sharing_modes import PROFILE
+from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import doubts, other_gpus, scaling
 from pipeline.report.evaluate.cells import Case, Cell, cases_of, metrics_in
 from pipeline.report.evaluate.joules import JOULE, prefix_of, scale_estimate
@@ -129,7 +129,7 @@ def instance_table(study: Study) -> Table:
 def _format_instances(name: str, by_block: dict[int, float], gpus: dict[int, str]) -> str:
     if name == INSTANCE_MEMORY:
         return format_estimate(estimate(list(by_block.values()), Scale.PEAK))
-    return format_estimate(estimate(independent(by_block, gpus), Scale.SHARE))
+    return format_estimate(estimate(select_independent(by_block, gpus), Scale.SHARE))
 
 
 def mix_energy_table(cells: Sequence[Cell]) -> Table:
@@ -141,7 +141,7 @@ def mix_energy_table(cells: Sequence[Cell]) -> Table:
         ratio = format_estimate(cell.estimates[ENERGY_VS_ALONE])
         for label, params in dict(zip(cell.case.workloads, cell.case.params, strict=True)).items():
             by_block = [cell.values.get(name(label)) for name in (energy_alone, modelled_energy)]
-            one = units.one_in_words(params.get(units.PARAM, units.SAMPLES))
+            one = work_units.format_singular(params.get(work_units.PARAM, work_units.SAMPLES))
             rows.append((cell.case.label, cell.mode, ratio, label, one, *_energies(cell, by_block)))
     of_each = ("above idle for one, alone", "above idle for one, in the mix (a model)")
     columns = ("mix", "mode", "energy, over that of the same work alone", "workload", "one", *of_each)
@@ -180,9 +180,9 @@ def neighbour_table(cells: Sequence[Cell]) -> Table:
     rows: list[Values] = []
     for effect in scaling.compare_neighbours(cells):
         cell = effect.cell
-        case = cell.case.label.removesuffix(f" [{NEIGHBOURS} {cell.neighbours}]")
+        case = cell.case.label.removesuffix(f" [{CO_RUNNERS} {cell.neighbours}]")
         rows.append((case, cell.degree, cell.mode, cell.neighbours, format_estimate(effect.throughput_ratio)))
-    rows.sort(key=lambda row: natural(str(row[0])))
+    rows.sort(key=lambda row: natural_key(str(row[0])))
     note = "Throughput beside neighbours over that of the same jobs in the same mode without, by block."
     columns = ("case", "jobs", "mode", "neighbours", "throughput kept")
     return Table("neighbours", "What neighbours leave", columns, tuple(rows), note)
@@ -381,5 +381,5 @@ def _baseline(row: Row) -> tuple[str, float] | None:
     if not row.is_sequential or not row.is_valid:
         return None
     is_time = row.window is WindowKind.WORK
-    name, unit = (TOTAL_TIME, "s") if is_time else (units.total_of(row.unit), units.per_second(row.unit))
+    name, unit = (TOTAL_TIME, "s") if is_time else (work_units.total_of(row.unit), work_units.per_second(row.unit))
     return (unit, row.metrics[name]) if row.metrics.get(name) and (row.degree == 1 or unit == "s") else None

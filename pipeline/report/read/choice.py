@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.grouping import group_by
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.report.read.study_records import Row
 
 STUDY, DEVICE = "--study", "--device"
@@ -95,4 +95,4 @@ def _study(rows: Sequence[Row]) -> str:
     """Return a start in words: `ID (17 groups on AMD EPYC, 2026-11-25 17:49)`."""
     begin = datetime.fromtimestamp(min(row.start_ms for row in rows) / 1000, UTC).strftime("%Y-%m-%d %H:%M")
     devices = " and ".join(dict.fromkeys(row.device_in_words for row in rows))
-    return f"{rows[0].start} ({counted(len(rows), 'group')} on {devices}, {begin})"
+    return f"{rows[0].start} ({format_count(len(rows), 'group')} on {devices}, {begin})"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.group_names import ENVIRONMENT
-from pipeline.base.domain.package_locks import lock_difference, parse_lock
+from pipeline.base.domain.package_locks import compare_locks, parse_lock
 from pipeline.base.system.errors import CollocationError
 from pipeline.record.store.results import fetch
 from pipeline.record.store.store_access import open_named
@@ -64,7 +64,7 @@ def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -
     first, *later = locks
     sentences = []
     for digest in later:
-        differs = lock_difference(locks[first], locks[digest]) if locks[first] and locks[digest] else ""
+        differs = compare_locks(locks[first], locks[digest]) if locks[first] and locks[digest] else ""
         what = differs or "the packages are not recorded"
         sentences.append(f"Environment {names[digest]!r} against {names[first]!r}: {what}.")
     return sentences

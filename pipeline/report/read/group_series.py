@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.domain import layout, mig_names
-from pipeline.base.domain.modes import MIG, MPS, NAIVE, PROFILE, Mode
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Field, Panel
+from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE, PROFILE, SharingMode
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
@@ -65,7 +65,7 @@ class GroupSeries:
     """
 
     name: str
-    sharing: Mode
+    sharing: SharingMode
     block: int
     activity: tuple[Line, ...]
     memory_mib: tuple[Line, ...]

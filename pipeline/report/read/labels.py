@@ -8,8 +8,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain import mig_names
-from pipeline.base.domain.group_names import ENVIRONMENT, differing, own_params
-from pipeline.base.domain.modes import PARTITION, PERCENTAGE, PROFILE, Mode
+from pipeline.base.domain.group_names import ENVIRONMENT, find_differing_keys, list_program_params
+from pipeline.base.domain.sharing_modes import PARTITION, PERCENTAGE, PROFILE, SharingMode
 
 Program = tuple[str | tuple[str, str], ...]
 
@@ -50,7 +50,7 @@ _LIMIT, _CHUNKS = "active_thread_pct", "chunks"
 
 def program_of(params: Mapping[str, str]) -> Program:
     """Return all that decides what a job computes, its step mode aside."""
-    settings = {key: value for key, value in own_params(params).items() if key != STEP_MODE}
+    settings = {key: value for key, value in list_program_params(params).items() if key != STEP_MODE}
     return (params.get("workload", ""), *sorted(settings.items()))
 
 
@@ -94,7 +94,7 @@ def distinguish_params(alike: Sequence[Mapping[str, str]]) -> list[str]:
 
     Environments are said where nothing else tells apart.
     """
-    keys = differing(alike)
+    keys = find_differing_keys(alike)
     for subset in ([key for key in keys if key != ENVIRONMENT], keys):
         words = [" ".join(_describe_param(key, params[key]) for key in subset if key in params) for params in alike]
         if len(set(words)) == len(words):
@@ -141,7 +141,7 @@ def _sizes(jobs: Sequence[JobLabel]) -> str | None:
     return "+".join(f"{number}{size}" if number > 1 else size for size, number in sizes.items())
 
 
-def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
+def mode_detail(mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
     """Return the detail behind the kind of sharing: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; or nothing.
 
     Compute instances stand behind the GPU instance that they share: `3g(2c+1c)+1g`. The places say where each job ran
@@ -162,7 +162,7 @@ def mode_detail(mode: Mode, options: Mapping[str, object], places: Sequence[Mapp
     return " ".join(filter(None, words))
 
 
-def _limit_in_words(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
+def _limit_in_words(mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
     """Describe the limit of each job, by its placement or else its request: `25+50 %`, `56 SM`, `7 chunks`, `long`."""
     for key, unit in ((PERCENTAGE, "%"), (PARTITION, "SM")):
         if limits := [place[key] for place in places if key in place]:
@@ -174,7 +174,9 @@ def _limit_in_words(mode: Mode, options: Mapping[str, object], places: Sequence[
     return describe_value(options[mode.said_by]) if mode.said_by in options else mode.unlimited
 
 
-def profiles_of(mode: Mode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+def profiles_of(
+    mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]
+) -> tuple[str, ...]:
     """Return the profiles of the MIG devices, the largest first; of a group that was not placed, the requested ones."""
     if mode.placed_by != PROFILE:
         return ()
@@ -204,7 +206,7 @@ def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
     return [(profile, mig_names.format_division("", parts)) for profile, parts in instances]
 
 
-def is_placed(mode: Mode, places: Sequence[Mapping[str, str]]) -> bool:
+def is_placed(mode: SharingMode, places: Sequence[Mapping[str, str]]) -> bool:
     """Check that the placements tell all that `mode_detail` needs."""
     return not mode.placed_by or (bool(places) and all(mode.placed_by in place for place in places))
 

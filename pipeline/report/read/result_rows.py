@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from pipeline.base.domain.modes import mode_of
 from pipeline.base.domain.records import Job
+from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import JobRow, Row, Study

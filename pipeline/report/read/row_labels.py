@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain import group_names
-from pipeline.base.domain.modes import modes_of
+from pipeline.base.domain.sharing_modes import modes_of
 from pipeline.base.system.grouping import group_by
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row
@@ -127,7 +127,7 @@ def _find_varying(rows: Sequence[Row]) -> set[str]:
 
 
 def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.JobLabel]:
-    programs = {job.digest: group_names.as_flags(group_names.own_params(job.params)) for job in jobs}
+    programs = {job.digest: group_names.spell_flags(group_names.list_program_params(job.params)) for job in jobs}
     names = {job.digest: job.params.get("workload", "") for job in jobs}
     differing = [key for key, values in labels.collect_words(programs.values()).items() if len(values) > 1]
     words = {digest: labels.params_in_words(params, differing) for digest, params in programs.items()}

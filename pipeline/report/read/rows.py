@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain.marks import read_marks
-from pipeline.base.domain.modes import mode_of
 from pipeline.base.domain.records import Result, WindowKind
-from pipeline.base.domain.tags import GROUP, JOB, Tag, facts_of
+from pipeline.base.domain.sharing_modes import mode_of
+from pipeline.base.domain.tags import GROUP, JOB, Tag, read_facts
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.grouping import group_by
 from pipeline.record.store import results
@@ -172,7 +172,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
 def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:
     """Make a row of a run, with labels that do not yet distinguish it; `None` if it has no result."""
     tags, params = run.data.tags, run.data.params
-    facts = facts_of(tags)
+    facts = read_facts(tags)
     if (commit := tags.get(Tag.GIT_COMMIT, "")) not in ("", facts.get("git_commit")):
         facts["program_commit"] = f"{commit}{', changed' if tags.get(Tag.PROGRAM_CHANGED) == 'true' else ''}"
     is_over = run.info.status != "RUNNING" and facts.get("result") in set(Result) and "digest" in facts
@@ -219,7 +219,7 @@ def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Ta
 
 def _job(run: Any, identity: Tag) -> JobRow:
     tags, params = run.data.tags, run.data.params
-    facts, workload = facts_of(tags), params.get("workload", "")
+    facts, workload = read_facts(tags), params.get("workload", "")
     return JobRow(
         index=int(facts.get("index", "0")),
         run_id=run.info.run_id,

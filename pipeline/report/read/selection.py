@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain import skips
-from pipeline.base.domain.group_names import own_params
+from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.machine_state import MachineState, merge_same
 from pipeline.base.domain.records import Result
 from pipeline.report.read.study_records import Block, Row
@@ -127,7 +127,7 @@ def _comparison_key(row: Row) -> _Compared:
 
 
 def _identity(params: Mapping[str, str]) -> tuple[object, ...]:
-    return (params.get("workload"), *sorted(own_params(params).items()))
+    return (params.get("workload"), *sorted(list_program_params(params).items()))
 
 
 def _newest_programs(newest_first: Sequence[Row]) -> dict[tuple[object, ...], set[str]]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain import units
+from pipeline.base.domain import work_units
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.marks import NO_MARKS, Marks
-from pipeline.base.domain.modes import PARTITION, PROFILE, SERIAL, Mode
-from pipeline.base.domain.records import BESIDE, NEIGHBOURS, Result, WindowKind
+from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS, Result, WindowKind
+from pipeline.base.domain.sharing_modes import PARTITION, PROFILE, SERIAL, SharingMode
 from pipeline.report.read.labels import JobLabel
 
 
@@ -44,12 +44,12 @@ class JobRow:
     @property
     def unit(self) -> str:
         """The work unit of the job."""
-        return self.params.get(units.PARAM, units.SAMPLES)
+        return self.params.get(work_units.PARAM, work_units.SAMPLES)
 
     @property
     def is_rate_given(self) -> bool:
         """True if the user chose its rate."""
-        return units.GIVEN_RATE in self.params
+        return work_units.GIVEN_RATE in self.params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Row:
     key: str
     name: str
     scenario: str
-    sharing: Mode
+    sharing: SharingMode
     detail: str = ""
     profiles: tuple[str, ...] = ()
     options: Mapping[str, object]
@@ -143,7 +143,7 @@ class Row:
     @property
     def neighbours(self) -> str:
         """The co-runners of its jobs, in words; empty if there are none."""
-        return dict(self.settings).get(NEIGHBOURS, "")
+        return dict(self.settings).get(CO_RUNNERS, "")
 
     @property
     def multiprocessors(self) -> int | None:
@@ -158,7 +158,7 @@ class Row:
     @property
     def beside(self) -> str:
         """The number of other GPUs of the host that worked; empty if none did."""
-        return dict(self.settings).get(BESIDE, "")
+        return dict(self.settings).get(OTHER_GPUS, "")
 
     @property
     def is_mix(self) -> bool:

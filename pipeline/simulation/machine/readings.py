@@ -75,5 +75,5 @@ def read(
 
 @functools.lru_cache(maxsize=8)
 def _source(spec: Spec) -> Readings:
-    source: Readings = factory.instance(spec)
+    source: Readings = factory.build_object(spec)
     return source

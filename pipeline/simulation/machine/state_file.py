@@ -20,7 +20,7 @@ from pipeline.base.domain import mig_table
 from pipeline.base.system import json_decoder, regular_files
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
-from pipeline.base.system.host import boot_id, read_process
+from pipeline.base.system.host_info import boot_id, read_process
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.releases import RECORDED, RELEASES, Release
 

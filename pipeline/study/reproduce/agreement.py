@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain.package_locks import lock_difference
+from pipeline.base.domain.package_locks import compare_locks
 from pipeline.base.domain.records import Plan
 from pipeline.base.system import regular_files
 from pipeline.base.system.errors import ConfigError
@@ -72,7 +72,7 @@ def _compare_facts(first: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterat
         if (remote := first[_MACHINE][name]) != (local := facts[_MACHINE].get(name)):
             yield f"{name}: {local} here, {remote} there"
     for before, now in zip(first[_PACKAGES], facts[_PACKAGES], strict=False):
-        if words := lock_difference(before, now):
+        if words := compare_locks(before, now):
             yield f"{words} here"
     for name in sorted(first[_FILES].keys() | facts[_FILES].keys()):
         if first[_FILES].get(name) != facts[_FILES].get(name):

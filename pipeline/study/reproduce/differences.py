@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.package_locks import compare_packages, lock_difference
+from pipeline.base.domain.package_locks import compare_locks, compare_packages
 from pipeline.base.domain.records import Group
 from pipeline.base.system import secrets
 from pipeline.base.system.errors import ConfigError
@@ -157,7 +157,7 @@ def _compare_locks(original: Original, group: Group, inventory: Inventory) -> It
         # An environment that is still to be built has no lock; it is built from the original's.
         if before is not None and now and (before, now) not in compared:
             compared.add((before, now))
-            yield lock_difference(before.splitlines(), now)
+            yield compare_locks(before.splitlines(), now)
 
 
 def _compare_requests(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:

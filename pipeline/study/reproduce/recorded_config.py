@@ -12,17 +12,19 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.base.domain.layout import CONFIG
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import option_loader, schema
+from pipeline.plan import config_schema, option_loader
 from pipeline.plan.workload_config import WorkloadConfig
 from pipeline.record.stored_group import Original
 
 _KINDS: dict[str, type[Any]] = {
     "workload": WorkloadConfig,
-    **{group: base for group, base in schema.BASES.items() if group != "exporter"},  # who looked on changed no result
+    **{
+        group: base for group, base in config_schema.BASES.items() if group != "exporter"
+    },  # who looked on changed no result
 }
 
 
-def config_of(group: Original) -> tuple[DictConfig, list[str]]:
+def read_config(group: Original) -> tuple[DictConfig, list[str]]:
     """Return the resolved configuration that asked for the group, and the keys that were not recorded.
 
     The file holds values without their types; a node's type is the one of the schema that has its keys.
@@ -45,11 +47,11 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     if isinstance(gpu, dict) and (replay := gpu.pop("replay", None)) is not None:
         raise ConfigError(_explain_version(group, f"gpu.replay={replay} is of an earlier version"))
     absent: list[str] = []
-    config = OmegaConf.structured(schema.Config)
+    config = OmegaConf.structured(config_schema.Config)
     try:
         nodes: dict[str, Any] = {key: _add_types(base, values.pop(key), key, absent) for key, base in _KINDS.items()}
         sizes = values.pop("sizes").items()
-        nodes["exporter"] = OmegaConf.structured(schema.ExporterConfig)
+        nodes["exporter"] = OmegaConf.structured(config_schema.ExporterConfig)
         values.pop("exporter", None)
         nodes["sizes"] = {name: _add_types(WorkloadConfig, size, f"sizes.{name}", absent) for name, size in sizes}
         for key, node in nodes.items():
@@ -61,14 +63,14 @@ def config_of(group: Original) -> tuple[DictConfig, list[str]]:
     except (TypeError, AttributeError) as error:  # a value where settings should be
         raise ConfigError(_explain_damage(group, str(error))) from error
     assert isinstance(config, DictConfig)
-    known = {field.name for field in dataclasses.fields(schema.Config)} - set(nodes)
+    known = {field.name for field in dataclasses.fields(config_schema.Config)} - set(nodes)
     return config, absent + sorted(known - set(values))
 
 
 def _add_types(base: type[Any], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
     """Return the values as the node of the schema that has these keys, and the fewest others."""
     is_known = base is WorkloadConfig and values.get("options") is not None
-    nodes = [option_loader.load(str(values["options"]))] if is_known else schema.list_kinds(base)
+    nodes = [option_loader.load(str(values["options"]))] if is_known else config_schema.list_kinds(base)
     fitting = [(_list_keys(node) - set(values), node) for node in nodes if set(values) <= _list_keys(node)]
     if (target := values.get("_target_")) is not None:
         fitting = [(extra, node) for extra, node in fitting if not extra or target in _list_targets(where, node)]

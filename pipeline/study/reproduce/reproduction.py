@@ -19,12 +19,12 @@ from pipeline.base.domain.records import Plan
 from pipeline.base.system import secrets, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.base.system.paths import expanded
+from pipeline.base.system.paths import expand_path
 from pipeline.observe.group_result import GroupResult
-from pipeline.plan import job_entries, read
+from pipeline.plan import config_reader, job_entries
+from pipeline.plan.config_schema import Config
 from pipeline.plan.experiment_names import is_rehearsal, name_reproductions, separate_rehearsals
 from pipeline.plan.inventory import Inventory
-from pipeline.plan.schema import Config
 from pipeline.record.stored_group import Original
 from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce import differences
@@ -98,7 +98,7 @@ class Reproduction:
             was, is_now = before.get(name), now.get(name)
             ratio = "-" if not was or is_now is None else f"{is_now / was:.3f}"
             lines.append((name, _format_figure(was), _format_figure(is_now), ratio))
-        return "\n".join(words.aligned(lines))
+        return "\n".join(words.align_table(lines))
 
 
 def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, stack: UndoStack) -> Reproduction:
@@ -112,9 +112,9 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
     assert run_id is not None
     keys = _list_typed_keys()
     _refuse_others(run_id, keys, ("workload", "sizes", "mix", "env"))  # what of these may be, the original says
-    store = config.tracking.uri or str(expanded("tracking.root", config.tracking.root).resolve())
+    store = config.tracking.uri or str(expand_path("tracking.root", config.tracking.root).resolve())
     original = sender.recall(run_id, store)
-    config_again, unrecorded = recorded_config.config_of(original)
+    config_again, unrecorded = recorded_config.read_config(original)
     recorded = OmegaConf.to_container(config_again)
     assert isinstance(recorded, dict)
     hidden = list(secrets.find_hidden_keys({key: value for key, value in recorded.items() if key != "tracking"}))
@@ -131,7 +131,7 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
         for key in keys:
             _take_over(config_again, composed, key, hidden)
         _build_from_locks(config_again, original, stack)
-    (typed,) = read.read([config_again])
+    (typed,) = config_reader.read([config_again])
     if "tracking.experiment" in keys:
         separate_rehearsals([typed])
     else:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.base.system.words import counted
+from pipeline.base.system.words import format_count
 from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
 from pipeline.record.stored_group import FinishedGroup, Original
@@ -31,8 +31,8 @@ def explain(
     if not results:
         return []
     lines = [
-        f"resume: {counted(len(results), 'result')} of another plan in the experiment {plan.experiment!r}: not used; "
-        "tracking.experiment=NAME keeps studies apart"
+        f"resume: {format_count(len(results), 'result')} of another plan in experiment {plan.experiment!r} not used; "
+        "keep studies apart with tracking.experiment=NAME"
     ]
     newest = {(group.name, group.block): group for group in reversed(results)}
     compared: set[str] = set()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.domain.programs import Programs
+from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.system.errors import SharingError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import Journal, JournalError, UndoStep, describe, find_journals, replay, undo_all

@@ -21,7 +21,7 @@ from pipeline.gpu.__main__ import main
 from pipeline.prepare.device import gpu_reader, lease, nvml
 from pipeline.prepare.mig import assignment
 from pipeline.prepare.mig import mig_smi as mig_control
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.state_file import Fault
@@ -73,7 +73,7 @@ def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
     def run_as_real(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
-        with installed(kept.file.path):
+        with install_driver(kept.file.path):
             status = main([*arguments, "--lock-dir", str(locks)])
         out, err = capsys.readouterr()
         return status, out + err
@@ -101,7 +101,7 @@ def sleeper() -> Iterator[int]:
 
 
 def gpu_of(kept: Kept) -> Device:
-    with installed(kept.file.path):
+    with install_driver(kept.file.path):
         return nvml.list_devices()[0]
 
 
@@ -123,7 +123,7 @@ def test_what_is_made_stays_is_marked_and_is_undone_with_the_mode(a100: Kept) ->
     assert a100.run("clean") == (0, "nothing to clean\n")
     assert a100.gpu == there
     uuids = [each["uuid"] for each in made["instances"]]
-    with installed(a100.file.path):
+    with install_driver(a100.file.path):
         found = assignment.assign(gpu_of(a100), ["3g", "1g"])
     assert [each.uuid for each in found] == [uuids[1], uuids[0]]
     told = a100.told("destroy")
@@ -214,7 +214,7 @@ def test_who_holds_the_gpu_is_named_and_left_alone(a100: Kept, sleeper: int) -> 
 
 
 def myself() -> str:
-    return str(lease.Holder(pid=os.getpid(), user=lease.host.user_name(), folder=str(Path.cwd())))
+    return str(lease.Holder(pid=os.getpid(), user=lease.host_info.user_name(), folder=str(Path.cwd())))
 
 
 @pytest.mark.parametrize("command", [["create", "1g"], ["destroy"]])
@@ -270,7 +270,7 @@ def test_instances_in_use_are_not_taken(a100: Kept, sleeper: int) -> None:
 
 def test_what_a_study_on_a_mig_device_holds_or_left_is_not_taken(a100: Kept, sleeper: int) -> None:
     (made,) = a100.told("create", "3g")["instances"]
-    with installed(a100.file.path):
+    with install_driver(a100.file.path):
         (part,) = nvml.list_mig_devices(nvml.list_devices()[0])
     with lease.hold(part, a100.locks):
         assert f"which is held by {myself()} on {part.uuid}" in refused(a100, "destroy")

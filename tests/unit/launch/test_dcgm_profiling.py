@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain.records import Commands, GpuSettings, Group
-from pipeline.base.system import command
+from pipeline.base.system import helper_program
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.launch.profilers.none import NoProfiler
@@ -129,5 +129,5 @@ def test_the_simulated_dcgmi_says_what_the_real_one_says(make_machine):
         ("--pause", "Successfully paused profiling.\n"),
         ("--resume", "Successfully resumed profiling.\n"),
     ):
-        assert command.run([machine.program, "profile", what], timeout_s=30).stdout == said
-    assert command.run([machine.program, "profile", "--stop"], timeout_s=30, check=False).status != 0
+        assert helper_program.run([machine.program, "profile", what], timeout_s=30).stdout == said
+    assert helper_program.run([machine.program, "profile", "--stop"], timeout_s=30, check=False).status != 0

@@ -24,7 +24,7 @@ from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener
 from pipeline.base.domain.records import Device, Slot
 from pipeline.base.system.errors import ListenerError
-from pipeline.base.system.host import read_process
+from pipeline.base.system.host_info import read_process
 from pipeline.base.system.paths import PROJECT_DIR
 from tests.conftest import DATA
 from tests.support.listener_contract import CPU, Collected, OneDevice, ProgramListenerContract, thread_of, wait_until

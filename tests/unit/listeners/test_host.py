@@ -15,8 +15,8 @@ import pytest
 
 from listeners import host, threads
 from listeners.base import ThreadedListener
-from listeners.host import HostListener, JobProcesses, growth, job_of
-from pipeline.base.system.host import ProcessReading, read_file, read_process
+from listeners.host import HostListener, JobProcesses, find_job, growth
+from pipeline.base.system.host_info import ProcessReading, read_file, read_process
 from tests.support.listener_contract import CPU, Collected, ListenerContract, OneDevice, go, job, wait_until
 
 
@@ -344,7 +344,7 @@ class TestJobProcesses:
             try:
                 jobs = {5: process.pid}
                 assert processes.scan(jobs)[5].keys() == {process.pid, child}
-                assert job_of(child, jobs) == 5
+                assert find_job(child, jobs) == 5
                 go(process)
                 process.wait()
                 assert processes.scan(jobs)[5].keys() == {child}
@@ -353,7 +353,7 @@ class TestJobProcesses:
 
     def test_strangers_belong_to_no_job(self) -> None:
         with job("") as process:
-            assert job_of(os.getpid(), {0: process.pid}) is None
+            assert find_job(os.getpid(), {0: process.pid}) is None
             assert JobProcesses().scan({0: process.pid})[0].keys() == {process.pid}
 
     def test_a_process_that_ends_after_its_parent_was_read_stays_for_one_scan(

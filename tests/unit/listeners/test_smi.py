@@ -17,7 +17,7 @@ from listeners.base import ThreadedListener
 from listeners.smi import SmiListener
 from pipeline.base.domain.samples import Field
 from pipeline.base.system.errors import ListenerError
-from pipeline.base.system.host import read_process
+from pipeline.base.system.host_info import read_process
 from tests.conftest import DATA
 from tests.support.listener_contract import (
     CONF,

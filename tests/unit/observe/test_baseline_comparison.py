@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.records import Plan, Result, WindowKind
-from pipeline.base.system import host
+from pipeline.base.system import host_info
 from pipeline.base.system.errors import ConfigError
 from pipeline.observe.baseline_comparison import Comparison, describe_loss_difference
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -55,7 +55,7 @@ HERE = "boot-now"
 @pytest.fixture(autouse=True)
 def boot(tmp_path, monkeypatch):
     """The boot of this machine is `HERE`."""
-    monkeypatch.setattr(host, "BOOT_ID_FILE", tmp_path / "boot_id")
+    monkeypatch.setattr(host_info, "BOOT_ID_FILE", tmp_path / "boot_id")
     (tmp_path / "boot_id").write_text(f"{HERE}\n")
     return tmp_path / "boot_id"
 

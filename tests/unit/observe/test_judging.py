@@ -21,7 +21,7 @@ import os, signal, time
 from pipeline.base.system import interrupts
 interrupts.install()
 try:
-    with interrupts.held():
+    with interrupts.hold_interrupts():
         try:
             with interrupts.allow():
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pipeline.base.domain.records import Result, Window, WindowKind
-from pipeline.base.system.words import counted, duration
+from pipeline.base.system.words import format_count, format_duration
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.study_progress import PastGroup, Progress
@@ -153,11 +153,11 @@ def test_what_an_earlier_start_found_is_counted():
 
 
 def test_durations_read_like_people_say_them():
-    assert [duration(s) for s in (5, 89, 420, 11_100)] == ["5 s", "89 s", "7 min", "3 h 05 min"]
+    assert [format_duration(s) for s in (5, 89, 420, 11_100)] == ["5 s", "89 s", "7 min", "3 h 05 min"]
 
 
 def test_one_is_not_said_as_many():
-    assert [counted(number, "group") for number in (0, 1, 2)] == ["0 groups", "1 group", "2 groups"]
+    assert [format_count(number, "group") for number in (0, 1, 2)] == ["0 groups", "1 group", "2 groups"]
 
 
 def test_plain_lines_say_where_the_study_is(capsys):

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from pipeline.base.domain import normalise
+from pipeline.base.domain import normalisation
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.samples import Field, FieldTable, Sample, Summary
@@ -77,7 +77,7 @@ def test_a_group_has_one_line_for_all_its_blocks_beside_the_others_of_its_case()
 def test_the_figures_of_a_group_are_those_of_its_valid_blocks_and_a_note_on_its_gain_stands_below():
     def row(block, speedup, **tags):
         tags = {f"collocation.{name}": text for name, text in tags.items()}
-        metrics = {normalise.SPEEDUP: speedup}
+        metrics = {normalisation.SPEEDUP: speedup}
         return GroupResult(group=group("a", "a", block=block), result=Result.OK, reason="", metrics=metrics, tags=tags)
 
     rows = [row(1, 2.0), row(2, 9.0, invalid="suspended"), row(3, 2.2)]

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline import rehearsal as rehearsal_of
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import read
+from pipeline.plan import config_reader
 from tests.conftest import GPU, sweep
 from tests.support.experiments import composed
 
@@ -32,8 +32,8 @@ def test_each_mode_without_a_gpu_is_refused_with_what_rehearses_it(make_plan, sc
     remedy = f"gpu=simulated_h100_80gb{rehearsal}"
     with pytest.raises(ConfigError, match=rf"not .*; rehearse it with {remedy}, or choose scenario=naive$"):
         make_plan([f"scenario={scenario}"])
-    configs = read.read([composed([f"scenario={scenario}", *remedy.split()])])
-    with rehearsal_of.prepared(configs) as machine:
+    configs = config_reader.read([composed([f"scenario={scenario}", *remedy.split()])])
+    with rehearsal_of.prepare_machine(configs) as machine:
         assert make_plan([f"scenario={scenario}"], device=machine.find_device(configs[0].gpu)).groups
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from pipeline.plan import read
+from pipeline.plan import config_reader
 from pipeline.plan.experiment_names import name_company, name_rehearsal, name_reproductions, separate_rehearsals
 from tests.support.experiments import configs_of
 
@@ -27,7 +27,7 @@ def _own_choices(monkeypatch):
     ],
 )
 def test_a_rehearsal_has_an_experiment_of_its_own(compose, overrides, experiment):
-    configs = read.read(compose(overrides))
+    configs = config_reader.read(compose(overrides))
     separate_rehearsals(configs)
     assert [config.tracking.experiment for config in configs] == [experiment]
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import inventory, read
+from pipeline.plan import config_reader, inventory
 from pipeline.plan.inventory import Inventory
 from tests.conftest import inventory_of
 from tests.support.experiments import configs_of
@@ -22,7 +22,7 @@ PROBE = ("workload=framework", "degree=1")
 def installed(monkeypatch):
     """Only torch and a build of TensorFlow are installed, wherever the tests run."""
     has = Interpreter(python="/env/bin/python", lock=("numpy==2.4", "tensorflow_cpu==2.21.0", "torch==2.11.0"))
-    real = inventory.take
+    real = inventory.take_inventory
 
     def take(*given, **named) -> Inventory:
         found = real(*given, **named)
@@ -80,12 +80,12 @@ class CannotBeBuilt:
 
 
 def test_an_environment_that_cannot_be_built_is_an_answer_of_probes_only(compose, monkeypatch):
-    monkeypatch.setattr("pipeline.base.system.factory.instance", lambda spec: CannotBeBuilt())
-    monkeypatch.setattr("tests.conftest.take_inventory", inventory.take)
+    monkeypatch.setattr("pipeline.base.system.factory.build_object", lambda spec: CannotBeBuilt())
+    monkeypatch.setattr("tests.conftest.take_inventory", inventory.take_inventory)
     configs = configs_of(["+experiment=migperf_frameworks", "workload.framework=jax"])
     built = inventory_of(configs).with_environments()
     assert [each.why_not_built for each in built.interpreters.values()] == ["uv found no build of it"]
-    others = read.read(compose(["workload=tiny"]))
+    others = config_reader.read(compose(["workload=tiny"]))
     with pytest.raises(ConfigError, match="uv found no build of it"):
         inventory_of(others).with_environments()
 

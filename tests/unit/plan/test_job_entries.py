@@ -10,10 +10,10 @@ from pipeline.base.domain.records import WindowKind
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.plan import config_reader
 from pipeline.plan import plan_builder as planning
-from pipeline.plan import read
 from pipeline.plan.job_entries import refuse_unread
-from pipeline.study.reproduce.recorded_config import config_of
+from pipeline.study.reproduce.recorded_config import read_config
 from tests.conftest import GPU, inventory_of, sweep
 from tests.unit.plan.test_plan import recorded
 
@@ -224,9 +224,9 @@ def test_a_recorded_command_line_is_planned_again_as_it_was(make_plan):
         ["mix=['train.py --lr 1',{command:eval.py,flags:{n:2}}]"],
     ):
         (group,) = make_plan(overrides).groups
-        again, unrecorded = config_of(recorded(group.config_text()))
+        again, unrecorded = read_config(recorded(group.config_text()))
         assert unrecorded == []
-        (config,) = read.read([again])
+        (config,) = config_reader.read([again])
         plan = planning.build_plan([config], inventory_of([config]), is_sweep=False)
         assert [each.digest for each in plan.groups] == [group.digest]
 
@@ -303,7 +303,7 @@ def test_neighbours_that_cannot_be_meant_are_refused(make_plan, overrides, why):
 def test_a_setting_of_a_workload_that_is_not_run_is_refused(compose, typed, instead):
     composed = compose(typed)
     with pytest.raises(ConfigError, match=f"^{re.escape(typed[-1])}[: ]") as refused:
-        refuse_unread(typed, read.read(composed), composed)
+        refuse_unread(typed, config_reader.read(composed), composed)
     assert instead in str(refused.value)
 
 
@@ -320,11 +320,11 @@ def test_a_setting_of_a_workload_that_is_not_run_is_refused(compose, typed, inst
 )
 def test_a_setting_of_a_workload_that_is_run_or_referred_to_is_taken(compose, typed):
     composed = compose(typed)
-    refuse_unread(typed, read.read(composed), composed)
+    refuse_unread(typed, config_reader.read(composed), composed)
 
 
 def test_a_sweep_takes_a_setting_that_one_combination_needs(compose):
     composed = compose(["mix=[S]"], ["workload=micro"])
-    refuse_unread(["mix=[S],null", "workload=micro"], read.read(composed), composed)
+    refuse_unread(["mix=[S],null", "workload=micro"], config_reader.read(composed), composed)
     with pytest.raises(ConfigError, match=r"no job has the size M"):
-        refuse_unread(["sizes.M.batch_size=8"], read.read(composed), composed)
+        refuse_unread(["sizes.M.batch_size=8"], config_reader.read(composed), composed)

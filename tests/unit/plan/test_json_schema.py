@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import json_schema, schema
+from pipeline.plan import config_schema, json_schema
 from pipeline.plan.workload_config import WorkloadConfig
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -109,7 +109,7 @@ def test_a_workload_file_has_the_keys_of_its_kind():
 
 def test_every_option_of_every_kind_is_known():
     properties = json_schema.make_workload_schema()["properties"]
-    for kind in schema.list_kinds(WorkloadConfig):
+    for kind in config_schema.list_kinds(WorkloadConfig):
         assert {field.name for field in dataclasses.fields(kind)} <= properties.keys()
 
 

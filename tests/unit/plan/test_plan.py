@@ -15,13 +15,13 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.records import WindowKind
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.plan import config_reader, plan_text
 from pipeline.plan import plan_builder as planning
-from pipeline.plan import plan_text, read
-from pipeline.plan.inventory import take as take_inventory
+from pipeline.plan.inventory import take_inventory as take_inventory
 from pipeline.prepare.device import nvml
 from pipeline.record.stored_group import Original
 from pipeline.study import plans
-from pipeline.study.reproduce.recorded_config import config_of
+from pipeline.study.reproduce.recorded_config import read_config
 from tests.conftest import DATA, GPU, inventory_of, sweep
 from tests.support.experiments import configs_of
 
@@ -254,7 +254,10 @@ def test_options_become_flags(make_plan):
         (["workload=script", "workload.script='~nobody-here/train.py'"], "unknown user ~nobody-here"),
         (["workload.loader_workers=-1"], "loader_workers"),
         (["workload.samples=1000"], "synthetic"),
-        (["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"], "image_px=16 is less than the 32 pixels of cifar10"),
+        (
+            ["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"],
+            "image_px=16 is less than the 32 pixels of cifar10",
+        ),
         (["workload.source=synthetic_files"], "digits come with scikit-learn"),
         (["workload=robroek_small", "data.source=files"], "data.root"),
         (["workload=robroek_small", "data.source=files", "data.root=/absent"], "/absent/cifar10"),
@@ -301,9 +304,9 @@ def test_a_file_that_is_not_there_is_named_with_each_folder_once(make_plan, monk
 
 def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):
     monkeypatch.setattr(nvml, "list_devices", list)
-    (config,) = read.read(compose(["gpu=auto"]))
+    (config,) = config_reader.read(compose(["gpu=auto"]))
     assert take_inventory([config], plans.find_device).device_of(config.gpu).kind == "cpu"
-    (config,) = read.read(compose(["gpu=auto", "gpu.device=1"]))
+    (config,) = config_reader.read(compose(["gpu=auto", "gpu.device=1"]))
     with pytest.raises(ConfigError, match=r"gpu\.device='1' names a GPU"):
         take_inventory([config], plans.find_device)
 
@@ -402,7 +405,7 @@ def test_combinations_that_differ_only_in_paths_are_refused(make_plan, tmp_path)
 def test_combinations_that_differ_only_in_limits_or_in_the_gpu_are_refused(make_plan, compose):
     with pytest.raises(ConfigError, match="only in limits"):
         make_plan(["limits.stop_s=10"], ["limits.stop_s=20"])
-    configs = read.read(compose(["gpu=nvidia", "gpu.device=0"], ["gpu=nvidia", "gpu.device=1"]))
+    configs = config_reader.read(compose(["gpu=nvidia", "gpu.device=0"], ["gpu=nvidia", "gpu.device=1"]))
     two = take_inventory(configs, lambda gpu: dataclasses.replace(GPU, uuid=f"GPU-{gpu.device}"))
     with pytest.raises(ConfigError, match="only in the GPU"):
         planning.build_plan(configs, two, is_sweep=True)
@@ -427,7 +430,7 @@ def test_a_job_gets_whole_paths_because_its_current_folder_is_another_one(make_p
 def test_a_thousand_groups_are_planned_in_seconds(compose):
     import time
 
-    configs = read.read(compose([])) * 150
+    configs = config_reader.read(compose([])) * 150
     configs = [type(c)(**{**vars(c), "degree": 1 + n % 150, "repeats": 7}) for n, c in enumerate(configs)]
     inventory = inventory_of(configs)
     begin = time.process_time()
@@ -478,9 +481,9 @@ def test_a_kind_with_options_of_its_own_is_a_class_and_a_yaml(make_plan, added):
     (group,) = make_plan(chosen).groups
     assert group.options == {"share": (1, 2), "profiler": ("tracer", ("depth", 3))}
     assert group.jobs[0].workload.env.options == (("index", "x"),)
-    again, unrecorded = config_of(recorded(group.config_text()))
+    again, unrecorded = read_config(recorded(group.config_text()))
     assert unrecorded == []
-    (config,) = read.read([again])
+    (config,) = config_reader.read([again])
     (same,) = planning.build_plan([config], inventory_of([config]), is_sweep=False).groups
     assert same.digest == group.digest
     with pytest.raises(ConfigError, match=r"scenario\.name: missing; give it as scenario\.name=VALUE"):
@@ -507,7 +510,7 @@ def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_y
     assert (workload.name, workload.unit, workload.module_path) == ("tokens", "tokens", (str(folder),))
     assert [source.name for source in workload.sources] == ["options.py", "program.py"]
     assert dict(workload.params)["script"] == "tokens/program.py"
-    again, unrecorded = config_of(recorded(group.config_text()))
+    again, unrecorded = read_config(recorded(group.config_text()))
     assert (again.workload.length, unrecorded) == (16, [])
     with pytest.raises(ConfigError, match="workload tokens: length needs a GPU"):
         make_plan([here, "workload=mine", "workload.length=100", "gpu=cpu"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain.records import Group, Plan, WindowKind
-from pipeline.prepare.mig import compute, partitions, profiles
+from pipeline.prepare.mig import compute, layouts, profiles
 from tests.conftest import DATA
 from tests.support.experiments import configs_of, planned
 
@@ -29,7 +29,7 @@ def instances_of(group: Group) -> str:
         return ""
     options = dict(group.sharing.options)
     gpu = profiles.read_gpu(group.device)
-    requests = partitions.list_requests(
+    requests = layouts.list_requests(
         [job.size for job in group.jobs],
         profile=str(options["profile"]),
         size_profile=dict(options["size_profile"]),  # type: ignore[call-overload]

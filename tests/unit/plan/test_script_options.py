@@ -48,7 +48,7 @@ def test_what_a_script_is_measured_by_makes_another_group(plan_script):
     ("given", "words"),
     [
         (["workload.args=['--out={outdir}']"], r"no placeholder \{outdir\}"),
-        (["workload.samples=9", "workload.metric=a"], "samples and metric each say"),
+        (["workload.samples=9", "workload.metric=a"], "samples and metric are different sources"),
         (["workload.samples=0"], "at least 1"),
         (["workload.metric=' '"], "metric is empty"),
         (["workload.metric_pattern='(a'"], "no regular expression"),

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.observe.exporters.none import NoExporter
-from pipeline.plan import read, shards
+from pipeline.plan import config_reader, shards
 from pipeline.study.study_request import StudyRequest
 from tests.conftest import inventory_of
 
@@ -60,7 +60,7 @@ def test_a_unit_of_groups_that_are_all_skipped_is_one_as_any_other(compose) -> N
     study = [[*each, "degree=2", "unit_of=case"] for each in (of_mps, ["workload.batch_size=16"])]
     skipped = set()
     for number in (1, 2):
-        configs = read.read(compose(*([*each, f"unit={number}"] for each in study)))
+        configs = config_reader.read(compose(*([*each, f"unit={number}"] for each in study)))
         asked = StudyRequest(
             configs=configs, is_sweep=True, sender=None, simulated=None, exporter=NoExporter(), reproduction=None
         )

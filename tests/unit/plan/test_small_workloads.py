@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan.schema import Config
+from pipeline.plan.config_schema import Config
 from tests.support.experiments import configs_of
 
 EXPERIMENT = """

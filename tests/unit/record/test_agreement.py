@@ -8,8 +8,8 @@ import os
 import pytest
 
 from pipeline.base.system.errors import ConfigError
+from pipeline.plan import config_reader, shards
 from pipeline.plan import plan_builder as planning
-from pipeline.plan import read, shards
 from pipeline.study.reproduce.agreement import agree
 from tests.conftest import GPU, inventory_of
 
@@ -22,7 +22,7 @@ def worker(compose, tmp_path, monkeypatch):
     (tmp_path / "model.py").write_text("")
 
     def plan(*overrides, device=GPU):
-        configs = read.read(compose(["workload=script", "workload.script=train.py", "repeats=2", *overrides]))
+        configs = config_reader.read(compose(["workload=script", "workload.script=train.py", "repeats=2", *overrides]))
         inventory = inventory_of(configs, device)
         return planning.build_plan(configs, inventory, is_sweep=True), inventory
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pipeline.base.domain.tags import Tag, fact_tag
-from pipeline.base.system import host
+from pipeline.base.system import host_info
 from pipeline.base.system.errors import CommandError
 from pipeline.record import group_folder
 from pipeline.record.shards import orphaned_runs
@@ -25,7 +25,7 @@ def store(root):
     experiment_id = store.open_experiment("e")
     for number, (unit, name) in enumerate([(1, "first"), (2, "second"), (1, "ended")]):
         tags = {Tag.ROLE: "group", fact_tag("plan"): "p", Tag.PLAN_UNIT: str(unit), Tag.PROGRAM_DIGEST: f"of {name}"}
-        tags |= {fact_tag("slurm_task"): f"c1/9_{unit}", fact_tag("user"): host.user_name()}
+        tags |= {fact_tag("slurm_task"): f"c1/9_{unit}", fact_tag("user"): host_info.user_name()}
         run = store.client.create_run(experiment_id, start_time=1000 + number, tags=tags, run_name=name)
         tags = {Tag.ROLE: "job", Tag.PARENT_RUN: run.info.run_id}
         job = store.client.create_run(experiment_id, tags=tags, run_name=f"job of {name}")
@@ -70,7 +70,7 @@ def test_a_group_of_another_plan_is_closed_only_if_its_task_has_left_the_queue(s
             raise CommandError(["squeue"], 1, "Socket timed out")
         return queue
 
-    monkeypatch.setattr(orphaned_runs.squeue, "states_on", states_on)
+    monkeypatch.setattr(orphaned_runs.squeue, "read_cluster_states", states_on)
     assert orphaned_runs.close_shard(store, "e", "of more repeats", 2, ["of second", "of another group"]) == closed
     assert [name for name, (status, _) in endings(store).items() if status == "KILLED"] == [
         each for name in closed for each in (f"job of {name}", name)

@@ -13,8 +13,8 @@ from pipeline.base.domain.records import Result
 from pipeline.base.mlflow_internals.file_store import ScriptRun
 from pipeline.launch.job_state import Ending
 from pipeline.observe.group_result import GroupResult, JobResult
+from pipeline.plan import config_reader, plan_text
 from pipeline.plan import plan_builder as planning
-from pipeline.plan import plan_text, read
 from pipeline.record import group_folder, provenance, tracking_server
 from pipeline.record.invocation import Invocation
 from pipeline.record.spool import Spool
@@ -50,7 +50,7 @@ def recorded(tmp_path_factory) -> Iterator[Mapping[str, str]]:
         "tracking.uri='https://me:s3cr3t-uri@mlflow.example.org'",
         "degree=1",
     ]
-    configs = read.read([composed(overrides)])
+    configs = config_reader.read([composed(overrides)])
     plan = planning.build_plan(configs, inventory_of(configs), is_sweep=False)
     (group,) = plan.groups
     invocation = Invocation(words=["run.py", *overrides, "--", "train.py", *words])
@@ -111,7 +111,7 @@ def test_a_name_that_only_looks_like_that_of_a_secret_hides_nothing(tmp_path):
     (tmp_path / "train.py").write_text("print(1)\n")
     overrides[1] = f"workload.script={tmp_path / 'train.py'}"
     overrides += [f"+workload.flags.{name}={secret_forms.in_hydra([value])}" for name, value in values.items()]
-    configs = read.read([composed(overrides)])
+    configs = config_reader.read([composed(overrides)])
     (group,) = planning.build_plan(configs, inventory_of(configs), is_sweep=False).groups
     with Spool(tmp_path, Recorded(), {}, {}).open(group) as run:
         record = group_folder.read(run.folder)

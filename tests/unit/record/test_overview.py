@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import Tag, fact_tag
-from pipeline.base.system import host
+from pipeline.base.system import host_info
 from pipeline.base.system.errors import CommandError, TrackingError
 from pipeline.record.shards import group_runs, overview, reused_results, shard_states, slurm_arrays
 from pipeline.record.shards.group_runs import GroupRun
@@ -191,7 +191,7 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> Non
     assert text.startswith("GPU model  unit")
 
 
-STUDY_OF_TASKS = {"plan_units": "2x9", "user": host.user_name()}
+STUDY_OF_TASKS = {"plan_units": "2x9", "user": host_info.user_name()}
 
 
 def task(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
@@ -306,7 +306,7 @@ def test_what_slurm_may_hide_is_not_lost(seen, monkeypatch) -> None:
     groups = [task(1, "a", None, user="somebody"), task(2, "a", None)]
     assert [unit.state for unit in seen(*groups, queue=lambda *_: {}).units[:2]] == ["lost", "lost"]
     monkeypatch.setattr(shard_states.os, "getuid", lambda: 1000)
-    monkeypatch.setattr(shard_states.host, "user_name", lambda: STUDY_OF_TASKS["user"])
+    monkeypatch.setattr(shard_states.host_info, "user_name", lambda: STUDY_OF_TASKS["user"])
     assert [unit.state for unit in seen(*groups, queue=lambda *_: {}).units[:2]] == ["running", "lost"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
-from pipeline.base.system import host
+from pipeline.base.system import host_info
 from pipeline.record import group_folder, owner
 from pipeline.record.owner import Owner, Standing
 from tests.support.tracking_cases import child, make_spool, record
@@ -26,8 +26,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder := tmp_path / "machine").mkdir()
     (folder / "boot_id").write_text(f"{BOOT}\n")
     (folder / "machine-id").write_text(f"{MACHINE}\n")
-    monkeypatch.setattr(host, "BOOT_ID_FILE", folder / "boot_id")
-    monkeypatch.setattr(host, "MACHINE_ID_FILES", (folder / "none", folder / "machine-id"))
+    monkeypatch.setattr(host_info, "BOOT_ID_FILE", folder / "boot_id")
+    monkeypatch.setattr(host_info, "MACHINE_ID_FILES", (folder / "none", folder / "machine-id"))
     monkeypatch.setattr(owner.platform, "node", lambda: "here")
     monkeypatch.setattr(owner, "_WATCH_S", 0.1)
     return folder
@@ -65,7 +65,7 @@ def test_boot_then_machine_id_or_name_say_whose_a_free_lock_is(boot, machine_id,
 @pytest.mark.parametrize("text", ["", "\n", "uninitialized\n", "0" * 32, "not an id", "\xff"])
 def test_two_machines_without_a_machine_id_are_not_one(machine: Path, text: str) -> None:
     (machine / "machine-id").write_text(text, encoding="latin-1")
-    assert host.machine_id() == ""
+    assert host_info.machine_id() == ""
     assert Owner(host="there", boot_id=OTHER_BOOT, machine_id="").standing is Standing.ELSEWHERE
 
 

@@ -10,15 +10,15 @@ import pytest
 from omegaconf import OmegaConf, open_dict
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.package_locks import lock_difference
+from pipeline.base.domain.package_locks import compare_locks
 from pipeline.base.system import interrupts
 from pipeline.base.system.errors import ConfigError
+from pipeline.plan import config_reader
 from pipeline.plan import plan_builder as planning
-from pipeline.plan import read
 from pipeline.record.stored_group import Original
 from pipeline.study.reproduce import reproduction
 from pipeline.study.reproduce.differences import find
-from pipeline.study.reproduce.recorded_config import config_of
+from pipeline.study.reproduce.recorded_config import read_config
 from tests.conftest import GPU, inventory_of
 
 
@@ -39,49 +39,49 @@ def recorded(text: str) -> Original:
     ],
 )
 def test_a_recorded_configuration_leads_to_the_same_plan(compose, scenario, choice):
-    configs = read.read(
+    configs = config_reader.read(
         compose([f"scenario={scenario}", "data.source=synthetic_device", "seed=3", "repeats=2", *choice])
     )
     inventory = inventory_of(configs, GPU)
     groups = planning.build_plan(configs, inventory, is_sweep=True).groups
     text = groups[0].config_text()
-    again, unrecorded = config_of(recorded(text))
+    again, unrecorded = read_config(recorded(text))
     assert unrecorded == []
-    groups_again = planning.build_plan(read.read([again]), inventory, is_sweep=True).groups
+    groups_again = planning.build_plan(config_reader.read([again]), inventory, is_sweep=True).groups
     assert groups_again == groups
     assert groups_again[0].config_text() == text
 
 
 def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refused(compose):
-    values = OmegaConf.to_container(OmegaConf.structured(read.read(compose([]))[0]), enum_to_str=True)
+    values = OmegaConf.to_container(OmegaConf.structured(config_reader.read(compose([]))[0]), enum_to_str=True)
     del values["workload"]["canary"], values["pin_cpus"]
-    again, unrecorded = config_of(recorded(OmegaConf.to_yaml(values)))
+    again, unrecorded = read_config(recorded(OmegaConf.to_yaml(values)))
     assert unrecorded == ["workload.canary", "pin_cpus"]
     assert again.workload.canary is True
     with pytest.raises(ConfigError, match="workload: this version of the project knows no kind"):
-        config_of(recorded(OmegaConf.to_yaml(values | {"workload": {"no_such_key": 1}})))
+        read_config(recorded(OmegaConf.to_yaml(values | {"workload": {"no_such_key": 1}})))
     with pytest.raises(ConfigError, match="no_such_key"):
-        config_of(recorded(OmegaConf.to_yaml(values | {"no_such_key": 1})))
+        read_config(recorded(OmegaConf.to_yaml(values | {"no_such_key": 1})))
     with pytest.raises(ConfigError, match="run r cannot be used by this version of the project: it has no env"):
-        config_of(recorded(OmegaConf.to_yaml({key: value for key, value in values.items() if key != "env"})))
+        read_config(recorded(OmegaConf.to_yaml({key: value for key, value in values.items() if key != "env"})))
     values["workload"]["step_mode"] = "no_such_mode"
     with pytest.raises(ConfigError, match="this version of the project: step_mode: Invalid value 'no_such_mode'"):
-        config_of(recorded(OmegaConf.to_yaml(values)))
+        read_config(recorded(OmegaConf.to_yaml(values)))
 
 
 def test_a_setting_of_earlier_versions_counts_only_where_it_asked_for_something(compose):
-    values = OmegaConf.to_container(OmegaConf.structured(read.read(compose([]))[0]), enum_to_str=True)
+    values = OmegaConf.to_container(OmegaConf.structured(config_reader.read(compose([]))[0]), enum_to_str=True)
     values["gpu"]["replay"] = None
-    assert config_of(recorded(OmegaConf.to_yaml(values)))[1] == []
+    assert read_config(recorded(OmegaConf.to_yaml(values)))[1] == []
     values["gpu"]["replay"] = "samples.parquet"
     with pytest.raises(ConfigError, match=r"gpu\.replay=samples\.parquet is of an earlier version"):
-        config_of(recorded(OmegaConf.to_yaml(values)))
+        read_config(recorded(OmegaConf.to_yaml(values)))
 
 
 @pytest.mark.parametrize("text", ["degree: [", "[]", "\x00", "a: &a [*a]", "degree: !!python/object:os.system {}"])
 def test_a_damaged_configuration_is_refused_in_words(text):
     with pytest.raises(ConfigError, match=r"the artifact config\.yaml of run r is damaged"):
-        config_of(recorded(text))
+        read_config(recorded(text))
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_a_damaged_configuration_is_refused_in_words(text):
     [("somewhere.else.Env", []), ("venv.VenvEnv", ["env.python"]), ("conda.CondaEnv", ["env.tool"])],
 )
 def test_keys_are_filled_in_only_for_the_kind_of_environment_that_has_them(compose, target, absent):
-    values = OmegaConf.to_container(OmegaConf.structured(read.read(compose([]))[0]), enum_to_str=True)
+    values = OmegaConf.to_container(OmegaConf.structured(config_reader.read(compose([]))[0]), enum_to_str=True)
     env = {"_target_": target if not absent else f"pipeline.prepare.env.{target}", "file": "f", "cache_root": "c"}
-    again, unrecorded = config_of(recorded(OmegaConf.to_yaml(values | {"env": env})))
+    again, unrecorded = read_config(recorded(OmegaConf.to_yaml(values | {"env": env})))
     assert unrecorded == absent
     assert set(again.env) == {*env, *(key.removeprefix("env.") for key in absent)}
 
@@ -102,7 +102,7 @@ def test_what_the_command_line_leaves_out_is_left_out_of_a_reproduction(compose)
     with open_dict(original):
         for key in ("listeners.smi", "listeners.nvml.interval_ms"):
             reproduction._take_over(original, given, key)
-    (config,) = read.read([original])
+    (config,) = config_reader.read([original])
     assert sorted(config.listeners) == ["host", "nvml"] and config.listeners["nvml"].interval_ms == 7
 
 
@@ -112,7 +112,7 @@ def test_who_looks_on_at_a_reproduction_is_who_is_given_for_it(compose):
     with open_dict(original):
         for key in ("exporter", "exporter.port"):
             reproduction._take_over(original, given, key)
-    (config,) = read.read([original])
+    (config,) = config_reader.read([original])
     assert (config.exporter.name, config.exporter.port) == ("prometheus", 9412)
 
 
@@ -136,7 +136,7 @@ def test_a_lock_that_was_recorded_without_its_secrets_is_not_built(compose):
 
 
 def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference(compose):
-    configs = read.read(compose(["baseline=never"]))
+    configs = config_reader.read(compose(["baseline=never"]))
     built = inventory_of(configs, GPU)
     to_build = dataclasses.replace(
         built,
@@ -156,16 +156,16 @@ def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference
 
 
 def test_a_difference_of_locks_is_short():
-    assert lock_difference(["a==1", "b==2"], ["b==2", "a==1"]) == ""
-    assert lock_difference(["a==1", "b==2"], ["a==2", "c @ file:///c"]) == (
+    assert compare_locks(["a==1", "b==2"], ["b==2", "a==1"]) == ""
+    assert compare_locks(["a==1", "b==2"], ["a==2", "c @ file:///c"]) == (
         "packages: a==1 now a==2; without b==2; with c @ file:///c"
     )
     many = [f"p{n}==1" for n in range(20)]
-    assert lock_difference(many, []).endswith("without p15==1; and 12 more")
-    assert lock_difference(["# pip a==1"], ["# pip a==2"]) == "packages: a==1 now a==2"
-    assert lock_difference(["# pip -i https://host"], ["# platform: linux", "# pip --pre"]) == ""
-    assert lock_difference(["# python: 3.11.2"], ["# python: 3.12.1"]) == "packages: Python 3.11.2 now Python 3.12.1"
+    assert compare_locks(many, []).endswith("without p15==1; and 12 more")
+    assert compare_locks(["# pip a==1"], ["# pip a==2"]) == "packages: a==1 now a==2"
+    assert compare_locks(["# pip -i https://host"], ["# platform: linux", "# pip --pre"]) == ""
+    assert compare_locks(["# python: 3.11.2"], ["# python: 3.12.1"]) == "packages: Python 3.11.2 now Python 3.12.1"
     conda = ["@EXPLICIT", "https://host/linux-64/zlib-1.2-h1_0.conda#aa"]
-    assert lock_difference(conda, ["https://host/linux-64/zlib-1.3-h1_0.conda#bb"]) == (
+    assert compare_locks(conda, ["https://host/linux-64/zlib-1.3-h1_0.conda#bb"]) == (
         "packages: zlib-1.2-h1_0.conda now zlib-1.3-h1_0.conda"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipeline.base.domain.point_series import PointSeries, thinned
+from pipeline.base.domain.point_series import PointSeries, thin_points
 from pipeline.base.mlflow_internals.file_store import read_script_runs
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.record import request_table
@@ -37,7 +37,7 @@ def test_a_series_keeps_a_bounded_number_of_points_the_first_and_the_last_among_
     assert len({now - before for (before, *_), (now, *_) in pairwise(kept[:-1])}) <= 1, "evenly"
     assert not count or series.newest == points[-1]
     for most in (2, 7, 50):
-        few = thinned(points, most)
+        few = thin_points(points, most)
         assert len(few) <= most and few[:1] == points[:1] and few[-1:] == points[-1:]
 
 

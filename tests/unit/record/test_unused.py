@@ -10,8 +10,8 @@ import pytest
 from pipeline.base.domain import layout
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
+from pipeline.plan import config_reader
 from pipeline.plan import plan_builder as planning
-from pipeline.plan import read
 from pipeline.prepare.env import lock
 from pipeline.record.spool import _encode_group
 from pipeline.record.stored_group import FinishedGroup, Original
@@ -29,7 +29,7 @@ def planned(compose, tmp_path, monkeypatch):
     (tmp_path / "model.py").write_text("")
 
     def plan(*overrides):
-        configs = read.read(compose([*STUDY, *overrides]))
+        configs = config_reader.read(compose([*STUDY, *overrides]))
         inventory = inventory_of(configs, GPU)
         return planning.build_plan(configs, inventory, is_sweep=False), inventory
 
@@ -65,7 +65,7 @@ def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):
     (tmp_path / "more.py").write_text("")
     (tmp_path / "train.py").write_text("import model, more\n")
     lines = explained(planned, finished, lambda run: original, "seed=3", "+workload.environ.A=2")
-    assert lines[0].startswith("resume: 1 result of another plan in the experiment 'collocation': not used; ")
+    assert lines[0].startswith("resume: 1 result of another plan in experiment 'collocation' not used; ")
     name = original.name
     assert {line.removeprefix(f"    changed since {name}: ") for line in lines[1:]} == {
         "seed: 0, now 3",

@@ -74,7 +74,7 @@ def test_a_folder_that_another_process_sends_meanwhile_is_not_sent_again(root: P
         path.parent.rename(path.parent.with_name("sent"))  # by who had the lock that was waited for
         yield
 
-    monkeypatch.setattr(upload.locks, "held", held)
+    monkeypatch.setattr(upload.locks, "hold_lock", held)
     assert upload.send(lambda uri: store, folder, series_points=100) is None
     assert not runs_of(store.client)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.domain.modes import MODES
 from pipeline.base.domain.records import Result
+from pipeline.base.domain.sharing_modes import MODES
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report.evaluate import paper
 from pipeline.report.evaluate.cells import cells_of

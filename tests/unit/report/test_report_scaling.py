@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.domain.records import NEIGHBOURS
+from pipeline.base.domain.records import CO_RUNNERS
 from pipeline.report.evaluate import paper, scaling
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.evaluate.paper import Agreement
@@ -31,7 +31,7 @@ def on(place: str, rate: float, block: int, workload: str = "micro_fp32_cuda", n
         "serial" if place == "full" else "mig",
         (job(0, own, rate, place=where),),
         block,
-        settings=(*SETTINGS, (NEIGHBOURS, neighbours)),
+        settings=(*SETTINGS, (CO_RUNNERS, neighbours)),
         options={} if place == "full" else {"profile": place},
         device="NVIDIA A100-SXM4-40GB",
         facts={"multiprocessors": "108"},
@@ -126,7 +126,7 @@ def test_the_answer_says_what_mig_and_neighbours_take():
 
 def test_what_neighbours_leave_is_told_at_equal_settings_and_of_equal_jobs_only() -> None:
     def placed(block: int, rate: float, settings: tuple[tuple[str, str], ...], neighbours: str = "") -> Row:
-        whole = (*settings, (NEIGHBOURS, neighbours))
+        whole = (*settings, (CO_RUNNERS, neighbours))
         return dataclasses.replace(
             on("1g.5gb", rate, block), settings=whole, key=repr(whole), run_id=f"{whole} {block}"
         )

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.base.domain.modes import MIG, MPS, NAIVE, SERIAL
-from pipeline.base.domain.normalise import independent
+from pipeline.base.domain.normalisation import select_independent
 from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE, SERIAL
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.metrics import SPEEDUP, Scale
@@ -141,7 +141,7 @@ GPUS = {block: f"GPU-{gpu}" for block, gpu in enumerate(GPU_OF_BLOCK.tolist(), s
 def test_the_mean_over_gpus_is_covered_where_each_counts_once(between: float, of_blocks: float) -> None:
     """And not where their blocks are taken as independent, which is shown beside."""
     ratios = on_several_gpus(math.log(1.3), between, 4000, 1)[:, 0]
-    several = [estimate(independent(dict(enumerate(row, start=1)), GPUS)) for row in ratios.tolist()]
+    several = [estimate(select_independent(dict(enumerate(row, start=1)), GPUS)) for row in ratios.tolist()]
     pooled = [estimate(row) for row in ratios.tolist()]
     covered, covered_pooled = (np.mean([e.low <= 1.3 <= e.high for e in found]) for found in (several, pooled))
     print(f"between GPUs {between:.1%}: covered {covered:.3f}, of blocks as if independent {covered_pooled:.3f}")

@@ -21,7 +21,7 @@ from pipeline import rehearsal
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.plan import read
+from pipeline.plan import config_reader
 from pipeline.plan.overrides import set_values
 from pipeline.scale import cpus, local_gpus, worker_command
 from pipeline.scale import fleet as fleets
@@ -373,8 +373,10 @@ def asked_of(compose, tmp_path: Path):
 
         def ask(num_gpus: int, *overrides: str) -> StudyRequest:
             machine = [f"gpu.machine={tmp_path}/machine.json", f"gpu.count={num_gpus}", f"gpu.lock_dir={tmp_path}"]
-            configs = read.read(compose(["gpu=simulated_h100_80gb", "workload=tiny", "degree=2", *machine, *overrides]))
-            simulated = stack.enter_context(rehearsal.prepared(configs))
+            configs = config_reader.read(
+                compose(["gpu=simulated_h100_80gb", "workload=tiny", "degree=2", *machine, *overrides])
+            )
+            simulated = stack.enter_context(rehearsal.prepare_machine(configs))
             nobody: Any = None
             return StudyRequest(
                 configs=configs, is_sweep=True, sender=None, simulated=simulated, exporter=nobody, reproduction=nobody

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import pytest
 
 from pipeline.base.domain.machine_state import cpu_device
-from pipeline.base.system.command import Completed
 from pipeline.base.system.errors import CommandError, ConfigError
+from pipeline.base.system.helper_program import Completed
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.plan import read
+from pipeline.plan import config_reader
 from pipeline.record.invocation import Invocation
 from pipeline.record.shards import overview
 from pipeline.record.shards.group_runs import GroupRun
@@ -142,7 +142,7 @@ def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypa
     monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: None)
 
     def left(error: CommandError) -> tuple[list[int], int]:
-        monkeypatch.setattr(slurm.squeue, "states_on", lambda *_: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(slurm.squeue, "read_cluster_states", lambda *_: (_ for _ in ()).throw(error))
         request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
         plan: Any = SimpleNamespace(any_gpu_digest="of a program that has changed", unit_sizes=(1, 1))
         return slurm._select_units(request, "http://h:1", plan, 1)
@@ -175,7 +175,7 @@ def test_what_no_task_could_run_is_refused(config, options, changes, why) -> Non
 
 
 def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
-    configs = read.read(compose(["degree=2", "only=[naive-2x-typo]"]))
+    configs = config_reader.read(compose(["degree=2", "only=[naive-2x-typo]"]))
     request: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
     with pytest.raises(ConfigError, match="the plan has no group of that name"):
         slurm._plan(request)
@@ -185,7 +185,7 @@ def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
     ("gpu", "of_task"), [("cpu", replace(cpu_device(), name="another CPU", uuid="cpu-n01")), ("nvidia", GPU)]
 )
 def test_a_task_has_the_plan_that_was_made_where_the_study_was_typed(compose, gpu, of_task) -> None:
-    configs = read.read(compose(["workload=tiny", "degree=2", f"gpu={gpu}"]))
+    configs = config_reader.read(compose(["workload=tiny", "degree=2", f"gpu={gpu}"]))
     request: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
     there = slurm.worker_command.make_plan(request, lambda _: of_task)
     assert slurm._plan(request).any_gpu_digest == there.any_gpu_digest
@@ -271,7 +271,7 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamesp
         monkeypatch.setattr(slurm, "_read_overview", lambda *_: SimpleNamespace(as_text=lambda _: "all", is_done=True))
         plan = SimpleNamespace(any_gpu_digest="p", unit_sizes=(1,))
         monkeypatch.setattr(slurm, "_plan", lambda _: plan)
-        monkeypatch.setattr(slurm.squeue, "cluster", lambda: "c1")
+        monkeypatch.setattr(slurm.squeue, "read_cluster", lambda: "c1")
         given = queue.given.append
         sender = SimpleNamespace(
             open=lambda *_: None, wait_for_store=lambda: None, note_arrays=lambda _, new: given(new)

@@ -14,7 +14,7 @@ import pytest
 from pipeline.base.system.factory import Spec
 from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.simulation import dcgmi
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.readings import Quantity
 from pipeline.simulation.machine.state_file import Gpu, GpuInstance, StateFile
 from pipeline.simulation.smi import nvidia_smi as nvidia_smi
@@ -75,7 +75,7 @@ def _divide(file: StateFile, profiles: str) -> None:
 
 
 def test_nvml_gives_what_the_source_says_in_its_own_units(state_file: StateFile) -> None:
-    with installed(state_file.path), nvml.session():
+    with install_driver(state_file.path), nvml.session():
         read = gpu_reader.GpuReader(state_file.read().gpus[0].uuid).quantities()
     assert {name: value for name, value in read.items() if "Memory" not in name} == {
         "nvmlDeviceGetUtilizationRates.gpu": 0.0,
@@ -92,7 +92,7 @@ def test_nvml_gives_what_the_source_says_in_its_own_units(state_file: StateFile)
 
 def test_a_reading_that_the_source_lacks_is_not_supported(state_file: StateFile) -> None:
     _answer(state_file, Spec(target=f"{__name__}.Told", options=(("whole", (("power_w", 80.0),)),)))
-    with installed(state_file.path), nvml.session():
+    with install_driver(state_file.path), nvml.session():
         read = gpu_reader.GpuReader(state_file.read().gpus[0].uuid).quantities()
     assert [name for name in read if "Memory" not in name] == ["nvmlDeviceGetPowerUsage"]
 
@@ -100,7 +100,7 @@ def test_a_reading_that_the_source_lacks_is_not_supported(state_file: StateFile)
 def test_the_first_source_that_knows_a_reading_gives_it(state_file: StateFile) -> None:
     first = Spec(target=f"{__name__}.Told", options=(("whole", (("temperature_c", 55.0),)),))
     _answer(state_file, first, *state_file.read().sources)
-    with installed(state_file.path), nvml.session():
+    with install_driver(state_file.path), nvml.session():
         read = gpu_reader.GpuReader(state_file.read().gpus[0].uuid).quantities()
     assert (read["nvmlDeviceGetTemperature"], read["nvmlDeviceGetClockInfo(SM)"]) == (55.0, 345.0)
 
@@ -113,7 +113,7 @@ def test_a_replay_that_an_earlier_version_left_gives_no_reading(state_file: Stat
 
 def test_under_mig_sensors_are_of_the_whole_gpu_and_utilisation_is_of_nobody(state_file: StateFile) -> None:
     _divide(state_file, "9")
-    with installed(state_file.path), nvml.session():
+    with install_driver(state_file.path), nvml.session():
         gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
         assert pynvml.nvmlDeviceGetPowerUsage(gpu) == 74930
         with pytest.raises(pynvml.NVMLError_NotSupported):
@@ -124,7 +124,7 @@ def test_under_mig_sensors_are_of_the_whole_gpu_and_utilisation_is_of_nobody(sta
 
 def test_gpm_tells_a_gpu_from_its_instances(state_file: StateFile) -> None:
     _divide(state_file, "9,14")
-    with installed(state_file.path), nvml.session():
+    with install_driver(state_file.path), nvml.session():
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         assert _gract_and_smact(partial(pynvml.nvmlGpmSampleGet, handle)) == [75.0, None]
         larger, smaller = (
@@ -153,7 +153,7 @@ def test_gpm_of_a_mig_device_is_that_of_its_instance_if_it_has_all_of_it(
 ) -> None:
     assert _smi(state_file, "-mig", "1") == _smi(state_file, "mig", "-cgi", "9") == 0
     assert _smi(state_file, "mig", "-cci", profile_id) == 0
-    with installed(state_file.path), nvml.session():
+    with install_driver(state_file.path), nvml.session():
         mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(pynvml.nvmlDeviceGetHandleByIndex(0), 0)
         assert _gract_and_smact(partial(pynvml.nvmlGpmSampleGet, mig)) == told
 

@@ -20,7 +20,7 @@ from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ListenerError
 from pipeline.prepare.device import nvml
 from pipeline.simulation import dcgmi
-from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state_file import Fault, StateFile
@@ -72,7 +72,7 @@ def _observe(
     listener: ThreadedListener, state_file: StateFile, folder: Path, *gi_ids: int, seconds: float = 0.0
 ) -> Collected:
     programs = write_programs(folder / "bin", state_file.path)
-    with installed(state_file.path):
+    with install_driver(state_file.path):
         (device,) = nvml.list_devices()
         watch, sink = OneDevice(), Collected()
         watch.device = replace(
@@ -89,7 +89,7 @@ def _observe(
 
 def test_counters_are_those_of_the_architecture(state_file: StateFile) -> None:
     state_file.create(["a100_40gb", "h100_80gb", "b200_180gb"])
-    with installed(state_file.path):
+    with install_driver(state_file.path):
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(3)]
         assert [pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice for handle in handles] == [0, 1, 1]
@@ -119,7 +119,7 @@ def _query(handle: object, *, version: int = 1, apart_s: float = 0.11, gi_id: in
 
 def test_every_metric_is_not_supported_and_has_no_value(state_file: StateFile) -> None:
     _partition(state_file, "9")
-    with installed(state_file.path):
+    with install_driver(state_file.path):
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         for gi_id in (None, 2):
@@ -131,7 +131,7 @@ def test_every_metric_is_not_supported_and_has_no_value(state_file: StateFile) -
 
 
 def test_a_query_that_nvml_would_refuse_is_refused(state_file: StateFile) -> None:
-    with installed(state_file.path) as library:
+    with install_driver(state_file.path) as library:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         with pytest.raises(pynvml.NVMLError) as caught:

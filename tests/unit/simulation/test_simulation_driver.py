@@ -18,7 +18,7 @@ import pytest
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.mig_table import GiProfile, Model
 from pipeline.base.system.errors import ConfigError
-from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig import layouts, profiles
 from pipeline.simulation.machine import codes, placement, queries
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
@@ -216,11 +216,11 @@ def test_making_a_layout_and_destroying_it_changes_nothing(state_file: StateFile
 def test_planner_and_driver_agree_on_what_fits(name: str) -> None:
     """Every maximal combination that the project plans fits where it plans it, and nothing fits beside it."""
     model, gpu = mig_table.find(name), profiles.load_model(name)
-    combinations = partitions.list_maximal_combinations(gpu, partitions.list_plain_profiles(gpu))
+    combinations = layouts.list_maximal_combinations(gpu, layouts.list_plain_profiles(gpu))
     assert combinations
     for names in combinations:
         by_name = {profile.name: profile for profile in gpu.profiles}
-        layout = partitions.plan_layout(gpu, [by_name[each] for each in names])
+        layout = layouts.plan_layout(gpu, [by_name[each] for each in names])
         made: tuple[GpuInstance, ...] = ()
         for planned in layout.creation_order:
             profile = model.profile(planned.profile.profile_id)

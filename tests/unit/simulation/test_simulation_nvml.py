@@ -15,7 +15,7 @@ import pytest
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.mig import profiles
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes, placement, queries
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.gpu_clients import Clients
@@ -38,7 +38,7 @@ def state_file(tmp_path: Path) -> StateFile:
 
 @pytest.fixture
 def library(state_file: StateFile) -> Iterator[NvmlLibrary]:
-    with installed(state_file.path) as simulated:
+    with install_driver(state_file.path) as simulated:
         yield simulated
 
 
@@ -226,7 +226,7 @@ def test_what_the_file_says_was_set_is_the_state_of_the_device(state_file: State
 @pytest.mark.parametrize("name", ["a100_40gb", "rtxpro6000_96gb"])
 def test_profiles_read_through_nvml_are_those_of_the_table(state_file: StateFile, name: str) -> None:
     state_file.create([name])
-    with installed(state_file.path):
+    with install_driver(state_file.path):
         assert profiles.find_gpu("0").profiles == profiles.load_model(name).profiles
 
 
@@ -307,7 +307,7 @@ def test_nothing_answers_before_the_first_session(library: NvmlLibrary) -> None:
 
 
 def test_a_session_that_was_left_open_is_closed_at_the_end(state_file: StateFile) -> None:
-    with installed(state_file.path):
+    with install_driver(state_file.path):
         pynvml.nvmlInit()
         pynvml.nvmlInit()
         (session,) = state_file.read().sessions
@@ -317,7 +317,7 @@ def test_a_session_that_was_left_open_is_closed_at_the_end(state_file: StateFile
 
 def test_pynvml_is_afterwards_as_it_was(state_file: StateFile) -> None:
     before = pynvml.nvmlLib, dict(pynvml._nvmlGetFunctionPointer_cache)
-    with pytest.raises(RuntimeError), installed(state_file.path):
+    with pytest.raises(RuntimeError), install_driver(state_file.path):
         pynvml.nvmlInit()
         raise RuntimeError
     assert (pynvml.nvmlLib, pynvml._nvmlGetFunctionPointer_cache) == before
@@ -325,7 +325,7 @@ def test_pynvml_is_afterwards_as_it_was(state_file: StateFile) -> None:
 
 def test_reads_fail_as_injected(state_file: StateFile) -> None:
     state_file.create(["h100_80gb"], [Fault(function="nvmlDeviceGetUUID", code=codes.NO_PERMISSION)])
-    with installed(state_file.path):
+    with install_driver(state_file.path):
         with pytest.raises(nvml.NvmlError, match="UUID"):
             nvml.list_devices()
         assert len(nvml.list_devices()) == 1
@@ -384,7 +384,7 @@ def test_placements_are_refused_without_a_profile_or_room(handle: object) -> Non
 
 def test_a_device_is_found_by_every_name_it_has(state_file: StateFile) -> None:
     first, second = state_file.create(["h100_80gb", "a100_40gb"]).gpus
-    with installed(state_file.path):
+    with install_driver(state_file.path):
         pynvml.nvmlInit()
         by_names = pynvml.nvmlDeviceGetHandleByUUID(second.uuid), pynvml.nvmlDeviceGetHandleByIndex(1)
         for handle in by_names:
@@ -406,7 +406,7 @@ def test_a_device_is_found_by_every_name_it_has(state_file: StateFile) -> None:
 def test_a_fault_of_one_gpu_spares_the_other(state_file: StateFile) -> None:
     fault = Fault(function="nvmlDeviceGetMigMode", code=codes.NOT_SUPPORTED, times=None, gpu=1)
     state_file.create(["h100_80gb", "h100_80gb"], [fault])
-    with installed(state_file.path):
+    with install_driver(state_file.path):
         modes = [dict(device.details).get("mig_mode_current") for device in nvml.list_devices()]
     assert modes == ["disabled", None]
 

@@ -18,9 +18,9 @@ import pytest
 from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
 from pipeline.base.domain.samples import Sample
-from pipeline.base.system.command import run
+from pipeline.base.system.helper_program import run
 from pipeline.prepare.device import nvml
-from pipeline.simulation.install import installed, write_programs
+from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.state_file import Fault, StateFile
@@ -165,7 +165,7 @@ def test_ctrl_c_ends_a_loop_without_a_traceback(state_file: StateFile, tmp_path:
 def test_the_listeners_of_the_project_run_on_it(state_file: StateFile, tmp_path: Path, sleeper: int) -> None:
     program = write_programs(tmp_path / "bin", state_file.path)["nvidia-smi"]
     samples: list[Sample] = []
-    with installed(state_file.path):
+    with install_driver(state_file.path):
         (device,) = nvml.list_devices()
         Clients(state_file).hold(device.uuid, sleeper, "sleep", 300)
         watch = SimpleNamespace(device=device, slots=(), pids=lambda: {0: sleeper})
@@ -469,7 +469,7 @@ for arguments in (["-L"], *mig, ["-c", "DEFAULT"]):
     assert nvidia_smi.main(["--state-file", sys.argv[1], *arguments]) == 0
 for arguments in (["discovery", "-c"], ["dmon", "-e", "1001", "-c", "1"]):
     assert dcgmi.main(["--state-file", sys.argv[1], *arguments]) == 0
-with install.installed(Path(sys.argv[1])):
+with install.install_driver(Path(sys.argv[1])):
     from pipeline.prepare.device import nvml
     assert nvml.list_devices()
 assert not seen, seen

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import groups, option_loader, read
+from pipeline.plan import config_reader, groups, option_loader
 from workloads import program
 from workloads.options import PLACE, option
 
@@ -24,7 +24,7 @@ FILES = {kind: name for name, kind in OF_A_FILE.items() if kind is not None}
 @pytest.mark.parametrize("kind", FILES)
 def test_a_program_gets_the_options_that_were_planned(compose, kind):
     needed = ["workload.command='serve {port}'"] if kind.endswith("Server") else []
-    (config,) = read.read(compose([f"workload={FILES[kind]}", "data.root=/data", *needed]))
+    (config,) = config_reader.read(compose([f"workload={FILES[kind]}", "data.root=/data", *needed]))
     planned = config.workload.complete().program_options()
     written = [word.replace("{{port}}", "{port}") for word in groups._make_flags(planned)]  # as the launcher fills it
     args = program.parse(type(config.workload).__mro__[1], written)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import read
+from pipeline.plan import config_reader
 from workloads.images.options import Autotune, Recipe
 from workloads.images.vision import import_torchvision
 from workloads.model_options import DataSource, Precision
@@ -30,7 +30,7 @@ def test_each_has_its_file():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_it_is_the_network_of_the_study_at_the_settings_of_its_program(compose, name):
-    (config,) = read.read(compose([f"workload={name}", "data.source=files"]))
+    (config,) = config_reader.read(compose([f"workload={name}", "data.source=files"]))
     workload = config.workload
     millions, *others = PUBLISHED[name]
     assert [workload.dataset.name, workload.image_px, workload.batch_size] == others

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.plan import read
+from pipeline.plan import config_reader
 from tests.support.training import Notebook, train_on_text
 from workloads import program
 from workloads.data.batches import IGNORED, TrainingData
@@ -79,7 +79,7 @@ _SWEPT = {
     ],
 )
 def test_the_data_of_published_text_workloads_fill_many_batches(compose, overrides):
-    (config,) = read.read(compose(overrides))
+    (config,) = config_reader.read(compose(overrides))
     wanted = config.workload
     assert wanted.source is DataSource.synthetic_host
     flags = [

@@ -18,7 +18,7 @@ from pipeline.base.system import interrupts
 interrupts.install()
 log = []
 try:
-    with interrupts.held():
+    with interrupts.hold_interrupts():
         os.kill(os.getpid(), signal.{first})
         log.append("step finished")
     log.append("not reached")
@@ -141,7 +141,9 @@ def test_at_its_limit_of_cpu_time_a_program_still_ends_in_order_and_its_children
     assert "interrupted by SIGXCPU\n" in done.stderr
 
 
-@pytest.mark.parametrize("body", ["time.sleep(60)", "with interrupts.held():\n    time.sleep(0.5)\n    held = True"])
+@pytest.mark.parametrize(
+    "body", ["time.sleep(60)", "with interrupts.hold_interrupts():\n    time.sleep(0.5)\n    held = True"]
+)
 def test_a_signal_that_comes_in_a_destructor_is_not_lost(body):
     code = (
         "import os, time; from pipeline.base.system import interrupts; interrupts.install()\n"

@@ -38,7 +38,7 @@ def test_a_child_holds_what_is_passed_on_and_nothing_else(tmp_path: Path, is_pas
 
 
 def test_it_is_free_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), locks.held(tmp_path / "lock"):
+    with pytest.raises(RuntimeError), locks.hold_lock(tmp_path / "lock"):
         other = locks.open_file(tmp_path / "lock")
         assert not locks.try_take(other)
         raise RuntimeError

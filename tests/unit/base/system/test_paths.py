@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import expanded, find_file, is_file
+from pipeline.base.system.paths import expand_path, find_file, is_file
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,6 @@ def test_what_is_no_file_is_refused(given, words):
 @pytest.mark.parametrize("given", ["x" * 300, "x/" * 3000])
 def test_a_name_that_no_file_can_have_is_refused(given):
     assert not is_file(Path(given))
-    for use in (expanded, find_file):
+    for use in (expand_path, find_file):
         with pytest.raises(ConfigError, match="no path is that long"):
             use("data.root", given)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.domain.modes import MODES, mode_of
-from pipeline.base.domain.normalise import SPEEDUP
+from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.sharing_modes import MODES, mode_of
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner.commands.advise_command import answer_of

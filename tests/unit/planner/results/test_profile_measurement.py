@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.domain.records import NEIGHBOURS, Result
+from pipeline.base.domain.records import CO_RUNNERS, Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile_table
 from pipeline.planner.results.profile_measurement import measure_profile
@@ -76,7 +76,7 @@ def test_each_instance_is_a_share_and_those_alike_are_averaged() -> None:
 def test_jobs_beside_neighbours_are_no_row() -> None:
     own = copies("mps", 1, 150.0, 1, OWN).settings
     rows = [
-        copies("mps", 1, rate, block, OWN, settings=(*own, (NEIGHBOURS, neighbours)))
+        copies("mps", 1, rate, block, OWN, settings=(*own, (CO_RUNNERS, neighbours)))
         for block in range(1, 6)
         for rate, neighbours in ((150.0, ""), (50.0, "6x train"))
     ]

@@ -6,15 +6,15 @@ import functools
 import random
 
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
-from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig import layouts, profiles
 
 _SHARE_FILLED = 0.95
 _PER_SLICE = 10.0
 
 
 @functools.cache
-def _layouts(model: str, branch: int | None) -> tuple[partitions.Placed, ...]:
-    return partitions.list_maximal_layouts(profiles.load_model(model, branch))
+def _layouts(model: str, branch: int | None) -> tuple[layouts.Placed, ...]:
+    return layouts.list_maximal_layouts(profiles.load_model(model, branch))
 
 
 def random_plan(chance: random.Random, model: str, num_gpus: int, num_services: int, branch: int | None = None) -> Plan:

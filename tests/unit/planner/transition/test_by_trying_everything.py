@@ -11,7 +11,7 @@ import pytest
 from pipeline.planner.deployment import Gpu, Plan
 from pipeline.planner.transition import transition_plan as planning
 from pipeline.planner.transition.transition_plan import NoTransitionError
-from pipeline.prepare.mig import partitions, profiles
+from pipeline.prepare.mig import layouts, profiles
 from tests.unit.planner.transition.deployments import random_plan, same_rates
 
 MODEL = "a30_24gb"
@@ -33,7 +33,7 @@ def is_legal(there: OnGpu) -> bool:
 
 @functools.cache
 def can_be(spots: tuple[tuple[int, str], ...]) -> bool:
-    return partitions.explain_misplaced(A30, tuple((PROFILES[name], start) for start, name in spots)) is None
+    return layouts.explain_misplaced(A30, tuple((PROFILES[name], start) for start, name in spots)) is None
 
 
 def there_is_a_way(today: Plan, tomorrow: Plan, num_gpus: int) -> bool:

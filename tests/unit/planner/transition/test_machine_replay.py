@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.system import command
+from pipeline.base.system import helper_program
 from pipeline.clean import journal_file
 from pipeline.planner import input_files
 from pipeline.planner.__main__ import main
@@ -80,14 +80,14 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Its nvidia-smi runs in this process, which saves a start of Python for each command."""
     bench = Bench(tmp_path)
 
-    def run(argv: Sequence[str], **_: Any) -> command.Completed:
+    def run(argv: Sequence[str], **_: Any) -> helper_program.Completed:
         assert argv[0] == f"{bench.machine}.bin/nvidia-smi"
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             status = nvidia_smi.main(["--state-file", str(bench.machine), *argv[1:]])
-        return command.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
+        return helper_program.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
 
-    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(helper_program, "run", run)
     monkeypatch.setattr(smi_commands, "_find_writers", lambda uuid: [])
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return bench
@@ -149,7 +149,7 @@ def killed_at(count: int, run: Callable[[], int]) -> bool:
         os.dup2(1, 2)
         try:
             journal_file.append, journal_file.remove = counted(journal_file.append), counted(journal_file.remove)
-            command.run = counted(command.run)
+            helper_program.run = counted(helper_program.run)
             os._exit(run())
         finally:
             os._exit(99)

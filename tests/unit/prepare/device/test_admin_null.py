@@ -23,7 +23,7 @@ from pipeline.base.system import factory
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import plan_text
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.state_file import Gpu
 from tests.support import fast_programs, simulated
 
@@ -61,7 +61,7 @@ class Machine(simulated.Machine):
     @contextmanager
     def prepared(self, group: Group) -> Iterator[None]:
         """The GPU set up for the group."""
-        sharing: Sharing = factory.instance(group.sharing)
+        sharing: Sharing = factory.build_object(group.sharing)
         with sharing.prepare(group.device, group, self.folder):
             yield
 
@@ -90,7 +90,7 @@ def machine(make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> 
         programs = made.record_commands(dcgmi=f'exec {made.programs["dcgmi"]} "$@"', sudo="exit 1")
         (programs / "nvidia-cuda-mps-control").symlink_to(made.programs["nvidia-cuda-mps-control"])
         monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-        with installed(made.file.path):
+        with install_driver(made.file.path):
             yield made
     finally:
         shutil.rmtree(folder)
@@ -120,7 +120,7 @@ def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenar
 def test_what_needs_no_change_runs_and_changes_nothing(machine: Machine, scenario: str, exclusive: bool) -> None:
     before = machine.settings
     group = machine.group(scenario, "null", exclusive=exclusive)
-    assert factory.instance(group.sharing).privileged(group) == Commands()
+    assert factory.build_object(group.sharing).privileged(group) == Commands()
     with machine.prepared(group):
         assert machine.settings == before
     assert machine.commands == []
@@ -138,7 +138,7 @@ def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
         assert machine.settings != before
     assert machine.settings == before
     assert not machine.journal.path.exists()
-    commands = factory.instance(group.sharing).privileged(group)
+    commands = factory.build_object(group.sharing).privileged(group)
     assert machine.changes() == [list(words) for words in (*commands.do, *commands.undo)]
     assert commands.do and commands.undo
 
@@ -151,7 +151,7 @@ def test_what_a_dry_run_prints_is_what_is_run(machine: Machine, scenario: str, e
     plan = machine.make_plan([*overrides, *profiled], device=machine.device)
     _, *printed = plan_text.list_commands(plan)
     (group,) = plan.groups
-    profiler: Profiler = factory.instance(group.profiler.build)
+    profiler: Profiler = factory.build_object(group.profiler.build)
     with profiler.prepare(group), machine.prepared(group):
         pass
     assert machine.changes() == [shlex.split(line) for line in printed]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.programs import of_device
+from pipeline.base.domain.driver_programs import find_device_programs
 from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
@@ -18,7 +18,7 @@ from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.codes import NO_PERMISSION, DriverError
 from pipeline.simulation.machine.gpu_clients import Clients
 from tests.support import simulated
@@ -29,7 +29,7 @@ from tests.support.rows import group as make_group
 class Machine(simulated.Machine):
     @property
     def smi(self) -> Smi:
-        return Smi.locate(of_device(self.rehearsed), self.device.uuid)
+        return Smi.locate(find_device_programs(self.rehearsed), self.device.uuid)
 
     @property
     def mode(self) -> int:
@@ -47,7 +47,7 @@ class Machine(simulated.Machine):
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     made = Machine.make(tmp_path, "h100_80gb")
-    with installed(made.file.path):
+    with install_driver(made.file.path):
         yield made
 
 

@@ -12,7 +12,7 @@ import pytest
 from pipeline.gpu.selftest import health_checks as judged
 from pipeline.prepare.device import gpu_health, nvml
 from pipeline.prepare.device.gpu_health import Health, Xid
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.state_file import Health as SimulatedHealth
 from tests.support import simulated
@@ -32,7 +32,7 @@ RECORDS = LOG.replace("MMU Fault\n SUB", "MMU Fault\r SUB").split("\n")
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[simulated.Machine]:
     made = simulated.Machine.make(tmp_path / "machine", "h100_80gb")
-    with installed(made.file.path):
+    with install_driver(made.file.path):
         yield made
 
 

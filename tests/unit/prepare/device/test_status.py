@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.system import host
+from pipeline.base.system import host_info
 from pipeline.base.system.errors import GpuBusyError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import leftovers, processes
@@ -27,7 +27,7 @@ from pipeline.gpu.__main__ import main
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mig import mig_smi as mig_control
 from pipeline.prepare.mps import mps_daemon
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.queries import mig_devices
@@ -50,12 +50,12 @@ class Kept(simulated.Machine):
     def leave(self, *starts: int) -> None:
         """What a study leaves that was killed in its window: the mode, and instances of two slices."""
         control = self.control()
-        with installed(self.file.path):
+        with install_driver(self.file.path):
             self.journal.add("mig_mode", **control.to_record())
             control.switch_on()
             for start in starts:
                 place = {"profile_id": PROFILE_2G, "start": start}
-                step = self.journal.add("mig_instance", **control.to_record(), **place, boot=host.boot_id())
+                step = self.journal.add("mig_instance", **control.to_record(), **place, boot=host_info.boot_id())
                 self.journal.amend(step, gi_id=control.create(**place).gi_id)
 
 
@@ -99,7 +99,7 @@ def sleeper() -> Iterator[int]:
 
 def test_a_divided_gpu_with_its_users_is_told(a100: Kept, sleeper: int) -> None:
     a100.leave(0, 4)
-    with installed(a100.file.path):
+    with install_driver(a100.file.path):
         first, second = status.read_state(a100.gpu.uuid).devices
         Clients(a100.file).hold(first.uuid, sleeper, "/usr/bin/python3", 300, "M+C")
         Clients(a100.file).hold(second.uuid, os.getppid(), "train", 400)
@@ -136,7 +136,7 @@ def test_a_divided_gpu_with_its_users_is_told(a100: Kept, sleeper: int) -> None:
 
 
 def nvml_device(kept: Kept) -> Any:
-    with installed(kept.file.path):
+    with install_driver(kept.file.path):
         return nvml.list_devices()[0]
 
 
@@ -213,7 +213,7 @@ def leave_on_a_part(a100: Kept, scratch: Path) -> Any:
     a100.driver.set_mig_mode(0, is_on=True)
     for start in (0, 4):
         a100.driver.create_compute_instance(0, a100.driver.create_gpu_instance(0, PROFILE_2G, start).id)
-    with installed(a100.file.path):
+    with install_driver(a100.file.path):
         part, _ = nvml.list_mig_devices(nvml.list_devices()[0])
     Journal(a100.locks, part.uuid).add("mps_daemon", pipes=str(scratch / "pipe"))
     return part
@@ -227,7 +227,7 @@ def test_what_is_left_on_a_mig_device_is_told_and_cleaned_with_its_gpu(
     Clients(a100.file).hold(part.uuid, os.getppid(), "train", 400)
     a100.journal.add("mig_mode", **a100.control().to_record())
     asked = ask if is_real else a100.ask
-    with installed(a100.file.path) if is_real else contextlib.nullcontext():
+    with install_driver(a100.file.path) if is_real else contextlib.nullcontext():
         code, answer = asked("status", "--gpu", "0")
         assert (code, [gpu["uuid"] for gpu in answer["gpus"]]) == (1, [a100.gpu.uuid, part.uuid])
         assert len(asked("status")[1]["gpus"]) == 3
@@ -245,13 +245,13 @@ def test_what_is_left_on_a_mig_device_is_told_and_cleaned_with_its_gpu(
 
 def test_who_holds_a_mig_device_is_told_of_its_gpu(a100: Kept, scratch: Path) -> None:
     part = leave_on_a_part(a100, scratch)
-    myself = f"{host.user_name()} (pid {os.getpid()}, started in {Path.cwd()})"
+    myself = f"{host_info.user_name()} (pid {os.getpid()}, started in {Path.cwd()})"
     with lease.hold(part, a100.locks):
         _, answer = a100.ask("status", "--gpu", "0")
         assert [each["held_by"] for each in answer["gpus"]] == [None, myself]
         assert answer["gpus"][0]["mig_devices_held_by"] == {part.uuid: myself}
         assert f"held by:   {myself} on {part.uuid}" in a100.ask("status", as_json=False)[1]
-        with installed(a100.file.path):
+        with install_driver(a100.file.path):
             device = nvml.list_devices()[0]
             refused = pytest.raises(GpuBusyError, match=rf"is held by another orchestrator: .*\) on {part.uuid} \(lock")
             with refused, lease.hold(device, a100.locks):
@@ -265,7 +265,7 @@ def test_clean_while_a_study_runs_is_refused_with_its_name(a100: Kept) -> None:
     with lease.hold(nvml_device(a100), a100.locks):
         code, text = a100.ask("clean", as_json=False)
     assert code == 1
-    assert f"held by another orchestrator: {host.user_name()} (pid {os.getpid()}" in text
+    assert f"held by another orchestrator: {host_info.user_name()} (pid {os.getpid()}" in text
     assert a100.gpu == before
     assert len(a100.journal.steps()) == 2
 
@@ -299,7 +299,7 @@ def test_status_names_the_compute_instances_that_share_a_foreign_gpu_instance(a1
 def test_clean_names_what_stays_with_its_remedy(a100: Kept, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mig_control, "_RETRY_LIMIT_S", 0.0)
     a100.leave(0, 4)
-    with installed(a100.file.path):
+    with install_driver(a100.file.path):
         state = status.read_state(a100.gpu.uuid)
         (gi_id,) = (instance.gi_id for instance in state.instances or () if instance.start == 4)
         (device,) = (device.uuid for device in state.devices if device.gi_id == gi_id)

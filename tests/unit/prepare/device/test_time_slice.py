@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base.domain.driver_programs import find_device_programs
 from pipeline.base.domain.machine_state import cpu_device
-from pipeline.base.domain.programs import of_device
 from pipeline.base.domain.records import Commands, Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import time_slice
 from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.timeslice import Timeslice
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.codes import NO_PERMISSION, NOT_SUPPORTED
 from tests.support import fast_programs, simulated
 from tests.support.rows import gpu_settings
@@ -29,7 +29,7 @@ from tests.support.rows import group as make_group
 class Machine(simulated.Machine):
     @property
     def smi(self) -> Smi:
-        return Smi.locate(of_device(self.rehearsed), self.device.uuid)
+        return Smi.locate(find_device_programs(self.rehearsed), self.device.uuid)
 
     def sliced(self, wanted: str) -> AbstractContextManager[None]:
         return time_slice.hold(wanted, self.smi, self.journal)
@@ -47,7 +47,7 @@ class Machine(simulated.Machine):
 def machine(tmp_path: Path) -> Iterator[Machine]:
     made = Machine.make(tmp_path, "h100_80gb")
     fast_programs.use_in(tmp_path / "bin", made.file.path)
-    with installed(made.file.path):
+    with install_driver(made.file.path):
         yield made
 
 

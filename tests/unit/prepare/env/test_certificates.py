@@ -87,7 +87,9 @@ def test_uv_has_them_beside_the_variables_of_the_user(monkeypatch, places):
     pytest.importorskip("uv")
     monkeypatch.setenv("UV_INDEX_URL", "https://mirror/simple")
     ran = []
-    monkeypatch.setattr("pipeline.prepare.env.recipe.command.run", lambda argv, **how: ran.append(how["environ"]))
+    monkeypatch.setattr(
+        "pipeline.prepare.env.recipe.helper_program.run", lambda argv, **how: ran.append(how["environ"])
+    )
     uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)
     (environ,) = ran
     assert (environ["UV_SYSTEM_CERTS"], environ["UV_INDEX_URL"]) == ("true", "https://mirror/simple")
@@ -99,6 +101,6 @@ def test_an_issuer_that_nobody_knows_is_an_error_with_its_remedy(monkeypatch, pl
     def fail(argv, **_):
         raise CommandError(argv, 2, "cause: invalid peer certificate: UnknownIssuer")
 
-    monkeypatch.setattr("pipeline.prepare.env.recipe.command.run", fail)
+    monkeypatch.setattr("pipeline.prepare.env.recipe.helper_program.run", fail)
     with pytest.raises(ConfigError, match=r"UnknownIssuer\n    name the file .* with SSL_CERT_FILE"):
         uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
-from pipeline.prepare.mig import compute, partitions, profiles
+from pipeline.prepare.mig import compute, layouts, profiles
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 from pipeline.simulation.machine import placement
 from pipeline.simulation.machine.state_file import ComputeInstance
@@ -116,7 +116,7 @@ def lists_of(profile: Profile) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("name", ["2g", "3g", "4g", "7g"])
 def test_whatever_fits_by_its_sum_finds_room_in_the_order_of_creation(name: str) -> None:
     """By the simulated driver, which aligns a part to its width, and if the first free slice is taken."""
-    profile = partitions.resolve(H100, name)
+    profile = layouts.resolve(H100, name)
     model = mig_table.find("h100_80gb").profile(profile.profile_id)
     by_width = {each.compute_slices: each for each in model.ci_profiles}
     lists = lists_of(profile)

@@ -19,14 +19,14 @@ import pytest
 
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.records import Group
-from pipeline.base.system import command
+from pipeline.base.system import helper_program
 from pipeline.prepare.device import nvml, smi_commands
 from pipeline.prepare.mig import compute, profiles
+from pipeline.prepare.mig.layouts import Instance, Layout
 from pipeline.prepare.mig.mig_state import read_state
-from pipeline.prepare.mig.partitions import Instance, Layout
 from pipeline.prepare.mig.profiles import Profile
 from pipeline.prepare.sharing.mig import Mig
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import placement
 from pipeline.simulation.machine.state_file import GpuInstance, State, StateFile
 from pipeline.simulation.smi import nvidia_smi as nvidia_smi
@@ -89,14 +89,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     machine = Machine.make(tmp_path)
 
-    def run(argv: Sequence[str], **_: Any) -> command.Completed:
+    def run(argv: Sequence[str], **_: Any) -> helper_program.Completed:
         assert argv[0] == machine.programs["nvidia-smi"]
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             status = nvidia_smi.main(["--state-file", str(machine.file.path), *argv[1:]])
-        return command.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
+        return helper_program.Completed(argv=tuple(argv), status=status, stdout=printed.getvalue(), stderr="")
 
-    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(helper_program, "run", run)
     monkeypatch.setattr(
         smi_commands, "_find_writers", lambda uuid: []
     )  # no other process: there is none to be looked for
@@ -115,7 +115,7 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
         machine.file.create([name])
         if is_on:
             machine.driver.set_mig_mode(0, is_on=True)
-        with installed(machine.file.path):
+        with install_driver(machine.file.path):
             (device,) = nvml.list_devices()
             before, raw = read_state(device.uuid), machine.file.read()
             for number, places in enumerate(every[::stride]):

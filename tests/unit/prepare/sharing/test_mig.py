@@ -18,7 +18,7 @@ import pytest
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Commands, Device, Group, Job
-from pipeline.base.system import host
+from pipeline.base.system import host_info
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
 from pipeline.clean import temporary_folder
 from pipeline.clean.journal import replay
@@ -27,7 +27,7 @@ from pipeline.prepare.mig import assignment, compute, mig_smi
 from pipeline.prepare.sharing.mig import Mig, MigSlots
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
 from tests.support import fast_programs, simulated
@@ -74,7 +74,7 @@ def installed_machine(folder: Path, model: str, *, is_on: bool = False) -> Itera
     """A machine with one GPU below pynvml."""
     machine = Machine.make(folder, model, is_on=is_on)
     fast_programs.use_in(folder / "bin", machine.file.path)
-    with installed(machine.file.path):
+    with install_driver(machine.file.path):
         yield machine
 
 
@@ -232,7 +232,14 @@ def test_a_compute_instance_whose_id_nobody_wrote_down_is_the_one_that_came(h100
     gi_id = h100.driver.create_gpu_instance(0, 9, 0).id
     for _ in range(2):
         h100.driver.create_compute_instance(0, gi_id, 0)
-    place = {"uuid": h100.device.uuid, "admin": [], "profile_id": 9, "start": 0, "slices": 1, "boot": host.boot_id()}
+    place = {
+        "uuid": h100.device.uuid,
+        "admin": [],
+        "profile_id": 9,
+        "start": 0,
+        "slices": 1,
+        "boot": host_info.boot_id(),
+    }
 
     def undo(**which: Any) -> list[int]:
         step = h100.journal.add("mig_compute_instance", **place | {"gi_id": gi_id, "beside": []} | which)
@@ -449,11 +456,11 @@ def test_what_does_not_list_instances_is_an_error(h100: Machine) -> None:
 def test_a_later_instance_with_another_id_is_not_destroyed(h100: Machine) -> None:
     made = h100.driver.create_gpu_instance(0, FOREIGN, 2)
     place = {"uuid": h100.device.uuid, "admin": [], "profile_id": FOREIGN, "start": 2}
-    for which in ({"boot": host.boot_id(), "gi_id": made.id + 1}, {"boot": "an earlier one", "gi_id": made.id}):
+    for which in ({"boot": host_info.boot_id(), "gi_id": made.id + 1}, {"boot": "an earlier one", "gi_id": made.id}):
         h100.journal.undo(h100.journal.add("mig_instance", **place, **which))
         assert h100.profiles() == ["2g.20gb"]
     for _ in range(2):
-        h100.journal.undo(h100.journal.add("mig_instance", **place, boot=host.boot_id()))
+        h100.journal.undo(h100.journal.add("mig_instance", **place, boot=host_info.boot_id()))
         assert h100.profiles() == []
 
 
@@ -558,7 +565,7 @@ def test_killed_at_any_step_the_next_start_brings_the_gpu_back(tmp_path: Path, m
 def test_a_command_that_outlived_its_orchestrator_is_awaited(h100: Machine) -> None:
     """Killed right after it started nvidia-smi, an orchestrator leaves an instance that is not there yet."""
     uuid, place = h100.device.uuid, {"profile_id": FOREIGN, "start": 2}
-    h100.journal.add("mig_instance", uuid=uuid, admin=[], **place, boot=host.boot_id())
+    h100.journal.add("mig_instance", uuid=uuid, admin=[], **place, boot=host_info.boot_id())
     line = f'sleep 0.5; exec {h100.program} "$@"'
     argv = ["mig", "-i", uuid, "-cgi", f"{FOREIGN}:2", "-C"]
     with subprocess.Popen(["sh", "-c", line, "sh", *argv], stdout=subprocess.DEVNULL) as late:

@@ -15,7 +15,7 @@ from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
 from pipeline.prepare.mps import client_proof
 from pipeline.prepare.sharing.mig_mps import MigMps
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.state_file import StateFile
 from pipeline.simulation.mps import control_program
@@ -38,7 +38,7 @@ def make(folder) -> Iterator:
     """Makes groups of a number of jobs on a simulated A100."""
     machine = Machine.make(folder)
     fast_programs.use_in(folder / "bin", machine.file.path)
-    with installed(machine.file.path):
+    with install_driver(machine.file.path):
 
         def group(degree: int, **gpu) -> Group:
             settings = gpu_settings(lock_dir=folder, **gpu)

@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
+from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.machine_state import cpu_device
-from pipeline.base.domain.programs import Programs
 from pipeline.base.domain.records import Group, Interpreter, Job, Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR

@@ -17,7 +17,7 @@ from pipeline.prepare.mps.control_program import ControlProgram
 from pipeline.prepare.sharing import mps_static
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.mps_static import MpsStatic
-from pipeline.simulation.install import installed
+from pipeline.simulation.install import install_driver
 from pipeline.simulation.mps.control_program import connect
 from pipeline.simulation.mps.sm_partitions import Device, Partitions
 from tests.support import fast_programs, simulated
@@ -39,7 +39,7 @@ class Machine(simulated.Machine):
 def machine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:  # noqa: F811
     made = Machine.make(folder, "h100_80gb", branch=getattr(request, "param", "615"))
     fast_programs.use_in(made.folder / "bin", made.file.path)
-    with installed(made.file.path):
+    with install_driver(made.file.path):
         yield made
 
 

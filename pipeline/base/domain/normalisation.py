@@ -10,15 +10,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.base.domain import services, units
+from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.records import WindowKind
 
 SPEEDUP, SLOWDOWN, FAIRNESS = "speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio"
 MEAN_SLOWDOWN, P99_SLOWDOWN = "latency_mean_slowdown_worst_ratio", "latency_p99_slowdown_worst_ratio"
-_OF_LATENCY = {MEAN_SLOWDOWN: services.MEAN, P99_SLOWDOWN: services.P99}
+_OF_LATENCY = {MEAN_SLOWDOWN: service_figures.MEAN, P99_SLOWDOWN: service_figures.P99}
 
 
-class Compared(NamedTuple):
+class ComparedJob(NamedTuple):
     """The figures of one job, by name.
 
     Attributes:
@@ -36,15 +36,15 @@ class Compared(NamedTuple):
 
 def rate_name(window: WindowKind, unit: str) -> str:
     """Name the figure that jobs are compared by: seconds for a fixed amount of work, else work per second."""
-    return "makespan_s" if window is WindowKind.WORK else units.rate_of(unit)
+    return "makespan_s" if window is WindowKind.WORK else work_units.rate_of(unit)
 
 
 def compared_names(unit: str) -> tuple[str, ...]:
     """Name every figure of a job of which comparisons may need a baseline."""
-    return (units.rate_of(unit), "makespan_s", *_OF_LATENCY.values())
+    return (work_units.rate_of(unit), "makespan_s", *_OF_LATENCY.values())
 
 
-def mean_of(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def average_figures(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Average the figures that all of several runs have."""
     known = set.intersection(*(set(run) for run in runs)) if runs else set()
     return {name: statistics.fmean(run[name] for run in runs) for name in known}
@@ -52,7 +52,7 @@ def mean_of(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def normalise(
     window: WindowKind,
-    jobs: Sequence[Compared],
+    jobs: Sequence[ComparedJob],
     *,
     is_sequential: bool = False,
     has_neighbours: bool = False,
@@ -97,10 +97,10 @@ def _rate(window: WindowKind, unit: str, figures: Mapping[str, float]) -> float 
     return figures.get(rate_name(window, unit))
 
 
-def _compare_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
+def _compare_latencies(jobs: Sequence[ComparedJob]) -> dict[str, float]:
     slowdowns = {}
     for name, latency in _OF_LATENCY.items():
-        served = [job for job in jobs if services.MEAN in job.together or services.MEAN in job.alone]
+        served = [job for job in jobs if service_figures.MEAN in job.together or service_figures.MEAN in job.alone]
         known = [
             job.together[latency] / job.alone[latency]
             for job in served
@@ -111,7 +111,7 @@ def _compare_latencies(jobs: Sequence[Compared]) -> dict[str, float]:
     return slowdowns
 
 
-def independent(by_block: Mapping[int, float], gpus: Mapping[int, str]) -> list[float]:
+def select_independent(by_block: Mapping[int, float], gpus: Mapping[int, str]) -> list[float]:
     """Return independent values: of one GPU each block, of several GPUs the median of each.
 
     Blocks of several GPUs are no draws of one distribution: an interval over all of them is too narrow.

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CommandAnswer:
     """For programs, for people, and as an exit status."""
 
     data: dict[str, Any]

@@ -43,7 +43,7 @@ def energy_above_idle_of(unit: str) -> str:
     return f"energy_above_idle_per_{_drop_plural(unit)}_j"
 
 
-def units_in(metrics: Iterable[str]) -> tuple[str, ...]:
+def find_units(metrics: Iterable[str]) -> tuple[str, ...]:
     """Return the units in which a group with these figures has a total."""
     return tuple(match[1] for name in metrics if (match := _TOTAL.fullmatch(name)))
 
@@ -75,7 +75,7 @@ def per_second(unit: str) -> str:
 
 def joules_per(unit: str) -> str:
     """Return `J/sample`."""
-    return f"J/{one_in_words(unit)}"
+    return f"J/{format_singular(unit)}"
 
 
 def format_rate(rate: float) -> str:
@@ -90,7 +90,7 @@ def format_unit(unit: str) -> str:
     return unit.replace("_", " ")
 
 
-def one_in_words(unit: str) -> str:
+def format_singular(unit: str) -> str:
     """Return `particle turn`."""
     return format_unit(_drop_plural(unit))
 

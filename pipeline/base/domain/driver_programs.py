@@ -49,7 +49,7 @@ class Programs:
         return str(path)
 
 
-def of_group(group: Group, configured: Mapping[str, str | None] | None = None) -> Programs:
+def find_group_programs(group: Group, configured: Mapping[str, str | None] | None = None) -> Programs:
     """Return the programs for a group; nobody becomes an administrator for a simulated GPU."""
     device = group.device
     return Programs(
@@ -60,7 +60,7 @@ def of_group(group: Group, configured: Mapping[str, str | None] | None = None) -
     )
 
 
-def of_device(device: Device) -> Programs:
+def find_device_programs(device: Device) -> Programs:
     """Return the programs that undo the steps in the journal of a device."""
     return Programs(own=_list_simulated(device), admin=() if device.is_simulated else None)
 

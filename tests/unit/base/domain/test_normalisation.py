@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.base.domain.normalise import (
+from pipeline.base.domain.normalisation import (
     FAIRNESS,
     MEAN_SLOWDOWN,
     P99_SLOWDOWN,
     SLOWDOWN,
     SPEEDUP,
-    Compared,
+    ComparedJob,
     normalise,
     rate_name,
 )
@@ -19,14 +19,14 @@ from pipeline.base.domain.records import WindowKind
 STEADY, WORK = WindowKind.STEADY, WindowKind.WORK
 
 
-def compared(kind: WindowKind, *rates: tuple[float | None, float | None], unit: str = "samples") -> list[Compared]:
+def compared(kind: WindowKind, *rates: tuple[float | None, float | None], unit: str = "samples") -> list[ComparedJob]:
     name = rate_name(kind, unit)
     figures = [[{} if rate is None else {name: rate} for rate in both] for both in rates]
-    return [Compared(unit, False, together, alone) for together, alone in figures]
+    return [ComparedJob(unit, False, together, alone) for together, alone in figures]
 
 
-def service(together: dict[str, float], alone: dict[str, float], *, is_given: bool = True) -> Compared:
-    return Compared("requests", is_given, together, alone)
+def service(together: dict[str, float], alone: dict[str, float], *, is_given: bool = True) -> ComparedJob:
+    return ComparedJob("requests", is_given, together, alone)
 
 
 def test_in_a_steady_window_progress_adds_up() -> None:

@@ -18,7 +18,7 @@ PlannedAs = Literal["mig", "mps", "naive"]
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
+class SharingMode:
     """One way of sharing a device.
 
     Attributes:
@@ -68,11 +68,11 @@ def is_program(option: str) -> bool:
 
 # Paul Tol's "high-contrast" scheme and, for the rarer modes, the lighter colours of his "medium-contrast" and the teal
 # of "muted".
-SERIAL = Mode("serial", "serial", "serial", "#cfcfcb", "#6c6c70", planned_as="naive")
-NAIVE = Mode("naive", "naive", "naive", "#ddaa33", "#e3b341", planned_as="naive")
-TIMESLICE = Mode("timeslice", "time slice", "time slice", "#eecc66", "#f0d688", "<", said_by="timeslice")
-MPS = Mode("mps", "MPS", "MPS", "#004488", "#4f8fd6", "s", planned_as="mps")
-MPS_PERCENT = Mode(
+SERIAL = SharingMode("serial", "serial", "serial", "#cfcfcb", "#6c6c70", planned_as="naive")
+NAIVE = SharingMode("naive", "naive", "naive", "#ddaa33", "#e3b341", planned_as="naive")
+TIMESLICE = SharingMode("timeslice", "time slice", "time slice", "#eecc66", "#f0d688", "<", said_by="timeslice")
+MPS = SharingMode("mps", "MPS", "MPS", "#004488", "#4f8fd6", "s", planned_as="mps")
+MPS_PERCENT = SharingMode(
     "mps_percent",
     "MPS %",
     "MPS",
@@ -83,7 +83,7 @@ MPS_PERCENT = Mode(
     unlimited="equal shares",
     planned_as="mps",
 )
-MPS_STATIC = Mode(
+MPS_STATIC = SharingMode(
     "mps_static",
     "MPS static",
     "MPS static",
@@ -93,10 +93,10 @@ MPS_STATIC = Mode(
     placed_by=PARTITION,
     unlimited="equal parts",
 )
-MIG = Mode(
+MIG = SharingMode(
     "mig", "MIG", "MIG", "#bb5566", "#d4707f", "^", placed_by=PROFILE, unnamed=("size_profile",), planned_as="mig"
 )
-MIG_MPS = Mode(
+MIG_MPS = SharingMode(
     "mig_mps",
     "MIG+MPS",
     "MIG+MPS",
@@ -108,7 +108,7 @@ MIG_MPS = Mode(
     unnamed=("num_instances",),
     planned_as="mig",
 )
-MODES: Mapping[str, Mode] = {
+MODES: Mapping[str, SharingMode] = {
     mode.name: mode for mode in (SERIAL, NAIVE, TIMESLICE, MPS, MPS_PERCENT, MPS_STATIC, MIG, MIG_MPS)
 }
 """By name in the configuration; in the order of legends and tables."""
@@ -119,17 +119,17 @@ SPARE_COLOURS = (("#997700", "#c9a227"), ("#228833", "#5dc26e"), ("#aa3377", "#d
 _SPARE_MARKERS = ("P", "X", "*")
 
 
-def mode_of(name: str) -> Mode:
+def mode_of(name: str) -> SharingMode:
     """Return the mode with that name in the configuration, whether the table has it or not."""
     return modes_of([name])[name]
 
 
-def modes_of(names: Iterable[str]) -> dict[str, Mode]:
+def modes_of(names: Iterable[str]) -> dict[str, SharingMode]:
     """Return every mode of the table and every one named; the latter get spare colours."""
     unknown = sorted(set(names) - MODES.keys())
     spare = list(zip(SPARE_COLOURS, _SPARE_MARKERS, strict=True))
     modes = dict(MODES)
     for number, name in enumerate(unknown):
         colours, marker = spare[number % len(spare)]
-        modes[name] = Mode(name, name, name, *colours, marker)
+        modes[name] = SharingMode(name, name, name, *colours, marker)
     return modes

@@ -72,7 +72,7 @@ def run(
             if source is not None and stdin is not None:
                 source.write(stdin.encode())
                 source.seek(0)
-            with interrupts.held():  # one that comes while the process is made waits until it is known
+            with interrupts.hold_interrupts():  # one that comes while the process is made waits until it is known
                 process = subprocess.Popen(
                     list(argv),
                     stdin=subprocess.DEVNULL if source is None else source,

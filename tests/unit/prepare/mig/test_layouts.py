@@ -16,8 +16,8 @@ from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.__main__ import main
-from pipeline.prepare.mig import compute, partitions, profiles
-from pipeline.prepare.mig.partitions import Layout
+from pipeline.prepare.mig import compute, layouts, profiles
+from pipeline.prepare.mig.layouts import Layout
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 from tests.support import forks
 
@@ -30,7 +30,7 @@ RTX = profiles.load_model("rtxpro6000_96gb")
 
 
 def named(gpu: MigGpu, *requests: str) -> list[Profile]:
-    return [partitions.resolve(gpu, request) for request in requests]
+    return [layouts.resolve(gpu, request) for request in requests]
 
 
 def row_of(name: str) -> dict[str, Any]:
@@ -79,72 +79,72 @@ def brute_force(model: dict[str, Any], doubled: bool) -> tuple[set[tuple[str, ..
 def test_combinations_and_layouts_equal_those_found_by_brute_force(name: str) -> None:
     gpu, model = profiles.load_model(name), row_of(name)
     expected, num_layouts = brute_force(model, doubled=False)
-    found = partitions.list_maximal_combinations(gpu)
+    found = layouts.list_maximal_combinations(gpu)
     assert len(found) == len(set(found))
     assert set(found) == expected
-    assert len(partitions.list_maximal_layouts(gpu)) == num_layouts
+    assert len(layouts.list_maximal_layouts(gpu)) == num_layouts
 
 
 def test_with_double_memory_they_equal_those_found_by_brute_force_too() -> None:
     expected, num_layouts = brute_force(TABLE["A100-40GB"], doubled=True)
-    pool = partitions.list_plain_profiles(A100)
-    assert set(partitions.list_maximal_combinations(A100, pool)) == expected
-    assert len(partitions.list_maximal_layouts(A100, pool)) == num_layouts
+    pool = layouts.list_plain_profiles(A100)
+    assert set(layouts.list_maximal_combinations(A100, pool)) == expected
+    assert len(layouts.list_maximal_layouts(A100, pool)) == num_layouts
     assert len(expected) == 28
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_the_counts_of_its_family_at_once(name: str) -> None:
     gpu = profiles.load_model(name)
-    partitions._find_first_placements.cache_clear()
+    layouts._find_first_placements.cache_clear()
     begin = time.process_time()
-    found = partitions.list_maximal_combinations(gpu), partitions.list_maximal_layouts(gpu)
+    found = layouts.list_maximal_combinations(gpu), layouts.list_maximal_layouts(gpu)
     assert time.process_time() - begin < 1
     assert tuple(map(len, found)) == ((4, 5) if gpu.compute_slices == 4 else (12, 19))
 
 
 def test_before_r510_the_two_halves_do_not_coexist() -> None:
-    lost = set(partitions.list_maximal_combinations(A100)) - set(partitions.list_maximal_combinations(A100_R470))
+    lost = set(layouts.list_maximal_combinations(A100)) - set(layouts.list_maximal_combinations(A100_R470))
     assert lost == {("3g.20gb", "4g.20gb")}
-    assert len(partitions.list_maximal_combinations(A100_R470)) == 11
-    assert len(partitions.list_maximal_layouts(A100_R470)) == 18
+    assert len(layouts.list_maximal_combinations(A100_R470)) == 11
+    assert len(layouts.list_maximal_layouts(A100_R470)) == 18
     with pytest.raises(ConfigError, match="4g and 3g together need a driver of branch 510 or later, not 470"):
-        partitions.plan_layout(A100_R470, named(A100_R470, "4g", "3g"))
+        layouts.plan_layout(A100_R470, named(A100_R470, "4g", "3g"))
     for branch in (510, 580):
         gpu = replace(A100, driver_branch=branch)
-        assert partitions.place(gpu, named(gpu, "4g", "3g")) is not None
+        assert layouts.place(gpu, named(gpu, "4g", "3g")) is not None
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_maximal_combination_is_placed_by_the_rules_and_in_the_order_of_the_jobs(name: str) -> None:
     gpu = profiles.load_model(name)
-    pool = (*partitions.list_plain_profiles(gpu), next(p for p in gpu.profiles if p.suffix == "+me"))
+    pool = (*layouts.list_plain_profiles(gpu), next(p for p in gpu.profiles if p.suffix == "+me"))
     shuffle = random.Random(0).shuffle
-    for names in partitions.list_maximal_combinations(gpu, pool):
+    for names in layouts.list_maximal_combinations(gpu, pool):
         wanted = named(gpu, *names)
         shuffle(wanted)
-        layout = partitions.plan_layout(gpu, wanted)
+        layout = layouts.plan_layout(gpu, wanted)
         assert [(i.job, i.profile) for i in layout.instances] == list(enumerate(wanted))
         check(gpu, layout)
         created = layout.creation_order
         assert sorted(i.job for i in created) == list(range(len(wanted)))
         sizes = [i.profile.memory_slices for i in created]
         assert sizes == sorted(sizes, reverse=True)
-        assert partitions.explain_illegal(gpu, wanted) is None
+        assert layouts.explain_illegal(gpu, wanted) is None
 
 
 def test_the_order_of_the_jobs_changes_neither_legality_nor_the_places() -> None:
     """Created in the order 1g, 1g, 2g, 3g without places, the driver of an A100 refuses the last."""
     seen = set()
     for order in set(itertools.permutations(("1g", "1g", "2g", "3g"))):
-        layout = partitions.plan_layout(A100, named(A100, *order))
+        layout = layouts.plan_layout(A100, named(A100, *order))
         seen.add(tuple((i.profile.name, i.start) for i in layout.creation_order))
     assert seen == {(("3g.20gb", 4), ("2g.10gb", 0), ("1g.5gb", 2), ("1g.5gb", 3))}
 
 
 def test_twelve_slices_of_memory_for_four_of_compute() -> None:
-    layout = partitions.plan_layout(RTX, named(RTX, "1g", "2g", "1g"))
+    layout = layouts.plan_layout(RTX, named(RTX, "1g", "2g", "1g"))
     assert [(i.start, i.profile.memory_slices) for i in layout.creation_order] == [(0, 6), (6, 3), (9, 3)]
     assert [i.profile.name for i in layout.instances] == ["1g.24gb", "2g.48gb", "1g.24gb"]
 
@@ -167,31 +167,31 @@ def test_an_illegal_layout_is_refused_with_its_reason_and_legal_ones(
     gpu: MigGpu, requests: list[str], reason: str
 ) -> None:
     wanted = named(gpu, *requests)
-    assert partitions.place(gpu, wanted) is None
-    assert reason in str(partitions.explain_illegal(gpu, wanted))
-    near = partitions.find_nearest(gpu, wanted)
+    assert layouts.place(gpu, wanted) is None
+    assert reason in str(layouts.explain_illegal(gpu, wanted))
+    near = layouts.find_nearest(gpu, wanted)
     assert len(near) >= 2
     for names in near:
         assert len(names) == len(wanted)
-        check(gpu, partitions.plan_layout(gpu, named(gpu, *names)))
+        check(gpu, layouts.plan_layout(gpu, named(gpu, *names)))
     with pytest.raises(ConfigError) as refused:
-        partitions.plan_layout(gpu, wanted)
+        layouts.plan_layout(gpu, wanted)
     assert reason in str(refused.value)
     assert f"Nearest: [{','.join(near[0])}];" in str(refused.value)
 
 
 def test_the_nearest_layouts_change_least_and_keep_the_order_of_the_jobs() -> None:
-    near = partitions.find_nearest(A100, named(A100, "1g", "3g", "3g"))
+    near = layouts.find_nearest(A100, named(A100, "1g", "3g", "3g"))
     assert near[0] == ("1g.5gb", "3g.20gb", "2g.10gb")
     assert near[1] == ("1g.5gb", "4g.20gb", "2g.10gb")
-    assert partitions.find_nearest(A100, named(A100, "4g", "4g"))[0] == ("4g.20gb", "3g.20gb")
-    assert partitions.find_nearest(A100, named(A100, *["1g"] * 8)) == (("1g.5gb",) * 7,)
-    assert partitions.find_nearest(A100, named(A100, "3g", "2g"), limit=1) == (("3g.20gb", "2g.10gb"),)
+    assert layouts.find_nearest(A100, named(A100, "4g", "4g"))[0] == ("4g.20gb", "3g.20gb")
+    assert layouts.find_nearest(A100, named(A100, *["1g"] * 8)) == (("1g.5gb",) * 7,)
+    assert layouts.find_nearest(A100, named(A100, "3g", "2g"), limit=1) == (("3g.20gb", "2g.10gb"),)
 
 
 def test_media_engines_go_to_one_instance_and_others_do_without() -> None:
     for requests in (["1g.24gb+me.all", "1g.24gb-me", "2g.48gb-me"], ["1g.24gb+me", "1g", "1g.24gb+gfx", "1g.24gb-me"]):
-        check(RTX, partitions.plan_layout(RTX, named(RTX, *requests)))
+        check(RTX, layouts.plan_layout(RTX, named(RTX, *requests)))
 
 
 def test_slices_that_suffice_and_still_leave_no_place() -> None:
@@ -200,10 +200,10 @@ def test_slices_that_suffice_and_still_leave_no_place() -> None:
     wide = Profile(name="1g.20gb", profile_id=1, memory_slices=2, starts=(1,), **common)
     narrow = Profile(name="1g.10gb", profile_id=2, memory_slices=1, starts=(1, 2), **common)
     gpu = MigGpu(name="made up", compute_slices=4, memory_slices=4, multiprocessors=None, profiles=(narrow, wide))
-    assert partitions.place(gpu, [narrow, wide]) is None
+    assert layouts.place(gpu, [narrow, wide]) is None
     reason = "no place for all on the 4 memory slices (1g.20gb takes 2 from 1; 1g.10gb takes 1 from 1, 2)"
-    assert reason in str(partitions.explain_illegal(gpu, [narrow, wide]))
-    assert partitions.find_nearest(gpu, [narrow, wide]) == (("1g.10gb", "1g.10gb"),)
+    assert reason in str(layouts.explain_illegal(gpu, [narrow, wide]))
+    assert layouts.find_nearest(gpu, [narrow, wide]) == (("1g.10gb", "1g.10gb"),)
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_slices_that_suffice_and_still_leave_no_place() -> None:
 )
 def test_auto_takes_the_largest_profile_that_fits_as_often_as_there_are_jobs(gpu: MigGpu, expected: list[str]) -> None:
     most = len(expected)
-    assert [partitions.choose_auto_profile(gpu, degree).name for degree in range(1, most + 1)] == expected
+    assert [layouts.choose_auto_profile(gpu, degree).name for degree in range(1, most + 1)] == expected
     with pytest.raises(ConfigError, match=f"{most + 1} MIG instances do not fit on .*: it takes at most {most}"):
-        partitions.choose_auto_profile(gpu, most + 1)
+        layouts.choose_auto_profile(gpu, most + 1)
 
 
 def test_a_request_names_slices_or_a_profile() -> None:
@@ -226,12 +226,12 @@ def test_a_request_names_slices_or_a_profile() -> None:
     assert [p.name for p in named(A100, *requests)] == ["1g.5gb", "1g.10gb", "1g.5gb+me", "3g.20gb", "7g.40gb"]
     for unknown in ("5g", "1g.20gb", "", "19"):
         with pytest.raises(ConfigError, match=f"A100-SXM4-40GB has no MIG profile '{unknown}'; it has .*3g.20gb"):
-            partitions.resolve(A100, unknown)
+            layouts.resolve(A100, unknown)
 
 
 def test_a_list_wins_over_one_profile_over_the_sizes_over_auto() -> None:
     def chosen(*sizes: str | None, **asked: Any) -> list[str]:
-        return [profile.name for profile in compute.choose(A100, partitions.list_requests(sizes, **asked))]
+        return [profile.name for profile in compute.choose(A100, layouts.list_requests(sizes, **asked))]
 
     assert chosen(None, None, None) == ["2g.10gb"] * 3
     assert chosen("L", "S", "M") == ["3g.20gb", "1g.5gb", "2g.10gb"]
@@ -272,13 +272,13 @@ def test_the_command_counts_double_memory_when_asked(capsys: pytest.CaptureFixtu
 def test_instances_are_placed_around_those_that_stay_wherever_there_is_room(name: str) -> None:
     """Every choice of what stays of an arrangement, against all arrangements of one profile more."""
     gpu = profiles.load_model(name)
-    pool = partitions.list_slice_profiles(gpu)
-    every = {frozenset(placed) for placed in partitions._iterate_arrangements(gpu, pool)}
+    pool = layouts.list_slice_profiles(gpu)
+    every = {frozenset(placed) for placed in layouts._iterate_arrangements(gpu, pool)}
     asked = 0
     for placed in every:
         for new in pool:
             fits = {start for start in new.starts if (new, start) not in placed and placed | {(new, start)} in every}
-            layout = partitions.place(gpu, [new], tuple(placed))
+            layout = layouts.place(gpu, [new], tuple(placed))
             assert (layout is not None) == bool(fits), (placed, new)
             assert layout is None or layout.instances[0].start in fits
             asked += layout is None
@@ -286,19 +286,17 @@ def test_instances_are_placed_around_those_that_stay_wherever_there_is_room(name
     for placed in every:
         for stays in itertools.chain.from_iterable(itertools.combinations(placed, n) for n in range(1, len(placed))):
             rest = placed - set(stays)
-            layout = partitions.place(gpu, [profile for profile, _ in rest], tuple(stays))
+            layout = layouts.place(gpu, [profile for profile, _ in rest], tuple(stays))
             assert layout is not None
-            assert (
-                partitions.explain_misplaced(gpu, (*stays, *((i.profile, i.start) for i in layout.instances))) is None
-            )
+            assert layouts.explain_misplaced(gpu, (*stays, *((i.profile, i.start) for i in layout.instances))) is None
 
 
 @pytest.mark.parametrize("name", ["a30_24gb", "a100_40gb", "rtxpro6000_96gb"])
 def test_instances_at_starts_are_legal_exactly_where_an_arrangement_has_them(name: str) -> None:
     gpu = profiles.load_model(name)
-    pool = partitions.list_slice_profiles(gpu)
-    every = {frozenset(placed) for placed in partitions._iterate_arrangements(gpu, pool)}
+    pool = layouts.list_slice_profiles(gpu)
+    every = {frozenset(placed) for placed in layouts._iterate_arrangements(gpu, pool)}
     options = [(profile, start) for profile in pool for start in range(gpu.memory_slices)]
     for count in (1, 2, 3):
         for chosen in itertools.combinations(options, count):
-            assert (partitions.explain_misplaced(gpu, chosen) is None) == (frozenset(chosen) in every), chosen
+            assert (layouts.explain_misplaced(gpu, chosen) is None) == (frozenset(chosen) in every), chosen

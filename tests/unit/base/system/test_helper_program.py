@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.system import command
-from pipeline.base.system.command import run, wait_for_end
+from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError
+from pipeline.base.system.helper_program import run, wait_for_end
 
 SH = "/bin/sh"
 
@@ -84,7 +84,7 @@ def time_runs_once_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> P
             time.sleep(0.01)
         return wait_for_end(process, timeout_s)
 
-    monkeypatch.setattr(command, "wait_for_end", status)
+    monkeypatch.setattr(helper_program, "wait_for_end", status)
     return path
 
 
@@ -109,7 +109,7 @@ def test_one_that_may_not_be_killed_is_an_error_at_the_time_limit_like_any_other
     def refused(pid: int, signum: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(command, "_REAP_LIMIT_S", 0.1)
+    monkeypatch.setattr(helper_program, "_REAP_LIMIT_S", 0.1)
     monkeypatch.setattr(os, "killpg", refused)
     with pytest.raises(
         CommandError, match=r"not ours to kill, and still running at its time limit of 0\.3 s"
@@ -129,7 +129,7 @@ def test_an_interruption_leaves_no_process(tmp_path: Path, monkeypatch: pytest.M
         os.kill(os.getpid(), signal.SIGINT)  # while the program is waited for
         return wait_for_end(process, timeout_s)
 
-    monkeypatch.setattr(command, "wait_for_end", status)
+    monkeypatch.setattr(helper_program, "wait_for_end", status)
     with pytest.raises(KeyboardInterrupt):
         run([SH, "-c", f"echo $$ > {pid_file}; sleep 60"], timeout_s=50)
     assert _gone(int(pid_file.read_text()))
@@ -138,7 +138,7 @@ def test_an_interruption_leaves_no_process(tmp_path: Path, monkeypatch: pytest.M
 def test_a_signal_that_comes_while_a_program_is_made_leaves_no_process() -> None:
     code = """
 import os, signal, subprocess
-from pipeline.base.system import command, interrupts
+from pipeline.base.system import helper_program, interrupts
 interrupts.install()
 make, made = subprocess.Popen, []
 def interrupted(*args, **kwargs):
@@ -147,7 +147,7 @@ def interrupted(*args, **kwargs):
     return made[0]
 subprocess.Popen = interrupted
 try:
-    command.run(["/bin/sleep", "60"], timeout_s=50)
+    helper_program.run(["/bin/sleep", "60"], timeout_s=50)
 except interrupts.Interrupted:
     print(made[0].poll())
 """

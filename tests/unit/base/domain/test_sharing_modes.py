@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline.base.domain.modes import MODES, SPARE_COLOURS, mode_of, modes_of
+from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS, mode_of, modes_of
 from pipeline.report.evaluate import verdicts
 from pipeline.report.evaluate.cells import cells_of
 from pipeline.report.figures import catalogue

@@ -21,7 +21,7 @@ GOODPUT_TOTAL, SUSTAINED_WORST = "goodput_total_requests_per_s", "rate_sustained
 OBJECTIVE_MET_WORST = "objective_met_worst_ratio"
 
 
-def worst_of(latency: str) -> str:
+def name_worst(latency: str) -> str:
     """Name the figure of the slowest job of a group: `latency_p99_worst_ms`."""
     return f"{latency.removesuffix('_ms')}_worst_ms"
 
@@ -40,7 +40,7 @@ def summarise_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = [job[name] for job in services if name in job]
         return values if len(values) == len(services) else []
 
-    figures = {worst_of(name): max(values) for name in LATENCIES if (values := known(name))}
+    figures = {name_worst(name): max(values) for name in LATENCIES if (values := known(name))}
     if goodput := known(GOODPUT):
         figures[GOODPUT_TOTAL] = sum(goodput)
     for name, worst in ((SUSTAINED, SUSTAINED_WORST), (OBJECTIVE_MET, OBJECTIVE_MET_WORST)):

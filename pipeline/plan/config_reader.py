@@ -14,7 +14,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pipeline.base.domain.records import Resume
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import command_line
-from pipeline.plan.schema import SOURCES, Config, GpuKind
+from pipeline.plan.config_schema import SOURCES, Config, GpuKind
 
 
 def read(configs: Sequence[DictConfig]) -> list[Config]:
